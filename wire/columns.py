@@ -1,0 +1,39 @@
+"""A column of float32: one packed byte string in msgpack, one list of numbers in JSON."""
+
+import sys
+from array import array
+from collections.abc import Iterable
+from math import isnan, nan
+from typing import Self
+
+
+class Floats(array):  # type: ignore[type-arg]
+    """float32 values, natural log where they are logprobs. A missing value is held as NaN and written as null.
+
+    In msgpack a column is `bin`, little-endian float32 (`numpy.frombuffer(column, "<f4")`).
+    In JSON it is a list of numbers or nulls; a number is the float32's exact value.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, values: Iterable[float | None] = ()) -> Self:
+        return super().__new__(cls, "f", [nan if value is None else value for value in values])
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Self:
+        """Raises ValueError if the length is not a multiple of 4 bytes."""
+        column = cls()
+        column.frombytes(packed)
+        if sys.byteorder == "big":
+            column.byteswap()
+        return column
+
+    def pack(self) -> bytes:
+        if sys.byteorder == "little":
+            return self.tobytes()
+        swapped = array("f", self)
+        swapped.byteswap()
+        return swapped.tobytes()
+
+    def values(self) -> list[float | None]:
+        return [None if isnan(value) else value for value in self]

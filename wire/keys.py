@@ -1,0 +1,52 @@
+"""Names in Redis that more than one process uses. RQ's own keys begin with `rq:`, ours with `scorepool:`."""
+
+from typing import get_args
+
+from wire.request import Priority
+
+INFER = "worker.infer"  # the job function: run one wire.Request on the engine
+DELIVER = "worker.webhook.deliver"  # the job function: tell one webhook that one job ended
+WEBHOOKS = "webhooks"  # the queue of deliveries
+DONE = "scorepool:done"  # stream: one entry {id} per job that ended
+
+
+class Keys:
+    """Every key of ours by name. `id` is a job's."""
+
+    models = "scorepool:models"  # zset: worker name by the time (unix, s) at which its card expires
+
+    @staticmethod
+    def request(id: str) -> str:  # noqa: A002
+        return f"scorepool:request:{id}"
+
+    @staticmethod
+    def outcome(id: str) -> str:  # noqa: A002
+        return f"scorepool:outcome:{id}"
+
+    @staticmethod
+    def delivery(id: str) -> str:  # noqa: A002
+        """The id of the RQ job that delivers this job's webhook; also the `webhook-id`, constant over retries."""
+        return f"wh_{id}"
+
+    @staticmethod
+    def owned(owner: str) -> str:
+        """zset: ids of an owner's jobs by time of submission (unix, s)."""
+        return f"scorepool:owned:{owner}"
+
+    @staticmethod
+    def card(worker: str) -> str:
+        return f"scorepool:card:{worker}"
+
+    @staticmethod
+    def bell(queue: str) -> str:
+        """Channel: rung when a job is put on the queue."""
+        return f"scorepool:bell:{queue}"
+
+
+def queue_name(model: str, priority: Priority) -> str:
+    return model if priority == "normal" else f"{model}:{priority}"
+
+
+def queue_names(model: str) -> list[str]:
+    """A model's queues, the first to be drained first."""
+    return [queue_name(model, priority) for priority in get_args(Priority)]

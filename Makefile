@@ -30,6 +30,6 @@ clean:
 # One stamp an extra: the packages are installed again when what they are declared in changes.
 .venv/all .venv/dev: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "scorepool needs Python 3.11 or newer: install it (python.org, brew, apt), or say PYTHON=path"; exit 1; }
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	@test -x $(BIN)/pip || "$(PYTHON)" -m venv --clear .venv
 	$(PIP) --editable ".[$(notdir $@)]"
 	@touch $@

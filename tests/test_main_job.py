@@ -1,4 +1,4 @@
-"""The main job through real processes: HTTP, Redis, RQ's command line, MLX, webhooks; and kill -9 in the middle of it."""
+"""The main job through real processes: HTTP, Redis, RQ's command line, MLX, webhooks, and kill -9."""
 
 import math
 import os
@@ -83,24 +83,24 @@ def check_result(request: wire.Request, result: wire.Result) -> None:
     for scored in result.sequences:
         assert scored.logprobs is not None
         assert len(scored.logprobs) == len(scored.token_ids) == len(scored.token_bytes)
-        assert all(value <= 0 for value in list(scored.logprobs)[scored.num_reported_prompt_tokens :])
+        assert all(value <= 0 for value in scored.logprobs[scored.num_reported_prompt_tokens :])
         assert b"".join(scored.token_bytes).decode(errors="replace").startswith(scored.text[:1])
-        first = list(scored.logprobs)[0]
+        first = scored.logprobs[0]
         assert math.isnan(first) == (scored.num_reported_prompt_tokens > 0)
 
 
 def times_done(redis: Redis, ids: list[str]) -> Counter[str]:
     entries = redis.xrange(wire.DONE)
     wanted = set(ids)
-    return Counter(id for _, fields in entries if (id := fields[b"id"].decode()) in wanted)
+    return Counter(job_id for _, fields in entries if (job_id := fields[b"id"].decode()) in wanted)
 
 
 def test_two_hundred_mixed_jobs_are_each_answered_once(client: Client, redis: Redis):
     requests = mixed_jobs(200)
     ids = client.submit_many(requests)
     assert len(set(ids)) == 200
-    for id, request in zip(ids, requests, strict=True):
-        check_result(request, client.result(id, timeout_s=200))
+    for job_id, request in zip(ids, requests, strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
     assert times_done(redis, ids) == dict.fromkeys(ids, 1)
 
 
@@ -109,8 +109,8 @@ def test_all_jobs_end_once_when_the_worker_is_killed_in_the_middle(stack: Stack,
     ids = client.submit_many(requests)
     wait_for(lambda: times_done(redis, ids), "the first job to end")
     os.kill(stack.pid("worker demo"), signal.SIGKILL)
-    for id, request in zip(ids, requests, strict=True):
-        check_result(request, client.result(id, timeout_s=200))
+    for job_id, request in zip(ids, requests, strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
     assert times_done(redis, ids) == dict.fromkeys(ids, 1)
 
 
@@ -121,26 +121,26 @@ def test_nothing_accepted_is_lost_when_redis_is_killed(stack: Stack, client: Cli
     assert stack.redis.process is not None
     os.kill(stack.redis.process.pid, signal.SIGKILL)
     ids += [client.submit(request) for request in requests[30:]]  # the SDK tries again while Redis is away
-    for id, request in zip(ids, requests, strict=True):
-        check_result(request, client.result(id, timeout_s=200))
+    for job_id, request in zip(ids, requests, strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
 
 
 def test_nothing_accepted_is_lost_when_the_api_is_killed(stack: Stack, client: Client):
     requests = mixed_jobs(30)
     ids = client.submit_many(requests)
     os.kill(stack.pid("api"), signal.SIGKILL)
-    for id, request in zip(ids, requests, strict=True):
-        check_result(request, client.result(id, timeout_s=200))
+    for job_id, request in zip(ids, requests, strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
 
 
 LONG = wire.Generate(model="demo", prompt="Return", max_tokens=900, temperature=1.0, seed=1, n=4)
 
 
 def test_a_running_job_can_be_canceled(client: Client):
-    id = client.submit(LONG)
-    wait_for(lambda: client.job(id).status == "started", "the job to start")
-    client.cancel(id)
-    job = client.job(id, wait_s=30)
+    job_id = client.submit(LONG)
+    wait_for(lambda: client.job(job_id).status == "started", "the job to start")
+    client.cancel(job_id)
+    job = client.job(job_id, wait_s=30)
     assert job.status == "canceled"
     assert job.failure is not None
     assert job.failure.code == "canceled"
@@ -148,10 +148,10 @@ def test_a_running_job_can_be_canceled(client: Client):
 
 def test_a_queued_job_can_be_canceled(stack: Stack, client: Client):
     with frozen(stack.pid("worker demo")):
-        id = client.submit(job_of_size(0, 1))
-        assert client.cancel(id).status == "canceled"
+        job_id = client.submit(job_of_size(0, 1))
+        assert client.cancel(job_id).status == "canceled"
     with pytest.raises(JobFailed) as caught:
-        client.result(id, timeout_s=10)
+        client.result(job_id, timeout_s=10)
     assert caught.value.failure.code == "canceled"
     assert client.job(client.submit(job_of_size(0, 1)), wait_s=30).status == "finished"
 
@@ -163,8 +163,8 @@ def test_the_timeout_of_one_job_leaves_its_neighbours_alone(client: Client):
     with pytest.raises(JobFailed) as caught:
         client.result(late, timeout_s=60)
     assert caught.value.failure.code == "timeout"
-    for id, request in zip(others, mixed_jobs(30), strict=True):
-        check_result(request, client.result(id, timeout_s=200))
+    for job_id, request in zip(others, mixed_jobs(30), strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
 
 
 def test_what_the_model_cannot_take_is_a_failure_that_says_why(client: Client):

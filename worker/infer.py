@@ -1,0 +1,59 @@
+"""The job function wire.INFER: run one wire.Request on the engine."""
+
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+import wire
+from engine import Engine, Facts
+from worker.failure import JobFailed
+from worker.flight import Pending
+from worker.job import Job
+from worker.translate import Translated, to_result, to_rows
+
+
+class Infer:
+    """Callable from the main thread: tokenizes there, and leaves the rest to the engine's thread."""
+
+    def __init__(self, engine: Engine, stamp: wire.Stamp) -> None:
+        self.engine = engine
+        self.stamp = stamp
+
+    def __call__(self, job: Job) -> Pending:
+        """Raises wire.Invalid, engine.Refused, engine.TooLong, JobFailed."""
+        if job.request is None:
+            raise JobFailed(
+                wire.Failure(
+                    code="internal",
+                    message="the job's request is no longer in Redis; submit it again as a new job",
+                )
+            )
+        request = wire.decode_request(job.request)
+        rows = to_rows(request, self.engine.tokenizer)
+        future = self.engine.add([translated.row for translated in rows])
+        return Pending(
+            future, finish=lambda _: self._finish(request, rows), cancel=partial(self.engine.cancel, future)
+        )
+
+    def _finish(self, request: wire.Request, rows: list[Translated]) -> wire.Result:
+        """The engine has filled the very rows that it was given."""
+        return to_result(request, rows, self.engine.tokenizer, self.stamp)
+
+
+def stamp_of(model: str, facts: Facts) -> wire.Stamp:
+    return wire.Stamp(
+        model=model,
+        fingerprint=facts.fingerprint,
+        dtype=facts.dtype,
+        quantization=facts.quantization,
+        adapter=facts.adapter,
+        mode=facts.mode,
+        backend=facts.backend,
+        versions={"scorepool": _own_version(), **facts.versions},
+    )
+
+
+def _own_version() -> str:
+    try:
+        return version("scorepool")
+    except PackageNotFoundError:
+        return "uninstalled checkout"

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rq.executions import Execution
+from rq.queue import Queue
 
 from engine.errors import Fault
-from worker.job import Job, Queue
+from worker.job import Job
 
 
 class Stopped(Exception):

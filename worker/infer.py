@@ -30,9 +30,7 @@ class Infer:
         request = wire.decode_request(job.request)
         rows = to_rows(request, self.engine.tokenizer)
         future = self.engine.add([translated.row for translated in rows])
-        return Pending(
-            future, finish=lambda _: self._finish(request, rows), cancel=partial(self.engine.cancel, future)
-        )
+        return Pending(future, finish=lambda _: self._finish(request, rows), cancel=partial(self.engine.cancel, future))
 
     def _finish(self, request: wire.Request, rows: list[Translated]) -> wire.Result:
         """The engine has filled the very rows that it was given."""

@@ -22,7 +22,7 @@ DEFAULT_TTL_S = 86_400  # of the outcome of a job that does not say
 # `resolve_serializer(None)` and the command line's default name these: with them replaced, `rq worker`, `rq info` and
 # everything else in a process that has imported `worker` cannot unpickle what is in Redis.
 rq.serializers.DefaultSerializer = JSONSerializer  # type: ignore[misc, assignment]
-rq.serializers.PickleSerializer = JSONSerializer  # type: ignore[misc, assignment]
+rq.serializers.PickleSerializer = JSONSerializer  # type: ignore[assignment]
 rq.serializers.SERIALIZER_ALIASES["pickle"] = JSONSerializer
 
 Callback = Callable[..., object]
@@ -45,9 +45,9 @@ class Job(rq.job.Job):
 
     def __init__(
         self,
-        id: str | None = None,
+        id: str | None = None,  # noqa: A002
         connection: Redis | None = None,
-        serializer: object = None,  # noqa: A002
+        serializer: object = None,
     ) -> None:
         super().__init__(id, connection, serializer=JSONSerializer)
 
@@ -91,11 +91,11 @@ class Job(rq.job.Job):
         return self.callbacks.get(name) if name else None
 
     @property
-    def success_callback(self) -> Callback | None:  # type: ignore[override]
+    def success_callback(self) -> Callback | None:
         return self._callback(self._success_callback_name)
 
     @property
-    def failure_callback(self) -> Callback | None:  # type: ignore[override]
+    def failure_callback(self) -> Callback | None:
         return self._callback(self._failure_callback_name)
 
     @property

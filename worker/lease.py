@@ -98,9 +98,7 @@ class Leases:
 
     def reclaim(self, queues: Sequence[Queue], crash_limit: int) -> tuple[int, list[Row]]:
         """Put the jobs of workers that are gone back in their queues. Returns how many, and jobs to be ended by us."""
-        num_back, rows = self._reclaim(
-            keys=_keys(queues), args=[crash_limit, uuid4().hex[:24], *self._terms()]
-        )
+        num_back, rows = self._reclaim(keys=_keys(queues), args=[crash_limit, uuid4().hex[:24], *self._terms()])
         return int(num_back), _rows(queues, rows)
 
     def release(self, flights: Sequence[Held]) -> int:
@@ -124,10 +122,7 @@ class Leases:
                 pipeline.zscore(flight.queue.started_job_registry.key, flight.member)
                 pipeline.hexists(f"rq:job:{flight.member.partition(':')[0]}", "data")
             answers = pipeline.execute()
-        return [
-            score is not None and bool(exists)
-            for score, exists in zip(answers[::2], answers[1::2], strict=True)
-        ]
+        return [score is not None and bool(exists) for score, exists in zip(answers[::2], answers[1::2], strict=True)]
 
     def _terms(self) -> list[str | int | float]:
         return [self.worker_name, self.lease_ms, time.time(), utcformat(now()), GRACE_S]
@@ -161,7 +156,7 @@ def settle(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_req
         f"rq:queue:{WEBHOOKS}",
         "rq:queues",
     ]
-    arguments = [
+    arguments: list[bytes | str | int] = [
         job_id,
         outcome,
         max(0, ttl_s),

@@ -22,7 +22,7 @@ def machine() -> str:
 def orphans(connection: Redis, queues: Sequence[Queue], own_name: str) -> list[str]:
     """`<job>:<execution>` of leases whose worker ran on this machine and runs no more."""
     members = [
-        as_text(member)
+        as_text(member)  # type: ignore[arg-type]
         for queue in queues
         for member in connection.zrange(queue.started_job_registry.key, 0, -1)
     ]
@@ -30,9 +30,7 @@ def orphans(connection: Redis, queues: Sequence[Queue], own_name: str) -> list[s
         for member in members:
             pipeline.hget(f"rq:execution:{member}", "worker_name")
         owners = [as_text(owner) if owner else None for owner in pipeline.execute()]
-    dead = {
-        owner for owner in set(owners) if owner not in (None, own_name) and _is_dead(connection, str(owner))
-    }
+    dead = {owner for owner in set(owners) if owner not in (None, own_name) and _is_dead(connection, str(owner))}
     return [member for member, owner in zip(members, owners, strict=True) if owner in dead]
 
 

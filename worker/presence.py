@@ -1,10 +1,35 @@
-"""The card that a worker shows while it lives: what it serves. It expires with its worker."""
+"""What a worker serves, and the card that says so while it lives: it expires with its worker."""
 
 import time
+from collections.abc import Iterable
 
 from redis.client import Pipeline
 
-from wire import Keys, ModelCard, encode
+from engine import Facts
+from wire import Keys, ModelCard, Settings, SettingsError, Stamp, encode, queue_names
+
+
+def served_model(settings: Settings, queues: Iterable[str]) -> tuple[str, str]:
+    """The model's name, and the folder or hub id to load it from. Raises SettingsError."""
+    model, _, source = settings.model.partition("=")
+    if not model or not source:
+        raise SettingsError(f"SCOREPOOL_MODEL is {settings.model!r}; give NAME=FOLDER_OR_HUB_ID, the model to serve")
+    for name in queues:
+        if name not in queue_names(model):
+            own = ", ".join(queue_names(model))
+            raise SettingsError(f"queue {name!r} is not one of those of SCOREPOOL_MODEL={settings.model}: {own}")
+    return model, source
+
+
+def card_of(stamp: Stamp, facts: Facts, worker: str) -> ModelCard:
+    return ModelCard(
+        id=stamp.model,
+        stamp=stamp,
+        context_length=facts.context_length,
+        vocab_size=facts.vocab_size,
+        self_test=facts.self_test,
+        worker=worker,
+    )
 
 
 class Presence:

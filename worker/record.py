@@ -89,11 +89,7 @@ class Record:
             self._decide_outcome(flight)
         elif isinstance(flight.value, Retry):
             self._decide_asked_retry(flight, flight.value)
-        elif (
-            flight.error is not None
-            and not isinstance(flight.error, Stopped | JobFailed)
-            and job.should_retry
-        ):
+        elif flight.error is not None and not isinstance(flight.error, Stopped | JobFailed) and job.should_retry:
             flight.retry_delay_s = job.get_retry_interval()
             job.retries_left = (job.retries_left or 1) - 1
         elif flight.error is None and job.repeats_left:
@@ -113,9 +109,7 @@ class Record:
         if flight.error is None:
             try:
                 if not isinstance(flight.value, wire.Result):
-                    raise TypeError(
-                        f"the job's function returned {type(flight.value).__name__}, not wire.Result"
-                    )
+                    raise TypeError(f"the job's function returned {type(flight.value).__name__}, not wire.Result")
                 job.outcome = wire.encode(flight.value)
                 return
             except Exception as error:
@@ -169,9 +163,7 @@ class Record:
 
     def _write_failure(self, flight: Flight, error: BaseException, pipeline: Pipeline) -> None:
         job = flight.job
-        job.set_status(
-            JobStatus.STOPPED if isinstance(error, Stopped) else JobStatus.FAILED, pipeline=pipeline
-        )
+        job.set_status(JobStatus.STOPPED if isinstance(error, Stopped) else JobStatus.FAILED, pipeline=pipeline)
         if isinstance(error, JobFailed | Stopped):
             text = str(error) or "Job stopped by user."
         else:

@@ -6,7 +6,7 @@ from rq.scheduler import RQScheduler
 class Scheduler(RQScheduler):
     """Moves jobs whose time has come (retries, `enqueue_at`) to their queues, for the queues whose lock it holds."""
 
-    def start(self) -> None:  # type: ignore[override]
+    def start(self) -> None:
         self._status = self.Status.STARTED
         self.register_birth()
 

@@ -144,13 +144,9 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int) -> dict[str, objec
         )
     if row.rank:
         columns["ranks"] = [rank for _, rank in zip(token_ids, row.ranks, strict=True)]
-        columns["is_greedy"] = _is_greedy(
-            None if rank is None else rank == 1 for rank in row.ranks[num_prompt:]
-        )
+        columns["is_greedy"] = _is_greedy(None if rank is None else rank == 1 for rank in row.ranks[num_prompt:])
     if row.entropy:
-        columns["entropies"] = Floats(
-            clamp(entropy) for _, entropy in zip(token_ids, row.entropies, strict=True)
-        )
+        columns["entropies"] = Floats(clamp(entropy) for _, entropy in zip(token_ids, row.entropies, strict=True))
     if row.sampled_logprobs:
         generated = token_ids[len(token_ids) - len(row.sampled_logprobs) :]
         columns["sampled_logprobs"] = Floats(
@@ -176,9 +172,7 @@ class _Clamp:
         if value is None:
             return None
         if isnan(value):
-            raise JobFailed(
-                wire.Failure(code="numeric", message="the model computed NaN for a token of this job")
-            )
+            raise JobFailed(wire.Failure(code="numeric", message="the model computed NaN for a token of this job"))
         if value == -inf:
             self.count += 1
             return LEAST

@@ -15,42 +15,36 @@ Threads, and what each may touch:
 
 import math
 import os
-import queue
 import random
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property, partial
-from types import FrameType
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from rq.command import parse_payload
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.executions import Execution
-from rq.group import Group
-from rq.serializers import JSONSerializer
 from rq.timeouts import JobTimeoutException
-from rq.utils import now
-from rq.worker import BaseWorker, WorkerStatus
+from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
 from engine import Engine, EngineSettings
 from engine.errors import Fault
-from wire import INFER, Failure, Keys, ModelCard, Settings, SettingsError, queue_names
+from wire import INFER
+from worker.admission import function_of
 from worker.failure import JobFailed
-from worker.flight import Crashed, Flight, Stopped
+from worker.flight import Flight, Stopped
 from worker.housekeeping import Chore, Housekeeping
 from worker.infer import Infer, stamp_of
 from worker.job import Callback, Job, Queue
 from worker.lease import Leases, Row, company
-from worker.neighbours import machine, orphans
-from worker.presence import Presence
+from worker.neighbours import orphans
+from worker.presence import Presence, card_of, served_model
+from worker.process import WorkerProcess
 from worker.record import Record
-from worker.schedule import Scheduler
 
 POLL_S = 1.0  # between looks at the queues when no bell rings
 STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
@@ -58,42 +52,25 @@ STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
 TROUBLE = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError)
 
 
-class BatchWorker(BaseWorker):
+class BatchWorker(WorkerProcess):
     """Runs the jobs of a model's queues in one continuous batch.
 
     A subclass for other work overrides `open`, where it fills `functions`, and `capacity`.
     """
 
-    queue_class = Queue
-    job_class = Job
-    connection_timeout = 10  # seconds after which a Redis that does not answer is away
-
-    def __init__(self, queues: Any, *args: Any, **kwargs: Any) -> None:
-        """As rq.Worker, but job class, queue class and serializer are ours whatever is asked for: see job.py."""
-        kwargs |= {"job_class": Job, "queue_class": Queue, "serializer": JSONSerializer}
-        queues = [queues] if isinstance(queues, str) else queues
-        ours = [name if isinstance(name, str) else Queue.of(name) for name in queues]
-        super().__init__(ours, *args, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.functions: dict[str, Callable[[Job], object]] = {}  # the job functions that may run, by name
-        self.callbacks: dict[
-            str, Callback
-        ] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
+        self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
         self.flights: dict[str, Flight] = {}  # by the name of their lease, in the order of their claims
         self.engine: Engine | None = None
         self.presence: Presence | None = None
-        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._num_claimed = 0
         self._is_dry = False  # the last claim found nothing
         self._is_suspended = False
-        self._is_inline = False  # a job function is running on the main thread
-        self._drain_by: float | None = None  # time.monotonic(), once it is told to stop
-        self._idle_since = time.monotonic()
+        self._idle_since = time.monotonic()  # nothing has been in flight
         self._reclaim_at = 0.0
         self._backoff_s = 0.1
-
-    @cached_property
-    def settings(self) -> Settings:
-        return Settings.load()
 
     @cached_property
     def leases(self) -> Leases:
@@ -119,29 +96,11 @@ class BatchWorker(BaseWorker):
 
     def open(self) -> None:
         """Make ready to work: called once, after RQ's bootstrap, so never before a fork."""
-        model, _, source = self.settings.model.partition("=")
-        if not model or not source:
-            raise SettingsError(
-                f"SCOREPOOL_MODEL is {self.settings.model!r}; give NAME=FOLDER_OR_HUB_ID, the model to serve"
-            )
-        for name in self.queue_names():
-            if name not in queue_names(model):
-                raise SettingsError(
-                    f"queue {name!r} is not one of the model's: SCOREPOOL_MODEL serves {', '.join(queue_names(model))}"
-                )
+        model, source = served_model(self.settings, self.queue_names())
         self.engine = self.start_engine(source)
-        facts = self.engine.facts
-        stamp = stamp_of(model, facts)
-        card = ModelCard(
-            id=model,
-            stamp=stamp,
-            context_length=facts.context_length,
-            vocab_size=facts.vocab_size,
-            self_test=facts.self_test,
-            worker=self.name,
-        )
+        stamp = stamp_of(model, self.engine.facts)
         self.functions[INFER] = Infer(self.engine, stamp)
-        self.presence = Presence(card, self.settings.lease_s)
+        self.presence = Presence(card_of(stamp, self.engine.facts, self.name), self.settings.lease_s)
 
     def start_engine(self, source: str) -> Engine:
         """Blocks until the model is loaded. Raises engine.LoadError."""
@@ -231,9 +190,7 @@ class BatchWorker(BaseWorker):
             elif isinstance(flight.error, JobFailed):
                 self.log.warning("job %s: %s", flight.job.id, flight.error.failure.code)
             else:
-                self.log.info(
-                    "job %s: %s", flight.job.id, type(flight.error).__name__ if flight.error else "done"
-                )
+                self.log.info("job %s: %s", flight.job.id, type(flight.error).__name__ if flight.error else "done")
 
     def _maintain(self) -> None:
         if time.monotonic() >= self._reclaim_at:
@@ -262,6 +219,13 @@ class BatchWorker(BaseWorker):
             self.reorder_queues(rows[-1].queue)
         self._num_claimed += len(rows)
         self._admit(rows)
+
+    def _show_suspended(self, is_suspended: bool) -> None:
+        if is_suspended != self._is_suspended:
+            self._is_suspended = is_suspended
+            self.log.info("Worker %s: %s", self.name, "suspended, until `rq resume`" if is_suspended else "resumed")
+            awake = WorkerStatus.BUSY if self.flights else WorkerStatus.IDLE
+            self.set_state(WorkerStatus.SUSPENDED if is_suspended else awake)
 
     def _is_enough(self, burst: bool, max_jobs: float, max_idle_s: float) -> bool:
         """Whether a worker with nothing in flight is done."""
@@ -295,15 +259,6 @@ class BatchWorker(BaseWorker):
         drain = [] if self._drain_by is None else [self._drain_by]
         return max(0.0, min([POLL_S, *(at - time.monotonic() for at in deadlines + drain)]))
 
-    def _posted(self, patience_s: float) -> Iterator[Callable[[], object]]:
-        """Wait for the first call, then give all there are."""
-        try:
-            yield self._calls.get(timeout=patience_s)
-            while True:
-                yield self._calls.get_nowait()
-        except queue.Empty:
-            return
-
     def _wait_for_redis(self, error: RedisError) -> None:
         """What is in flight goes on, and ends are kept until Redis takes them.
 
@@ -333,14 +288,12 @@ class BatchWorker(BaseWorker):
 
     def _start(self, flight: Flight) -> None:
         job = flight.job
-        self.log.info(
-            "%s: %s (%s)", flight.queue.name, job.description if self.log_job_description else "", job.id
-        )
+        self.log.info("%s: %s (%s)", flight.queue.name, job.description if self.log_job_description else "", job.id)
         timeout_s = max(0, int(job.timeout or Queue.DEFAULT_TIMEOUT))
         if timeout_s:
             flight.deadline = time.monotonic() + timeout_s
         try:
-            function = self._function_of(job)
+            function = function_of(job, self.functions, self.settings.crash_limit)
             with self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):
                 self._is_inline = True
                 try:
@@ -352,28 +305,7 @@ class BatchWorker(BaseWorker):
         except Exception as error:
             flight.fail(error)
         if flight.pending is not None:
-            flight.pending.future.add_done_callback(lambda _: self._calls.put(flight.land))
-
-    def _function_of(self, job: Job) -> Callable[[Job], object]:
-        """The listed function that the job names. Raises what keeps the job from running."""
-        if job.cancel_requested:
-            raise Stopped
-        if job.crashes >= self.settings.crash_limit:
-            raise Crashed(
-                f"the job was in flight at {job.crashes} deaths of its worker, so it is not tried again"
-            )
-        name = job.name()
-        if job.unreadable is not None or name is None or job.instance is not None:
-            raise _refusal(
-                "the job's record is not what this version writes: its data must be JSON, not pickle"
-            )
-        if name not in self.functions:
-            raise _refusal(
-                f"{name!r} is not a function that this worker runs; it runs {', '.join(self.functions)}"
-            )
-        if unlisted := job.unlisted_callbacks():
-            raise _refusal(f"{unlisted[0]!r} is not a callback that this worker calls")
-        return self.functions[name]
+            flight.pending.future.add_done_callback(lambda _: self._post(flight.land))
 
     def _stop_job(self, job_id: str) -> None:
         for flight in self.flights.values():
@@ -408,105 +340,19 @@ class BatchWorker(BaseWorker):
                 self.presence.show(pipeline)
             had_expired = pipeline.execute()[0] == 1
         if had_expired:
-            self.connection.hset(self.key, mapping=self.serialize())
+            self.connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
         lost, canceled = self.leases.extend(list(self.flights.values()))
         if lost or canceled:
-            self._calls.put(partial(self._heed, lost, canceled))
+            self._post(partial(self._heed, lost, canceled))
 
     def _watch_engine(self) -> None:
         """A step that hangs in the GPU's driver can be ended in one way."""
         started_at = None if self.engine is None else self.engine.step_started_at
         if started_at is not None and time.monotonic() - started_at > self.settings.stall_timeout_s:
             self.log.critical(
-                "Worker %s: a step has run longer than %g s (SCOREPOOL_STALL_TIMEOUT_S), so this process ends; its leases "
-                "bring its jobs back",
+                "Worker %s: a step has run longer than %g s (SCOREPOOL_STALL_TIMEOUT_S), so this process ends; "
+                "its leases bring its jobs back",
                 self.name,
                 self.settings.stall_timeout_s,
             )
             os._exit(STALLED)
-
-    def _tick_scheduler(self) -> None:
-        if isinstance(self.scheduler, Scheduler):
-            self.scheduler.tick()
-
-    # What RQ calls, where it assumes one job at a time, a fork, or a blocking pop.
-
-    def serialize(self) -> dict[str, Any]:
-        return {**super().serialize(), "machine": machine()}
-
-    def subscribe(self) -> None:
-        """To RQ's commands, and to the bells of our queues."""
-        self.pubsub = self.connection.pubsub()
-        ring = {Keys.bell(name): self._ring for name in self.queue_names()}
-        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload}, **ring)
-        self.pubsub_thread = self.pubsub.run_in_thread(
-            sleep_time=60, daemon=True, exception_handler=self._pubsub_exception_handler
-        )
-
-    def _ring(self, message: Mapping[str, object]) -> None:
-        self._calls.put(lambda: None)
-
-    def handle_payload(self, message: dict[str, Any]) -> None:
-        payload = parse_payload(message)
-        if payload["command"] == "stop-job":
-            self._calls.put(partial(self._stop_job, payload["job_id"]))
-        else:
-            super().handle_payload(message)
-
-    def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Drain. Only sets flags: a signal comes in the middle of anything."""
-        self._shutdown_requested_date = now()
-        self._stop_requested = True
-        self._drain_by = time.monotonic() + self.settings.drain_timeout_s
-        signal.signal(signal.SIGINT, self.request_force_stop)
-        signal.signal(signal.SIGTERM, self.request_force_stop)
-        self.handle_warm_shutdown_request()
-        self._calls.put(lambda: None)
-
-    def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Put everything back now. A signal that comes twice within a second is one: `rq worker-pool` doubles it."""
-        assert self._shutdown_requested_date is not None
-        if (now() - self._shutdown_requested_date).total_seconds() < 1:
-            return
-        self.log.warning("Worker %s: cold shut down", self.name)
-        self._drain_by = time.monotonic()
-        self._calls.put(lambda: None)
-        if self._is_inline:
-            raise SystemExit
-
-    def _start_scheduler(
-        self,
-        burst: bool = False,
-        logging_level: str | None = None,
-        date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
-        log_format: str = DEFAULT_LOGGING_FORMAT,
-    ) -> None:
-        level = logging_level if logging_level is not None else self.log.level
-        self.scheduler = Scheduler(
-            self.queues, self.connection, 1, level, date_format, log_format, serializer=self.serializer
-        )
-        self.scheduler.acquire_locks()
-        self.scheduler.start()
-        if burst:
-            self.scheduler.enqueue_scheduled_jobs()
-
-    def stop_scheduler(self) -> None:
-        if self.scheduler is not None:
-            self.scheduler.stop()
-
-    def run_maintenance_tasks(self) -> None:
-        self.clean_registries()
-        Group.clean_registries(connection=self.connection)
-
-    def _show_suspended(self, is_suspended: bool) -> None:
-        if is_suspended != self._is_suspended:
-            self._is_suspended = is_suspended
-            self.log.info(
-                "Worker %s: %s", self.name, "suspended, until `rq resume`" if is_suspended else "resumed"
-            )
-            awake = WorkerStatus.BUSY if self.flights else WorkerStatus.IDLE
-            self.set_state(WorkerStatus.SUSPENDED if is_suspended else awake)
-
-
-def _refusal(message: str) -> JobFailed:
-    return JobFailed(Failure(code="invalid", message=message))

@@ -53,9 +53,7 @@ def submit(
         if webhook:
             delivery = wire.Keys.delivery(job_id)
             data = JSONSerializer.dumps([wire.DELIVER, None, [], {"job_id": job_id}])
-            pipeline.hset(
-                f"rq:job:{delivery}", mapping={"data": data, "status": "deferred", "origin": wire.WEBHOOKS}
-            )
+            pipeline.hset(f"rq:job:{delivery}", mapping={"data": data, "status": "deferred", "origin": wire.WEBHOOKS})
         pipeline.sadd("rq:queues", f"rq:queue:{queue}")
         pipeline.rpush(f"rq:queue:{queue}", job_id)
         pipeline.publish(wire.Keys.bell(queue), job_id)

@@ -87,7 +87,7 @@ class FakeEngine(Engine):
             time.sleep(STEP_S)
             with self.lock:
                 groups = list(self.active.items())
-            done = [(future, group) for future, group in groups if all([self._step(row) for row in group])]
+            done = [(future, group) for future, group in groups if self._step_all(group)]
             for future, group in done:
                 with self.lock:
                     self.active.pop(future, None)
@@ -100,6 +100,9 @@ class FakeEngine(Engine):
                     future.set_exception(Fault("the engine failed"))
                 else:
                     future.set_result(group)
+
+    def _step_all(self, group: list[Sequence]) -> bool:
+        return min([self._step(row) for row in group])
 
     def _step(self, row: Sequence) -> bool:
         prompt = bytes(token for token in row.token_ids if token < 256)
@@ -139,5 +142,9 @@ class FunctionsWorker(FakeWorker):
 
     def open(self) -> None:
         super().open()
-        self.functions |= {"add": lambda job: sum(job.args), "flaky": flaky, "sleep": lambda job: time.sleep(job.args[0])}
+        self.functions |= {
+            "add": lambda job: sum(job.args),
+            "flaky": flaky,
+            "sleep": lambda job: time.sleep(job.args[0]),
+        }
         self.callbacks |= {"note": note}

@@ -28,6 +28,7 @@ class Infer:
                 )
             )
         request = wire.decode_request(job.request)
+        job.request = None  # it may be large, and lies in Redis
         rows = to_rows(request, self.engine.tokenizer)
         future = self.engine.add([translated.row for translated in rows])
         return Pending(future, finish=lambda _: self._finish(request, rows), cancel=partial(self.engine.cancel, future))

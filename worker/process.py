@@ -7,10 +7,13 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, partial
 from types import FrameType
 from typing import Any
 
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from rq.command import parse_payload
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.group import Group
@@ -36,12 +39,20 @@ class WorkerProcess(BaseWorker):
         ours: list[Any] = [name if isinstance(name, str) else Queue.of(name) for name in queues]
         super().__init__(ours, *args, **kwargs)
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._is_inline = False  # a job function is running on the main thread
+        self._is_interruptible = False  # the main thread runs what may take long: a second signal ends it there
         self._drain_by: float | None = None  # time.monotonic(), once it is told to stop
 
     @cached_property
     def settings(self) -> Settings:
         return Settings.load()
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        self._is_interruptible = True
+        try:
+            yield
+        finally:
+            self._is_interruptible = False
 
     def _stop_job(self, job_id: str) -> None:
         """On the main thread."""
@@ -72,15 +83,30 @@ class WorkerProcess(BaseWorker):
             sleep_time=60, daemon=True, exception_handler=self._pubsub_exception_handler
         )
 
+    def unsubscribe(self) -> None:
+        """RQ stops its thread after the farewell that would have woken it, and then waits a second for it in vain."""
+        if self.pubsub is not None and self.pubsub_thread is not None:
+            self.pubsub_thread.stop()
+            self.pubsub.unsubscribe()
+            self.pubsub_thread.join(timeout=1)
+
     def _ring(self, message: Mapping[str, object]) -> None:
         self._post(lambda: None)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
-        payload = parse_payload(message)
-        if payload["command"] == "stop-job":
-            self._post(partial(self._stop_job, payload["job_id"]))
-        else:
-            super().handle_payload(message)
+        try:
+            payload = parse_payload(message)
+            if payload["command"] == "stop-job":
+                self._post(partial(self._stop_job, payload["job_id"]))
+            else:
+                super().handle_payload(message)
+        except (ValueError, TypeError, KeyError) as error:  # anybody may publish anything
+            self.log.warning("Worker %s: a message that is no command: %r", self.name, error)
+
+    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
+        """RQ waits and goes on for a ConnectionError only; a Redis that does not answer is no less away."""
+        error = RedisConnectionError(str(exc)) if isinstance(exc, RedisTimeoutError) else exc
+        super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Drain. Only sets flags: a signal comes in the middle of anything."""
@@ -100,7 +126,7 @@ class WorkerProcess(BaseWorker):
         self.log.warning("Worker %s: cold shut down", self.name)
         self._drain_by = time.monotonic()
         self._post(lambda: None)
-        if self._is_inline:
+        if self._is_interruptible:
             raise SystemExit
 
     def _start_scheduler(

@@ -148,7 +148,7 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int) -> dict[str, objec
     if row.entropy:
         columns["entropies"] = Floats(clamp(entropy) for _, entropy in zip(token_ids, row.entropies, strict=True))
     if row.sampled_logprobs:
-        generated = token_ids[len(token_ids) - len(row.sampled_logprobs) :]
+        generated = row.token_ids[row.num_given :]
         columns["sampled_logprobs"] = Floats(
             clamp(logprob) for _, logprob in zip(generated, row.sampled_logprobs, strict=True)
         )

@@ -66,7 +66,7 @@ class BatchWorker(WorkerProcess):
         self.engine: Engine | None = None
         self.presence: Presence | None = None
         self._num_claimed = 0
-        self._is_dry = False  # the last claim found nothing
+        self._is_dry = True  # there is nothing to claim for now
         self._is_suspended = False
         self._idle_since = time.monotonic()  # nothing has been in flight
         self._reclaim_at = 0.0
@@ -150,7 +150,8 @@ class BatchWorker(WorkerProcess):
                     chores.append(Chore(self._tick_scheduler, every_s=1.0))
             stack.callback(self.close)
             stack.enter_context(Housekeeping(chores, self.log))
-            self.open()
+            with self._interruptible():
+                self.open()
             self.leases.expire(orphans(self.connection, self.queues, self.name))
             self.set_state(WorkerStatus.IDLE)
             try:
@@ -204,6 +205,7 @@ class BatchWorker(WorkerProcess):
 
     def _claim(self, max_jobs: float) -> None:
         room = min(self.capacity - len(self.flights), max_jobs - self._num_claimed)
+        self._is_dry = True
         if room <= 0 or self._stop_requested:
             return
         limit = company((flight.job.crashes for flight in self.flights.values()), self.capacity)
@@ -253,7 +255,7 @@ class BatchWorker(WorkerProcess):
                 flight.fail(JobTimeoutException(f"ran longer than its timeout of {flight.job.timeout} s"))
 
     def _patience_s(self) -> float:
-        if any(flight.is_over for flight in self.flights.values()):
+        if not self._is_dry or any(flight.is_over for flight in self.flights.values()):
             return 0.0
         deadlines = [flight.deadline for flight in self.flights.values() if flight.deadline is not None]
         drain = [] if self._drain_by is None else [self._drain_by]
@@ -294,12 +296,8 @@ class BatchWorker(WorkerProcess):
             flight.deadline = time.monotonic() + timeout_s
         try:
             function = function_of(job, self.functions, self.settings.crash_limit)
-            with self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):
-                self._is_inline = True
-                try:
-                    flight.run(function)
-                finally:
-                    self._is_inline = False
+            with self._interruptible(), self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):
+                flight.run(function)
         except Fault:
             raise
         except Exception as error:

@@ -83,10 +83,11 @@ class FakeEngine(Engine):
 
     def _run(self) -> None:
         while True:
-            self.step_started_at = time.monotonic() if self.active else None
+            self.step_started_at = None
             time.sleep(STEP_S)
             with self.lock:
                 groups = list(self.active.items())
+            self.step_started_at = time.monotonic()
             done = [(future, group) for future, group in groups if self._step_all(group)]
             for future, group in done:
                 with self.lock:

@@ -32,7 +32,7 @@ def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(red
 
     workers.start("--burst").wait(timeout=20)
 
-    keys = {key.decode() for key in redis.keys() if not key.startswith((b"rq:worker", b"rq:clean"))}
+    keys = {key.decode() for key in redis.keys("*") if not key.startswith((b"rq:worker", b"rq:clean"))}
     assert keys == {
         "rq:queues",
         f"rq:job:{job_id}",
@@ -158,6 +158,31 @@ def test_a_cancel_that_no_command_announces_is_seen_at_the_claim_and_by_a_beat(r
 
     until(lambda: outcome(redis, running) and outcome(redis, queued))
     assert failure(redis, running).code == failure(redis, queued).code == "canceled"
+
+
+def test_a_job_that_is_deleted_while_it_runs_is_dropped(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=100_000))
+    workers.start()
+    until(lambda: status(redis, job_id) == "started")
+
+    redis.delete(f"rq:job:{job_id}", wire.Keys.request(job_id))
+
+    until(lambda: "was taken away" in workers.log)
+    assert not redis.keys(f"*{job_id}*")
+    assert redis.zcard("rq:wip:demo") == 0
+
+
+def test_a_message_that_is_no_command_does_not_deafen_the_worker(redis: Redis, workers: Workers):
+    workers.start("--name", "mac")
+    until(lambda: b"rq:pubsub:mac" in redis.pubsub_channels())
+    for message in ("no json", "5", "{}", '{"command": "stop-job"}'):
+        redis.publish("rq:pubsub:mac", message)
+    job_id = submit(redis, generate(max_tokens=100_000))
+    until(lambda: status(redis, job_id) == "started")
+
+    send_stop_job_command(redis, job_id, serializer=JSONSerializer)
+
+    until(lambda: outcome(redis, job_id))
 
 
 def test_a_failed_job_that_is_requeued_by_hand_gets_a_new_outcome(redis: Redis, workers: Workers):

@@ -10,7 +10,8 @@ local worker, lease_ms, now, iso, grace_s = ARGV[7], ARGV[8], ARGV[9], ARGV[10],
 
 if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
 
-local rows = {}
+local rows, num_bytes = {}, 0
+local max_bytes = 64 * 1024 * 1024  -- of requests in one reply; the next claim takes what is left
 
 -- How many jobs may be in flight beside one that was in flight at so many deaths of its worker.
 local function company(crashes)
@@ -41,12 +42,14 @@ local function take(index)
   in_flight = in_flight + 1
   redis.call('LPOP', queue)
   redis.call('DEL', 'scorepool:outcome:' .. id)  -- of an earlier run, when the job was queued again by hand
-  rows[#rows + 1] = lease(index, id, string.format('%s%08x', executions, #rows), wip, worker, lease_ms, now, iso, grace_s)
+  local row = lease(index, id, string.format('%s%08x', executions, #rows), wip, worker, lease_ms, now, iso, grace_s)
+  rows[#rows + 1] = row
+  num_bytes = num_bytes + #(row[5] or '')
   return 'taken'
 end
 
 local index, num_empty, num_queues = 1, 0, #KEYS / 2
-while #rows < room and num_empty < num_queues do
+while #rows < room and num_bytes < max_bytes and num_empty < num_queues do
   local found = take(index)
   if found == 'alone' then break end
   if found == 'empty' then num_empty = num_empty + 1 else num_empty = 0 end

@@ -1,10 +1,10 @@
-"""The job function wire.INFER: run one wire.Request on the engine."""
+"""The job function wire.INFER: run one wire.Request on the engine; what goes into an engine, and onto its results."""
 
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 import wire
-from engine import Engine, Facts
+from engine import Engine, EngineSettings, Facts
 from worker.failure import JobFailed
 from worker.flight import Pending
 from worker.job import Job
@@ -36,6 +36,15 @@ class Infer:
     def _finish(self, request: wire.Request, rows: list[Translated]) -> wire.Result:
         """The engine has filled the very rows that it was given."""
         return to_result(request, rows, self.engine.tokenizer, self.stamp)
+
+
+def engine_settings(source: str, settings: wire.Settings) -> EngineSettings:
+    return EngineSettings(
+        model=source,
+        dtype=settings.dtype,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_running_rows=settings.max_running_rows,
+    )
 
 
 def stamp_of(model: str, facts: Facts) -> wire.Stamp:

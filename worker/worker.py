@@ -31,14 +31,14 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
-from engine import Engine, EngineSettings
+from engine import Engine
 from engine.errors import Fault
 from wire import INFER
 from worker.admission import function_of
 from worker.failure import JobFailed
 from worker.flight import Flight, Stopped
 from worker.housekeeping import Chore, Housekeeping
-from worker.infer import Infer, stamp_of
+from worker.infer import Infer, engine_settings, stamp_of
 from worker.job import Callback, Job, Queue
 from worker.lease import Leases, Row, company
 from worker.neighbours import orphans
@@ -104,14 +104,7 @@ class BatchWorker(WorkerProcess):
 
     def start_engine(self, source: str) -> Engine:
         """Blocks until the model is loaded. Raises engine.LoadError."""
-        return Engine(
-            EngineSettings(
-                model=source,
-                dtype=self.settings.dtype,
-                max_batch_tokens=self.settings.max_batch_tokens,
-                max_running_rows=self.settings.max_running_rows,
-            )
-        )
+        return Engine(engine_settings(source, self.settings))
 
     def close(self) -> None:
         if self.engine is not None:

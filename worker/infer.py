@@ -1,7 +1,6 @@
 """The job function wire.INFER: run one wire.Request on the engine; what goes into an engine, and onto its results."""
 
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 import wire
 from engine import Engine, EngineSettings, Facts
@@ -9,6 +8,7 @@ from worker.failure import JobFailed
 from worker.flight import Pending
 from worker.job import Job
 from worker.translate import Translated, to_result, to_rows
+from worker.version import VERSION
 
 
 class Infer:
@@ -56,12 +56,5 @@ def stamp_of(model: str, facts: Facts) -> wire.Stamp:
         adapter=facts.adapter,
         mode=facts.mode,
         backend=facts.backend,
-        versions={"scorepool": _own_version(), **facts.versions},
+        versions={"scorepool": VERSION, **facts.versions},
     )
-
-
-def _own_version() -> str:
-    try:
-        return version("scorepool")
-    except PackageNotFoundError:
-        return "uninstalled checkout"

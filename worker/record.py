@@ -173,7 +173,7 @@ class Record:
     def _write_retry(self, flight: Flight, delay_s: int, pipeline: Pipeline) -> None:
         job, queue = flight.job, flight.queue
         if isinstance(flight.value, Retry):
-            RqResult.create_retried(job, job.failure_ttl, None, pipeline=pipeline, **self._execution(flight))
+            RqResult.create_retried(job, job.failure_ttl, flight.value, pipeline=pipeline, **self._execution(flight))
         if delay_s:
             pipeline.sadd(queue.redis_queues_keys, queue.key)
             queue._persist_job(job, pipeline, status=JobStatus.SCHEDULED)

@@ -120,10 +120,10 @@ def _to_scored(translated: Translated, tokenizer: Tokenizer, with_logprobs: bool
     }
     if not with_logprobs:
         return wire.Scored(**said)  # type: ignore[arg-type]
-    return wire.Scored(**said, **_columns(row, token_ids, num_reported_prompt_tokens))  # type: ignore[arg-type]
+    return wire.Scored(**said, **_columns(row, token_ids, num_reported_prompt_tokens, tokenizer))  # type: ignore[arg-type]
 
 
-def _columns(row: Row, token_ids: list[int], num_prompt: int) -> dict[str, object]:
+def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokenizer) -> dict[str, object]:
     """What the engine found, one entry a token; `num_prompt` leading ones belong to the prompt."""
     clamp = _Clamp()
     logprobs = [clamp(logprob) for _, logprob in zip(token_ids, row.logprobs, strict=True)]
@@ -137,6 +137,7 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int) -> dict[str, objec
             for _, ids, values in zip(token_ids, row.top_ids, row.top_values, strict=True)
         ]
         columns["top_ids"] = [[token_id for token_id, _ in top] for top in tops]
+        columns["top_bytes"] = [[tokenizer.token_bytes(token_id) for token_id, _ in top] for top in tops]
         columns["top_logprobs"] = [Floats(value for _, value in top) for top in tops]
         columns["is_greedy"] = _is_greedy(
             None if logprob is None or not top or top[0][1] is None else logprob >= top[0][1]
@@ -147,13 +148,19 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int) -> dict[str, objec
         columns["is_greedy"] = _is_greedy(None if rank is None else rank == 1 for rank in row.ranks[num_prompt:])
     if row.entropy:
         columns["entropies"] = Floats(clamp(entropy) for _, entropy in zip(token_ids, row.entropies, strict=True))
-    if row.sampled_logprobs:
+    if row.sampling is not None and _reshapes(row.sampling):
         generated = row.token_ids[row.num_given :]
         columns["sampled_logprobs"] = Floats(
             clamp(logprob) for _, logprob in zip(generated, row.sampled_logprobs, strict=True)
         )
     columns["clamped"] = clamp.count
     return columns
+
+
+def _reshapes(sampling: Sampling) -> bool:
+    """Whether tokens are drawn from another distribution than the model's own."""
+    kept_whole = sampling.top_p == 1 and sampling.top_k == 0 and sampling.min_p == 0
+    return sampling.temperature != 1 or not kept_whole
 
 
 def _is_greedy(likeliest: Iterable[bool | None]) -> bool | None:

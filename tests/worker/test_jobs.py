@@ -21,6 +21,7 @@ def test_two_hundred_jobs_end_once_each_with_32_in_flight(redis: Redis, workers:
     most = 0
     while worker.poll() is None:
         most = max(most, redis.zcard("rq:wip:demo"))
+        time.sleep(0.01)
 
     assert sorted(done(redis)) == sorted(ids)
     assert all(isinstance(outcome(redis, job_id), wire.Result) for job_id in ids)

@@ -69,6 +69,7 @@ def test_a_result_of_a_score_job_says_what_was_used_and_found():
     assert found.logprobs is not None
     assert found.logprobs.values() == [-0.5, -1.25]
     assert found.top_ids == [[98, 1], [1, 99]]
+    assert found.top_bytes == [[b"b", b"\x01"], [b"\x01", b"c"]]
     assert found.top_logprobs is not None
     assert [column.values() for column in found.top_logprobs] == [[-0.5, -2.0], [-1.0, -1.25]]
     assert (found.ranks, found.logprob_sum, found.is_greedy) == ([1, 2], -1.75, False)
@@ -129,7 +130,7 @@ def test_minus_infinity_is_clamped_and_counted():
 
 @pytest.mark.parametrize("column", ["logprobs", "top_values", "sampled_logprobs"])
 def test_nan_is_a_failure_and_never_a_number(column: str):
-    request = generate(prompt=[1], top_logprobs=1)
+    request = generate(prompt=[1], top_logprobs=1, top_p=0.5)
     rows = translate(request)
     row = rows[0].row
     row.token_ids += [2]
@@ -203,6 +204,16 @@ def test_a_generated_result_reports_only_what_was_generated():
     assert (whole.finish_reason, whole.is_greedy, whole.logprob_sum) == ("length", False, -6.0)
     assert result.usage == wire.Usage(prompt_tokens=3, completion_tokens=6)
     assert result.temperature == 0.7
+
+
+def test_the_sampled_logprobs_of_the_models_own_distribution_are_not_said_twice():
+    request = generate(prompt="a")
+    rows = translate(request)
+    row = rows[0].row
+    row.token_ids += [98]
+    row.logprobs, row.sampled_logprobs = [-1.0], [-1.0000001]
+
+    assert scored(request, rows).sampled_logprobs is None
 
 
 def test_generation_without_logprobs_reports_none():

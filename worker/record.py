@@ -146,7 +146,7 @@ class Record:
     def _write(self, flight: Flight, pipeline: Pipeline) -> None:
         flight.execution.delete(job=flight.job, pipeline=pipeline)
         if flight.retry_delay_s is not None:
-            self._write_retry(flight, flight.retry_delay_s, pipeline)
+            self._write_again(flight, flight.retry_delay_s, pipeline)
         elif flight.error is not None:
             self._write_failure(flight, flight.error, pipeline)
         else:
@@ -170,10 +170,14 @@ class Record:
             text = "".join(traceback.format_exception(error))
         job._handle_failure(text, pipeline, **self._execution(flight))
 
-    def _write_retry(self, flight: Flight, delay_s: int, pipeline: Pipeline) -> None:
+    def _write_again(self, flight: Flight, delay_s: int, pipeline: Pipeline) -> None:
+        """The job is to run again: a retry of a failure, one that it asked for, or RQ's Repeat of a success."""
         job, queue = flight.job, flight.queue
         if isinstance(flight.value, Retry):
             RqResult.create_retried(job, job.failure_ttl, flight.value, pipeline=pipeline, **self._execution(flight))
+        elif flight.error is None:
+            job._result = flight.value
+            job._handle_success(job.get_result_ttl(self.default_result_ttl_s), pipeline, **self._execution(flight))
         if delay_s:
             pipeline.sadd(queue.redis_queues_keys, queue.key)
             queue._persist_job(job, pipeline, status=JobStatus.SCHEDULED)

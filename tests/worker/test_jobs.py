@@ -5,7 +5,7 @@ import time
 
 import pytest
 from redis import Redis
-from rq import Callback, Retry
+from rq import Callback, Repeat, Retry
 from rq.command import send_stop_job_command
 from rq.job import Job as StockJob
 from rq.serializers import JSONSerializer
@@ -217,6 +217,7 @@ def test_listed_functions_keep_what_rq_offers(redis: Redis, workers: Workers):
     broken = queue.enqueue("add", "a", on_failure=Callback("note"))
     late = queue.enqueue("flaky", retry=Retry(max=2, interval=1))
     after = queue.enqueue("add", 1, depends_on=summed)
+    repeated = queue.enqueue("add", 1, repeat=Repeat(times=2, interval=[0, 1]))
     discarded = queue.enqueue("add", 1, result_ttl=0)
     stuck = queue.enqueue("sleep", 30, job_timeout=1)
     refused = queue.enqueue("add", 1, on_success=Callback("os.abort"))
@@ -232,6 +233,7 @@ def test_listed_functions_keep_what_rq_offers(redis: Redis, workers: Workers):
     assert status(redis, broken.id) == status(redis, refused.id) == "failed"
     assert "JobTimeoutException" in (stuck.latest_result().exc_string or "")
     assert not redis.exists(discarded.key)
+    until(lambda: redis.xlen(f"rq:results:{repeated.id}") == 3)
 
 
 def test_importing_worker_takes_pickle_out_of_rq(redis: Redis):

@@ -1,0 +1,82 @@
+"""What the scripts of the leases promise, without a worker."""
+
+import pytest
+from redis import Redis
+
+import wire
+from tests.worker.conftest import generate, status, submit
+from worker import Queue
+from worker.lease import Leases, Row, company
+
+
+@pytest.fixture
+def queue(redis: Redis) -> Queue:
+    return Queue("demo", connection=redis)
+
+
+def leases(redis: Redis, name: str = "mac", lease_s: float = 60.0) -> Leases:
+    return Leases(redis, name, f"rq:worker:{name}", lease_s)
+
+
+def claim(redis: Redis, queue: Queue, room: int = 32, in_flight: int = 0, limit: int = 32) -> list[Row]:
+    rows = leases(redis).claim([queue], room, in_flight, limit, round_robin=False)
+    assert rows is not None
+    return rows
+
+
+def test_a_claim_brings_the_requests_in_the_order_of_the_queue(redis: Redis, queue: Queue):
+    ids = [submit(redis, generate(f"prompt {i}")) for i in range(5)]
+    calls = redis.info("stats")["total_commands_processed"]
+
+    rows = claim(redis, queue, room=3)
+
+    assert redis.info("stats")["total_commands_processed"] > calls
+    assert [row.job_id for row in rows] == ids[:3]
+    assert [wire.decode_request(row.request or b"").prompt for row in rows] == ["prompt 0", "prompt 1", "prompt 2"]  # type: ignore[union-attr]
+    assert [status(redis, job_id) for job_id in ids] == ["started"] * 3 + ["queued"] * 2
+
+
+@pytest.mark.parametrize(
+    ("crashes", "others", "taken"), [(0, 20, 12), (1, 0, 8), (1, 7, 1), (1, 8, 0), (2, 0, 1), (2, 1, 0)]
+)
+def test_jobs_that_were_there_at_deaths_get_little_company(
+    redis: Redis, queue: Queue, crashes: int, others: int, taken: int
+):
+    for _ in range(12):
+        submit(redis, generate(), fields={"crashes": crashes})
+
+    assert len(claim(redis, queue, in_flight=others)) == taken
+
+
+def test_nobody_joins_a_suspect_in_flight():
+    assert company([0, 0], 32) == 32
+    assert company([0, 1], 32) == 8
+    assert company([1, 2], 32) == 1
+    assert company([1], 4) == 4
+
+
+def test_a_claim_is_bounded_in_bytes(redis: Redis, queue: Queue):
+    for _ in range(3):
+        submit(redis, bytes(40 * 2**20))
+
+    assert [len(claim(redis, queue)), len(claim(redis, queue))] == [2, 1]
+
+
+def test_a_lease_that_is_over_goes_back_to_the_front_and_is_lost_to_its_holder(redis: Redis, queue: Queue):
+    first, second = submit(redis, generate()), submit(redis, generate())
+    (row,) = claim(redis, queue, room=1)
+    redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")  # as its expiry does
+
+    num_back, to_end = leases(redis, "other").reclaim([queue], crash_limit=5)
+
+    assert (num_back, to_end) == (1, [])
+    assert [i.decode() for i in redis.lrange(queue.key, 0, -1)] == [first, second]
+    assert redis.hmget(f"rq:job:{first}", "crashes", "retries_left") == [b"1", b"3"]
+
+
+def test_a_live_lease_is_left_alone(redis: Redis, queue: Queue):
+    job_id = submit(redis, generate())
+    claim(redis, queue)
+
+    assert leases(redis, "other").reclaim([queue], crash_limit=5) == (0, [])
+    assert status(redis, job_id) == "started"

@@ -26,11 +26,9 @@ def claim(redis: Redis, queue: Queue, room: int = 32, in_flight: int = 0, limit:
 
 def test_a_claim_brings_the_requests_in_the_order_of_the_queue(redis: Redis, queue: Queue):
     ids = [submit(redis, generate(f"prompt {i}")) for i in range(5)]
-    calls = redis.info("stats")["total_commands_processed"]
 
     rows = claim(redis, queue, room=3)
 
-    assert redis.info("stats")["total_commands_processed"] > calls
     assert [row.job_id for row in rows] == ids[:3]
     assert [wire.decode_request(row.request or b"").prompt for row in rows] == ["prompt 0", "prompt 1", "prompt 2"]  # type: ignore[union-attr]
     assert [status(redis, job_id) for job_id in ids] == ["started"] * 3 + ["queued"] * 2

@@ -4,7 +4,6 @@ Signed as Standard Webhooks 1.0.0 has it: https://github.com/standard-webhooks/s
 """
 
 import base64
-import binascii
 import contextlib
 import ssl
 import time
@@ -23,7 +22,7 @@ from worker.version import VERSION
 
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_RETRY_AFTER_S = 86_400
-_SECRET = "a secret is whsec_ and the base64 of 24 to 64 bytes"
+_EXPECTED = "a secret is whsec_ and the base64 of 24 to 64 bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +34,11 @@ class Attempt:
     status: int | None = None
     error: str | None = None
     retry_after_s: int | None = None
+    is_final: bool = False  # another attempt would be no better, or is not wanted
 
     @property
     def is_delivered(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
-
-    @property
-    def is_gone(self) -> bool:
-        """The receiver asks to be left alone."""
-        return self.status == 410
 
     def __str__(self) -> str:
         answer = self.error if self.status is None else f"HTTP {self.status}"
@@ -61,8 +56,11 @@ class Sender:
         self._lookups = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="lookup")
 
     def send(self, url: str, message_id: str, body: bytes) -> Attempt:
-        """POST once. Raises ValueError if the URL may not be a webhook's at all."""
-        endpoint = Endpoint.parse(url, self._allow_private)
+        """POST once."""
+        try:
+            endpoint = Endpoint.parse(url, self._allow_private)
+        except ValueError as error:  # it was taken when the operator allowed more
+            return Attempt("refused", 0, error=str(error), is_final=True)
         started_at = time.monotonic()
         guard = Guard(
             started_at + self._timeout_s,
@@ -70,15 +68,18 @@ class Sender:
             self._allow_private,
         )
 
-        def attempt(status: int | None = None, error: str | None = None, retry_after_s: int | None = None) -> Attempt:
-            elapsed_ms = round((time.monotonic() - started_at) * 1000)
-            return Attempt(endpoint.host, elapsed_ms, status, error, retry_after_s)
-
         try:
             status, headers = self._post(endpoint, guard, message_id, body)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError) as error:
-            return attempt(error=f"{type(error).__name__}: {str(error)[:200]}")
-        return attempt(status, retry_after_s=None if status < 300 else retry_after_s(headers))
+            elapsed_ms = _ms_since(started_at)
+            return Attempt(endpoint.host, elapsed_ms, error=f"{type(error).__name__}: {str(error)[:200]}")
+        return Attempt(
+            endpoint.host,
+            _ms_since(started_at),
+            status,
+            retry_after_s=retry_after_s(headers),
+            is_final=status == 410,  # Gone: the receiver asks to be left alone
+        )
 
     def close(self) -> None:
         self._lookups.shutdown(wait=False, cancel_futures=True)
@@ -118,15 +119,15 @@ def signers(secrets: str) -> list[Webhook]:
     """
     found = secrets.split()
     if not found:
-        raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET is not set: webhooks are signed with it; {_SECRET}")
+        raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET is not set: webhooks are signed with it; {_EXPECTED}")
     for number, secret in enumerate(found, 1):
         written = secret.removeprefix("whsec_")
         try:
             size = len(base64.b64decode(written + "=" * (-len(written) % 4), validate=True))
-        except binascii.Error:
+        except ValueError:  # binascii.Error among them
             size = 0
         if written == secret or not 24 <= size <= 64:
-            raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET: secret {number} of {len(found)} is not one: {_SECRET}")
+            raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET: secret {number} of {len(found)} is not one: {_EXPECTED}")
     return [Webhook(secret) for secret in found]
 
 
@@ -159,3 +160,7 @@ def _drain(response: httpcore.Response) -> None:
             num_bytes += len(chunk)
             if num_bytes >= MAX_ANSWER_BYTES:
                 return
+
+
+def _ms_since(started_at: float) -> int:
+    return round((time.monotonic() - started_at) * 1000)

@@ -97,9 +97,9 @@ class Deliver:
         if attempt.is_delivered:
             log.info("%s: delivered to %s", job.id, attempt)
             return report
-        if attempt.is_gone or number > len(SCHEDULE_S):
+        if attempt.is_final or number > len(SCHEDULE_S):
             job.retries_left = 0
-            why = "the receiver wants no more" if attempt.is_gone else f"given up after {number} attempts"
+            why = "not to be tried again" if attempt.is_final else f"given up after {number} attempts"
             raise Undeliverable(f"{why}: {attempt}")
         interval_s = wait_s(number, attempt.retry_after_s)
         log.warning("%s: attempt %d failed, the next in %d s: %s", job.id, number, interval_s, attempt)

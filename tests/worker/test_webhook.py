@@ -221,7 +221,7 @@ def webhook_worker(redis_url: str, root: Path, **settings: str) -> Iterator[subp
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            print(process.communicate(timeout=30)[0])
 
 
 def release(redis: Redis, job: Job) -> None:

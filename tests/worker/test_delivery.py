@@ -198,9 +198,7 @@ def test_tls_asks_for_the_name_of_the_url_and_so_does_the_host_header(authority:
 def test_a_certificate_that_does_not_verify_ends_the_attempt(authority: trustme.CA, fault: str):
     sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True))
     tls = (
-        server_tls(authority, "evil.example")
-        if fault == "another name"
-        else server_tls(trustme.CA(), "hooks.example")
+        server_tls(authority, "evil.example") if fault == "another name" else server_tls(trustme.CA(), "hooks.example")
     )
     with receiver(tls) as hook:
         attempt = sender.send(f"https://hooks.example:{hook.port}/hook", "wh_1", BODY)

@@ -32,6 +32,11 @@ def system(host: str, port: int) -> "Future[list[str]]":
     return future
 
 
+def read_all(stream: httpcore.NetworkStream) -> None:
+    while stream.read(1):
+        pass
+
+
 def guard(lookup: Callable[[str, int], "Future[list[str]]"], allow_private: bool = False, limit_s: float = 10) -> Guard:
     return Guard(time.monotonic() + limit_s, lookup, allow_private)
 
@@ -168,8 +173,7 @@ def test_a_receiver_that_drips_for_ever_is_left_at_the_deadline():
     with raw_server(drip) as port:
         stream = guard(system, allow_private=True, limit_s=0.3).connect_tcp("127.0.0.1", port)
         with pytest.raises(httpcore.ReadTimeout):
-            while True:
-                stream.read(1)
+            read_all(stream)
         stream.close()
 
 

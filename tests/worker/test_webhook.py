@@ -20,7 +20,7 @@ from rq.utils import now, utcformat
 from standardwebhooks import Webhook
 
 import wire
-from client.stack import webhook_command
+from client.stack import rq, webhook_command
 from tests.worker.receiver import Receiver, raw_server, receiver
 from worker.job import Job
 from worker.webhook import JITTER, SCHEDULE_S, Again, Deliver, Undeliverable, payload, wait_s
@@ -48,9 +48,7 @@ def deliver(redis: Redis) -> Iterator[Deliver]:
 
 def end_job(redis: Redis, url: str, job_id: str = ID, status: str = "finished") -> None:
     """A job that has ended, as its worker leaves it."""
-    redis.hset(
-        f"rq:job:{job_id}", mapping={"status": status, "model": "demo", "ended_at": ENDED_AT, "webhook": url}
-    )
+    redis.hset(f"rq:job:{job_id}", mapping={"status": status, "model": "demo", "ended_at": ENDED_AT, "webhook": url})
 
 
 def delivery(redis: Redis, job_id: str = ID) -> Job:
@@ -128,7 +126,7 @@ def test_a_failed_attempt_is_tried_again_by_the_schedule_with_jitter(redis: Redi
         assert scheduled_s <= Retry.get_interval(number, again.intervals) <= scheduled_s * (1 + JITTER)
         assert again.max > number
     job.number_of_retries = len(SCHEDULE_S)
-    with pytest.raises(Undeliverable, match="given up after 10 attempts: .*HTTP 500"):
+    with pytest.raises(Undeliverable, match=r"given up after 10 attempts: .*HTTP 500"):
         run(deliver, job)
     assert not job.should_retry
 
@@ -158,7 +156,7 @@ def test_gone_ends_the_delivery_for_good(redis: Redis, deliver: Deliver, hook: R
     hook.answers = [(410, {})]
     end_job(redis, hook.url)
     job = delivery(redis)
-    with pytest.raises(Undeliverable, match="not to be tried again: .*HTTP 410"):
+    with pytest.raises(Undeliverable, match=r"not to be tried again: .*HTTP 410"):
         run(deliver, job)
     assert not job.should_retry
 
@@ -287,7 +285,7 @@ def test_a_delivery_survives_the_death_of_its_worker(redis: Redis, redis_url: st
     assert len(hook.received) == 1
 
 
-def test_a_delivery_that_is_given_up_is_a_failed_job_that_says_why(
+def test_a_delivery_that_is_given_up_is_a_failed_job_that_says_why_and_can_be_requeued(
     redis: Redis, redis_url: str, root: Path, hook: Receiver
 ):
     hook.answers = [(410, {})]
@@ -301,6 +299,12 @@ def test_a_delivery_that_is_given_up_is_a_failed_job_that_says_why(
     assert "HTTP 410" in str(result.exc_string)
     assert "hush" not in str(result.exc_string)
     assert len(hook.received) == 1
+
+    hook.answers = [(204, {})]
+    subprocess.run([rq(), "requeue", "--queue", wire.WEBHOOKS, "--url", redis_url, job.id], check=True)
+    with webhook_worker(redis_url, root):
+        wait_until(lambda: job.get_status() == JobStatus.FINISHED)
+    assert len(hook.received) == 2
 
 
 @pytest.mark.parametrize("secret", ["", "hush"])

@@ -16,6 +16,8 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from redis import Redis
 from redis.exceptions import AuthenticationError
 
@@ -23,6 +25,7 @@ import wire
 from client.redis_server import find_binary
 from client.stack import webhook_command
 from tests.conftest import wait_until_up
+from tests.test_architecture import ROOMS
 
 VALUES = {
     "REDIS_PASSWORD": "a1b2c3",
@@ -152,7 +155,7 @@ def test_the_worker_is_healthy_while_redis_knows_one_of_its_host(
     assert done.returncode == status
 
 
-def test_the_image_installs_no_mlx_and_does_not_run_as_root(root: Path):
+def test_the_image_holds_two_extras_and_does_not_run_as_root(root: Path):
     lines = (root / "Dockerfile").read_text().splitlines()
     assert [line for line in lines if line.startswith("FROM")] == [
         "FROM python:3.11-slim AS build",
@@ -160,24 +163,45 @@ def test_the_image_installs_no_mlx_and_does_not_run_as_root(root: Path):
     ]
     assert any('".[api,webhook]"' in line for line in lines)
     assert "USER scorepool" in lines
-    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    wanted, seen = [*extras["api"], *extras["webhook"]], set[str]()
+
+
+def needs(root: Path, *extras: str) -> set[str]:
+    """Every distribution that `pip install .[extras]` brings."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    wanted, found = [Requirement(line) for line in lines], set[str]()
     while wanted:
-        name = re.split(r"[^\w-]", wanted.pop())[0].lower()
-        if name not in seen:
-            seen.add(name)
-            wanted += [line for line in metadata.requires(name) or [] if "extra ==" not in line and installed(line)]
-    assert {"redis", "rq", "httpcore", "standardwebhooks", "certifi"} <= seen
-    assert seen.isdisjoint({"mlx", "mlx-lm", "numpy", "transformers", "torch", "scorepool"})
+        requirement = wanted.pop()
+        found.add(canonicalize_name(requirement.name))
+        for line in metadata.requires(requirement.name) or []:
+            child = Requirement(line)
+            asked = [""] if child.marker is None else ["", *requirement.extras]
+            applies = child.marker is None or any(child.marker.evaluate({"extra": extra}) for extra in asked)
+            if applies and canonicalize_name(child.name) not in found:
+                wanted.append(child)
+    return found
 
 
-def installed(requirement: str) -> bool:
-    """Requirements for other platforms are not."""
-    try:
-        metadata.version(re.split(r"[^\w.-]", requirement)[0])
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+def test_the_image_has_everything_that_its_processes_import_and_no_mlx(root: Path):
+    """Where only the distributions of the two extras can be imported."""
+    found = needs(root, "api", "webhook")
+    assert found.isdisjoint({"mlx", "mlx-lm", "numpy", "transformers", "torch"})
+    absent = [
+        module
+        for module, owners in metadata.packages_distributions().items()
+        if module not in ROOMS and found.isdisjoint(canonicalize_name(owner) for owner in owners)
+    ]
+    code = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+import api.app, api.__main__, worker, rq.cli
+worker.WebhookWorker
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
 
 
 def test_the_launchd_job_runs_a_worker_with_its_secrets_from_a_private_file(root: Path, tmp_path: Path):

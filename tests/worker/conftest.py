@@ -1,0 +1,143 @@
+"""What the tests of the worker share: a submitter that does as the API does, and workers run by `rq worker`."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from redis import Redis
+from rq.serializers import JSONSerializer
+from rq.utils import now, utcformat
+
+import wire
+
+MODEL = "demo"
+
+
+def generate(prompt: str = "hello", max_tokens: int = 4, timeout_s: int = 600) -> wire.Generate:
+    return wire.Generate(model=MODEL, prompt=prompt, max_tokens=max_tokens, timeout_s=timeout_s)
+
+
+def submit(
+    redis: Redis,
+    request: wire.Request | bytes,
+    *,
+    queue: str = MODEL,
+    webhook: bool = False,
+    fields: dict[str, object] | None = None,
+) -> str:
+    """As the API's submit script; `request` in bytes is written as it stands."""
+    job_id = uuid4().hex
+    body = request if isinstance(request, bytes) else wire.encode(request)
+    mapping = {
+        "data": JSONSerializer.dumps([wire.INFER, None, [], {}]),
+        "created_at": utcformat(now()),
+        "enqueued_at": utcformat(now()),
+        "origin": queue,
+        "status": "queued",
+        "description": "generate demo",
+        "timeout": 600 if isinstance(request, bytes) else request.timeout_s,
+        "retries_left": 3,
+        "result_ttl": 3600,
+        "failure_ttl": 3600,
+        "kind": "generate",
+        "model": MODEL,
+    }
+    with redis.pipeline() as pipeline:
+        pipeline.hset(f"rq:job:{job_id}", mapping=mapping | (fields or {}))
+        pipeline.set(wire.Keys.request(job_id), body)
+        if webhook:
+            delivery = wire.Keys.delivery(job_id)
+            data = JSONSerializer.dumps([wire.DELIVER, None, [], {"job_id": job_id}])
+            pipeline.hset(f"rq:job:{delivery}", mapping={"data": data, "status": "deferred", "origin": wire.WEBHOOKS})
+        pipeline.sadd("rq:queues", f"rq:queue:{queue}")
+        pipeline.rpush(f"rq:queue:{queue}", job_id)
+        pipeline.publish(wire.Keys.bell(queue), job_id)
+        pipeline.execute()
+    return job_id
+
+
+def outcome(redis: Redis, job_id: str) -> wire.Outcome | None:
+    body = redis.get(wire.Keys.outcome(job_id))
+    return None if body is None else wire.decode_outcome(body)
+
+
+def failure(redis: Redis, job_id: str) -> wire.Failure:
+    found = outcome(redis, job_id)
+    assert isinstance(found, wire.Failure), found
+    return found
+
+
+def done(redis: Redis) -> list[str]:
+    """Ids in the order in which jobs ended; an id is there once for every end that was recorded."""
+    return [fields[b"id"].decode() for _, fields in redis.xrange(wire.DONE)]
+
+
+def status(redis: Redis, job_id: str) -> str:
+    return (redis.hget(f"rq:job:{job_id}", "status") or b"").decode()
+
+
+def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {timeout_s} s"
+        time.sleep(0.02)
+
+
+class Workers:
+    """Processes of `rq worker`, killed when the test ends. The output of all is in `log`."""
+
+    def __init__(self, redis_url: str, root: Path, folder: Path) -> None:
+        self.redis_url = redis_url
+        self.root = root
+        self.log_path = folder / "log"
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self,
+        *options: str,
+        worker: str = "FakeWorker",
+        queues: tuple[str, ...] = ("demo:high", "demo", "demo:low"),
+        **environ: str,
+    ) -> subprocess.Popen[bytes]:
+        settings = {"SCOREPOOL_MODEL": "demo=fake", "SCOREPOOL_LEASE_S": "1", "PYTHONPATH": str(self.root)}
+        command = [
+            str(Path(sys.executable).parent / "rq"),
+            *("worker", "-w", f"tests.worker.fake.{worker}", "-u", self.redis_url),
+        ]
+        with self.log_path.open("ab") as log:
+            process = subprocess.Popen(
+                [*command, *options, *queues],
+                cwd=self.root,
+                env=os.environ | settings | environ,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes.append(process)
+        return process
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def rq(self, *arguments: str) -> str:
+        """The output of another of RQ's commands, run with our worker class."""
+        command = [str(Path(sys.executable).parent / "rq"), arguments[0], "-u", self.redis_url]
+        options = ["-w", "tests.worker.fake.FakeWorker", *arguments[1:]]
+        return subprocess.run(
+            [*command, *options], cwd=self.root, check=True, capture_output=True, text=True, timeout=30
+        ).stdout
+
+
+@pytest.fixture
+def workers(redis_url: str, redis: Redis, root: Path, tmp_path: Path) -> Iterator[Workers]:
+    workers = Workers(redis_url, root, tmp_path)
+    yield workers
+    for process in workers.processes:
+        process.kill()
+        process.wait()
+    print(workers.log if workers.processes else "")  # pytest shows it when the test failed

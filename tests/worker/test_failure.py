@@ -1,0 +1,33 @@
+"""Every error has one name in the outcome."""
+
+import pytest
+from rq.timeouts import JobTimeoutException
+
+import wire
+from engine.errors import Numeric, Refused, TooLong
+from worker.failure import JobFailed, explain
+from worker.flight import Crashed, Stopped
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (wire.Invalid("n: Expected `int`", "n"), "invalid"),
+        (Refused("token 9 is outside the vocabulary"), "invalid"),
+        (TooLong("5000 tokens are more than 4096"), "too_long"),
+        (Numeric("NaN"), "numeric"),
+        (JobTimeoutException("late"), "timeout"),
+        (Stopped(), "canceled"),
+        (Crashed("in flight at 5 deaths of its worker"), "crashed"),
+        (JobFailed(wire.Failure(code="internal", message="gone")), "internal"),
+        (KeyError("prompt"), "internal"),
+    ],
+)
+def test_an_error_is_told_by_its_class(error: BaseException, code: str):
+    assert explain(error, timeout_s=5).code == code
+
+
+def test_a_failure_names_the_field_and_quotes_no_unexpected_error():
+    assert explain(wire.Invalid("n: Expected `int`", "n"), None).field == "n"
+    assert "5" in explain(JobTimeoutException(), 5).message
+    assert "secret" not in explain(RuntimeError("secret"), None).message

@@ -1,0 +1,239 @@
+"""Jobs end, each exactly once and with an outcome, through real `rq worker` processes."""
+
+import pickle
+import time
+
+import pytest
+from redis import Redis
+from rq import Callback, Retry
+from rq.command import send_stop_job_command
+from rq.job import Job as StockJob
+from rq.serializers import JSONSerializer
+
+import wire
+from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
+from worker import Queue
+
+
+def test_two_hundred_jobs_end_once_each_with_32_in_flight(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=1 + i % 20)) for i in range(200)]
+    worker = workers.start("--burst", SCOREPOOL_MAX_JOBS_IN_FLIGHT="32", FAKE_STEP_S="0.01")
+    most = 0
+    while worker.poll() is None:
+        most = max(most, redis.zcard("rq:wip:demo"))
+
+    assert sorted(done(redis)) == sorted(ids)
+    assert all(isinstance(outcome(redis, job_id), wire.Result) for job_id in ids)
+    assert most == 32
+
+
+def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=3))
+
+    workers.start("--burst").wait(timeout=20)
+
+    keys = {key.decode() for key in redis.keys("*") if not key.startswith((b"rq:worker", b"rq:clean"))}
+    assert keys == {
+        "rq:queues",
+        f"rq:job:{job_id}",
+        f"rq:results:{job_id}",
+        "rq:finished:demo",
+        f"scorepool:outcome:{job_id}",
+        "scorepool:done",
+    }
+    assert status(redis, job_id) == "finished"
+    assert redis.hget(f"rq:job:{job_id}", "meta") is None
+    assert 0 < redis.ttl(wire.Keys.outcome(job_id)) <= 3600
+    result = outcome(redis, job_id)
+    assert isinstance(result, wire.Result)
+    assert result.sequences[0].text == "xxx"
+    assert result.stamp.model == "demo"
+
+
+def test_a_job_that_ends_releases_its_webhook_in_the_same_transaction(redis: Redis, workers: Workers):
+    good, bad = submit(redis, generate(), webhook=True), submit(redis, generate("NAN"), webhook=True)
+    plain = submit(redis, generate())
+
+    workers.start("--burst").wait(timeout=20)
+
+    assert {i.decode() for i in redis.lrange("rq:queue:webhooks", 0, -1)} == {f"wh_{good}", f"wh_{bad}"}
+    assert redis.hget(f"rq:job:wh_{good}", "status") == b"queued"
+    assert redis.exists(f"rq:job:wh_{plain}") == 0
+    assert redis.sismember("rq:queues", "rq:queue:webhooks")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"\xc1 no msgpack", "invalid"),
+        (b"", "invalid"),
+        (wire.encode({"type": "score", "model": "demo"}), "invalid"),
+        (wire.encode({"type": "dance"}), "invalid"),
+        (wire.encode(generate("NAN")), "numeric"),
+        (wire.encode(generate("BUG")), "internal"),
+    ],
+)
+def test_a_job_that_cannot_be_run_fails_alone(redis: Redis, workers: Workers, body: bytes, code: str):
+    bad, good = submit(redis, body), submit(redis, generate())
+
+    workers.start("--burst").wait(timeout=20)
+
+    assert failure(redis, bad).code == code
+    assert status(redis, bad) == "failed"
+    assert redis.hget(f"rq:job:{bad}", "retries_left") == b"0"
+    assert redis.zscore("rq:failed:demo", bad)
+    assert redis.exists(wire.Keys.request(bad))  # so that `rq requeue` works
+    assert isinstance(outcome(redis, good), wire.Result)
+    assert "a bug met BUG" not in workers.log  # an error may quote the prompt
+
+
+def test_a_job_whose_request_is_gone_fails(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate())
+    redis.delete(wire.Keys.request(job_id))
+
+    workers.start("--burst").wait(timeout=20)
+
+    assert "no longer in Redis" in failure(redis, job_id).message
+
+
+def test_no_pickle_is_read_and_no_function_imported(redis: Redis, workers: Workers, tmp_path):
+    class Bomb:
+        def __reduce__(self) -> object:
+            return (open, (str(tmp_path / "pickled"), "w"))
+
+    canary = str(tmp_path / "imported")
+    bad = [
+        submit(redis, generate(), fields={"data": pickle.dumps(("worker.infer", None, [Bomb()], {}))}),
+        submit(redis, generate(), fields={"data": JSONSerializer.dumps(["os.system", None, [f"touch {canary}"], {}])}),
+        submit(redis, generate(), fields={"data": JSONSerializer.dumps([wire.INFER, "instance", [], {}])}),
+        submit(redis, generate(), fields={"data": JSONSerializer.dumps([{}, None, [], {}])}),
+        submit(redis, generate(), fields={"data": JSONSerializer.dumps("nonsense")}),
+        submit(redis, generate(), fields={"failure_callback_name": "os.abort"}),
+        submit(redis, generate(), fields={"created_at": "not a time"}),
+        submit(redis, generate(), fields={"meta": pickle.dumps(Bomb()), "data": b"\x80"}),
+    ]
+    good = submit(redis, generate())
+
+    workers.start("--burst").wait(timeout=20)
+    workers.rq("info")
+
+    assert {failure(redis, job_id).code for job_id in bad} <= {"invalid", "internal"}
+    assert all(status(redis, job_id) == "failed" for job_id in bad)
+    assert isinstance(outcome(redis, good), wire.Result)
+    assert list(tmp_path.iterdir()) == [workers.log_path]
+
+
+def test_the_timeout_of_one_job_among_thirty_ends_only_that_job(redis: Redis, workers: Workers):
+    slow = submit(redis, generate(max_tokens=100_000, timeout_s=1))
+    others = [submit(redis, generate(max_tokens=150)) for _ in range(29)]
+
+    workers.start("--burst", FAKE_STEP_S="0.01").wait(timeout=30)
+
+    assert failure(redis, slow).code == "timeout"
+    assert all(isinstance(outcome(redis, job_id), wire.Result) for job_id in others)
+    assert sorted(done(redis)) == sorted([slow, *others])
+
+
+def test_a_stop_command_cancels_one_running_job(redis: Redis, workers: Workers):
+    long, other = submit(redis, generate(max_tokens=100_000)), submit(redis, generate(max_tokens=200))
+    workers.start("--burst")
+    until(lambda: status(redis, long) == "started")
+
+    send_stop_job_command(redis, long, serializer=JSONSerializer)
+
+    until(lambda: outcome(redis, long) and outcome(redis, other))
+    assert failure(redis, long).code == "canceled"
+    assert status(redis, long) == "stopped"
+    assert redis.exists(wire.Keys.request(long)) == 0
+    assert isinstance(outcome(redis, other), wire.Result)
+
+
+def test_a_cancel_that_no_command_announces_is_seen_at_the_claim_and_by_a_beat(redis: Redis, workers: Workers):
+    queued = submit(redis, generate(max_tokens=100_000), fields={"cancel_requested": "1"})
+    running = submit(redis, generate(max_tokens=100_000))
+    workers.start()
+    until(lambda: status(redis, running) == "started")
+
+    redis.hset(f"rq:job:{running}", "cancel_requested", "1")
+
+    until(lambda: outcome(redis, running) and outcome(redis, queued))
+    assert failure(redis, running).code == failure(redis, queued).code == "canceled"
+
+
+def test_a_job_that_is_deleted_while_it_runs_is_dropped(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=100_000))
+    workers.start()
+    until(lambda: status(redis, job_id) == "started")
+
+    redis.delete(f"rq:job:{job_id}", wire.Keys.request(job_id))
+
+    until(lambda: "was taken away" in workers.log)
+    assert not redis.keys(f"*{job_id}*")
+    assert redis.zcard("rq:wip:demo") == 0
+
+
+def test_a_message_that_is_no_command_does_not_deafen_the_worker(redis: Redis, workers: Workers):
+    workers.start("--name", "mac")
+    until(lambda: b"rq:pubsub:mac" in redis.pubsub_channels())
+    for message in ("no json", "5", "{}", '{"command": "stop-job"}'):
+        redis.publish("rq:pubsub:mac", message)
+    job_id = submit(redis, generate(max_tokens=100_000))
+    until(lambda: status(redis, job_id) == "started")
+
+    send_stop_job_command(redis, job_id, serializer=JSONSerializer)
+
+    until(lambda: outcome(redis, job_id))
+
+
+def test_a_failed_job_that_is_requeued_by_hand_gets_a_new_outcome(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate("NAN"))
+    workers.start()
+    until(lambda: outcome(redis, job_id))
+    redis.set(wire.Keys.request(job_id), wire.encode(generate("mended")))
+
+    assert "Requeueing 1 jobs" in workers.rq("requeue", "--queue", "demo", job_id)
+
+    until(lambda: isinstance(outcome(redis, job_id), wire.Result))
+    assert done(redis) == [job_id, job_id]
+
+
+def test_the_bell_wakes_an_idle_worker_at_once(redis: Redis, workers: Workers):
+    workers.start()
+    until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels() and redis.keys("scorepool:card:*"))
+    times = []
+    for _ in range(5):
+        started = time.monotonic()
+        job_id = submit(redis, generate(max_tokens=1))
+        until(lambda job_id=job_id: outcome(redis, job_id))
+        times.append(time.monotonic() - started)
+    assert min(times) < 0.5  # a worker that polls takes up to 1 s, 0.5 s on average
+
+
+def test_listed_functions_keep_what_rq_offers(redis: Redis, workers: Workers):
+    queue = Queue("demo", connection=redis)
+    summed = queue.enqueue("add", 2, 3, on_success=Callback("note"))
+    flaky = queue.enqueue("flaky", retry=Retry(max=3))
+    broken = queue.enqueue("add", "a", on_failure=Callback("note"))
+    late = queue.enqueue("flaky", retry=Retry(max=2, interval=1))
+    after = queue.enqueue("add", 1, depends_on=summed)
+    discarded = queue.enqueue("add", 1, result_ttl=0)
+    stuck = queue.enqueue("sleep", 30, job_timeout=1)
+    refused = queue.enqueue("add", 1, on_success=Callback("os.abort"))
+
+    workers.start("--with-scheduler", worker="FunctionsWorker")
+
+    until(lambda: status(redis, after.id) == "finished" and status(redis, late.id) == "finished")
+    until(lambda: status(redis, stuck.id) == "failed")
+    results = {job.id: job.return_value() for job in (summed, flaky, late, after)}
+    assert results == {summed.id: 5, flaky.id: "at last", late.id: "at last", after.id: 1}
+    assert redis.lrange(f"noted:{summed.id}", 0, -1) == [b"int"]
+    assert redis.lrange(f"noted:{broken.id}", 0, -1)[1] == b"TypeError"
+    assert status(redis, broken.id) == status(redis, refused.id) == "failed"
+    assert "JobTimeoutException" in (stuck.latest_result().exc_string or "")
+    assert not redis.exists(discarded.key)
+
+
+def test_importing_worker_takes_pickle_out_of_rq(redis: Redis):
+    redis.hset("rq:job:a", mapping={"data": JSONSerializer.dumps(["f", None, [], {}]), "meta": pickle.dumps({})})
+
+    assert "unserialized" in StockJob.fetch("a", connection=redis).meta

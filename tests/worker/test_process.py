@@ -1,0 +1,165 @@
+"""The worker is RQ's worker to whoever runs it: options, `rq info`, scheduler, queues' order, presence."""
+
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+from redis import Redis
+from rq.command import send_shutdown_command
+
+import wire
+from tests.worker.conftest import Workers, done, generate, outcome, status, submit, until
+from worker import Queue
+
+
+def worker_keys(redis: Redis) -> list[bytes]:
+    return redis.keys("rq:worker:*")
+
+
+def test_rq_info_tells_the_truth(redis: Redis, workers: Workers):
+    for _ in range(12):
+        submit(redis, generate(max_tokens=100_000))
+    workers.start("--name", "mac", SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
+    until(lambda: redis.zcard("rq:wip:demo") == 8)
+
+    shown = workers.rq("info")
+
+    assert "4, 8 executing, 0 finished, 0 failed" in shown
+    assert "busy" in shown
+    assert "1 workers, 1 queues" in shown
+    current = redis.hget("rq:worker:mac", "current_job").decode()
+    assert status(redis, current) == "started"
+
+
+def test_an_idle_worker_is_shown_idle_with_its_counts(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate()), submit(redis, generate("NAN"))]
+    workers.start("--name", "mac")
+    until(lambda: sorted(done(redis)) == sorted(ids))
+
+    shown = workers.rq("info")
+
+    assert "0, 0 executing, 1 finished, 1 failed" in shown
+    assert "idle" in shown
+    assert redis.hmget("rq:worker:mac", "successful_job_count", "failed_job_count") == [b"1", b"1"]
+    assert redis.hget("rq:worker:mac", "current_job") is None
+
+
+def test_stock_rq_info_does_not_touch_a_dead_workers_jobs(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=100_000))
+    worker = workers.start()
+    until(lambda: redis.zcard("rq:wip:demo"))
+    worker.kill()
+    worker.wait()
+    until(lambda: not redis.keys("rq:execution:*"))  # the lease is over
+
+    workers.rq("info")
+
+    assert redis.hget(f"rq:job:{job_id}", "retries_left") == b"3"  # RQ's cleaner would have spent one
+    assert redis.zcard("rq:wip:demo") == 1
+
+
+def test_a_live_worker_shows_its_card_and_withdraws_it(redis: Redis, workers: Workers):
+    worker = workers.start("--name", "mac")
+    until(lambda: redis.get(wire.Keys.card("mac")))
+
+    card = msgspec.msgpack.decode(redis.get(wire.Keys.card("mac")), type=wire.ModelCard)
+    assert (card.id, card.worker, card.stamp.fingerprint, card.self_test) == ("demo", "mac", "f" * 64, "passed")
+    assert redis.zscore(wire.Keys.models, "mac")
+    send_shutdown_command(redis, "mac")
+
+    assert worker.wait(timeout=20) == 0
+    assert not redis.get(wire.Keys.card("mac"))
+    assert redis.zscore(wire.Keys.models, "mac") is None
+    assert redis.smembers("rq:workers") == set()
+
+
+def test_the_first_queue_is_drained_first(redis: Redis, workers: Workers):
+    low = [submit(redis, generate(), queue="demo:low") for _ in range(4)]
+    normal = [submit(redis, generate()) for _ in range(4)]
+    high = [submit(redis, generate(), queue="demo:high") for _ in range(4)]
+
+    workers.start("--burst", SCOREPOOL_MAX_JOBS_IN_FLIGHT="4").wait(timeout=20)
+
+    order = done(redis)
+    assert [set(order[:4]), set(order[4:8]), set(order[8:])] == [set(high), set(normal), set(low)]
+
+
+def test_round_robin_takes_one_from_each_queue_in_turn(redis: Redis, workers: Workers):
+    ids = {name: [submit(redis, generate(), queue=name) for _ in range(6)] for name in ("demo:high", "demo")}
+
+    options = ("--burst", "--max-jobs", "6", "--dequeue-strategy", "round_robin")
+    workers.start(*options, SCOREPOOL_MAX_JOBS_IN_FLIGHT="3").wait(timeout=20)
+
+    assert set(done(redis)) == {*ids["demo:high"][:3], *ids["demo"][:3]}
+
+
+def test_max_jobs_ends_the_worker_after_so_many(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate()) for _ in range(5)]
+
+    assert workers.start("--max-jobs", "3").wait(timeout=20) == 0
+
+    assert sorted(done(redis)) == sorted(ids[:3])
+    assert redis.llen("rq:queue:demo") == 2
+
+
+def test_max_idle_time_ends_an_idle_worker(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate())
+
+    assert workers.start("--max-idle-time", "1").wait(timeout=20) == 0
+
+    assert outcome(redis, job_id)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="counts children in /proc")
+def test_the_scheduler_runs_in_the_workers_own_process(redis: Redis, workers: Workers):
+    worker = workers.start("--with-scheduler", worker="FunctionsWorker")
+    until(lambda: redis.get("rq:scheduler-lock:demo"))
+
+    assert Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text() == ""
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(timeout=20) == 0
+    assert redis.get("rq:scheduler-lock:demo") is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "queues", "complaint"),
+    [
+        ({"SCOREPOOL_MODEL": ""}, ("demo",), "give NAME=FOLDER_OR_HUB_ID"),
+        (
+            {"SCOREPOOL_MODEL": "other=fake"},
+            ("demo",),
+            "queue 'demo' is not one of those of SCOREPOOL_MODEL=other=fake",
+        ),
+        ({"SCOREPOOL_LEASE": "3"}, ("demo",), "did you mean SCOREPOOL_LEASE_S?"),
+    ],
+)
+def test_a_wrong_setting_stops_the_start_and_says_which(
+    redis: Redis, workers: Workers, environ: dict[str, str], queues: tuple[str, ...], complaint: str
+):
+    assert workers.start(queues=queues, **environ).wait(timeout=20) == 1
+    assert complaint in workers.log
+    assert redis.smembers("rq:workers") == set()
+
+
+def test_no_prompt_is_logged(redis: Redis, workers: Workers):
+    secret = "a very private prompt"
+    submit(redis, generate(secret)), submit(redis, generate("NAN " + secret))
+    submit(redis, wire.encode({"type": "generate", "model": "demo", "prompt": secret, "n": secret}))
+
+    workers.start("--burst").wait(timeout=20)
+
+    assert len(done(redis)) == 3
+    assert secret not in workers.log
+
+
+def test_an_id_whose_job_is_gone_does_not_stand_in_the_way(redis: Redis, workers: Workers):
+    queue = Queue("demo", connection=redis)
+    queue.push_job_id("gone")
+    redis.rpush(queue.key, "not an id: at all", b"\xff\xfe")
+    job_id = submit(redis, generate())
+
+    workers.start("--burst").wait(timeout=20)
+
+    assert outcome(redis, job_id)
+    assert redis.llen(queue.key) == 0

@@ -1,0 +1,227 @@
+"""Requests become rows, and rows results, without a number moved, dropped or made up."""
+
+import math
+
+import msgspec
+import pytest
+
+import wire
+from tests.worker.fake import FakeEngine, FakeTokenizer
+from worker.failure import JobFailed
+from worker.infer import stamp_of
+from worker.translate import Translated, to_result, to_rows
+
+TOKENIZER = FakeTokenizer()  # one token a byte, 257 is BOS
+BOS = 257
+STAMP = stamp_of("demo", FakeEngine.facts)
+
+
+def score(prompt: str | list[int], completion: str | list[int], **asked: object) -> wire.Score:
+    item = wire.ScoreItem(prompt=prompt, completion=completion)
+    return wire.Score(model="demo", items=[item], **asked)  # type: ignore[arg-type]
+
+
+def generate(**asked: object) -> wire.Generate:
+    return wire.Generate(model="demo", **asked)  # type: ignore[arg-type]
+
+
+def translate(request: wire.Request) -> list[Translated]:
+    return to_rows(request, TOKENIZER)
+
+
+def scored(request: wire.Request, rows: list[Translated]) -> wire.Scored:
+    (only,) = to_result(request, rows, TOKENIZER, STAMP).sequences
+    return only
+
+
+def test_a_score_item_of_text_is_encoded_jointly_and_scored_from_its_completion():
+    request = score("ab ", "c", top_logprobs=3, temperature=0.5, rank=True, entropy=True)
+
+    (translated,) = translate(request)
+
+    row = translated.row
+    assert row.token_ids == [BOS, *b"ab", *b" c"]  # the prompt's trailing space moved
+    assert (row.score_from, translated.num_prompt_tokens, translated.bos_added) == (3, 3, True)
+    assert (row.top_logprobs, row.temperature, row.rank, row.entropy) == (3, 0.5, True, True)
+    assert row.sampling is None
+
+
+def test_token_ids_pass_untouched():
+    (translated,) = translate(score([5, 6], [7]))
+
+    assert translated.row.token_ids == [5, 6, 7]
+    assert (translated.row.score_from, translated.num_prompt_tokens, translated.bos_added) == (2, 2, False)
+
+
+def test_a_result_of_a_score_job_says_what_was_used_and_found():
+    request = score("a", "bc", top_logprobs=2, rank=True, entropy=True)
+    rows = translate(request)
+    row = rows[0].row
+    row.logprobs, row.ranks, row.entropies = [-0.5, -1.25], [1, 2], [0.5, 1.0]
+    row.top_ids, row.top_values = [[98, 1], [1, 99]], [[-0.5, -2.0], [-1.0, -1.25]]
+
+    result = to_result(request, rows, TOKENIZER, STAMP)
+
+    found = result.sequences[0]
+    assert found.token_ids == list(b"bc")
+    assert b"".join(found.token_bytes) == b"bc"
+    assert found.text == "bc"
+    assert found.logprobs is not None
+    assert found.logprobs.values() == [-0.5, -1.25]
+    assert found.top_ids == [[98, 1], [1, 99]]
+    assert found.top_logprobs is not None
+    assert [column.values() for column in found.top_logprobs] == [[-0.5, -2.0], [-1.0, -1.25]]
+    assert (found.ranks, found.logprob_sum, found.is_greedy) == ([1, 2], -1.75, False)
+    assert (found.prompt_token_ids, found.num_prompt_tokens, found.bos_added) == ([BOS, 97], 2, True)
+    assert found.num_reported_prompt_tokens == 0
+    assert result.usage == wire.Usage(prompt_tokens=2, completion_tokens=2)
+    assert result.temperature == 1.0
+    assert result.stamp == STAMP
+    assert result.stamp.versions.keys() == {"scorepool", "mlx", "mlx-lm"}
+
+
+def test_score_all_reports_the_prompt_and_null_for_the_first_token():
+    request = score("a", "b", score="all", top_logprobs=1)
+    rows = translate(request)
+    row = rows[0].row
+    row.logprobs = [None, -1.0, -0.25]
+    row.top_ids, row.top_values = [[], [97], [98]], [[], [-1.0], [-0.25]]
+
+    found = scored(request, rows)
+
+    assert row.score_from == 0
+    assert found.token_ids == [BOS, *b"ab"]
+    assert found.logprobs is not None
+    assert found.logprobs.values() == [None, -1.0, -0.25]
+    assert found.top_ids == [[], [97], [98]]
+    assert found.num_reported_prompt_tokens == 2
+    assert found.logprob_sum == -0.25  # the completion's alone
+    assert found.is_greedy is True
+
+
+def test_a_completion_whose_first_token_has_no_predictor_has_no_sum():
+    request = score([7], [8], score="all", rank=True)
+    rows = translate(request)
+    rows[0].row.logprobs, rows[0].row.ranks = [None, -1.0], [None, 1]
+    assert scored(request, rows).logprob_sum == -1.0
+
+    alone = Translated(rows[0].row, num_prompt_tokens=0, is_prompt_text=True, bos_added=False)
+    found = scored(request, [alone])
+
+    assert found.logprob_sum is None
+    assert found.is_greedy is None
+
+
+def test_minus_infinity_is_clamped_and_counted():
+    request = score([1], [2, 3], top_logprobs=1)
+    rows = translate(request)
+    row = rows[0].row
+    row.logprobs, row.top_ids, row.top_values = [-math.inf, -1.0], [[9], [9]], [[-0.5], [-math.inf]]
+
+    found = scored(request, rows)
+
+    assert found.logprobs is not None
+    assert found.logprobs.values() == [-9999.0, -1.0]
+    assert found.clamped == 2
+    assert found.logprob_sum == -10000.0
+    assert b"-9999" in wire.encode_json(found)
+
+
+@pytest.mark.parametrize("column", ["logprobs", "top_values", "sampled_logprobs"])
+def test_nan_is_a_failure_and_never_a_number(column: str):
+    request = generate(prompt=[1], top_logprobs=1)
+    rows = translate(request)
+    row = rows[0].row
+    row.token_ids += [2]
+    row.logprobs, row.top_ids, row.top_values, row.sampled_logprobs = [-1.0], [[2]], [[-1.0]], [-1.0]
+    setattr(row, column, [[math.nan]] if column == "top_values" else [math.nan])
+
+    with pytest.raises(JobFailed) as raised:
+        to_result(request, rows, TOKENIZER, STAMP)
+
+    assert raised.value.failure.code == "numeric"
+
+
+def test_columns_of_different_lengths_are_refused_rather_than_paired():
+    request = score([1], [2, 3])
+    rows = translate(request)
+    rows[0].row.logprobs = [-1.0]
+
+    with pytest.raises(ValueError, match="zip"):
+        to_result(request, rows, TOKENIZER, STAMP)
+
+
+def test_n_completions_are_n_rows_with_seeds_of_their_own():
+    request = generate(
+        prompt="a", n=3, seed=7, stop=["é"], max_tokens=5, temperature=0.0, top_k=4, top_p=0.5, min_p=0.1
+    )
+
+    rows = [translated.row for translated in translate(request)]
+
+    assert [row.sampling.seed for row in rows if row.sampling] == [7, 8, 9]
+    first = rows[0].sampling
+    assert first is not None
+    assert (first.max_tokens, first.temperature, first.top_k, first.top_p, first.min_p) == (5, 0.0, 4, 0.5, 0.1)
+    assert first.stop == ("é".encode(),)
+    assert rows[0].token_ids == [BOS, 97]
+    assert rows[0].token_ids is not rows[1].token_ids
+    assert rows[0].score_from is None
+
+
+def test_without_a_seed_every_row_draws_its_own():
+    assert [row.row.sampling.seed for row in translate(generate(prompt="a", n=2)) if row.row.sampling] == [None, None]
+
+
+def test_a_chat_is_encoded_by_the_template():
+    request = generate(messages=[wire.Message(role="user", content="hi")])
+
+    (translated,) = translate(request)
+
+    assert translated.row.token_ids == [BOS, *b"user: hi"]
+    assert translated.bos_added
+
+
+def test_a_generated_result_reports_only_what_was_generated():
+    request = generate(prompt="ab", n=2, top_logprobs=1, temperature=0.7)
+    rows = translate(request)
+    for translated in rows:
+        row = translated.row
+        row.token_ids += list("né".encode())
+        row.logprobs, row.sampled_logprobs = [-1.0, -2.0, -3.0], [-0.5, -1.0, -1.5]
+        row.top_ids, row.top_values = [[1]] * 3, [[-0.1]] * 3
+        row.finish_reason = "length"
+    rows[0].row.text_bytes = b"n"  # cut before a stop string
+
+    result = to_result(request, rows, TOKENIZER, STAMP)
+
+    cut, whole = result.sequences
+    assert (cut.text, whole.text) == ("n", "né")
+    assert whole.token_ids == list("né".encode())
+    assert whole.sampled_logprobs is not None
+    assert whole.sampled_logprobs.values() == [-0.5, -1.0, -1.5]
+    assert whole.prompt_token_ids == [BOS, *b"ab"]
+    assert (whole.finish_reason, whole.is_greedy, whole.logprob_sum) == ("length", False, -6.0)
+    assert result.usage == wire.Usage(prompt_tokens=3, completion_tokens=6)
+    assert result.temperature == 0.7
+
+
+def test_generation_without_logprobs_reports_none():
+    request = generate(prompt="a", logprobs=False)
+    rows = translate(request)
+    rows[0].row.token_ids += [98]
+
+    found = scored(request, rows)
+
+    assert found.logprobs is None
+    assert found.token_ids == [98]
+
+
+def test_a_result_survives_the_way_through_redis():
+    request = score("a", "b", top_logprobs=1)
+    rows = translate(request)
+    row = rows[0].row
+    row.logprobs, row.top_ids, row.top_values = [-0.1], [[98]], [[-0.1]]
+    result = to_result(request, rows, TOKENIZER, STAMP)
+
+    assert wire.decode_outcome(wire.encode(result)) == result
+    assert msgspec.json.decode(wire.encode_json(result))["sequences"][0]["top_ids"] == [[98]]

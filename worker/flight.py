@@ -1,0 +1,91 @@
+"""One job in flight: from its lease to the moment that its end is recorded. No Redis, no clock.
+
+    leased ──► running ──► over ──► recorded (worker/record.py), and forgotten
+          └──────────────►┘
+
+It is over exactly once, with a value or with an error; what comes later is dropped. Only the main thread touches it.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from rq.executions import Execution
+from rq.queue import Queue
+
+from engine.errors import Fault
+from worker.job import Job
+
+
+class Stopped(Exception):
+    """The job's owner canceled it."""
+
+
+class Crashed(Exception):
+    """The job was in flight at too many deaths of its worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What a job function returns when the job goes on elsewhere, beside others."""
+
+    future: "Future[Any]"
+    finish: Callable[[Any], object]  # from the future's result to the job's, on the main thread
+    cancel: Callable[[], object]
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    job: Job
+    queue: Queue
+    execution: Execution
+    pending: Pending | None = None
+    deadline: float | None = None  # time.monotonic()
+
+    is_over: bool = False
+    value: object = None
+    error: BaseException | None = None
+
+    is_decided: bool = False  # its callbacks were called and its retries counted: see worker/record.py
+    retry_delay_s: int | None = None  # it will run again so much later; None: this is its end
+
+    @property
+    def member(self) -> str:
+        """The name of its lease."""
+        return f"{self.job.id}:{self.execution.id}"
+
+    def run(self, function: Callable[[Job], object]) -> None:
+        """Call the job's function: the job is over when it returns, unless it goes on elsewhere."""
+        answer = function(self.job)
+        if isinstance(answer, Future):
+            answer = Pending(answer, finish=lambda value: value, cancel=answer.cancel)
+        if isinstance(answer, Pending):
+            self.pending = answer
+        else:
+            self.succeed(answer)
+
+    def land(self) -> None:
+        """Take what came of the job elsewhere. Raises Fault if it is the engine that failed."""
+        if self.is_over or self.pending is None:
+            return
+        try:
+            self.succeed(self.pending.finish(self.pending.future.result(timeout=0)))
+        except Fault:
+            raise
+        except Exception as error:
+            self.fail(error)
+
+    def succeed(self, value: object) -> None:
+        if not self.is_over:
+            self.is_over, self.value = True, value
+
+    def fail(self, error: BaseException) -> None:
+        if not self.is_over:
+            self.is_over, self.error = True, error
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let what runs elsewhere stop: nobody will take it."""
+        if self.pending is not None:
+            self.pending.cancel()

@@ -1,0 +1,139 @@
+"""RQ's Job and Queue, made safe: no pickle, nothing imported because Redis names it, and an outcome with every end."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import rq.job
+import rq.queue
+import rq.serializers
+from redis import Redis
+from redis.client import Pipeline
+from rq.exceptions import DeserializationError, InvalidJobOperation
+from rq.serializers import JSONSerializer
+from rq.utils import as_text
+
+from wire import INFER, Failure, encode
+from worker.lease import Row, settle
+
+DEFAULT_TTL_S = 86_400  # of the outcome of a job that does not say
+
+# `resolve_serializer(None)` and the command line's default name these: with them replaced, `rq worker`, `rq info` and
+# everything else in a process that has imported `worker` cannot unpickle what is in Redis.
+rq.serializers.DefaultSerializer = JSONSerializer  # type: ignore[misc, assignment]
+rq.serializers.PickleSerializer = JSONSerializer  # type: ignore[assignment]
+rq.serializers.SERIALIZER_ALIASES["pickle"] = JSONSerializer
+
+Callback = Callable[..., object]
+
+
+class Job(rq.job.Job):
+    """A job whose data is JSON, whose function runs only if the worker lists it, and whose end is an outcome.
+
+    `outcome` is wire.encode(Result | Failure), set before the job is ended; RQ's own handlers then write it in the
+    transaction in which they end the job, whoever calls them.
+    """
+
+    callbacks: Mapping[str, Callback] = MappingProxyType({})  # those that may be called, by name
+    outcome: bytes | None = None
+    request: bytes | None = None
+    has_outcome = False  # jobs of the API have; other functions' jobs only have RQ's result
+    crashes = 0
+    cancel_requested = False
+    unreadable: Exception | None = None
+
+    def __init__(
+        self,
+        id: str | None = None,  # noqa: A002
+        connection: Redis | None = None,
+        serializer: object = None,
+    ) -> None:
+        super().__init__(id, connection, serializer=JSONSerializer)
+
+    @classmethod
+    def from_row(cls, row: Row, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
+        """The leased job. What cannot be read is kept in `unreadable`, for the job to fail with."""
+        job = cls(row.job_id, connection)
+        job.request = row.request
+        job.callbacks = callbacks
+        try:
+            job.restore(row.fields)
+        except Exception as error:  # whatever somebody wrote into the hash is this job's fault alone
+            job.data = row.fields[b"data"]
+            job.has_outcome = b"kind" in row.fields
+            job.unreadable = error
+        job.origin = row.queue.name
+        job._status = rq.job.JobStatus.STARTED
+        return job
+
+    def restore(self, raw_data: Any) -> None:
+        """RQ's webhooks are dropped: they are one unsigned, unguarded attempt on the worker's main thread."""
+        super().restore(raw_data)
+        self.webhooks = []
+        fields = {as_text(name): value for name, value in raw_data.items()}
+        self.crashes = int(fields.get("crashes") or 0)
+        self.cancel_requested = as_text(fields.get("cancel_requested") or "") == "1"
+        self.has_outcome = "kind" in fields or self.name() == INFER
+
+    def name(self) -> str | None:
+        """Of the function; None if the data is not the JSON that it should be."""
+        try:
+            return self.func_name
+        except (DeserializationError, ValueError):
+            return None
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        raise InvalidJobOperation("this project's jobs name functions that a worker lists; none is imported")
+
+    def _callback(self, name: str | None) -> Callback | None:
+        return self.callbacks.get(name) if name else None
+
+    @property
+    def success_callback(self) -> Callback | None:
+        return self._callback(self._success_callback_name)
+
+    @property
+    def failure_callback(self) -> Callback | None:
+        return self._callback(self._failure_callback_name)
+
+    @property
+    def stopped_callback(self) -> Callback | None:
+        return self._callback(self._stopped_callback_name)
+
+    def unlisted_callbacks(self) -> list[str]:
+        names = (self._success_callback_name, self._failure_callback_name, self._stopped_callback_name)
+        return [name for name in names if name and name not in self.callbacks]
+
+    def _handle_success(self, result_ttl: int, pipeline: Pipeline, *args: Any, **kwargs: Any) -> None:
+        super()._handle_success(result_ttl, pipeline, *args, **kwargs)
+        if self.outcome is not None:
+            settle(pipeline, self.id, self.outcome, result_ttl or DEFAULT_TTL_S, keep_request=False)
+
+    def _handle_failure(self, exc_string: str, pipeline: Pipeline, *args: Any, **kwargs: Any) -> None:
+        super()._handle_failure(exc_string, pipeline, *args, **kwargs)
+        if self.outcome is None and self.has_outcome:  # one of RQ's own cleaners found it
+            self.outcome = encode(Failure(code="crashed", message="the worker that ran this job is gone"))
+        if self.outcome is not None:
+            ttl_s = self.failure_ttl or DEFAULT_TTL_S
+            keep_request = self._status != rq.job.JobStatus.STOPPED  # so that `rq requeue` works
+            settle(pipeline, self.id, self.outcome, ttl_s, keep_request)
+
+
+class Queue(rq.queue.Queue):
+    """A queue of our Jobs, whatever class and serializer the caller asks for."""
+
+    job_class: ClassVar[type[rq.job.Job]] = Job  # type: ignore[misc]
+
+    def __init__(self, name: str = "default", connection: Redis | None = None, **kwargs: Any) -> None:
+        kwargs |= {"job_class": Job, "serializer": JSONSerializer}
+        super().__init__(name, connection, **kwargs)
+
+    @classmethod
+    def of(cls, queue: rq.queue.Queue) -> "Queue":
+        return queue if isinstance(queue, cls) else cls(queue.name, connection=queue.connection)
+
+
+def age_s(since: datetime | None, until: datetime) -> float:
+    return (until - since).total_seconds() if since else 0.0

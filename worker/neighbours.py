@@ -1,0 +1,49 @@
+"""Workers of this machine that are gone: their jobs need not wait for the end of their leases."""
+
+import os
+import socket
+from collections.abc import Sequence
+from uuid import getnode
+
+from redis import Redis
+from rq.queue import Queue
+from rq.utils import as_text
+
+
+def machine() -> str:
+    """Names this machine, also among ones with the same hostname; empty where that cannot be told.
+
+    `getnode` is a hardware address; where it finds none it invents one, with the multicast bit set.
+    """
+    node = getnode()
+    return "" if node >> 40 & 1 else f"{socket.gethostname()}/{node:012x}"
+
+
+def orphans(connection: Redis, queues: Sequence[Queue], own_name: str) -> list[str]:
+    """`<job>:<execution>` of leases whose worker ran on this machine and runs no more."""
+    members = [
+        as_text(member)  # type: ignore[arg-type]
+        for queue in queues
+        for member in connection.zrange(queue.started_job_registry.key, 0, -1)
+    ]
+    with connection.pipeline(transaction=False) as pipeline:
+        for member in members:
+            pipeline.hget(f"rq:execution:{member}", "worker_name")
+        owners = [as_text(owner) if owner else None for owner in pipeline.execute()]
+    dead = {owner for owner in set(owners) if owner not in (None, own_name) and _is_dead(connection, str(owner))}
+    return [member for member, owner in zip(members, owners, strict=True) if owner in dead]
+
+
+def _is_dead(connection: Redis, name: str) -> bool:
+    host, pid = connection.hmget(f"rq:worker:{name}", "machine", "pid")
+    if not host or not pid or as_text(host) != machine():
+        return False
+    if int(pid) == os.getpid():  # ours now: the only process of a container has the same number each time
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

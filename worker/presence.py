@@ -1,0 +1,47 @@
+"""What a worker serves, and the card that says so while it lives: it expires with its worker."""
+
+import time
+from collections.abc import Iterable
+
+from redis.client import Pipeline
+
+from engine import Facts
+from wire import Keys, ModelCard, Settings, SettingsError, Stamp, encode, queue_names
+
+
+def served_model(settings: Settings, queues: Iterable[str]) -> tuple[str, str]:
+    """The model's name, and the folder or hub id to load it from. Raises SettingsError."""
+    model, _, source = settings.model.partition("=")
+    if not model or not source:
+        raise SettingsError(f"SCOREPOOL_MODEL is {settings.model!r}; give NAME=FOLDER_OR_HUB_ID, the model to serve")
+    for name in queues:
+        if name not in queue_names(model):
+            own = ", ".join(queue_names(model))
+            raise SettingsError(f"queue {name!r} is not one of those of SCOREPOOL_MODEL={settings.model}: {own}")
+    return model, source
+
+
+def card_of(stamp: Stamp, facts: Facts, worker: str) -> ModelCard:
+    return ModelCard(
+        id=stamp.model,
+        stamp=stamp,
+        context_length=facts.context_length,
+        vocab_size=facts.vocab_size,
+        self_test=facts.self_test,
+        worker=worker,
+    )
+
+
+class Presence:
+    def __init__(self, card: ModelCard, lease_s: float) -> None:
+        self.card = card
+        self.ttl_s = lease_s * 1.5
+
+    def show(self, pipeline: Pipeline) -> None:
+        """Due every fifth of a lease."""
+        pipeline.set(Keys.card(self.card.worker), encode(self.card), px=int(self.ttl_s * 1000))
+        pipeline.zadd(Keys.models, {self.card.worker: time.time() + self.ttl_s})
+
+    def withdraw(self, pipeline: Pipeline) -> None:
+        pipeline.delete(Keys.card(self.card.worker))
+        pipeline.zrem(Keys.models, self.card.worker)

@@ -1,0 +1,204 @@
+"""How flights end in Redis: all that are over, with RQ's own bookkeeping and their outcomes, in one transaction.
+
+Recording is fenced. Every job's hash is watched before its lease is looked up, and whoever takes a job away touches its
+hash, so the transaction goes through only if all its leases are still ours. It may therefore be repeated at will, also
+when Redis went away in the middle: what had been recorded is then no longer held.
+"""
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from logging import Logger
+from typing import Any
+
+from redis import Redis
+from redis.client import Pipeline
+from redis.exceptions import WatchError
+from rq.job import JobStatus, Retry
+from rq.repeat import Repeat
+from rq.results import Result as RqResult
+from rq.timeouts import BaseDeathPenalty
+from rq.utils import now
+from rq.worker import WorkerStatus
+
+import wire
+from worker.failure import JobFailed, explain
+from worker.flight import Flight, Stopped
+from worker.job import age_s
+from worker.lease import Leases
+
+
+class Record:
+    def __init__(
+        self,
+        connection: Redis,
+        leases: Leases,
+        default_result_ttl_s: int,
+        death_penalty: type[BaseDeathPenalty],
+        report: Callable[..., None],
+        log: Logger,
+    ) -> None:
+        self.connection = connection
+        self.leases = leases
+        self.default_result_ttl_s = default_result_ttl_s
+        self.death_penalty = death_penalty
+        self.report = report  # RQ's handle_exception(job, type, error, traceback)
+        self.log = log
+
+    def end(self, flights: Sequence[Flight], still_flying: Flight | None) -> list[Flight]:
+        """Record the end of every flight that is still ours; return those.
+
+        `still_flying` is what RQ shows as the worker's current job afterwards.
+        """
+        for flight in flights:
+            if not flight.is_decided:
+                self._decide(flight)
+                flight.is_decided = True
+        while True:
+            try:
+                ours, num_dependents = self._commit(flights, still_flying)
+                break
+            except WatchError:  # a beat or a cancel touched one of the jobs
+                continue
+        if num_dependents:
+            for flight in ours:
+                if flight.retry_delay_s is None:
+                    flight.queue.enqueue_dependents(flight.job)
+        return ours
+
+    def _commit(self, flights: Sequence[Flight], still_flying: Flight | None) -> tuple[list[Flight], int]:
+        with self.connection.pipeline() as pipeline:
+            pipeline.watch(*(flight.job.key for flight in flights))
+            held = self.leases.held(flights)
+            ours = [flight for flight, is_held in zip(flights, held, strict=True) if is_held]
+            pipeline.multi()
+            for flight in ours:
+                self._write(flight, pipeline)
+            self._count(ours, still_flying, pipeline)
+            pipeline.exists(*(flight.job.dependents_key for flight in flights))
+            return ours, pipeline.execute()[-1]
+
+    # What the end is: decided once, before the first attempt to write it.
+
+    def _decide(self, flight: Flight) -> None:
+        job = flight.job
+        job.ended_at = now()
+        if flight.error is None and not isinstance(flight.value, Retry):
+            self._call_back(flight, job.execute_success_callback, flight.value)
+        if job.has_outcome:
+            self._decide_outcome(flight)
+        elif isinstance(flight.value, Retry):
+            self._decide_asked_retry(flight, flight.value)
+        elif flight.error is not None and not isinstance(flight.error, Stopped | JobFailed) and job.should_retry:
+            flight.retry_delay_s = job.get_retry_interval()
+            job.retries_left = (job.retries_left or 1) - 1
+        elif flight.error is None and job.repeats_left:
+            job.repeats_left -= 1
+            flight.retry_delay_s = Repeat.get_interval(job.repeats_left, job.repeat_intervals or [0])
+        if isinstance(flight.error, Stopped):
+            self._call_back(flight, job.execute_stopped_callback)
+        elif flight.error is not None:
+            error = flight.error
+            self._call_back(flight, job.execute_failure_callback, type(error), error, error.__traceback__)
+            if not isinstance(flight.error, JobFailed):
+                self.report(job, type(error), error, error.__traceback__)
+
+    def _decide_outcome(self, flight: Flight) -> None:
+        """A job of the API ends now, with a Result or a Failure: none of its failures goes away by trying again."""
+        job = flight.job
+        if flight.error is None:
+            try:
+                if not isinstance(flight.value, wire.Result):
+                    raise TypeError(f"the job's function returned {type(flight.value).__name__}, not wire.Result")
+                job.outcome = wire.encode(flight.value)
+                return
+            except Exception as error:
+                flight.error = error
+        failure = explain(flight.error, job.timeout)
+        job.outcome = wire.encode(failure)
+        job.retries_left = 0
+        if failure.code == "internal" and not isinstance(flight.error, JobFailed):
+            # Where, but not what: an error's own words may quote the prompt.
+            where = "".join(traceback.format_tb(flight.error.__traceback__))
+            self.log.error("job %s: %s\n%s", job.id, type(flight.error).__name__, where)
+        flight.error = flight.error if isinstance(flight.error, Stopped) else JobFailed(failure)
+
+    def _decide_asked_retry(self, flight: Flight, retry: Retry) -> None:
+        """The function returned Retry(...)."""
+        job = flight.job
+        num_before = job.number_of_retries or 0
+        if num_before >= retry.max:
+            flight.error = RuntimeError(f"gave up after {num_before} retries")
+        else:
+            job.number_of_retries = num_before + 1
+            flight.retry_delay_s = Retry.get_interval(num_before, retry.intervals)
+
+    def _call_back(self, flight: Flight, execute: Callable[..., None], *args: Any) -> None:
+        """A success callback that fails fails its job, as in RQ; any other only says so in the log."""
+        try:
+            execute(self.death_penalty, *args)
+        except Exception as error:
+            self.log.exception("job %s: its callback failed", flight.job.id)
+            flight.error = flight.error or error
+
+    # Writing it: may run several times, so it changes nothing but the pipeline.
+
+    def _write(self, flight: Flight, pipeline: Pipeline) -> None:
+        flight.execution.delete(job=flight.job, pipeline=pipeline)
+        if flight.retry_delay_s is not None:
+            self._write_retry(flight, flight.retry_delay_s, pipeline)
+        elif flight.error is not None:
+            self._write_failure(flight, flight.error, pipeline)
+        else:
+            self._write_success(flight, pipeline)
+
+    def _write_success(self, flight: Flight, pipeline: Pipeline) -> None:
+        job = flight.job
+        ttl_s = job.get_result_ttl(self.default_result_ttl_s)
+        if not job.has_outcome:
+            job._result = flight.value
+        if ttl_s != 0:
+            job._handle_success(ttl_s, pipeline, **self._execution(flight))
+        job.cleanup(ttl_s, pipeline=pipeline, remove_from_queue=False)
+
+    def _write_failure(self, flight: Flight, error: BaseException, pipeline: Pipeline) -> None:
+        job = flight.job
+        job.set_status(JobStatus.STOPPED if isinstance(error, Stopped) else JobStatus.FAILED, pipeline=pipeline)
+        if isinstance(error, JobFailed | Stopped):
+            text = str(error) or "Job stopped by user."
+        else:
+            text = "".join(traceback.format_exception(error))
+        job._handle_failure(text, pipeline, **self._execution(flight))
+
+    def _write_retry(self, flight: Flight, delay_s: int, pipeline: Pipeline) -> None:
+        job, queue = flight.job, flight.queue
+        if isinstance(flight.value, Retry):
+            RqResult.create_retried(job, job.failure_ttl, flight.value, pipeline=pipeline, **self._execution(flight))
+        if delay_s:
+            pipeline.sadd(queue.redis_queues_keys, queue.key)
+            queue._persist_job(job, pipeline, status=JobStatus.SCHEDULED)
+            pipeline.zadd(queue.scheduled_job_registry.key, {job.id: int(time.time()) + delay_s})
+        else:
+            queue._enqueue_job(job, pipeline=pipeline, at_front=job.enqueue_at_front_on_retry)
+
+    def _execution(self, flight: Flight) -> dict[str, Any]:
+        return {
+            "worker_name": self.leases.worker_name,
+            "execution_id": flight.execution.id,
+            "execution_started_at": flight.execution.created_at,
+            "execution_ended_at": flight.job.ended_at,
+        }
+
+    def _count(self, ours: Sequence[Flight], still_flying: Flight | None, pipeline: Pipeline) -> None:
+        """The worker's own fields, which `rq info` and dashboards show."""
+        key = self.leases.worker_key
+        num_failed = sum(flight.error is not None for flight in ours)
+        working_s = sum(age_s(flight.job.started_at, flight.job.ended_at or now()) for flight in ours)
+        pipeline.hincrby(key, "successful_job_count", len(ours) - num_failed)
+        pipeline.hincrby(key, "failed_job_count", num_failed)
+        pipeline.hincrbyfloat(key, "total_working_time", working_s)
+        if still_flying is None:
+            pipeline.hset(key, "state", WorkerStatus.IDLE)
+            pipeline.hdel(key, "current_job")
+        else:
+            pipeline.hset(key, "current_job", still_flying.job.id)

@@ -1,0 +1,179 @@
+"""wire.Request to rows of a batch, and rows to wire.Result. Pure: no engine, no Redis, no clock.
+
+To add a kind of job: a branch in `to_rows` and one in `to_result`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import fsum, inf, isnan
+
+import wire
+from engine import Sampling, Tokenizer
+from engine import Sequence as Row
+from wire import Floats
+from worker.failure import JobFailed
+
+LEAST = -9999.0  # what -inf is written as: JSON has no infinity
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A row, and what the result must say about it that the row does not know."""
+
+    row: Row
+    num_prompt_tokens: int
+    is_prompt_text: bool  # then the result returns the ids that were used
+    bos_added: bool
+
+
+def to_rows(request: wire.Request, tokenizer: Tokenizer) -> list[Translated]:
+    """One row per item of a score job, n of a generate job. Raises engine.Refused."""
+    if isinstance(request, wire.Score):
+        return [_to_scored_row(request, item, tokenizer) for item in request.items]
+    return _to_generating_rows(request, tokenizer)
+
+
+def _to_scored_row(request: wire.Score, item: wire.ScoreItem, tokenizer: Tokenizer) -> Translated:
+    prompt, completion = item.prompt, item.completion
+    if isinstance(prompt, str) and isinstance(completion, str):
+        token_ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(prompt, completion)
+    elif isinstance(prompt, list) and isinstance(completion, list):
+        token_ids, num_prompt_tokens, bos_added = prompt + completion, len(prompt), False
+    else:
+        raise TypeError("wire.ScoreItem let a prompt and a completion of two kinds through")
+    row = Row(
+        token_ids=token_ids,
+        score_from=0 if request.score == "all" else num_prompt_tokens,
+        top_logprobs=request.top_logprobs,
+        rank=request.rank,
+        entropy=request.entropy,
+        temperature=request.temperature,
+    )
+    return Translated(row, num_prompt_tokens, isinstance(prompt, str), bos_added)
+
+
+def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer) -> list[Translated]:
+    prompt_ids, bos_added = _encode_prompt(request, tokenizer)
+    stop = tuple(text.encode() for text in request.stop)
+    rows = []
+    for i in range(request.n):
+        sampling = Sampling(
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            seed=None if request.seed is None else request.seed + i,
+            stop=stop,
+        )
+        row = Row(token_ids=list(prompt_ids), top_logprobs=request.top_logprobs, sampling=sampling)
+        rows.append(Translated(row, len(prompt_ids), not isinstance(request.prompt, list), bos_added))
+    return rows
+
+
+def _encode_prompt(request: wire.Generate, tokenizer: Tokenizer) -> tuple[list[int], bool]:
+    if request.messages is not None:
+        messages = [{"role": message.role, "content": message.content} for message in request.messages]
+        token_ids = tokenizer.encode_chat(messages)
+        return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id
+    if isinstance(request.prompt, str):
+        return tokenizer.encode(request.prompt)
+    return list(request.prompt or ()), False
+
+
+def to_result(
+    request: wire.Request, rows: Sequence[Translated], tokenizer: Tokenizer, stamp: wire.Stamp
+) -> wire.Result:
+    """Raises JobFailed (numeric) at a NaN, ValueError where the engine's columns are not of one length."""
+    if isinstance(request, wire.Score):
+        prompt_tokens = sum(row.num_prompt_tokens for row in rows)
+        with_logprobs = True
+    else:
+        prompt_tokens = rows[0].num_prompt_tokens  # n rows share it
+        with_logprobs = request.logprobs
+    return wire.Result(
+        sequences=[_to_scored(row, tokenizer, with_logprobs) for row in rows],
+        temperature=request.temperature,
+        usage=wire.Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=sum(len(row.row.token_ids) - row.num_prompt_tokens for row in rows),
+        ),
+        stamp=stamp,
+    )
+
+
+def _to_scored(translated: Translated, tokenizer: Tokenizer, with_logprobs: bool) -> wire.Scored:
+    row, num_prompt_tokens = translated.row, translated.num_prompt_tokens
+    first = row.num_given if row.score_from is None else row.score_from
+    token_ids = row.token_ids[first:]
+    text = tokenizer.decode(token_ids) if row.text_bytes is None else row.text_bytes.decode(errors="replace")
+    num_reported_prompt_tokens = max(0, num_prompt_tokens - first)
+    said = {
+        "token_ids": token_ids,
+        "token_bytes": [tokenizer.token_bytes(token_id) for token_id in token_ids],
+        "text": text,
+        "num_prompt_tokens": num_prompt_tokens,
+        "num_reported_prompt_tokens": num_reported_prompt_tokens,
+        "prompt_token_ids": row.token_ids[:num_prompt_tokens] if translated.is_prompt_text else None,
+        "bos_added": translated.bos_added,
+        "finish_reason": row.finish_reason,
+    }
+    if not with_logprobs:
+        return wire.Scored(**said)  # type: ignore[arg-type]
+    return wire.Scored(**said, **_columns(row, token_ids, num_reported_prompt_tokens))  # type: ignore[arg-type]
+
+
+def _columns(row: Row, token_ids: list[int], num_prompt: int) -> dict[str, object]:
+    """What the engine found, one entry a token; `num_prompt` leading ones belong to the prompt."""
+    clamp = _Clamp()
+    logprobs = [clamp(logprob) for _, logprob in zip(token_ids, row.logprobs, strict=True)]
+    columns: dict[str, object] = {"logprobs": Floats(logprobs)}
+    completion = logprobs[num_prompt:]
+    if None not in completion:
+        columns["logprob_sum"] = fsum(logprob for logprob in completion if logprob is not None)
+    if row.top_logprobs:
+        tops = [
+            [(token_id, clamp(value)) for token_id, value in zip(ids, values, strict=True)]
+            for _, ids, values in zip(token_ids, row.top_ids, row.top_values, strict=True)
+        ]
+        columns["top_ids"] = [[token_id for token_id, _ in top] for top in tops]
+        columns["top_logprobs"] = [Floats(value for _, value in top) for top in tops]
+        columns["is_greedy"] = _is_greedy(
+            None if logprob is None or not top or top[0][1] is None else logprob >= top[0][1]
+            for logprob, top in zip(completion, tops[num_prompt:], strict=True)
+        )
+    if row.rank:
+        columns["ranks"] = [rank for _, rank in zip(token_ids, row.ranks, strict=True)]
+        columns["is_greedy"] = _is_greedy(None if rank is None else rank == 1 for rank in row.ranks[num_prompt:])
+    if row.entropy:
+        columns["entropies"] = Floats(clamp(entropy) for _, entropy in zip(token_ids, row.entropies, strict=True))
+    if row.sampled_logprobs:
+        generated = row.token_ids[row.num_given :]
+        columns["sampled_logprobs"] = Floats(
+            clamp(logprob) for _, logprob in zip(generated, row.sampled_logprobs, strict=True)
+        )
+    columns["clamped"] = clamp.count
+    return columns
+
+
+def _is_greedy(likeliest: Iterable[bool | None]) -> bool | None:
+    """Whether every token is the likeliest; None where one has no predictor."""
+    known = list(likeliest)
+    return None if None in known else all(known)
+
+
+class _Clamp:
+    """Makes -inf a number, and counts how often."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, value: float | None) -> float | None:
+        if value is None:
+            return None
+        if isnan(value):
+            raise JobFailed(wire.Failure(code="numeric", message="the model computed NaN for a token of this job"))
+        if value == -inf:
+            self.count += 1
+            return LEAST
+        return value

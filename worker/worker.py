@@ -1,0 +1,349 @@
+"""The loop of a worker that keeps many jobs in flight in one process, without a fork.
+
+    rq worker -w worker.BatchWorker demo:high demo demo:low --with-scheduler
+
+It stands where rq.Worker stands: same command line, same keys in Redis, same commands and signals. What it does not
+know: what a job computes (`functions`), how leases work (lease.py), how an end is written (record.py).
+
+Threads, and what each may touch:
+
+    main          the loop; the only one that touches flights
+    housekeeping  beats (leases, presence), scheduler, stall watchdog; reads the flights
+    pubsub        RQ's commands and the bell; posts calls to the main thread
+    engine        runs the batch; its futures post calls to the main thread
+"""
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cached_property, partial
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
+from rq.executions import Execution
+from rq.timeouts import JobTimeoutException
+from rq.worker import WorkerStatus
+from rq.worker.base import DequeueStrategy
+
+from engine import Engine
+from engine.errors import Fault
+from wire import INFER
+from worker.admission import function_of
+from worker.failure import JobFailed
+from worker.flight import Flight, Stopped
+from worker.housekeeping import Chore, Housekeeping
+from worker.infer import Infer, engine_settings, stamp_of
+from worker.job import Callback, Job, Queue
+from worker.lease import Leases, Row, company
+from worker.neighbours import orphans
+from worker.presence import Presence, card_of, served_model
+from worker.process import WorkerProcess
+from worker.record import Record
+
+POLL_S = 1.0  # between looks at the queues when no bell rings
+STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
+# Redis is away, or will not take writes for a while: what is in flight is kept, and tried again.
+TROUBLE = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError)
+
+
+class BatchWorker(WorkerProcess):
+    """Runs the jobs of a model's queues in one continuous batch.
+
+    A subclass for other work overrides `open`, where it fills `functions`, and `capacity`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.functions: dict[str, Callable[[Job], object]] = {}  # the job functions that may run, by name
+        self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
+        self.flights: dict[str, Flight] = {}  # by the name of their lease, in the order of their claims
+        self.engine: Engine | None = None
+        self.presence: Presence | None = None
+        self._num_claimed = 0
+        self._is_dry = True  # there is nothing to claim for now
+        self._is_suspended = False
+        self._idle_since = time.monotonic()  # nothing has been in flight
+        self._reclaim_at = 0.0
+        self._backoff_s = 0.1
+
+    @cached_property
+    def leases(self) -> Leases:
+        return Leases(self.connection, self.name, self.key, self.settings.lease_s)
+
+    @cached_property
+    def record(self) -> Record:
+        return Record(
+            self.connection,
+            self.leases,
+            self.default_result_ttl,
+            self.death_penalty_class,
+            self.handle_exception,
+            self.log,
+        )
+
+    # What a subclass may replace.
+
+    @property
+    def capacity(self) -> int:
+        """Jobs in flight."""
+        return self.settings.max_jobs_in_flight
+
+    def open(self) -> None:
+        """Make ready to work: called once, after RQ's bootstrap, so never before a fork."""
+        model, source = served_model(self.settings, self.queue_names())
+        self.engine = self.start_engine(source)
+        stamp = stamp_of(model, self.engine.facts)
+        self.functions[INFER] = Infer(self.engine, stamp)
+        self.presence = Presence(card_of(stamp, self.engine.facts, self.name), self.settings.lease_s)
+
+    def start_engine(self, source: str) -> Engine:
+        """Blocks until the model is loaded. Raises engine.LoadError."""
+        return Engine(engine_settings(source, self.settings))
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+        if self.presence is not None:
+            with self.connection.pipeline() as pipeline:
+                self.presence.withdraw(pipeline)
+                pipeline.execute()
+
+    # The loop.
+
+    def work(
+        self,
+        burst: bool = False,
+        logging_level: str | None = None,
+        date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
+        log_format: str = DEFAULT_LOGGING_FORMAT,
+        max_jobs: int | None = None,
+        max_idle_time: int | None = None,
+        with_scheduler: bool = False,
+        dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
+    ) -> bool:
+        """Returns whether there was any job. Raises what must end the process: SettingsError, LoadError, Fault."""
+        self._dequeue_strategy = dequeue_strategy
+        chores = [
+            Chore(self._beat, every_s=self.settings.lease_s / 5),
+            Chore(self._watch_engine, every_s=min(1.0, self.settings.stall_timeout_s / 5)),
+        ]
+        with ExitStack() as stack:
+            self.bootstrap(logging_level, date_format, log_format)
+            stack.callback(self.teardown)
+            self._install_signal_handlers()
+            if with_scheduler:
+                self._start_scheduler(burst, logging_level, date_format, log_format)
+                if not burst:
+                    chores.append(Chore(self._tick_scheduler, every_s=1.0))
+            stack.callback(self.close)
+            stack.enter_context(Housekeeping(chores, self.log))
+            with self._interruptible():
+                self.open()
+            self.leases.expire(orphans(self.connection, self.queues, self.name))
+            self.set_state(WorkerStatus.IDLE)
+            try:
+                self._run(burst, math.inf if max_jobs is None else max_jobs, max_idle_time or math.inf)
+            except SystemExit:  # the second signal came while a job function ran on this thread
+                self._release()
+                raise
+        return self._num_claimed > 0
+
+    def _run(self, burst: bool, max_jobs: float, max_idle_s: float) -> None:
+        while True:
+            try:
+                self._record_ends()
+                if self._drain_by is not None and time.monotonic() >= self._drain_by:
+                    self._release()
+                self._maintain()
+                self._claim(max_jobs)
+                if not self.flights and self._is_enough(burst, max_jobs, max_idle_s):
+                    return
+                self._wait()
+                self._backoff_s = 0.1
+            except TROUBLE as error:
+                self._wait_for_redis(error)
+
+    def _record_ends(self) -> None:
+        over = [flight for flight in self.flights.values() if flight.is_over]
+        if not over:
+            return
+        still_flying = next((flight for flight in self.flights.values() if not flight.is_over), None)
+        recorded = set(self.record.end(over, still_flying))
+        for flight in over:
+            del self.flights[flight.member]
+            if flight not in recorded:
+                self.log.warning("job %s: its lease was lost, so its end is not recorded here", flight.job.id)
+            elif flight.retry_delay_s is not None:
+                self.log.info("job %s: again in %d s", flight.job.id, flight.retry_delay_s)
+            elif isinstance(flight.error, JobFailed):
+                self.log.warning("job %s: %s", flight.job.id, flight.error.failure.code)
+            else:
+                self.log.info("job %s: %s", flight.job.id, type(flight.error).__name__ if flight.error else "done")
+
+    def _maintain(self) -> None:
+        if time.monotonic() >= self._reclaim_at:
+            self._reclaim_at = time.monotonic() + self.settings.lease_s / 2
+            num_back, rows = self.leases.reclaim(self.queues, self.settings.crash_limit)
+            if num_back:
+                self.log.warning("took %d jobs back from workers that are gone", num_back)
+            self._admit(rows)
+        if self.should_run_maintenance_tasks:
+            self.run_maintenance_tasks()
+
+    def _claim(self, max_jobs: float) -> None:
+        room = min(self.capacity - len(self.flights), max_jobs - self._num_claimed)
+        self._is_dry = True
+        if room <= 0 or self._stop_requested:
+            return
+        limit = company((flight.job.crashes for flight in self.flights.values()), self.capacity)
+        round_robin = self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN
+        if self._dequeue_strategy == DequeueStrategy.RANDOM:
+            random.shuffle(self._ordered_queues)
+        rows = self.leases.claim(self._ordered_queues, int(room), len(self.flights), limit, round_robin)
+        self._show_suspended(rows is None)
+        self._is_dry = not rows
+        if not rows:
+            return
+        if round_robin:
+            self.reorder_queues(rows[-1].queue)
+        self._num_claimed += len(rows)
+        self._admit(rows)
+
+    def _show_suspended(self, is_suspended: bool) -> None:
+        if is_suspended != self._is_suspended:
+            self._is_suspended = is_suspended
+            self.log.info("Worker %s: %s", self.name, "suspended, until `rq resume`" if is_suspended else "resumed")
+            awake = WorkerStatus.BUSY if self.flights else WorkerStatus.IDLE
+            self.set_state(WorkerStatus.SUSPENDED if is_suspended else awake)
+
+    def _is_enough(self, burst: bool, max_jobs: float, max_idle_s: float) -> bool:
+        """Whether a worker with nothing in flight is done."""
+        if self._stop_requested:
+            reason = "told to stop"
+        elif self._num_claimed >= max_jobs:
+            reason = f"{self._num_claimed} jobs done"
+        elif burst and self._is_dry:
+            reason = "suspended" if self._is_suspended else "the queues are empty"
+        elif time.monotonic() - self._idle_since >= max_idle_s:
+            reason = f"idle for {max_idle_s:g} seconds"
+        else:
+            return False
+        self.log.info("Worker %s: %s, quitting", self.name, reason)
+        return True
+
+    def _wait(self) -> None:
+        """Until something happens, which is a call that another thread posted, or a deadline."""
+        for call in self._posted(self._patience_s()):
+            call()
+        if self.flights:
+            self._idle_since = time.monotonic()
+        for flight in self.flights.values():
+            if flight.deadline is not None and time.monotonic() >= flight.deadline:
+                flight.fail(JobTimeoutException(f"ran longer than its timeout of {flight.job.timeout} s"))
+
+    def _patience_s(self) -> float:
+        if not self._is_dry or any(flight.is_over for flight in self.flights.values()):
+            return 0.0
+        deadlines = [flight.deadline for flight in self.flights.values() if flight.deadline is not None]
+        drain = [] if self._drain_by is None else [self._drain_by]
+        return max(0.0, min([POLL_S, *(at - time.monotonic() for at in deadlines + drain)]))
+
+    def _wait_for_redis(self, error: RedisError) -> None:
+        """What is in flight goes on, and ends are kept until Redis takes them.
+
+        Others were cut off as we were, so nobody's jobs are reclaimed before all have had time to extend their leases.
+        """
+        self.log.error("Redis is away (%s); %d jobs are kept, trying again", error, len(self.flights))
+        if self._drain_by is not None and time.monotonic() >= self._drain_by:
+            raise error  # it is time to go: the end of the leases brings the jobs back
+        self._reclaim_at = time.monotonic() + self.settings.lease_s
+        time.sleep(self._backoff_s)
+        self._backoff_s = min(self._backoff_s * 2, 2.0)
+
+    # Jobs that were claimed.
+
+    def _admit(self, rows: list[Row]) -> None:
+        """All are in `flights`, where their leases are extended, before the first of them starts."""
+        started = []
+        for row in rows:
+            job = Job.from_row(row, self.connection, self.callbacks)
+            execution = Execution(row.execution_id, row.job_id, self.connection, self.name)
+            job.worker_name, job.started_at = self.name, execution.created_at
+            flight = Flight(job, row.queue, execution)
+            self.flights[flight.member] = flight
+            started.append(flight)
+        for flight in started:
+            self._start(flight)
+
+    def _start(self, flight: Flight) -> None:
+        job = flight.job
+        self.log.info("%s: %s (%s)", flight.queue.name, job.description if self.log_job_description else "", job.id)
+        timeout_s = max(0, int(job.timeout or Queue.DEFAULT_TIMEOUT))
+        if timeout_s:
+            flight.deadline = time.monotonic() + timeout_s
+        try:
+            function = function_of(job, self.functions, self.settings.crash_limit)
+            with self._interruptible(), self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):
+                flight.run(function)
+        except Fault:
+            raise
+        except Exception as error:
+            flight.fail(error)
+        if flight.pending is not None:
+            flight.pending.future.add_done_callback(lambda _: self._post(flight.land))
+
+    def _stop_job(self, job_id: str) -> None:
+        for flight in self.flights.values():
+            if flight.job.id == job_id:
+                flight.fail(Stopped())
+
+    def _heed(self, lost: set[str], canceled: set[str]) -> None:
+        """What a beat learned about the leases."""
+        for member in lost & self.flights.keys():
+            self.log.warning("job %s was taken away", self.flights[member].job.id)
+            self.flights.pop(member).abandon()
+        for member in canceled & self.flights.keys():
+            self.flights[member].fail(Stopped())
+
+    def _release(self) -> None:
+        """Put everything in flight back in the queues, unspent."""
+        flights = list(self.flights.values())
+        for flight in flights:
+            flight.abandon()
+        num_back = self.leases.release(flights)
+        self.flights.clear()
+        if num_back:
+            self.log.warning("Worker %s: %d jobs in flight put back", self.name, num_back)
+
+    # Chores, on the housekeeping thread.
+
+    def _beat(self) -> None:
+        """Say that we live, and extend the leases. `list` of a dict's values is atomic, so it needs no lock."""
+        with self.connection.pipeline() as pipeline:
+            self.heartbeat(math.ceil(self.settings.lease_s * 3), pipeline=pipeline)
+            if self.presence is not None:
+                self.presence.show(pipeline)
+            had_expired = pipeline.execute()[0] == 1
+        if had_expired:
+            self.connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
+        lost, canceled = self.leases.extend(list(self.flights.values()))
+        if lost or canceled:
+            self._post(partial(self._heed, lost, canceled))
+
+    def _watch_engine(self) -> None:
+        """A step that hangs in the GPU's driver can be ended in one way."""
+        started_at = None if self.engine is None else self.engine.step_started_at
+        if started_at is not None and time.monotonic() - started_at > self.settings.stall_timeout_s:
+            self.log.critical(
+                "Worker %s: a step has run longer than %g s (SCOREPOOL_STALL_TIMEOUT_S), so this process ends; "
+                "its leases bring its jobs back",
+                self.name,
+                self.settings.stall_timeout_s,
+            )
+            os._exit(STALLED)

@@ -18,6 +18,7 @@ from standardwebhooks import Webhook
 
 from wire import Endpoint, Settings, SettingsError
 from worker.guard import Guard, addresses
+from worker.silence import Silence
 from worker.version import VERSION
 
 MAX_ANSWER_BYTES = 64 * 1024
@@ -53,6 +54,7 @@ class Sender:
         self._allow_private = settings.webhook_allow_private
         self._timeout_s = settings.webhook_timeout_s
         self._tls = tls_context()
+        self._silence = Silence()
         self._lookups = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="lookup")
 
     def send(self, url: str, message_id: str, body: bytes) -> Attempt:
@@ -61,6 +63,8 @@ class Sender:
             endpoint = Endpoint.parse(url, self._allow_private)
         except ValueError as error:  # it was taken when the operator allowed more
             return Attempt("refused", 0, error=str(error), is_final=True)
+        if self._silence.is_silent(endpoint.host):
+            return Attempt(endpoint.host, 0, error="not tried, because the last attempts there all timed out")
         started_at = time.monotonic()
         guard = Guard(
             started_at + self._timeout_s,
@@ -71,8 +75,11 @@ class Sender:
         try:
             status, headers = self._post(endpoint, guard, message_id, body)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError) as error:
+            if isinstance(error, httpcore.TimeoutException):
+                self._silence.timed_out(endpoint.host)
             elapsed_ms = _ms_since(started_at)
             return Attempt(endpoint.host, elapsed_ms, error=f"{type(error).__name__}: {str(error)[:200]}")
+        self._silence.heard(endpoint.host)
         return Attempt(
             endpoint.host,
             _ms_since(started_at),

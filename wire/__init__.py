@@ -5,6 +5,8 @@ To add a kind of job: a Struct in `request.py`, a line in `Request`, a branch in
 
 from wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
 from wire.columns import Floats
+from wire.endpoint import Endpoint, is_public, literal_address
+from wire.event import Event, EventData
 from wire.keys import DELIVER, DONE, INFER, WEBHOOKS, Keys, queue_name, queue_names
 from wire.reply import Accepted, ErrorBody, ErrorReply, Job, JobPage, ModelCard, ModelList, Status
 from wire.request import Generate, Message, Priority, Request, Score, ScoreItem, Submission
@@ -17,8 +19,11 @@ __all__ = [
     "INFER",
     "WEBHOOKS",
     "Accepted",
+    "Endpoint",
     "ErrorBody",
     "ErrorReply",
+    "Event",
+    "EventData",
     "Failure",
     "FailureCode",
     "Floats",
@@ -47,6 +52,8 @@ __all__ = [
     "decode_request",
     "encode",
     "encode_json",
+    "is_public",
+    "literal_address",
     "parse",
     "parse_model",
     "queue_name",

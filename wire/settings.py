@@ -69,7 +69,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     webhook_secret: str = ""  # whsec_...; several, space-separated, all sign (rotation)
     webhook_allow_private: bool = False  # allow http and addresses that are not public
     webhook_max_in_flight: Count = 50
-    webhook_timeout_s: Seconds = 15.0
+    webhook_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 15.0  # of one attempt, from the lookup of the name on
+
+    def job_url(self, id: str) -> str:  # noqa: A002
+        """Where a job and its result are fetched."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.public_url.rstrip('/') or f'http://{host}:{self.port}'}/v1/jobs/{id}"
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Self:

@@ -1,0 +1,16 @@
+# The API and the webhook worker. No MLX: that runs natively, on Macs.
+
+FROM python:3.11-slim AS build
+RUN python -m venv /venv
+WORKDIR /src
+COPY . .
+RUN /venv/bin/pip install --no-cache-dir --constraint constraints.txt ".[api,webhook]"
+
+FROM python:3.11-slim
+RUN useradd --system --uid 10001 --no-create-home scorepool
+COPY --from=build /venv /venv
+COPY deploy/worker_is_alive.py /app/
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /app
+USER scorepool
+CMD ["python", "-m", "api"]

@@ -1,0 +1,230 @@
+"""The files that deploy scorepool, checked as far as can be without a container engine and a Mac."""
+
+import json
+import os
+import plistlib
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from redis import Redis
+from redis.exceptions import AuthenticationError
+
+import wire
+from client.redis_server import find_binary
+from client.stack import webhook_command
+from tests.conftest import wait_until_up
+from tests.test_architecture import ROOMS
+
+VALUES = {
+    "REDIS_PASSWORD": "a1b2c3",
+    "SCOREPOOL_API_KEYS": "alice:" + "0" * 64,
+    "SCOREPOOL_WEBHOOK_SECRET": "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",
+    "SCOREPOOL_PUBLIC_URL": "https://scorepool.example.com",
+}
+VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[?-])(?P<rest>[^}]*))?\}")
+
+
+@pytest.fixture
+def compose(root: Path) -> dict[str, Any]:
+    return yaml.safe_load((root / "docker-compose.yml").read_text())
+
+
+@pytest.fixture
+def schema() -> dict[str, Any]:
+    """The Compose specification's, as the package check-jsonschema carries it."""
+    folder = resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
+    return json.loads((folder / "compose-spec.json").read_text())
+
+
+def interpolate(text: str, values: Mapping[str, str]) -> str:
+    """As Compose does with `${NAME:?message}` and `${NAME:-default}`."""
+
+    def value(match: re.Match[str]) -> str:
+        if match["name"] in values:
+            return values[match["name"]]
+        assert match["kind"] == "-", f"{match['name']} has neither a value nor a default"
+        return match["rest"]
+
+    return VARIABLE.sub(value, text)
+
+
+def check(document: object, schema: dict[str, Any]) -> None:
+    jsonschema.validators.validator_for(schema)(schema).validate(document)
+
+
+def test_the_compose_file_follows_the_compose_schema(compose: dict[str, Any], schema: dict[str, Any]):
+    check(compose, schema)
+
+
+@pytest.mark.parametrize(
+    "mistake", [{"helthcheck": {}}, {"ports": {"6379": True}}, {"restart": 1}, {"depends_on": {"redis": "healthy"}}]
+)
+def test_a_mistake_in_the_compose_file_would_be_found(
+    compose: dict[str, Any], schema: dict[str, Any], mistake: dict[str, Any]
+):
+    compose["services"]["api"] |= mistake
+    with pytest.raises(jsonschema.ValidationError):
+        check(compose, schema)
+
+
+def test_no_secret_stands_in_the_files_and_none_has_a_default(root: Path):
+    text = (root / "docker-compose.yml").read_text()
+    example = (root / "deploy" / "env.example").read_text()
+    for name in ("REDIS_PASSWORD", "SCOREPOOL_API_KEYS", "SCOREPOOL_WEBHOOK_SECRET"):
+        uses = [match for match in VARIABLE.finditer(text) if match["name"] == name]
+        assert uses
+        assert all(use["kind"] == "?" for use in uses)
+        assert f"\n{name}=\n" in example
+    ignored = (root / ".gitignore").read_text().split()
+    assert ".env" in ignored
+    assert (root / ".dockerignore").read_text().splitlines()[1] == "*"
+
+
+def test_each_service_gets_settings_that_it_accepts(compose: dict[str, Any]):
+    for name in ("api", "webhooks"):
+        environ = {key: interpolate(text, VALUES) for key, text in compose["services"][name]["environment"].items()}
+        settings = wire.Settings.load(environ)
+        assert settings.redis_url == "redis://:a1b2c3@redis:6379/0"
+        assert settings.job_url("1") == "https://scorepool.example.com/v1/jobs/1"
+        assert settings.webhook_secret == VALUES["SCOREPOOL_WEBHOOK_SECRET"]
+
+
+def test_every_service_has_a_health_check_and_comes_back(compose: dict[str, Any]):
+    assert set(compose["services"]) == {"redis", "api", "webhooks"}
+    for service in compose["services"].values():
+        assert service["healthcheck"]["test"]
+        assert service["restart"] == "unless-stopped"
+        assert all(port.startswith("${") and ":-127.0.0.1}:" in port for port in service.get("ports", []))
+
+
+def test_the_webhook_worker_is_given_longer_to_stop_than_it_takes(compose: dict[str, Any], root: Path):
+    drain_s = wire.Settings().drain_timeout_s
+    assert float(compose["services"]["webhooks"]["stop_grace_period"].removesuffix("s")) > drain_s
+    plist = plistlib.loads((root / "deploy" / "com.scorepool.worker.plist").read_bytes())
+    assert plist["ExitTimeOut"] > drain_s
+
+
+def test_the_services_run_the_commands_that_the_product_runs(compose: dict[str, Any]):
+    assert compose["services"]["webhooks"]["command"] == ["rq", *webhook_command()[1:]]
+    assert compose["services"]["api"]["command"] == ["python", "-m", "api"]
+
+
+def test_redis_runs_with_a_password_an_append_only_file_and_no_eviction(compose: dict[str, Any], tmp_path: Path):
+    """The very configuration, on the embedded server's binary; only folder and socket are the test's."""
+    path = tmp_path / "redis.conf"
+    path.write_text(interpolate(compose["configs"]["redis"]["content"], VALUES).replace("/data", str(tmp_path)))
+    command = [find_binary(), str(path), "--port", "0", "--unixsocket", str(tmp_path / "s")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            url = f"unix://:{VALUES['REDIS_PASSWORD']}@{tmp_path / 's'}"
+            wait_until_up(url)
+            with Redis.from_url(f"unix://{tmp_path / 's'}") as stranger, pytest.raises(AuthenticationError):
+                stranger.ping()
+            with Redis.from_url(url, decode_responses=True) as redis:
+                settings = redis.config_get("append*", "maxmemory-policy", "save")
+        finally:
+            server.terminate()
+    assert settings["appendonly"] == "yes"
+    assert settings["appendfsync"] == "everysec"
+    assert settings["maxmemory-policy"] == "noeviction"
+    assert settings["save"] == ""
+
+
+@pytest.mark.parametrize(("hostname", "status"), [(socket.gethostname(), 0), ("another", 1), (None, 1)])
+def test_the_worker_is_healthy_while_redis_knows_one_of_its_host(
+    redis: Redis, redis_url: str, root: Path, hostname: str | None, status: int
+):
+    redis.sadd("rq:workers", "rq:worker:gone")
+    if hostname:
+        redis.sadd("rq:workers", "rq:worker:w")
+        redis.hset("rq:worker:w", "hostname", hostname)
+    environ = {**os.environ, "SCOREPOOL_REDIS_URL": redis_url}
+    done = subprocess.run([sys.executable, root / "deploy" / "worker_is_alive.py"], env=environ, check=False)
+    assert done.returncode == status
+
+
+def test_the_image_holds_two_extras_and_does_not_run_as_root(root: Path):
+    lines = (root / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("FROM")] == [
+        "FROM python:3.11-slim AS build",
+        "FROM python:3.11-slim",
+    ]
+    assert any('".[api,webhook]"' in line for line in lines)
+    assert "USER scorepool" in lines
+
+
+def needs(root: Path, *extras: str) -> set[str]:
+    """Every distribution that `pip install .[extras]` brings."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    wanted, found = [Requirement(line) for line in lines], set[str]()
+    while wanted:
+        requirement = wanted.pop()
+        found.add(canonicalize_name(requirement.name))
+        for line in metadata.requires(requirement.name) or []:
+            child = Requirement(line)
+            asked = [""] if child.marker is None else ["", *requirement.extras]
+            applies = child.marker is None or any(child.marker.evaluate({"extra": extra}) for extra in asked)
+            if applies and canonicalize_name(child.name) not in found:
+                wanted.append(child)
+    return found
+
+
+def test_the_image_has_everything_that_its_processes_import_and_no_mlx(root: Path):
+    """Where only the distributions of the two extras can be imported."""
+    found = needs(root, "api", "webhook")
+    assert found.isdisjoint({"mlx", "mlx-lm", "numpy", "transformers", "torch"})
+    absent = [
+        module
+        for module, owners in metadata.packages_distributions().items()
+        if module not in ROOMS and found.isdisjoint(canonicalize_name(owner) for owner in owners)
+    ]
+    code = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+import api.app, api.__main__, worker, rq.cli
+worker.WebhookWorker
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+
+
+def test_the_launchd_job_runs_a_worker_with_its_secrets_from_a_private_file(root: Path, tmp_path: Path):
+    plist = plistlib.loads((root / "deploy" / "com.scorepool.worker.plist").read_bytes())
+    assert plist["Label"] == "com.scorepool.worker"
+    assert plist["RunAtLoad"] is True
+    assert plist["KeepAlive"] is True
+    assert "EnvironmentVariables" not in plist
+
+    (tmp_path / ".config/scorepool").mkdir(parents=True)
+    (tmp_path / ".config/scorepool/worker.env").write_text("SCOREPOOL_REDIS_URL=redis://:x@10.0.0.1:6379/0\n")
+    (tmp_path / "Library/Logs").mkdir(parents=True)
+    stand_in = tmp_path / "scorepool/.venv/bin/scorepool"
+    stand_in.parent.mkdir(parents=True)
+    stand_in.write_text('#!/bin/sh\necho "$@" "$SCOREPOOL_REDIS_URL"\n')
+    stand_in.chmod(0o755)
+    subprocess.run(plist["ProgramArguments"], env={"HOME": str(tmp_path)}, check=True)
+    said = (tmp_path / "Library/Logs/scorepool-worker.log").read_text()
+    assert said == f"worker --model demo={tmp_path}/scorepool/models/demo redis://:x@10.0.0.1:6379/0\n"
+
+
+def test_the_launchd_job_does_not_start_without_its_settings(root: Path, tmp_path: Path):
+    plist = plistlib.loads((root / "deploy" / "com.scorepool.worker.plist").read_bytes())
+    done = subprocess.run(plist["ProgramArguments"], env={"HOME": str(tmp_path)}, capture_output=True, check=False)
+    assert done.returncode != 0
+    assert b"worker.env" in done.stderr

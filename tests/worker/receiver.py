@@ -1,0 +1,85 @@
+"""Webhook receivers on loopback: a real HTTP server that answers as told, and one that talks raw TCP."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Received:
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass
+class Receiver:
+    """`answers` are given in order, the last one for ever: (status, headers)."""
+
+    port: int
+    answers: list[tuple[int, dict[str, str]]] = field(default_factory=lambda: [(204, {})])
+    received: list[Received] = field(default_factory=list)
+    names: list[str | None] = field(default_factory=list)  # asked for by TLS SNI
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook?token=hush"
+
+
+@contextmanager
+def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            this.received.append(Received(self.path, dict(self.headers.items()), body))
+            status, headers = this.answers.pop(0) if len(this.answers) > 1 else this.answers[0]
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that hangs up, here one that does not trust us, is no news."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        this = Receiver(server.server_port)
+        if tls is not None:
+            tls.sni_callback = lambda _socket, name, _context: this.names.append(name)
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield this
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def raw_server(talk: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Yields the port. `talk` has the first connection; it ends when the other side goes."""
+
+    def serve() -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # nobody came
+            return
+        with connection:
+            try:
+                talk(connection)
+            except OSError:  # the other side has gone
+                return
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        listener.settimeout(10)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join()

@@ -1,0 +1,291 @@
+"""One attempt: what is sent, what an answer means, and what is never done."""
+
+import base64
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+import trustme
+from standardwebhooks import Webhook, WebhookVerificationError
+
+import worker.delivery
+from tests.worker.receiver import Receiver, raw_server, receiver
+from wire import Settings, SettingsError
+from worker.delivery import MAX_ANSWER_BYTES, Sender, retry_after_s, signers
+from worker.silence import MAX_TIMEOUTS, PAUSE_S, Silence
+
+OLD, NEW = ("whsec_" + base64.b64encode(bytes([fill]) * 24).decode() for fill in (1, 2))
+BODY = b'{"type":"job.finished"}'
+
+
+@pytest.fixture
+def sender() -> Iterator[Sender]:
+    sender = Sender(Settings(webhook_secret=f"{OLD} {NEW}", webhook_allow_private=True, webhook_timeout_s=10))
+    yield sender
+    sender.close()
+
+
+@pytest.fixture
+def hook() -> Iterator[Receiver]:
+    with receiver() as hook:
+        yield hook
+
+
+def test_the_receiver_verifies_a_delivery_with_either_secret(sender: Sender, hook: Receiver):
+    attempt = sender.send(hook.url, "wh_1", BODY)
+
+    assert attempt.is_delivered
+    assert attempt.status == 204
+    [received] = hook.received
+    assert received.path == "/hook?token=hush"
+    assert received.body == BODY
+    for secret in (OLD, NEW):
+        assert Webhook(secret).verify(received.body, dict(received.headers)) == {"type": "job.finished"}
+    stranger = "whsec_" + base64.b64encode(b"3" * 24).decode()
+    with pytest.raises(WebhookVerificationError):
+        Webhook(stranger).verify(received.body, dict(received.headers))
+
+
+def test_the_headers_are_those_of_standard_webhooks(sender: Sender, hook: Receiver):
+    sender.send(hook.url, "wh_1", BODY)
+
+    headers = {name.lower(): value for name, value in hook.received[0].headers.items()}
+    assert headers["webhook-id"] == "wh_1"
+    assert abs(int(headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
+    assert [part.partition(",")[0] for part in headers["webhook-signature"].split(" ")] == ["v1", "v1"]
+    assert headers["content-type"] == "application/json"
+    assert headers["user-agent"].startswith("scorepool/")
+    assert headers["host"] == f"127.0.0.1:{hook.port}"
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_only_2xx_is_delivered(sender: Sender, hook: Receiver, status: int):
+    hook.answers = [(status, {})]
+    assert sender.send(hook.url, "wh_1", BODY).is_delivered
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308, 400, 401, 404, 410, 429, 500, 503, 599])
+def test_any_other_status_is_a_failure_and_no_redirect_is_followed(sender: Sender, hook: Receiver, status: int):
+    with receiver() as elsewhere:
+        hook.answers = [(status, {"location": elsewhere.url, "retry-after": "7"})]
+        attempt = sender.send(hook.url, "wh_1", BODY)
+
+        assert not attempt.is_delivered
+        assert attempt.status == status
+        assert attempt.is_final == (status == 410)
+        assert attempt.retry_after_s == 7
+        assert len(hook.received) == 1
+        assert elsewhere.received == []
+
+
+def test_no_proxy_of_the_environment_is_used(sender: Sender, hook: Receiver, monkeypatch: pytest.MonkeyPatch):
+    with receiver() as proxy:
+        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        assert sender.send(hook.url, "wh_1", BODY).is_delivered
+        assert proxy.received == []
+
+
+def test_a_private_receiver_is_refused_unless_the_operator_allows_it(hook: Receiver, monkeypatch: pytest.MonkeyPatch):
+    strict = Sender(Settings(webhook_secret=OLD))
+    refused = strict.send(hook.url, "wh_1", BODY)
+    assert refused.is_final
+    assert "https://" in str(refused)
+    monkeypatch.setattr(worker.delivery, "addresses", lambda host, port: ["127.0.0.1"])
+    attempt = strict.send(f"https://hooks.example:{hook.port}/", "wh_1", BODY)
+    strict.close()
+
+    assert attempt.status is None
+    assert attempt.error is not None
+    assert "not public" in attempt.error
+    assert not attempt.is_final  # a name's addresses change
+    assert hook.received == []
+
+
+def test_nothing_listening_is_a_failure_that_says_so(sender: Sender):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    attempt = sender.send(f"http://127.0.0.1:{port}/hook?token=hush", "wh_1", BODY)
+    assert attempt.status is None
+    assert "Connection refused" in str(attempt)
+
+
+def test_what_is_recorded_holds_neither_the_query_nor_the_secret(sender: Sender, hook: Receiver):
+    hook.answers = [(500, {})]
+    attempt = sender.send(hook.url, "wh_1", BODY)
+    assert "hush" not in str(attempt) + repr(attempt)
+    assert OLD not in repr(attempt)
+
+
+def test_a_silent_receiver_is_left_when_the_time_is_over():
+    sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True, webhook_timeout_s=0.3))
+
+    def listen(connection: socket.socket) -> None:
+        while connection.recv(4096):
+            pass
+
+    with raw_server(listen) as port:
+        attempt = sender.send(f"http://127.0.0.1:{port}/", "wh_1", BODY)
+    sender.close()
+    assert attempt.status is None
+    assert attempt.error is not None
+    assert attempt.error.startswith("ReadTimeout")
+    assert attempt.elapsed_ms >= 300
+
+
+def test_a_silent_host_is_tried_seldom_so_that_its_deliveries_hold_up_no_others():
+    quick = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True, webhook_timeout_s=0.05))
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # never accepts
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        errors = [quick.send(url, "wh_1", BODY).error for _ in range(MAX_TIMEOUTS + 3)]
+    quick.close()
+    assert ["not tried" in str(error) for error in errors] == [False] * MAX_TIMEOUTS + [True] * 3
+
+
+def test_a_silent_host_is_asked_again_now_and_then_and_forgiven_when_it_answers():
+    now_s = 0.0
+    silence = Silence(clock=lambda: now_s)
+    for _ in range(MAX_TIMEOUTS):
+        assert not silence.is_silent("hooks.example")
+        silence.timed_out("hooks.example")
+    assert silence.is_silent("hooks.example")
+    assert not silence.is_silent("other.example")
+
+    now_s = PAUSE_S
+    assert not silence.is_silent("hooks.example")
+    assert silence.is_silent("hooks.example")  # one at a time asks
+    silence.heard("hooks.example")
+    assert not silence.is_silent("hooks.example")
+
+
+def test_an_endless_answer_is_cut_off_and_its_status_stands(sender: Sender):
+    num_sent = 0
+
+    def pour(connection: socket.socket) -> None:
+        nonlocal num_sent
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n")
+        while True:
+            num_sent += connection.send(b"x" * 65536)
+
+    with raw_server(pour) as port:
+        assert sender.send(f"http://127.0.0.1:{port}/", "wh_1", BODY).is_delivered
+    assert num_sent < 64 * MAX_ANSWER_BYTES  # what the socket's buffers hold, and no gigabyte
+
+
+def test_what_is_not_http_is_a_failure(sender: Sender):
+    def banner(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"220 mail.example ESMTP\r\n" * 20)
+
+    with raw_server(banner) as port:
+        attempt = sender.send(f"http://127.0.0.1:{port}/", "wh_1", BODY)
+    assert attempt.status is None
+    assert attempt.error is not None
+    assert attempt.error.startswith("RemoteProtocolError")
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
+    """A certificate authority that is in the system's store; hooks.example is this machine."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", os.fspath(tmp_path / "ca.pem"))
+    monkeypatch.setattr(worker.delivery, "addresses", lambda host, port: ["127.0.0.1"])
+    return authority
+
+
+def server_tls(authority: trustme.CA, name: str) -> ssl.SSLContext:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(name).configure_cert(tls)
+    return tls
+
+
+def test_tls_asks_for_the_name_of_the_url_and_so_does_the_host_header(authority: trustme.CA):
+    sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True))
+    with receiver(server_tls(authority, "hooks.example")) as hook:
+        attempt = sender.send(f"https://Hooks.Example:{hook.port}/hook", "wh_1", BODY)
+    sender.close()
+
+    assert attempt.error is None
+    assert attempt.is_delivered
+    assert hook.names == ["hooks.example"]
+    assert {name.lower(): value for name, value in hook.received[0].headers.items()}["host"] == (
+        f"hooks.example:{hook.port}"
+    )
+
+
+@pytest.mark.parametrize("fault", ["another name", "an unknown authority"])
+def test_a_certificate_that_does_not_verify_ends_the_attempt(authority: trustme.CA, fault: str):
+    sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True))
+    tls = (
+        server_tls(authority, "evil.example") if fault == "another name" else server_tls(trustme.CA(), "hooks.example")
+    )
+    with receiver(tls) as hook:
+        attempt = sender.send(f"https://hooks.example:{hook.port}/hook", "wh_1", BODY)
+    sender.close()
+
+    assert attempt.status is None
+    assert "CERTIFICATE_VERIFY_FAILED" in str(attempt)
+    assert hook.received == []
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("0", 0),
+        ("120", 120),
+        (" 30 ", 30),
+        ("86400", 86_400),
+        ("99999999999999999999", 86_400),
+        ("-1", None),
+        ("1.5", None),
+        ("soon", None),
+        ("", None),
+        ("٣", None),
+        (format_datetime(datetime.now(UTC) - timedelta(hours=1), usegmt=True), 0),
+        (format_datetime(datetime.now(UTC) + timedelta(days=30), usegmt=True), 86_400),
+        ("Wed, 99 Nov 2026 99:99:99 GMT", None),
+    ],
+)
+def test_retry_after_is_read_as_seconds_or_as_a_date_and_capped_at_a_day(value: str, expected: int | None):
+    assert retry_after_s([(b"Retry-After", value.encode("utf-8"))]) == expected
+
+
+def test_a_date_in_retry_after_is_a_wait_from_now():
+    value = format_datetime(datetime.now(UTC) + timedelta(minutes=5), usegmt=True)
+    wait_s = retry_after_s([(b"retry-after", value.encode())])
+    assert wait_s is not None
+    assert 200 <= wait_s <= 301
+
+
+@pytest.mark.parametrize(
+    "secrets",
+    [
+        "",
+        "   ",
+        "whsec_",
+        "hush",
+        "whsec_" + base64.b64encode(b"x" * 23).decode(),
+        "whsec_" + base64.b64encode(b"x" * 65).decode(),
+        base64.b64encode(b"x" * 32).decode(),
+        "whsec_" + "é" * 32,
+        "whsec_" + "*" * 32,
+        f"{OLD} hush",
+    ],
+)
+def test_a_secret_that_receivers_could_not_read_stops_the_start_and_is_not_repeated(secrets: str):
+    with pytest.raises(SettingsError, match="SCOREPOOL_WEBHOOK_SECRET") as refusal:
+        signers(secrets)
+    assert "hush" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("size", [24, 32, 64])
+def test_secrets_of_24_to_64_bytes_are_taken_padded_or_not(size: int):
+    secret = "whsec_" + base64.b64encode(b"x" * size).decode()
+    assert len(signers(f"{secret} {secret.rstrip('=')}")) == 2

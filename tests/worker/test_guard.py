@@ -1,0 +1,202 @@
+"""What a webhook's connection may reach, and for how long."""
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import httpcore
+import pytest
+
+from tests.worker.receiver import raw_server
+from worker.guard import Blocked, Guard, addresses
+
+
+def answer(*found: str) -> Callable[[str, int], "Future[list[str]]"]:
+    """A lookup that finds these addresses."""
+
+    def lookup(host: str, port: int) -> "Future[list[str]]":
+        future: Future[list[str]] = Future()
+        future.set_result(list(found))
+        return future
+
+    return lookup
+
+
+def system(host: str, port: int) -> "Future[list[str]]":
+    """The system's own resolver, which reads numeric hosts without a network."""
+    future: Future[list[str]] = Future()
+    future.set_result(addresses(host, port))
+    return future
+
+
+def read_all(stream: httpcore.NetworkStream) -> None:
+    while stream.read(1):
+        pass
+
+
+def guard(lookup: Callable[[str, int], "Future[list[str]]"], allow_private: bool = False, limit_s: float = 10) -> Guard:
+    return Guard(time.monotonic() + limit_s, lookup, allow_private)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.1",
+        "127.0.1",
+        "127.255.255.254",
+        "2130706433",
+        "0x7f000001",
+        "0X7F.0.0.1",
+        "0x7f.1",
+        "017700000001",
+        "0177.0.0.1",
+        "0177.1",
+        "0",
+        "0.0.0.0",
+        "0x0",
+        "10.1",
+        "0xa000001",
+        "012.0.0.1",
+        "172.16.0.1",
+        "172.1048577",
+        "192.168.1",
+        "0xc0a80001",
+        "169.254.169.254",
+        "2852039166",
+        "0251.0376.0251.0376",
+        "100.64.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "4294967295",
+        "localhost",
+        "::1",
+        "::",
+        "0:0:0:0:0:0:0:1",
+        "::ffff:127.0.0.1",
+        "::ffff:a00:1",
+        "::127.0.0.1",
+        "64:ff9b::127.0.0.1",
+        "64:ff9b:1::a00:1",
+        "2002:7f00:1::1",
+        "2001:0:53aa:64c:0:0:80ff:fffe",
+        "fe80::1",
+        "fd00::1",
+        "fec0::1",
+        "ff02::1",
+    ],
+)
+def test_no_spelling_of_a_private_address_is_connected_to(host: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(socket, "create_connection", lambda *_args, **_options: pytest.fail("it connected"))
+    with pytest.raises(Blocked, match="not public"):
+        guard(system).connect_tcp(host, 443)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        ["93.184.215.14", "10.0.0.1"],
+        ["10.0.0.1", "93.184.215.14"],
+        ["2606:4700::1", "::1"],
+        ["93.184.215.14", "fe80::1%eth0"],
+    ],
+)
+def test_one_private_address_among_public_ones_is_enough_to_refuse(found: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(socket, "create_connection", lambda *_args, **_options: pytest.fail("it connected"))
+    with pytest.raises(Blocked, match=r"hooks\.example"):
+        guard(answer(*found)).connect_tcp("hooks.example", 443)
+
+
+def test_a_name_that_is_rebound_after_the_check_gains_nothing(monkeypatch: pytest.MonkeyPatch):
+    """The attacker's resolver says a public address first, and loopback whenever it is asked again."""
+    asked: list[str] = []
+    connected: list[tuple[str, int]] = []
+
+    def rebinding(host: str, port: int) -> "Future[list[str]]":
+        asked.append(host)
+        return answer("93.184.215.14" if len(asked) == 1 else "127.0.0.1")(host, port)
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        connected.append(address)
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    one_request = guard(rebinding)
+    one_request.connect_tcp("hooks.example", 443).close()
+
+    assert asked == ["hooks.example"]
+    assert connected == [("93.184.215.14", 443)]
+    with pytest.raises(Blocked):
+        one_request.connect_tcp("hooks.example", 443)
+
+
+def test_unix_sockets_are_refused():
+    with pytest.raises(Blocked):
+        guard(system, allow_private=True).connect_unix_socket("/var/run/docker.sock")
+
+
+def test_the_next_address_is_tried_when_one_does_not_answer():
+    with raw_server(lambda connection: connection.sendall(b"hello")) as port:
+        closed = socket.create_server(("127.0.0.2", 0))
+        closed.close()
+        stream = guard(answer("127.0.0.2", "127.0.0.1"), allow_private=True).connect_tcp("hooks.example", port)
+        assert stream.read(5) == b"hello"
+        stream.close()
+
+
+def test_a_name_without_an_address_is_a_connect_error():
+    def fails(host: str, port: int) -> "Future[list[str]]":
+        future: Future[list[str]] = Future()
+        future.set_exception(socket.gaierror(-2, "Name or service not known"))
+        return future
+
+    with pytest.raises(httpcore.ConnectError, match=r"cannot look up hooks\.example"):
+        guard(fails).connect_tcp("hooks.example", 443)
+    with pytest.raises(httpcore.ConnectError, match="no address"):
+        guard(answer()).connect_tcp("hooks.example", 443)
+
+
+def test_a_resolver_that_hangs_is_waited_for_no_longer_than_the_deadline():
+    with pytest.raises(httpcore.ConnectTimeout, match="looking up"):
+        guard(lambda host, port: Future(), limit_s=0.05).connect_tcp("hooks.example", 443)
+
+
+def test_a_receiver_that_drips_for_ever_is_left_at_the_deadline():
+    def drip(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.01)
+
+    with raw_server(drip) as port:
+        stream = guard(system, allow_private=True, limit_s=0.3).connect_tcp("127.0.0.1", port)
+        with pytest.raises(httpcore.ReadTimeout):
+            read_all(stream)
+        stream.close()
+
+
+def test_a_receiver_that_never_shakes_hands_is_left_at_the_deadline():
+    hung_up = threading.Event()
+
+    def say_nothing(connection: socket.socket) -> None:
+        while connection.recv(4096):
+            pass
+        hung_up.set()
+
+    with raw_server(say_nothing) as port:
+        stream = guard(system, allow_private=True, limit_s=0.3).connect_tcp("127.0.0.1", port)
+        with pytest.raises(httpcore.ConnectTimeout):
+            stream.start_tls(ssl.create_default_context(), "hooks.example")
+        assert hung_up.wait(5)
+
+
+def test_a_receiver_that_reads_nothing_is_left_at_the_deadline():
+    done = threading.Event()
+    with raw_server(lambda _connection: done.wait(10) and None) as port:
+        stream = guard(system, allow_private=True, limit_s=0.3).connect_tcp("127.0.0.1", port)
+        with pytest.raises(httpcore.WriteTimeout):
+            stream.write(b"x" * 50_000_000)
+        stream.close()
+        done.set()

@@ -1,0 +1,129 @@
+"""Where a webhook may go. The API refuses any other URL at the door; the delivery checks again, and then the address.
+
+Names are not resolved here: `is_public` is for whoever connects.
+"""
+
+import re
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Self
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+# IANA's special-purpose registries as of 2026, written out: Python's `is_global` differs between patch releases, and
+# lets multicast and the translations pass.
+_NOT_PUBLIC_4 = [
+    ip_network(network)
+    for network in (
+        "0.0.0.0/8",  # this network; 0.0.0.0 reaches the host itself
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT; also cloud metadata
+        "127.0.0.0/8",
+        "169.254.0.0/16",  # link-local; also cloud metadata
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/3",  # multicast, reserved, broadcast
+    )
+]
+# All of IPv6 that is routed to hosts. Loopback, mapped and compatible IPv4, NAT64, ULA, link-local, site-local and
+# multicast lie outside of it.
+_UNICAST_6 = ip_network("2000::/3")
+_NOT_PUBLIC_6 = [
+    ip_network(network)
+    for network in (
+        "2001::/23",  # protocol assignments: Teredo, ORCHID, benchmarks
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: any IPv4 address, private ones too
+        "3fff::/20",  # documentation
+    )
+]
+
+_NAME = re.compile(r"[a-z0-9_.-]{1,253}")
+_PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa")
+_ALLOW = "the operator allows it with SCOREPOOL_WEBHOOK_ALLOW_PRIVATE"
+
+
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """A webhook URL, taken apart once, so that what was checked is what is connected to."""
+
+    scheme: str
+    host: str  # ASCII, no brackets around IPv6, no trailing dot
+    port: int
+    target: str  # path and query
+
+    @classmethod
+    def parse(cls, url: str, allow_private: bool = False) -> Self:
+        """Raises ValueError with a sentence that says what would be right. It does not repeat the URL's query."""
+        if any(ord(character) <= 32 or ord(character) == 127 or character == "\\" for character in url):
+            raise ValueError("a webhook URL has no spaces, control characters or backslashes")
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise ValueError("the webhook URL cannot be read: https://host[:port]/path?query is expected") from None
+        if parts.scheme not in ("http", "https"):
+            raise ValueError("a webhook URL begins with https://")
+        if parts.scheme == "http" and not allow_private:
+            raise ValueError(f"a webhook URL begins with https://, not with http://; {_ALLOW}")
+        if "@" in parts.netloc:
+            raise ValueError("a webhook URL carries no user name or password; receivers verify the signature instead")
+        if "#" in url:
+            raise ValueError("a webhook URL has no #fragment")
+        if not (parts.path + parts.query).isascii():
+            raise ValueError("the path and query of a webhook URL are ASCII; percent-encode what is not")
+        if port is None:
+            port = 443 if parts.scheme == "https" else 80
+        if port < 1024 and port not in (80, 443):
+            raise ValueError("the port of a webhook URL is 80, 443, or between 1024 and 65535")
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        return cls(scheme=parts.scheme, host=_host(parts.hostname or "", allow_private), port=port, target=target)
+
+
+def _host(written: str, allow_private: bool) -> str:
+    """The host as ASCII. Raises ValueError unless it is a name that may be public, or a public address."""
+    try:  # IDNA first: it also turns other alphabets' digits and dots into ours
+        host = written if ":" in written else written.rstrip(".").encode("idna").decode()
+    except UnicodeError:
+        raise ValueError("the host of the webhook URL is not a valid name") from None
+    address = literal_address(host)
+    if address is not None:
+        public = is_public(address)
+        host = str(address)
+    elif _NAME.fullmatch(host):
+        public = "." in host and not host.endswith(_PRIVATE_SUFFIXES)
+    else:
+        raise ValueError("the webhook URL names no valid host")
+    if not (public or allow_private):
+        raise ValueError(f"the host {host} of the webhook URL is not public; {_ALLOW}")
+    return host
+
+
+def literal_address(host: str) -> IPv4Address | IPv6Address | None:
+    """The address that a host is written as, also in the old forms (`127.1`, `0x7f000001`); None for a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        try:
+            return IPv4Address(socket.inet_aton(host))
+        except OSError:
+            return None
+
+
+def is_public(address: str | IPv4Address | IPv6Address) -> bool:
+    """Whether anyone on the internet could reach a host there. An address that cannot be read is not."""
+    try:
+        address = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_4)
+    if address.scope_id is not None:
+        return False
+    return address in _UNICAST_6 and not any(address in network for network in _NOT_PUBLIC_6)

@@ -1,0 +1,20 @@
+"""What a webhook is told: a Standard Webhooks payload, thin on purpose. The result is fetched from `url`."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class EventData(Struct, frozen=True, kw_only=True):
+    id: str
+    status: Literal["finished", "failed", "canceled"]
+    model: str
+    url: str  # of the job, result included
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One job ended. The same job's event is the same bytes, however often it is sent."""
+
+    type: Literal["job.finished", "job.failed", "job.canceled"]
+    timestamp: str  # ISO 8601, UTC: when the job ended
+    data: EventData

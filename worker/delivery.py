@@ -1,0 +1,173 @@
+"""One attempt to tell one webhook: a signed POST, and what came back. No Redis, no queue, no second attempt.
+
+Signed as Standard Webhooks 1.0.0 has it: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec
+"""
+
+import base64
+import contextlib
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import certifi
+import httpcore
+from standardwebhooks import Webhook
+
+from wire import Endpoint, Settings, SettingsError
+from worker.guard import Guard, addresses
+from worker.silence import Silence
+from worker.version import VERSION
+
+MAX_ANSWER_BYTES = 64 * 1024
+MAX_RETRY_AFTER_S = 86_400
+_EXPECTED = "a secret is whsec_ and the base64 of 24 to 64 bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """`status` is of the answer; without one it is None and `error` says why."""
+
+    host: str
+    elapsed_ms: int
+    status: int | None = None
+    error: str | None = None
+    retry_after_s: int | None = None
+    is_final: bool = False  # another attempt would be no better, or is not wanted
+
+    @property
+    def is_delivered(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+    def __str__(self) -> str:
+        answer = self.error if self.status is None else f"HTTP {self.status}"
+        return f"{self.host}: {answer} after {self.elapsed_ms} ms"
+
+
+class Sender:
+    """Thread-safe. Raises SettingsError for secrets that are not what receivers' libraries read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._signers = signers(settings.webhook_secret)
+        self._allow_private = settings.webhook_allow_private
+        self._timeout_s = settings.webhook_timeout_s
+        self._tls = tls_context()
+        self._silence = Silence()
+        self._lookups = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="lookup")
+
+    def send(self, url: str, message_id: str, body: bytes) -> Attempt:
+        """POST once."""
+        try:
+            endpoint = Endpoint.parse(url, self._allow_private)
+        except ValueError as error:  # it was taken when the operator allowed more
+            return Attempt("refused", 0, error=str(error), is_final=True)
+        if self._silence.is_silent(endpoint.host):
+            return Attempt(endpoint.host, 0, error="not tried, because the last attempts there all timed out")
+        started_at = time.monotonic()
+        guard = Guard(
+            started_at + self._timeout_s,
+            lambda host, port: self._lookups.submit(addresses, host, port),
+            self._allow_private,
+        )
+
+        try:
+            status, headers = self._post(endpoint, guard, message_id, body)
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError) as error:
+            if isinstance(error, httpcore.TimeoutException):
+                self._silence.timed_out(endpoint.host)
+            elapsed_ms = _ms_since(started_at)
+            return Attempt(endpoint.host, elapsed_ms, error=f"{type(error).__name__}: {str(error)[:200]}")
+        self._silence.heard(endpoint.host)
+        return Attempt(
+            endpoint.host,
+            _ms_since(started_at),
+            status,
+            retry_after_s=retry_after_s(headers),
+            is_final=status == 410,  # Gone: the receiver asks to be left alone
+        )
+
+    def close(self) -> None:
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+
+    def _post(
+        self, endpoint: Endpoint, guard: Guard, message_id: str, body: bytes
+    ) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Returns the answer's status and headers. A redirect is an answer like any other."""
+        origin = httpcore.Origin(endpoint.scheme.encode(), endpoint.host.encode(), endpoint.port)
+        url = httpcore.URL(scheme=endpoint.scheme, host=endpoint.host, port=endpoint.port, target=endpoint.target)
+        with (
+            httpcore.HTTPConnection(origin, ssl_context=self._tls, network_backend=guard) as connection,
+            connection.stream("POST", url, headers=self._headers(endpoint, message_id, body), content=body) as response,
+        ):
+            _drain(response)
+            return response.status, response.headers
+
+    def _headers(self, endpoint: Endpoint, message_id: str, body: bytes) -> dict[bytes | str, bytes | str]:
+        now = datetime.now(UTC)
+        is_default_port = endpoint.port == (443 if endpoint.scheme == "https" else 80)
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        return {
+            "host": host if is_default_port else f"{host}:{endpoint.port}",
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "user-agent": f"scorepool/{VERSION}",
+            "webhook-id": message_id,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": " ".join(signer.sign(message_id, now, body.decode()) for signer in self._signers),
+        }
+
+
+def signers(secrets: str) -> list[Webhook]:
+    """One for each secret, so that a receiver may hold the old or the new one while they are rotated.
+
+    Raises SettingsError, which does not repeat the secret.
+    """
+    found = secrets.split()
+    if not found:
+        raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET is not set: webhooks are signed with it; {_EXPECTED}")
+    for number, secret in enumerate(found, 1):
+        written = secret.removeprefix("whsec_")
+        try:
+            size = len(base64.b64decode(written + "=" * (-len(written) % 4), validate=True))
+        except ValueError:  # binascii.Error among them
+            size = 0
+        if written == secret or not 24 <= size <= 64:
+            raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET: secret {number} of {len(found)} is not one: {_EXPECTED}")
+    return [Webhook(secret) for secret in found]
+
+
+def tls_context() -> ssl.SSLContext:
+    """Trusts the system's store (SSL_CERT_FILE names another), and certifi's where the system has none."""
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context
+
+
+def retry_after_s(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """Seconds that the receiver asks to be left in peace, at most a day; None if it says nothing readable."""
+    value = next((value for name, value in headers if name.lower() == b"retry-after"), b"").decode("latin-1").strip()
+    if value.isascii() and value.isdigit():
+        return min(int(value[:9]), MAX_RETRY_AFTER_S)
+    try:
+        until = parsedate_to_datetime(value)
+    except (ValueError, OverflowError):
+        return None
+    wait_s = (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(0, round(wait_s)), MAX_RETRY_AFTER_S)
+
+
+def _drain(response: httpcore.Response) -> None:
+    """Read what a well-behaved receiver answers, so that it sees no reset; a long answer is cut off."""
+    num_bytes = 0
+    # The status has arrived and stands, whatever becomes of the body.
+    with contextlib.suppress(httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError):
+        for chunk in response.iter_stream():
+            num_bytes += len(chunk)
+            if num_bytes >= MAX_ANSWER_BYTES:
+                return
+
+
+def _ms_since(started_at: float) -> int:
+    return round((time.monotonic() - started_at) * 1000)

@@ -31,16 +31,11 @@ class ModelRunner:
 
     def run(self, plan: Plan) -> dict[Sequence, EngineError]:
         """Do one step. Returns the rows whose logits are no distribution; their columns are not to be used."""
-        hidden = [self._batch.prefill(chunks) for chunks in plan.prefill]
-        asks = [
-            Ask(chunk.sequence, position + 1)
-            for chunks in plan.prefill
-            for chunk in chunks
-            for position in chunk.predictors
-        ]
-        if plan.decode:
-            hidden.append(self._batch.decode(plan.decode))
-            asks += [Ask(sequence, len(sequence.token_ids)) for sequence in plan.decode]
+        asks = [Ask(sequence, len(sequence.token_ids)) for sequence in plan.decode]
+        hidden = [self._batch.decode(plan.decode)] if plan.decode else []  # before new rows join its cache
+        for chunks in plan.prefill:
+            asks += [Ask(chunk.sequence, position + 1) for chunk in chunks for position in chunk.predictors]
+            hidden.append(self._batch.prefill(chunks))
         rows = mx.concatenate(hidden)
         failed: dict[Sequence, EngineError] = {}
         step = rows_at_once(self.facts.vocab_size, rows.dtype.size)

@@ -46,10 +46,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: each list of chunks is one padded forward, the decoding rows are another."""
+    """One step: the decoding rows are one forward, then each list of chunks is a padded one."""
 
-    prefill: list[list[Chunk]] = field(default_factory=list)
     decode: list[Sequence] = field(default_factory=list)
+    prefill: list[list[Chunk]] = field(default_factory=list)
 
 
 class Scheduler:
@@ -87,7 +87,7 @@ class Scheduler:
             forwards.append([resumed])
         if admitted := self._admit(budget):
             forwards.append(admitted)
-        return Plan(forwards, decode)
+        return Plan(decode, forwards)
 
     def advance(self, plan: Plan) -> list[Sequence]:
         """After the step: move its rows on, and return those that are done and now gone from here."""

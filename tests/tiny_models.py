@@ -3,6 +3,7 @@
 `TinyModels(folder)("llama")` builds once a session; the fixture `tiny_models` is in conftest.py.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "layer_types": ["conv", "full_attention", "conv"],
         "conv_L_cache": 3,
+        "block_dim": 64,  # mlx-lm asks for it, transformers does not
         "block_ff_dim": 128,
         "block_auto_adjust_ff_dim": False,
         "tie_embedding": True,
@@ -108,6 +110,15 @@ def build(name: str, folder: Path) -> None:
                 weight.normal_(0, 0.08)
     build_tokenizer().save_pretrained(folder)
     model.save_pretrained(folder)
+    _write_layer_types_as_checkpoints_do(folder / "config.json", _KINDS[name])
+
+
+def _write_layer_types_as_checkpoints_do(path: Path, kind: dict[str, Any]) -> None:
+    """transformers 5 renames layer types ("mamba") when it saves; mlx-lm knows the names of the published checkpoints."""
+    config = json.loads(path.read_text())
+    if "layer_types" in kind:
+        config["layer_types"] = kind["layer_types"]
+        path.write_text(json.dumps(config, indent=2))
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,7 +1,7 @@
 """Batched inference as a library: load a model, score, generate, in one continuous batch on one MLX thread.
 
-Importing this package loads no mlx: an `Engine` does, on its own thread, when it is constructed. It knows nothing of
-jobs, queues or HTTP.
+Importing this package loads no mlx: an `Engine` does, on its own thread, when it is constructed. It knows
+nothing of jobs, queues or HTTP.
 """
 
 from engine.engine import Engine

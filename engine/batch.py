@@ -1,7 +1,8 @@
 """Rows through the model, with their caches. The only file that touches mlx-lm's cache internals (mlx-lm 0.32).
 
-A prefill is right-padded: pads come after the tokens, so no causal model sees them, and `finalize` turns them out of the
-caches. What is left of a prefill joins the decoding batch, whose caches are left-padded to the longest row:
+A prefill is right-padded: pads come after the tokens, so no causal model sees them, and `finalize` turns them
+out of the caches. What is left of a prefill joins the decoding batch, whose caches are left-padded to the
+longest row:
 
     prefill     a a a a .      decoding    . a a a a | next
                 b b . . .  ──►             . . . b b | next
@@ -83,7 +84,9 @@ class Merged:
         """None is needed, and [] is returned, where every row begins and ends in this forward."""
         if all(chunk.start == 0 and not chunk.leaves_cache for chunk in chunks):
             return []
-        single = [self._half_way.pop(chunk.sequence, None) or make_prompt_cache(self._model) for chunk in chunks]
+        single = [
+            self._half_way.pop(chunk.sequence, None) or make_prompt_cache(self._model) for chunk in chunks
+        ]
         return [layers[0].merge(list(layers)) for layers in zip(*single, strict=True)]
 
     def _keep(self, chunks: list[Chunk], cache: Cache) -> None:
@@ -143,7 +146,9 @@ def _tokens(chunk: Chunk) -> list[int]:
 def _predictor_index(chunks: list[Chunk], width: int) -> mx.array:
     """Where the chunks' predictors are in the flattened [rows, width]."""
     index = [
-        row * width + position - chunk.start for row, chunk in enumerate(chunks) for position in chunk.predictors
+        row * width + position - chunk.start
+        for row, chunk in enumerate(chunks)
+        for position in chunk.predictors
     ]
     return mx.array(index, dtype=mx.int32)
 

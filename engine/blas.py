@@ -1,7 +1,8 @@
 """A fast BLAS for mlx on Linux, where the wheel bundles the reference one (1.5 GFLOP/s beside 50 to 120).
 
-mlx finds `cblas_*` in the global scope first, so a library loaded there before mlx takes the place of its own. Only the
-unprefixed builds of the distributions serve (Debian: libopenblas0-pthread); without one everything works, slowly.
+mlx finds `cblas_*` in the global scope first, so a library loaded there before mlx takes the place of its
+own. Only the unprefixed builds of the distributions serve (Debian: libopenblas0-pthread); without one
+everything works, slowly.
 """
 
 import ctypes
@@ -25,7 +26,9 @@ def load() -> str:
                 _got = "openblas"
                 break
     if _got == "reference blas":
-        log.warning("no OpenBLAS before mlx: a CPU computes with the wheel's slow one; install libopenblas0-pthread")
+        log.warning(
+            "no OpenBLAS before mlx: a CPU computes with the wheel's slow one; install libopenblas0-pthread"
+        )
     else:
         log.info("mlx computes with OpenBLAS on a CPU")
     return _got

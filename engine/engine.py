@@ -64,7 +64,9 @@ class Engine:
         self, settings: EngineSettings, open_runner: Callable[[EngineSettings], Runner] = open_runner
     ) -> None:
         """Load the model and test it. Raises LoadError."""
-        self.step_started_at: float | None = None  # time.monotonic() of the step that runs now; None while idle
+        self.step_started_at: float | None = (
+            None  # time.monotonic() of the step that runs now; None while idle
+        )
         self._settings = settings
         self._changed = Condition()  # guards the three below
         self._arrivals: deque[Group] = deque()
@@ -79,8 +81,8 @@ class Engine:
     def add(self, sequences: list[Sequence]) -> Future[list[Sequence]]:
         """Run these rows as one group. The future gives the same objects once all are done, or an EngineError.
 
-        Callbacks of the future run on the engine's thread and hold it up. Raises Refused or TooLong if a row asks for
-        what the model cannot do, Closed or Fault if the engine is no more.
+        Callbacks of the future run on the engine's thread and hold it up. Raises Refused or TooLong if a row
+        asks for what the model cannot do, Closed or Fault if the engine is no more.
         """
         check(sequences, self.facts)
         group = Group(sequences, Future())

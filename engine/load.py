@@ -3,7 +3,7 @@
 Code that a checkpoint brings along is never run.
 """
 
-# ruff: noqa: E402, I001 - the BLAS must be there before mlx is
+# ruff: noqa: E402 - the BLAS must be there before mlx is
 from engine import blas
 
 _BLAS = blas.load()
@@ -114,9 +114,13 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
     try:
-        wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
+        wrapper = load_tokenizer(
+            folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
+        )
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
-        raise LoadError(f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise LoadError(
+            f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
     return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids)
 
 

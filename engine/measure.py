@@ -1,7 +1,7 @@
 """From rows of logits to the numbers that were asked of each row, as Python numbers, in one evaluation.
 
-Every row has a token (given, or sampled here) and its logprob. Rank, entropy and the likeliest tokens are computed for
-the rows that ask for them and for no others.
+Every row has a token (given, or sampled here) and its logprob. Rank, entropy and the likeliest tokens are
+computed for the rows that ask for them and for no others.
 """
 
 from collections.abc import Callable

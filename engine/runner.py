@@ -1,6 +1,6 @@
 """One step of the model: hidden states of the plan's rows, logits where they are asked for, entries into columns.
 
-    plan ──batch──► hidden rows ──head──► logits [chunk of rows, vocab] ──measure──► entries ──► Sequence columns
+plan ──batch──► hidden rows ──head──► logits [chunk of rows, vocab] ──measure──► entries ──► Sequence columns
 """
 
 from math import isfinite, isnan
@@ -53,12 +53,13 @@ class ModelRunner:
 
     def _record(self, ask: Ask, entry: Entry, failed: dict[Sequence, EngineError]) -> None:
         sequence = ask.sequence
+        if sequence in failed:
+            return
         if not isfinite(entry.normalizer) or isnan(entry.logprob):
             failed[sequence] = Numeric(
-                f"the model's logits for the token at position {ask.position} are not finite, so no logprob exists; "
-                "another dtype may help"
+                f"the model's logits for the token at position {ask.position} are not finite, so no logprob
+                exists; " "another dtype may help"
             )
-        if sequence in failed:
             return
         append(sequence, entry)
         if ask.is_sampled:
@@ -75,7 +76,9 @@ def append(sequence: Sequence, entry: Entry) -> None:
     sequence.logprobs.append(entry.logprob)
     if entry.top_ids is not None and entry.top_values is not None:
         likeliest = list(zip(entry.top_ids, entry.top_values, strict=True))[: sequence.top_logprobs]
-        likeliest.sort(key=lambda top: (-top[1], top[0]))  # float32 logprobs may be equal where logits were not
+        likeliest.sort(
+            key=lambda top: (-top[1], top[0])
+        )  # float32 logprobs may be equal where logits were not
         sequence.top_ids.append([token_id for token_id, _ in likeliest])
         sequence.top_values.append([value for _, value in likeliest])
     if entry.rank is not None:

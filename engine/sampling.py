@@ -1,13 +1,15 @@
 """The next token of each row. Pure: the same logits, Sampling and seeds give the same tokens, whatever runs beside them.
 
-Every row has noise of its own, keyed by its seed and the index of the token, so a seed's tokens do not depend on the
-batch. A token is drawn as argmax(logits / temperature + Gumbel noise), which is a draw from the softmax.
+Every row has noise of its own, keyed by its seed and the index of the token, so a seed's tokens do not depend
+on the batch. A token is drawn as argmax(logits / temperature + Gumbel noise), which is a draw from the
+softmax.
 """
 
 from hashlib import blake2b
 
 import mlx.core as mx
 
+from engine import scoring
 from engine.sequence import Sampling
 
 
@@ -31,12 +33,7 @@ def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tupl
     token_ids = mx.argmax(scaled + noise, axis=-1)
     chosen = mx.take_along_axis(scaled, token_ids[:, None], axis=-1)[:, 0]
     is_greedy = mx.array([sampling.temperature == 0 for sampling in samplings])
-    return token_ids, mx.where(is_greedy, 0.0, chosen - mx.logsumexp(scaled, axis=-1))
-
-
-def is_own_distribution(sampling: Sampling) -> bool:
-    """Sampled from the model's own distribution, untouched."""
-    return sampling.temperature == 1 and not (_is_sorted(sampling) or sampling.min_p)
+    return token_ids, mx.where(is_greedy, 0.0, chosen - scoring.log_normalizer(scaled))
 
 
 def _noise(key: int, vocab_size: int, sampling: Sampling) -> mx.array:

@@ -5,9 +5,9 @@ A step computes prompts (prefill) beside one token of every decoding row, so tha
     waiting ──admit──► [ prefill, in chunks ] ──► decoding ──► done
                               └──(score only)──────────────────► done
 
-Waiting rows are admitted in order of arrival. One that does not fit now is passed over, but never overtaken for good:
-the first waiting row that may run is always admitted unless a long row is half way, and a row that needs a place among
-`max_running_rows` waits only for rows that came before it.
+Waiting rows are admitted in order of arrival. One that does not fit now is passed over, but never overtaken
+for good: the first waiting row that may run is always admitted unless a long row is half way, and a row that
+needs a place among `max_running_rows` waits only for rows that came before it.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,8 @@ class Chunk:
     def predictors(self) -> range:
         """Positions in the chunk whose logits are asked for: p predicts token p + 1.
 
-        The first is that of token `score_from`, or the last given token where only generated tokens are reported.
+        The first is that of token `score_from`, or the last given token where only generated tokens are
+        reported.
         """
         sequence = self.sequence
         wanted = sequence.num_given if sequence.score_from is None else sequence.score_from

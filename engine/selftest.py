@@ -1,8 +1,8 @@
 """Is this model's batched path right? Asked once, when the model is loaded, by running it on a few tokens.
 
-mlx-lm's caches go wrong for some architectures in a padded batch (gemma2 raises, mamba v1 is off by nats), silently for
-some. Every way that the engine runs a row is compared with the plainest one: the whole row through the model, alone,
-without a cache and without a tap.
+mlx-lm's caches go wrong for some architectures in a padded batch (gemma2 raises, mamba v1 is off by nats),
+silently for some. Every way that the engine runs a row is compared with the plainest one: the whole row
+through the model, alone, without a cache and without a tap.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,9 @@ def _difference(halves: Halves, hidden: mx.array, expected: list[mx.array]) -> f
 def _scored(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
     sequences = [Sequence(token_ids=row, score_from=0) for row in rows]
     hidden = batch.prefill([Chunk(sequence, 0, sequence.num_prefill) for sequence in sequences])
-    expected = [logprobs[t] for logprobs, row in zip(reference, rows, strict=True) for t in range(len(row) - 1)]
+    expected = [
+        logprobs[t] for logprobs, row in zip(reference, rows, strict=True) for t in range(len(row) - 1)
+    ]
     return _difference(halves, hidden, expected)
 
 

@@ -9,7 +9,8 @@ from typing import Literal
 class Sampling:
     """How a generating row picks its next token.
 
-    Every filter judges softmax(logits / temperature), and a token is kept that all of them keep; the likeliest always is.
+    Every filter judges softmax(logits / temperature), and a token is kept that all of them keep; the
+    likeliest always is.
     """
 
     max_tokens: int
@@ -25,10 +26,11 @@ class Sampling:
 class Sequence:
     """A row to score, to continue, or both.
 
-    `token_ids` are the given tokens; generation appends to them. The columns below have one entry per reported token,
-    in order: the given tokens from position `score_from` on, then the generated ones. Entry for position t is
-    log p(token_ids[t] | token_ids[:t]) in nats. Position 0 has no predictor: its entry is None, its tops are empty.
-    A column that was not asked for (`top_logprobs` 0, `rank` or `entropy` False) stays empty.
+    `token_ids` are the given tokens; generation appends to them. The columns below have one entry per
+    reported token, in order: the given tokens from position `score_from` on, then the generated ones. Entry
+    for position t is log p(token_ids[t] | token_ids[:t]) in nats. Position 0 has no predictor: its entry is
+    None, its tops are empty. A column that was not asked for (`top_logprobs` 0, `rank` or `entropy` False)
+    stays empty.
     """
 
     token_ids: list[int]
@@ -36,7 +38,9 @@ class Sequence:
     top_logprobs: int = 0
     rank: bool = False
     entropy: bool = False
-    temperature: float = 1.0  # of the reported logprobs of given tokens; generated ones report the model's own, T = 1
+    temperature: float = (
+        1.0  # of the reported logprobs of given tokens; generated ones report the model's own, T = 1
+    )
     sampling: Sampling | None = None  # None: score only
     num_given: int = field(init=False)
 

@@ -6,8 +6,8 @@ Stop strings are looked for in the bytes, so a stop string may begin in one toke
     text_bytes  Hel                     cut before the first occurrence
     kept        Hel                     a token is dropped that lies wholly behind the cut ("lo, w" begins at it)
 
-A token that straddles the cut is kept with its logprob, for it was sampled; `text_bytes` alone is cut through it. An
-end-of-sequence token ends the text, stays in the columns and adds no bytes.
+A token that straddles the cut is kept with its logprob, for it was sampled; `text_bytes` alone is cut through
+it. An end-of-sequence token ends the text, stays in the columns and adds no bytes.
 """
 
 from collections.abc import Callable

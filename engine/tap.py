@@ -1,9 +1,10 @@
 """The model in two halves: hidden states of every position, then logits of only the rows that are asked for.
 
-A head over a whole prompt would be [tokens, vocab]: 5 GiB for 8192 tokens and Qwen's vocabulary. mlx-lm's models have no
-switch for it, so the backbone (`model.model` or the like) gets a subclass whose call either notes its output or, for the
-head, returns rows that we put there. The architecture's own `Model.__call__` then does what it does to hidden states:
-head, softcap, scaling. While hidden states are noted the head is built lazily and never computed.
+A head over a whole prompt would be [tokens, vocab]: 5 GiB for 8192 tokens and Qwen's vocabulary. mlx-lm's
+models have no switch for it, so the backbone (`model.model` or the like) gets a subclass whose call either
+notes its output or, for the head, returns rows that we put there. The architecture's own `Model.__call__`
+then does what it does to hidden states: head, softcap, scaling. While hidden states are noted the head is
+built lazily and never computed.
 """
 
 import logging
@@ -98,7 +99,9 @@ def split_model(model: Any) -> Halves:
         try:
             if _is_right(tap, model):
                 return tap
-        except Exception as error:  # any: the architecture's own code, fed by us; the next path or FullLogits serves
+        except (
+            Exception
+        ) as error:  # any: the architecture's own code, fed by us; the next path or FullLogits serves
             log.debug("no tap at %s: %s: %s", path, type(error).__name__, error)
         tap.remove()
     log.warning("no backbone found in %s: logits are computed for every token", type(model).__module__)

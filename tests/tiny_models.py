@@ -134,7 +134,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(_TRAINING_TEXT, trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", add_bos_token=True
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        add_bos_token=True,
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast

@@ -7,7 +7,7 @@ import pytest
 
 from engine import Engine, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import BOS, SLIDING_WINDOW, VOCAB_SIZE
+from tests.tiny_models import BOS, EOS, SLIDING_WINDOW, VOCAB_SIZE
 
 MODELS = ["llama", "qwen3", "gemma3", "granitehybrid", "lfm2", "gemma2"]
 
@@ -22,8 +22,12 @@ def tokens(length: int, seed: int = 0) -> list[int]:
     return [BOS] + [draw.randrange(3, VOCAB_SIZE) for _ in range(length - 1)]
 
 
-def test_scores_of_a_row_alone_are_transformers(name: str, engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle]):
-    row = Sequence(token_ids=tokens(3 * SLIDING_WINDOW), score_from=0, top_logprobs=5, rank=True, entropy=True)
+def test_scores_of_a_row_alone_are_transformers(
+    name: str, engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle]
+):
+    row = Sequence(
+        token_ids=tokens(3 * SLIDING_WINDOW), score_from=0, top_logprobs=5, rank=True, entropy=True
+    )
 
     engine_of(name).add([row]).result(60)
 
@@ -38,7 +42,9 @@ def test_scores_beside_generating_rows_are_transformers(
         Sequence(token_ids=tokens(5, 1), sampling=Sampling(max_tokens=40, temperature=0)),
         Sequence(token_ids=tokens(60, 2), score_from=30, top_logprobs=5),
         Sequence(token_ids=tokens(3, 3), score_from=1, temperature=0.7, rank=True),
-        Sequence(token_ids=tokens(33, 4), sampling=Sampling(max_tokens=9, seed=1), top_logprobs=3, entropy=True),
+        Sequence(
+            token_ids=tokens(33, 4), sampling=Sampling(max_tokens=9, seed=1), top_logprobs=3, entropy=True
+        ),
         Sequence(token_ids=tokens(21, 5), score_from=0, sampling=Sampling(max_tokens=20, temperature=0)),
         Sequence(token_ids=tokens(250, 6), score_from=2),  # longer than the budget: in chunks
         Sequence(token_ids=tokens(230, 7), sampling=Sampling(max_tokens=12, temperature=0)),
@@ -53,7 +59,8 @@ def test_scores_beside_generating_rows_are_transformers(
         assert_agrees(row, oracle)
         if row.sampling and row.sampling.temperature == 0:
             generated = row.token_ids[row.num_given :]
-            assert generated == oracle.greedy(row.token_ids[: row.num_given], row.sampling.max_tokens)
+            assert generated == oracle.greedy(row.token_ids, row.num_given)
+            assert len(generated) == row.sampling.max_tokens or generated[-1] == EOS
 
 
 def test_a_sampled_tokens_logprob_is_what_scoring_it_gives(name: str, engine_of: Callable[..., Engine]):

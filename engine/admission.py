@@ -41,13 +41,9 @@ def _check_report(sequence: Sequence, where: str, facts: Facts) -> None:
     if sequence.score_from is None and sequence.sampling is None:
         raise Refused(f"{where} asks for nothing; set score_from, sampling or both")
     if sequence.score_from is not None and not 0 <= sequence.score_from <= sequence.num_given:
-        raise Refused(
-            f"{where} has score_from {sequence.score_from}; from 0 to {sequence.num_given} is right"
-        )
+        raise Refused(f"{where} has score_from {sequence.score_from}; from 0 to {sequence.num_given} is right")
     if not 0 <= sequence.top_logprobs <= facts.vocab_size:
-        raise Refused(
-            f"{where} has top_logprobs {sequence.top_logprobs}; from 0 to {facts.vocab_size} is right"
-        )
+        raise Refused(f"{where} has top_logprobs {sequence.top_logprobs}; from 0 to {facts.vocab_size} is right")
     if not 0 < sequence.temperature < inf:
         raise Refused(f"{where} is scored at temperature {sequence.temperature}; a number above 0 is right")
 

@@ -1,4 +1,4 @@
-"""Rows through the model, with their caches. The only file that touches mlx-lm's cache internals (mlx-lm 0.32).
+"""Rows through the model, with their caches. The only file that touches mlx-lm's cache internals (0.32).
 
 A prefill is right-padded: pads come after the tokens, so no causal model sees them, and `finalize` turns them
 out of the caches. What is left of a prefill joins the decoding batch, whose caches are left-padded to the
@@ -25,10 +25,10 @@ Cache = list[Any]  # one of mlx-lm's a layer
 
 class Batch(Protocol):
     def prefill(self, chunks: list[Chunk]) -> mx.array:
-        """Hidden states [n, width] of every chunk's predictors, in order, evaluated. Keeps what rows go on with."""
+        """Hidden states [n, width] of the chunks' predictors, in order, evaluated. Keeps what rows go on with."""
 
     def decode(self, sequences: list[Sequence]) -> mx.array:
-        """Hidden states [rows, width] of each row's last token, evaluated. The rows are all that are decoding."""
+        """Hidden states [rows, width] of each row's last token, evaluated. `sequences` are all that decode."""
 
     def release(self, sequences: list[Sequence]) -> None:
         """Drop their caches; a row without one is passed over."""
@@ -84,9 +84,7 @@ class Merged:
         """None is needed, and [] is returned, where every row begins and ends in this forward."""
         if all(chunk.start == 0 and not chunk.leaves_cache for chunk in chunks):
             return []
-        single = [
-            self._half_way.pop(chunk.sequence, None) or make_prompt_cache(self._model) for chunk in chunks
-        ]
+        single = [self._half_way.pop(chunk.sequence, []) or make_prompt_cache(self._model) for chunk in chunks]
         return [layers[0].merge(list(layers)) for layers in zip(*single, strict=True)]
 
     def _keep(self, chunks: list[Chunk], cache: Cache) -> None:
@@ -127,7 +125,7 @@ class Single:
             self._caches.pop(sequence, None)
 
     def _prefill(self, chunk: Chunk) -> mx.array:
-        cache = self._caches.pop(chunk.sequence, None) or make_prompt_cache(self._model)
+        cache = self._caches.pop(chunk.sequence, []) or make_prompt_cache(self._model)
         hidden = self._forward(_tokens(chunk), cache)
         if chunk.leaves_cache:
             self._caches[chunk.sequence] = cache
@@ -145,11 +143,7 @@ def _tokens(chunk: Chunk) -> list[int]:
 
 def _predictor_index(chunks: list[Chunk], width: int) -> mx.array:
     """Where the chunks' predictors are in the flattened [rows, width]."""
-    index = [
-        row * width + position - chunk.start
-        for row, chunk in enumerate(chunks)
-        for position in chunk.predictors
-    ]
+    index = [row * width + position - chunk.start for row, chunk in enumerate(chunks) for position in chunk.predictors]
     return mx.array(index, dtype=mx.int32)
 
 

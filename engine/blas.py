@@ -16,7 +16,7 @@ _got = "reference blas"
 
 
 def load() -> str:
-    """Call before the first import of mlx. Returns which BLAS a CPU computes with; nothing to load outside Linux."""
+    """Call before the first import of mlx. Returns which BLAS a CPU computes with."""
     global _got
     if sys.platform != "linux":
         return "accelerate"
@@ -26,9 +26,7 @@ def load() -> str:
                 _got = "openblas"
                 break
     if _got == "reference blas":
-        log.warning(
-            "no OpenBLAS before mlx: a CPU computes with the wheel's slow one; install libopenblas0-pthread"
-        )
+        log.warning("no OpenBLAS before mlx: a CPU computes with the wheel's slow one; install libopenblas0-pthread")
     else:
         log.info("mlx computes with OpenBLAS on a CPU")
     return _got

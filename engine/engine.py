@@ -33,7 +33,7 @@ class Runner(Protocol):
     tokenizer: Tokenizer
 
     def run(self, plan: Plan) -> dict[Sequence, EngineError]:
-        """Do one step and append to the rows' columns. Returns the rows that it cannot go on with, and why."""
+        """Do one step and append to the rows' columns. Returns the rows that cannot go on, and why."""
 
     def release(self, sequences: list[Sequence]) -> None:
         """Forget these rows' caches. A row without one is passed over."""
@@ -60,13 +60,9 @@ class Engine:
     facts: Facts
     tokenizer: Tokenizer
 
-    def __init__(
-        self, settings: EngineSettings, open_runner: Callable[[EngineSettings], Runner] = open_runner
-    ) -> None:
+    def __init__(self, settings: EngineSettings, open_runner: Callable[[EngineSettings], Runner] = open_runner) -> None:
         """Load the model and test it. Raises LoadError."""
-        self.step_started_at: float | None = (
-            None  # time.monotonic() of the step that runs now; None while idle
-        )
+        self.step_started_at: float | None = None  # time.monotonic() of the step that runs now; None while idle
         self._settings = settings
         self._changed = Condition()  # guards the three below
         self._arrivals: deque[Group] = deque()
@@ -79,7 +75,7 @@ class Engine:
         ready.result()
 
     def add(self, sequences: list[Sequence]) -> Future[list[Sequence]]:
-        """Run these rows as one group. The future gives the same objects once all are done, or an EngineError.
+        """Run these rows as one group. The future gives the same objects when all are done, or an EngineError.
 
         Callbacks of the future run on the engine's thread and hold it up. Raises Refused or TooLong if a row
         asks for what the model cannot do, Closed or Fault if the engine is no more.

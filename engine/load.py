@@ -1,4 +1,4 @@
-"""From a folder or a hub id to a tested model. Called on the engine's thread; its first act is to load the BLAS.
+"""From a folder or a hub id to a tested model. Imported on the engine's thread; first of all it loads the BLAS.
 
 Code that a checkpoint brings along is never run.
 """
@@ -10,6 +10,7 @@ _BLAS = blas.load()
 
 import hashlib
 import logging
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def open_model(settings: EngineSettings) -> ModelRunner:
 
 
 def fingerprint(folder: Path) -> str:
-    """sha256 over name and content of every file that the numbers depend on; where the folder lies does not matter."""
+    """sha256 over name and content of every file that the numbers depend on, wherever the folder lies."""
     names = sorted({path.name for pattern in _CONTENT for path in folder.glob(pattern)})
     whole = hashlib.sha256()
     for name in names:
@@ -114,18 +115,16 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
     try:
-        wrapper = load_tokenizer(
+        wrapper = load_tokenizer(  # type: ignore[no-untyped-call]
             folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
         )
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
-        raise LoadError(
-            f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+        raise LoadError(f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}") from error
     return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids)
 
 
 def _cast(model: Any, dtype: str) -> None:
-    """Floating weights to `dtype`, and evaluate them. Packed weights stay as they are; their scales are cast."""
+    """Floating weights to `dtype`, evaluated. Packed weights stay as they are; their scales are cast."""
     if dtype == "auto" and mx.default_device() == mx.gpu:
         return
     target: mx.Dtype = getattr(mx, "float32" if dtype == "auto" else dtype)
@@ -142,7 +141,7 @@ def _cast(model: Any, dtype: str) -> None:
 
 
 def _choose_batch(model: Any, halves: Halves, vocab_size: int) -> tuple[Batch, str]:
-    """The fastest way to run rows that passes its self-test, and what the test said. Raises LoadError if none does."""
+    """The fastest way to run rows that passes its self-test, and what that said. Raises LoadError if none."""
     rows = test_rows(vocab_size)
     reference = reference_logprobs(model, rows)
     if not all(mx.isfinite(mx.logsumexp(logprobs)).item() for logprobs in reference):
@@ -159,12 +158,12 @@ def _choose_batch(model: Any, halves: Halves, vocab_size: int) -> tuple[Batch, s
 
 def _dtype(model: Any) -> str:
     """That of most floating weights."""
-    sizes: dict[str, int] = {}
-    for _, weight in tree_flatten(model.parameters()):
+    num_bytes: Counter[str] = Counter()
+    weights: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    for _, weight in weights:
         if mx.issubdtype(weight.dtype, mx.floating):
-            name = str(weight.dtype).removeprefix("mlx.core.")
-            sizes[name] = sizes.get(name, 0) + weight.nbytes
-    return max(sizes, key=lambda name: sizes[name])
+            num_bytes[str(weight.dtype).removeprefix("mlx.core.")] += weight.nbytes
+    return num_bytes.most_common(1)[0][0]
 
 
 def _quantization(config: dict[str, Any]) -> str | None:

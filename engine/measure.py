@@ -87,11 +87,16 @@ def measure(asks: list[Ask], logits: mx.array) -> list[Entry]:
     ]
     mx.eval([column.values for column in columns])
     values = [column.read() for column in columns]
-    return [Entry(*(column.get(row) for column in values)) for row in all_rows]
+    return [_entry([column.get(row) for column in values]) for row in all_rows]
+
+
+def _entry(values: list[Any]) -> Entry:
+    """Of one row: the columns' values in the order of Entry's fields."""
+    return Entry(*values)
 
 
 def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple[mx.array, mx.array]:
-    """The token of every row [rows], and of the sampled rows the logprob under the distribution sampled from."""
+    """The token of every row, and the sampled ones' logprobs under the distribution sampled from."""
     given = [0 if ask.is_sampled else ask.sequence.token_ids[ask.position] for ask in asks]
     token_ids = mx.array(given, dtype=mx.int32)
     if not sampled_rows:

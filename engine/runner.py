@@ -1,4 +1,4 @@
-"""One step of the model: hidden states of the plan's rows, logits where they are asked for, entries into columns.
+"""One step of the model: hidden states of the plan's rows, logits where they are asked for, columns filled.
 
 plan ──batch──► hidden rows ──head──► logits [chunk of rows, vocab] ──measure──► entries ──► Sequence columns
 """
@@ -30,7 +30,7 @@ class ModelRunner:
         self._halves = halves
 
     def run(self, plan: Plan) -> dict[Sequence, EngineError]:
-        """Do one step. Returns the rows whose logits are no distribution; their columns are not to be used."""
+        """Do one step. Returns the rows whose logits are no distribution; their columns are of no use."""
         asks = [Ask(sequence, len(sequence.token_ids)) for sequence in plan.decode]
         hidden = [self._batch.decode(plan.decode)] if plan.decode else []  # before new rows join its cache
         for chunks in plan.prefill:
@@ -57,8 +57,8 @@ class ModelRunner:
             return
         if not isfinite(entry.normalizer) or isnan(entry.logprob):
             failed[sequence] = Numeric(
-                f"the model's logits for the token at position {ask.position} are not finite, so no logprob
-                exists; " "another dtype may help"
+                f"the model's logits for the token at position {ask.position} are not finite, "
+                "so no logprob exists; another dtype may help"
             )
             return
         append(sequence, entry)
@@ -76,9 +76,7 @@ def append(sequence: Sequence, entry: Entry) -> None:
     sequence.logprobs.append(entry.logprob)
     if entry.top_ids is not None and entry.top_values is not None:
         likeliest = list(zip(entry.top_ids, entry.top_values, strict=True))[: sequence.top_logprobs]
-        likeliest.sort(
-            key=lambda top: (-top[1], top[0])
-        )  # float32 logprobs may be equal where logits were not
+        likeliest.sort(key=lambda top: (-top[1], top[0]))  # float32 logprobs may be equal where logits were not
         sequence.top_ids.append([token_id for token_id, _ in likeliest])
         sequence.top_values.append([value for _, value in likeliest])
     if entry.rank is not None:

@@ -1,4 +1,4 @@
-"""The next token of each row. Pure: the same logits, Sampling and seeds give the same tokens, whatever runs beside them.
+"""The next token of each row. Pure: the same logits, Sampling and seeds give the same tokens in any batch.
 
 Every row has noise of its own, keyed by its seed and the index of the token, so a seed's tokens do not depend
 on the batch. A token is drawn as argmax(logits / temperature + Gumbel noise), which is a draw from the
@@ -14,22 +14,20 @@ from engine.sequence import Sampling
 
 
 def noise_key(seed: int, index: int) -> int:
-    """The key of the noise for the generated token number `index` of a row; neighbouring seeds share nothing."""
+    """The noise's key for the generated token number `index` of a row; neighbouring seeds share nothing."""
     packed = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
     return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little")
 
 
 def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple[mx.array, mx.array]:
-    """Token ids [rows] and their logprobs [rows] float32 under the distribution sampled from: 0 for a greedy row.
+    """Token ids [rows] and their logprobs [rows] under the distribution sampled from: 0 for a greedy row.
 
     logits [rows, vocab] float32; one Sampling and one noise key a row. A row with NaN gives a token, and NaN.
     """
     temperature = mx.array([sampling.temperature or 1.0 for sampling in samplings])[:, None]
     # The largest becomes 0 before the division, so that no temperature overflows.
     scaled = _filter((logits - logits.max(axis=-1, keepdims=True)) / temperature, samplings)
-    noise = mx.stack(
-        [_noise(key, logits.shape[-1], sampling) for key, sampling in zip(keys, samplings, strict=True)]
-    )
+    noise = mx.stack([_noise(key, logits.shape[-1], sampling) for key, sampling in zip(keys, samplings, strict=True)])
     token_ids = mx.argmax(scaled + noise, axis=-1)
     chosen = mx.take_along_axis(scaled, token_ids[:, None], axis=-1)[:, 0]
     is_greedy = mx.array([sampling.temperature == 0 for sampling in samplings])
@@ -63,7 +61,7 @@ def _has_min_p(sampling: Sampling) -> bool:
 
 
 def _keep_first(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
-    """Of the tokens by falling probability (equal ones by id): the first top_k, and of those before which less than top_p lies."""
+    """By falling probability, equal ones by id: the first top_k, and those before which less than top_p lies."""
     vocab_size = scaled.shape[-1]
     order = mx.argsort(-scaled, axis=-1)
     falling = mx.softmax(mx.take_along_axis(scaled, order, axis=-1), axis=-1, precise=True)

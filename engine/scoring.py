@@ -1,7 +1,7 @@
 """Numbers about one token under the model's distribution. Pure functions of logits.
 
-logits      [rows, vocab]  float32: cast and, where asked, divided by the temperature before anything is normalised;
-                           in bf16 the normalisation alone errs by up to 0.12 nats
+logits      [rows, vocab]  float32, cast and, where asked, divided by the temperature before anything is
+                           normalised; in bf16 the normalisation alone errs by up to 0.12 nats
 token_ids   [rows]         int
 Every result is natural log or nats, float32, and lazy.
 """
@@ -37,7 +37,7 @@ def ranks(logits: mx.array, token_ids: mx.array) -> mx.array:
 
 
 def entropies(logits: mx.array, normalizer: mx.array) -> mx.array:
-    """[rows] nats: -sum p log p, where a token of p = 0 adds 0. Summed in two levels, as the normalizer is."""
+    """[rows] nats: -sum p log p, where p = 0 adds 0. Summed in two levels, as the normalizer is."""
     logprobs = _blocks(logits, _BLOCK) - normalizer[:, None, None]
     terms = mx.where(logprobs > -mx.inf, mx.exp(logprobs) * logprobs, 0)
     return -terms.sum(axis=-1).sum(axis=-1)
@@ -63,9 +63,7 @@ def top_k(logits: mx.array, k: int) -> mx.array:
 
 
 _BLOCK = 512
-_NO_TOKEN = (
-    2**31 - 1
-)  # stands beside the -inf of padding, which no top-k reaches: padding is behind every token
+_NO_TOKEN = 2**31 - 1  # stands beside the -inf of padding, which no top-k reaches: padding is behind every token
 
 
 def _blocks(values: mx.array, size: int, padding: float = -mx.inf) -> mx.array:

@@ -16,8 +16,8 @@ from engine.scheduler import Chunk
 from engine.sequence import Sampling, Sequence
 from engine.tap import Halves
 
-# Mean over the vocabulary of |difference of logprobs|, at the worst position. Right models differ by rounding alone,
-# 1e-6 in float32; the wrong ones known differ by 1e-2 and more.
+# Mean over the vocabulary of |difference of logprobs|, at the worst position. Right models differ by
+# rounding alone, 1e-6 in float32; the wrong ones known differ by 1e-2 and more.
 _TOLERANCE = {mx.float32: 1e-3, mx.float16: 3e-2, mx.bfloat16: 2e-1}
 _GIVEN = (13, 7, 4)  # tokens of the prompts
 _NUM_DECODED = 3
@@ -65,20 +65,19 @@ def _log_softmax(logits: mx.array) -> mx.array:
 def _difference(halves: Halves, hidden: mx.array, expected: list[mx.array]) -> float:
     """hidden [n, width] against n rows of logprobs [vocab]."""
     found = _log_softmax(halves.head(hidden))
-    return float(mx.abs(found - mx.stack(expected)).mean(axis=-1).max().item())
+    worst: float = mx.abs(found - mx.stack(expected)).mean(axis=-1).max().item()  # type: ignore[assignment]
+    return worst
 
 
 def _scored(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
     sequences = [Sequence(token_ids=row, score_from=0) for row in rows]
     hidden = batch.prefill([Chunk(sequence, 0, sequence.num_prefill) for sequence in sequences])
-    expected = [
-        logprobs[t] for logprobs, row in zip(reference, rows, strict=True) for t in range(len(row) - 1)
-    ]
+    expected = [logprobs[t] for logprobs, row in zip(reference, rows, strict=True) for t in range(len(row) - 1)]
     return _difference(halves, hidden, expected)
 
 
 def _generated(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
-    """Two rows decode, a third joins them beside a score row, the first leaves; the tokens are those of `rows`."""
+    """Two rows decode, a third joins them beside a score row, the first leaves; the tokens are `rows`'."""
     first, second, third = sequences = [_generating(row) for row in rows]
     scored = Sequence(token_ids=rows[0], score_from=1)
     expected_of = dict(zip(sequences, zip(rows, reference, strict=True), strict=True))

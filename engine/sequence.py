@@ -38,9 +38,7 @@ class Sequence:
     top_logprobs: int = 0
     rank: bool = False
     entropy: bool = False
-    temperature: float = (
-        1.0  # of the reported logprobs of given tokens; generated ones report the model's own, T = 1
-    )
+    temperature: float = 1.0  # of the reported logprobs of given tokens; generated ones report the model's own, T = 1
     sampling: Sampling | None = None  # None: score only
     num_given: int = field(init=False)
 

@@ -7,9 +7,7 @@ from typing import Literal
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     model: str  # a folder in Hugging Face form, or a hub id
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = (
-        "auto"  # auto: float32 on a CPU, else the checkpoint's
-    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on a CPU, else the checkpoint's
     max_batch_tokens: int = 8192  # of a step: padded prompt tokens of its prefill and one per decoding row
     max_running_rows: int = 32  # rows that hold a KV cache between steps
 

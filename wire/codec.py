@@ -63,7 +63,7 @@ def encode_json(message: object) -> bytes:
 def parse(body: bytes, kind: type[T], form: Format = "json") -> T:
     """Raises Invalid, which names the field, the value found there and what was expected."""
     try:
-        return _decoder(kind, form).decode(body)  # type: ignore[no-any-return]
+        return _decoder(kind, form).decode(body)  # type: ignore[no-any-return,arg-type]
     except msgspec.ValidationError as error:
         raise _explain(error, body, form) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -17,7 +17,8 @@ class Floats(array):  # type: ignore[type-arg]
     __slots__ = ()
 
     def __new__(cls, values: Iterable[float | None] = ()) -> Self:
-        return super().__new__(cls, "f", [nan if value is None else value for value in values])
+        filled = [nan if value is None else value for value in values]
+        return super().__new__(cls, "f", filled)  # type: ignore[return-value]
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:

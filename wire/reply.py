@@ -18,7 +18,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """`result` is set when status is finished, `failure` when it is failed or canceled. Times are seconds since 1970."""
+    """`result` is set when status is finished, `failure` when failed or canceled. Times are seconds since 1970."""
 
     id: str
     kind: Literal["score", "generate"]

@@ -25,7 +25,9 @@ class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: ModelName
     priority: Priority = "normal"
     timeout_s: Annotated[int, Meta(ge=1, le=86_400, description="Seconds from its start after which it fails.")] = 600
-    webhook: Annotated[str, Meta(min_length=1, max_length=2048, description="URL that is told when the job ends.")] | None = None
+    webhook: (
+        Annotated[str, Meta(min_length=1, max_length=2048, description="URL that is told when the job ends.")] | None
+    ) = None
     wait_for_model: Annotated[bool, Meta(description="Accept the job though no live worker serves the model.")] = False
 
 

@@ -46,6 +46,7 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str
     logprobs: Floats | None = None
     top_ids: list[list[int]] | None = None  # likeliest first, ties by smaller id; empty where there is no logprob
+    top_bytes: list[list[bytes]] | None = None
     top_logprobs: list[Floats] | None = None
     sampled_logprobs: Floats | None = None  # under the distribution sampled from, where that is not the model's own
     ranks: list[int | None] | None = None

@@ -8,6 +8,9 @@ from typing import Annotated, Literal, Self
 import msgspec
 from msgspec import Meta, Struct
 
+from wire.keys import WEBHOOKS
+from wire.request import ModelName
+
 PREFIX = "SCOREPOOL_"
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -18,11 +21,26 @@ class SettingsError(ValueError):
     """Says which variable is wrong and what would be right."""
 
 
+def parse_model(spec: str) -> tuple[str, str]:
+    """`NAME=FOLDER_OR_HUB_ID` -> (NAME, FOLDER_OR_HUB_ID). Raises SettingsError."""
+    name, _, source = spec.partition("=")
+    try:
+        msgspec.convert(name, ModelName)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"model {spec!r}: the name must be NAME=FOLDER_OR_HUB_ID: {error}") from None
+    if not source:
+        raise SettingsError(f"model {spec!r}: expected NAME=FOLDER_OR_HUB_ID")
+    if name == WEBHOOKS:
+        raise SettingsError(f"model {spec!r}: the name {WEBHOOKS!r} belongs to the queue of deliveries")
+    return name, source
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """One field a variable: `api_keys` is SCOREPOOL_API_KEYS."""
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     log_level: LogLevel = "INFO"
+    state_dir: str = ""  # of the embedded Redis; default: the platform's folder for a user's application state
 
     # api
     api_keys: str = ""  # comma-separated `name:sha256-hex`, as `scorepool key NAME` prints; none means loopback only

@@ -24,7 +24,7 @@ class Oracle:
         return torch.log_softmax(logits / temperature, dim=-1).numpy()
 
     def greedy(self, token_ids: list[int], num_given: int) -> list[int]:
-        """The likeliest token at every position from num_given on: equal to the tokens there if those are greedy."""
+        """The likeliest token at every position from num_given on: the tokens there, if those are greedy."""
         return self.logprobs(token_ids)[num_given - 1 : -1].argmax(axis=-1).tolist()
 
 

@@ -25,9 +25,7 @@ def tokens(length: int, seed: int = 0) -> list[int]:
 def test_scores_of_a_row_alone_are_transformers(
     name: str, engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle]
 ):
-    row = Sequence(
-        token_ids=tokens(3 * SLIDING_WINDOW), score_from=0, top_logprobs=5, rank=True, entropy=True
-    )
+    row = Sequence(token_ids=tokens(3 * SLIDING_WINDOW), score_from=0, top_logprobs=5, rank=True, entropy=True)
 
     engine_of(name).add([row]).result(60)
 
@@ -42,9 +40,7 @@ def test_scores_beside_generating_rows_are_transformers(
         Sequence(token_ids=tokens(5, 1), sampling=Sampling(max_tokens=40, temperature=0)),
         Sequence(token_ids=tokens(60, 2), score_from=30, top_logprobs=5),
         Sequence(token_ids=tokens(3, 3), score_from=1, temperature=0.7, rank=True),
-        Sequence(
-            token_ids=tokens(33, 4), sampling=Sampling(max_tokens=9, seed=1), top_logprobs=3, entropy=True
-        ),
+        Sequence(token_ids=tokens(33, 4), sampling=Sampling(max_tokens=9, seed=1), top_logprobs=3, entropy=True),
         Sequence(token_ids=tokens(21, 5), score_from=0, sampling=Sampling(max_tokens=20, temperature=0)),
         Sequence(token_ids=tokens(250, 6), score_from=2),  # longer than the budget: in chunks
         Sequence(token_ids=tokens(230, 7), sampling=Sampling(max_tokens=12, temperature=0)),

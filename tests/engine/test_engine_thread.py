@@ -1,4 +1,4 @@
-"""The thread and its futures, with a model that is faked: faults are loud, groups are apart, ends are clean."""
+"""The thread and its futures, with a faked model: faults are loud, groups are apart, ends are clean."""
 
 import subprocess
 import sys

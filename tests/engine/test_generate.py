@@ -103,9 +103,7 @@ def test_a_stop_string_across_tokens_cuts_the_text_and_the_columns(engine: Engin
     kept = generated(row)
     assert kept == generated(free)[: len(kept)]
     assert len(kept) < 12
-    assert (
-        len(row.logprobs) == len(row.sampled_logprobs) == len(row.top_ids) == len(row.top_values) == len(kept)
-    )
+    assert len(row.logprobs) == len(row.sampled_logprobs) == len(row.top_ids) == len(row.top_values) == len(kept)
 
 
 def test_a_row_that_uses_its_max_tokens_ends_with_length(engine: Engine):
@@ -117,9 +115,7 @@ def test_a_row_that_uses_its_max_tokens_ends_with_length(engine: Engine):
     assert row.finish_reason == "stop" or row.num_generated == CONTEXT_LENGTH - len(PROMPT)
 
 
-def test_a_canceled_group_leaves_the_batch_and_the_others_go_on(
-    engine_of: Callable[..., Engine], oracle: Oracle
-):
+def test_a_canceled_group_leaves_the_batch_and_the_others_go_on(engine_of: Callable[..., Engine], oracle: Oracle):
     engine = engine_of("llama")
     long_group = engine.add([generating(max_tokens=500, seed=seed) for seed in range(4)])
     kept = generating(seed=9, max_tokens=30)

@@ -1,4 +1,4 @@
-"""Loading: what is wrong with a folder is said, no foreign code runs, and weights are known by their content."""
+"""Loading: what is wrong is said, no foreign code runs, and weights are known by their content."""
 
 import json
 import shutil

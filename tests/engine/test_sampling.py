@@ -83,10 +83,7 @@ def test_a_row_draws_the_same_in_any_company():
     rows = mx.array(RANDOM.normal(0, 1, (5, VOCAB_SIZE)).astype(np.float32))
 
     together, _ = sample(rows, samplings, keys)
-    alone = [
-        sample(rows[row : row + 1], samplings[row : row + 1], keys[row : row + 1])[0].item()
-        for row in range(5)
-    ]
+    alone = [sample(rows[row : row + 1], samplings[row : row + 1], keys[row : row + 1])[0].item() for row in range(5)]
 
     assert together.tolist() == alone
 

@@ -1,5 +1,7 @@
 """Which rows run: budgets hold, nobody starves, every token goes through the model once and in order."""
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,9 +46,7 @@ row_lists = st.lists(
 
 @settings(deadline=None, derandomize=True)
 @given(rows=row_lists, budget=st.integers(1, 80), places=st.integers(1, 6))
-def test_every_row_ends_once_and_every_given_token_is_computed_once(
-    rows: list[Sequence], budget: int, places: int
-):
+def test_every_row_ends_once_and_every_given_token_is_computed_once(rows: list[Sequence], budget: int, places: int):
     scheduler = Scheduler(budget, places)
     scheduler.add(rows)
     ended: list[Sequence] = []
@@ -69,9 +69,7 @@ def test_a_step_stays_within_its_budgets(rows: list[Sequence], budget: int, plac
     scheduler.add(rows)
     while scheduler.has_work:
         plan, _ = step(scheduler)
-        padded = sum(
-            len(chunks) * max(chunk.end - chunk.start for chunk in chunks) for chunks in plan.prefill
-        )
+        padded = sum(len(chunks) * max(chunk.end - chunk.start for chunk in chunks) for chunks in plan.prefill)
         assert padded <= max(1, budget - len(plan.decode))
         assert len(scheduler.decoding) + (scheduler.long_row is not None) <= places
 
@@ -83,16 +81,12 @@ def test_a_step_stays_within_its_budgets(rows: list[Sequence], budget: int, plac
     cuts=st.lists(st.integers(1, 49)),
     generates=st.booleans(),
 )
-def test_chunks_of_any_size_ask_for_the_same_predictors(
-    length: int, score_from: int, cuts: list[int], generates: bool
-):
+def test_chunks_of_any_size_ask_for_the_same_predictors(length: int, score_from: int, cuts: list[int], generates: bool):
     sampling = Sampling(max_tokens=1) if generates else None
     row = Sequence(token_ids=[0] * length, score_from=min(score_from, length), sampling=sampling)
     borders = sorted({0, row.num_prefill, *(cut for cut in cuts if cut < row.num_prefill)})
 
-    asked = [
-        p for start, end in zip(borders, borders[1:], strict=False) for p in Chunk(row, start, end).predictors
-    ]
+    asked = [p for start, end in pairwise(borders) for p in Chunk(row, start, end).predictors]
 
     # Token t is predicted at t - 1; the last given token predicts the first generated one.
     assert [p + 1 for p in asked] == list(range(max(1, row.score_from), length + generates))

@@ -37,9 +37,7 @@ def sentencepiece() -> Tokenizer:
         models.BPE(vocabulary, [("▁", "w"), ("l", "o")], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     )
     backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"), [])
 
 

@@ -1,0 +1,35 @@
+# Everything a user or CI runs. Works with GNU Make 3.81 (macOS) and a bare python3 >= 3.11.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+
+.PHONY: demo serve test check bench clean
+
+demo: .venv/all
+	$(BIN)/scorepool demo
+
+serve: .venv/all
+	$(BIN)/scorepool serve
+
+test: .venv/dev
+	$(BIN)/python -m pytest tests
+
+check: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/dev
+	set -e; for file in bench/*.py; do $(BIN)/python $$file; done
+
+clean:
+	rm -rf .venv build *.egg-info
+
+# One stamp an extra: the packages are installed again when what they are declared in changes.
+.venv/all .venv/dev: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "scorepool needs Python 3.11 or newer: install it (python.org, brew, apt), or say PYTHON=path"; exit 1; }
+	@test -x $(BIN)/pip || "$(PYTHON)" -m venv --clear .venv
+	$(PIP) --editable ".[$(notdir $@)]"
+	@touch $@

@@ -1,0 +1,204 @@
+"""The whole of scorepool on one machine: Redis, API, a worker per model, the webhook worker. Starts, watches, stops."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import httpx
+
+import wire
+from client.redis_server import RedisServer
+from client.tether import Tether
+
+STOP_TIMEOUT_S = 90.0  # longer than a worker's drain
+READY_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
+RESTART_DELAY_S = 1.0
+
+
+class StackError(RuntimeError):
+    """A part did not start; the message says which and shows the end of what it said."""
+
+
+def worker_command(model: str) -> list[str]:
+    """RQ's own command line for the worker of one served name."""
+    return [rq(), "worker", "-w", "worker.BatchWorker", "--with-scheduler", *wire.queue_names(model)]
+
+
+def webhook_command() -> list[str]:
+    return [rq(), "worker", "-w", "worker.WebhookWorker", "--with-scheduler", wire.WEBHOOKS]
+
+
+def api_command() -> list[str]:
+    return [sys.executable, "-m", "api"]
+
+
+def rq() -> str:
+    """The `rq` beside this Python. Not `python -m`: it would import a folder `worker` of the user's own place."""
+    return str(Path(sys.executable).with_name("rq"))
+
+
+def reachable(host: str) -> str:
+    """The host part of a URL that reaches a server bound to `host` from this machine."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+class Stack:
+    """Runs while the context is open; `url` answers once it is entered.
+
+    `models` maps a served name to a folder or hub id. `environ` holds SCOREPOOL_* settings that go to every process.
+    A part that dies is started again by `watch` or `revive`, as launchd or systemd would.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, str],
+        *,
+        state: Path,
+        environ: Mapping[str, str],
+        redis_url: str | None = None,
+        logs: Path | None = None,
+    ) -> None:
+        self.models = models
+        self.settings = wire.Settings.load({**os.environ, **environ})
+        self.url = f"http://{reachable(self.settings.host)}:{self.settings.port}"
+        self.redis = None if redis_url else RedisServer(state / "redis")
+        self.redis_url = redis_url or (self.redis.url if self.redis else "")
+        self._environ = {**os.environ, **environ}
+        self._logs = logs
+        self._open = ExitStack()
+        self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        self._tether = Tether()
+        self._open.callback(self._tether.close)
+        try:
+            if self.redis is not None:
+                self._open.enter_context(self.redis)
+                self._watch_redis()
+            self._open.callback(self._stop)
+            self._start("api", api_command(), {})
+            self._start("webhooks", webhook_command(), {})
+            for name, folder in self.models.items():
+                self._start(f"worker {name}", worker_command(name), {"SCOREPOOL_MODEL": f"{name}={folder}"})
+            self._wait_until_ready()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._open.close()
+
+    def watch(self) -> None:
+        """Keep every part running until KeyboardInterrupt."""
+        while True:
+            time.sleep(RESTART_DELAY_S)
+            self.revive()
+
+    def revive(self) -> None:
+        """Start again whatever has died."""
+        if self.redis is not None and self.redis.process is not None and self.redis.process.poll() is not None:
+            self._say("redis ended and is started again")
+            self._tether.reaped(self.redis.process.pid)
+            self.redis.start()
+            self._watch_redis()
+        for name, process in list(self._processes.items()):
+            if process.poll() is not None:
+                self._say(f"{name} ended with {process.returncode} and is started again")
+                self._tether.reaped(process.pid)
+                self._start(name, *self._commands[name])
+
+    def pid(self, name: str) -> int:
+        """Of one part: `api`, `webhooks` or `worker NAME`."""
+        return self._processes[name].pid
+
+    def _start(self, name: str, command: list[str], more: dict[str, str]) -> None:
+        self._commands[name] = (command, more)
+        environ = {
+            **self._environ,
+            "SCOREPOOL_REDIS_URL": self.redis_url,
+            "RQ_REDIS_URL": self.redis_url,
+            **more,
+        }
+        # A session of its own: Ctrl-C reaches us alone, and we stop the parts in order.
+        process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log(name),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._processes[name] = process
+        self._tether.watch(process.pid)
+
+    def _stop(self) -> None:
+        """Workers first, so that they can still write what they finish; the API last."""
+        for name in sorted(self._processes, key="api".__eq__):
+            process = self._processes[name]
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self._tether.reaped(process.pid)
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        missing = set(self.models)
+        while missing:
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    raise StackError(
+                        f"{name} ended with {process.returncode} before it was ready{self._log_tail(name)}"
+                    )
+            if time.monotonic() > deadline:
+                raise StackError(
+                    f"not ready after {READY_TIMEOUT_S:.0f} s: no worker serves {', '.join(sorted(missing))}"
+                )
+            time.sleep(0.1)
+            missing = set(self.models) - self._served()
+
+    def _served(self) -> set[str]:
+        try:
+            reply = httpx.get(f"{self.url}/readyz", timeout=5.0, trust_env=False)
+        except httpx.HTTPError:
+            return set()
+        return set(reply.json()["models"]) if reply.status_code == httpx.codes.OK else set()
+
+    def _watch_redis(self) -> None:
+        if self.redis is not None and self.redis.process is not None:
+            self._tether.watch(self.redis.process.pid)
+
+    def _log(self, name: str) -> IO[bytes] | None:
+        """None: the part writes where we write."""
+        if self._logs is None:
+            return None
+        self._logs.mkdir(parents=True, exist_ok=True)
+        return self._open.enter_context(self._log_path(name).open("wb"))
+
+    def _log_path(self, name: str) -> Path:
+        assert self._logs is not None
+        return self._logs / f"{name.replace(' ', '-').replace('/', '-')}.log"
+
+    def _log_tail(self, name: str) -> str:
+        if self._logs is None:
+            return ""
+        return ":\n" + "\n".join(self._log_path(name).read_text(errors="replace").splitlines()[-15:])
+
+    def _say(self, what: str) -> None:
+        print(f"scorepool: {what}", file=sys.stderr, flush=True)  # noqa: T201

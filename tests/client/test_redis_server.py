@@ -1,0 +1,44 @@
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from client.redis_server import RedisServer, RedisServerError
+
+
+def test_what_was_acknowledged_is_there_after_kill_9(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        for number in range(1000):
+            redis.set(f"key:{number}", number)
+        assert server.process is not None
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+        server.start()
+        assert redis.dbsize() == 1000
+
+
+def test_only_its_user_can_open_the_socket(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server:
+        assert server.socket.stat().st_mode & 0o077 == 0
+        assert server.folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_second_server_on_the_same_folder_is_refused(tmp_path: Path):
+    with (
+        RedisServer(tmp_path / "r"),
+        pytest.raises(RedisServerError, match="already runs"),
+        RedisServer(tmp_path / "r"),
+    ):
+        pass
+
+
+def test_a_path_too_long_for_a_socket_says_what_to_set(tmp_path: Path):
+    with pytest.raises(RedisServerError, match="SCOREPOOL_STATE_DIR"), RedisServer(tmp_path / ("x" * 100)):
+        pass
+
+
+def test_it_never_evicts(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        assert redis.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}

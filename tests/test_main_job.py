@@ -1,0 +1,206 @@
+"""The main job through real processes: HTTP, Redis, RQ's command line, MLX, webhooks, and kill -9."""
+
+import math
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+import wire
+from client import Client, JobFailed
+from client.demo import free_port
+from client.stack import Stack, rq
+
+SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Everything, on the demo model; what dies is started again, as `scorepool serve` does."""
+    environ = {
+        "SCOREPOOL_PORT": str(free_port()),
+        "SCOREPOOL_WEBHOOK_SECRET": SECRET,
+        "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "1",
+        "SCOREPOOL_MAX_QUEUE_DEPTH": "1000",
+    }
+    state = tmp_path_factory.mktemp("stack")
+    stopped = threading.Event()
+    with Stack({"demo": str(root / "models" / "demo")}, state=state, environ=environ, logs=state / "logs") as stack:
+
+        def revive() -> None:
+            while not stopped.wait(0.2):
+                stack.revive()
+
+        reviver = threading.Thread(target=revive)
+        reviver.start()
+        yield stack
+        stopped.set()
+        reviver.join()
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[Client]:
+    with Client(stack.url) as client:
+        yield client
+
+
+@pytest.fixture
+def redis(stack: Stack) -> Iterator[Redis]:
+    with Redis.from_url(stack.redis_url) as redis:
+        yield redis
+
+
+def job_of_size(size: int, seed: int) -> wire.Request:
+    """Small: one short score. Middle: four scores of a shared prompt. Large: sixty generated tokens."""
+    rng = random.Random(seed)
+    words = [rng.choice(["return", "the", "value", "of", "a", "list", "object", "when", "it", "is"]) for _ in range(12)]
+    text = " ".join(words)
+    if size == 0:
+        return wire.Score(model="demo", items=[wire.ScoreItem(prompt=text, completion=" none.")])
+    if size == 1:
+        items = [wire.ScoreItem(prompt=text, completion=f" {word} ends.") for word in words[:4]]
+        return wire.Score(model="demo", items=items, score="all", top_logprobs=5, rank=True, entropy=True)
+    return wire.Generate(model="demo", prompt=text, max_tokens=60, seed=seed, top_logprobs=2)
+
+
+def mixed_jobs(count: int) -> list[wire.Request]:
+    return [job_of_size(index % 3, index) for index in range(count)]
+
+
+def check_result(request: wire.Request, result: wire.Result) -> None:
+    expected = len(request.items) if isinstance(request, wire.Score) else request.n
+    assert len(result.sequences) == expected
+    for scored in result.sequences:
+        assert scored.logprobs is not None
+        assert len(scored.logprobs) == len(scored.token_ids) == len(scored.token_bytes)
+        assert all(value <= 0 for value in scored.logprobs[scored.num_reported_prompt_tokens :])
+        assert b"".join(scored.token_bytes).decode(errors="replace").startswith(scored.text[:1])
+        first = scored.logprobs[0]
+        assert math.isnan(first) == (scored.num_reported_prompt_tokens > 0)
+
+
+def times_done(redis: Redis, ids: list[str]) -> Counter[str]:
+    entries = redis.xrange(wire.DONE)
+    wanted = set(ids)
+    return Counter(job_id for _, fields in entries if (job_id := fields[b"id"].decode()) in wanted)
+
+
+def test_two_hundred_mixed_jobs_are_each_answered_once(client: Client, redis: Redis):
+    requests = mixed_jobs(200)
+    ids = client.submit_many(requests)
+    assert len(set(ids)) == 200
+    for job_id, request in zip(ids, requests, strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
+    assert times_done(redis, ids) == dict.fromkeys(ids, 1)
+
+
+def test_all_jobs_end_once_when_the_worker_is_killed_in_the_middle(stack: Stack, client: Client, redis: Redis):
+    requests = mixed_jobs(60)
+    ids = client.submit_many(requests)
+    wait_for(lambda: times_done(redis, ids), "the first job to end")
+    os.kill(stack.pid("worker demo"), signal.SIGKILL)
+    for job_id, request in zip(ids, requests, strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
+    assert times_done(redis, ids) == dict.fromkeys(ids, 1)
+
+
+def test_nothing_accepted_is_lost_when_redis_is_killed(stack: Stack, client: Client):
+    requests = mixed_jobs(60)
+    ids = client.submit_many(requests[:30])
+    assert stack.redis is not None
+    assert stack.redis.process is not None
+    os.kill(stack.redis.process.pid, signal.SIGKILL)
+    ids += [client.submit(request) for request in requests[30:]]  # the SDK tries again while Redis is away
+    for job_id, request in zip(ids, requests, strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
+
+
+def test_nothing_accepted_is_lost_when_the_api_is_killed(stack: Stack, client: Client):
+    requests = mixed_jobs(30)
+    ids = client.submit_many(requests)
+    os.kill(stack.pid("api"), signal.SIGKILL)
+    for job_id, request in zip(ids, requests, strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
+
+
+LONG = wire.Generate(model="demo", prompt="Return", max_tokens=900, temperature=1.0, seed=1, n=4)
+
+
+def test_a_running_job_can_be_canceled(client: Client):
+    job_id = client.submit(LONG)
+    wait_for(lambda: client.job(job_id).status == "started", "the job to start")
+    client.cancel(job_id)
+    job = client.job(job_id, wait_s=30)
+    assert job.status == "canceled"
+    assert job.failure is not None
+    assert job.failure.code == "canceled"
+
+
+def test_a_queued_job_can_be_canceled(stack: Stack, client: Client):
+    with frozen(stack.pid("worker demo")):
+        job_id = client.submit(job_of_size(0, 1))
+        assert client.cancel(job_id).status == "canceled"
+    with pytest.raises(JobFailed) as caught:
+        client.result(job_id, timeout_s=10)
+    assert caught.value.failure.code == "canceled"
+    assert client.job(client.submit(job_of_size(0, 1)), wait_s=30).status == "finished"
+
+
+def test_the_timeout_of_one_job_leaves_its_neighbours_alone(client: Client):
+    slow = wire.Generate(model="demo", prompt="Return", max_tokens=900, temperature=1.0, seed=1, n=16, timeout_s=1)
+    late = client.submit(slow)
+    others = client.submit_many(mixed_jobs(30))
+    with pytest.raises(JobFailed) as caught:
+        client.result(late, timeout_s=60)
+    assert caught.value.failure.code == "timeout"
+    for job_id, request in zip(others, mixed_jobs(30), strict=True):
+        check_result(request, client.result(job_id, timeout_s=200))
+
+
+def test_what_the_model_cannot_take_is_a_failure_that_says_why(client: Client):
+    with pytest.raises(JobFailed) as caught:
+        client.score("demo", [("word " * 20_000, "end")])
+    assert caught.value.failure.code == "too_long"
+    assert str(client.models()[0].context_length) in caught.value.failure.message
+
+
+def test_the_result_says_what_computed_it(client: Client):
+    card = client.models()[0]
+    assert client.score("demo", [("a", "b")]).stamp == card.stamp
+    assert card.stamp.fingerprint
+    assert set(card.stamp.versions) >= {"scorepool", "mlx", "mlx-lm"}
+
+
+def test_rq_tells_the_truth_about_it(stack: Stack, client: Client):
+    assert client.score("demo", [("a", "b")])
+    told = subprocess.run(
+        [rq(), "info", "--url", stack.redis_url, "demo"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert "demo" in told
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.02)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """The process does nothing while the context is open."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

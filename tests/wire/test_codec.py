@@ -1,0 +1,119 @@
+import math
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wire
+
+STAMP = wire.Stamp(
+    model="m",
+    fingerprint="f",
+    dtype="float32",
+    quantization=None,
+    adapter=None,
+    mode="default",
+    backend="cpu",
+    versions={},
+)
+float32 = st.floats(width=32, allow_nan=False)
+
+
+def result(**columns: object) -> wire.Result:
+    scored = wire.Scored(token_ids=[1, 2], token_bytes=[b"\xf0\x9f", b"b"], text="b", **columns)
+    usage = wire.Usage(prompt_tokens=1, completion_tokens=2)
+    return wire.Result(sequences=[scored], temperature=1.0, usage=usage, stamp=STAMP)
+
+
+@given(st.lists(st.none() | float32))
+def test_a_column_is_the_same_after_redis_and_after_json(values: list[float | None]):
+    column = wire.Floats(values)
+    assert wire.Floats.unpack(column.pack()).values() == values
+    finite = [value for value in values if value is None or math.isfinite(value)]
+    assert msgspec.json.decode(wire.encode_json(wire.Floats(finite))) == finite
+
+
+def test_a_packed_column_is_little_endian_float32():
+    assert wire.Floats([-1.5, None]).pack()[:4] == struct.pack("<f", -1.5)
+    assert len(wire.Floats([-1.5, None]).pack()) == 8
+
+
+def test_a_result_comes_back_from_redis_as_it_was():
+    sent = result(
+        logprobs=wire.Floats([None, -0.1]), top_ids=[[], [3]], top_logprobs=[wire.Floats(), wire.Floats([-0.1])]
+    )
+    assert repr(wire.decode_outcome(wire.encode(sent))) == repr(sent)
+
+
+def test_chosen_and_top_logprob_of_one_token_are_the_same_float_in_json():
+    sent = result(logprobs=wire.Floats([None, -0.1]), top_logprobs=[wire.Floats(), wire.Floats([-0.1])])
+    columns = msgspec.json.decode(wire.encode_json(sent))["sequences"][0]
+    assert columns["logprobs"] == [None, columns["top_logprobs"][1][0]]
+
+
+def test_a_failure_comes_back_from_redis_as_it_was():
+    sent = wire.Failure(code="too_long", message="1025 tokens, the model takes 1024", field="items[0]")
+    assert wire.decode_outcome(wire.encode(sent)) == sent
+
+
+SCORE = {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": "b"}]}
+
+
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+def test_a_request_reads_the_same_from_json_and_msgpack(form: str):
+    body = msgspec.json.encode(SCORE) if form == "json" else msgspec.msgpack.encode(SCORE)
+    request = wire.parse(body, wire.Request, form)
+    assert request == wire.Score(model="demo", items=[wire.ScoreItem(prompt="a", completion="b")])
+    assert wire.decode_request(wire.encode(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"top_logprobs": 21}, "top_logprobs", "<= 20, found 21"),
+        ({"top_logprobs": True}, "top_logprobs", "got `bool`, found True"),
+        ({"temperature": 0}, "temperature", "found 0"),
+        ({"temprature": 1}, "temprature", "unknown field `temprature`"),
+        ({"items": []}, "items", "length >= 1, found []"),
+        ({"items": [{"prompt": "a"}]}, "items[0].completion", "missing required field `completion`"),
+        ({"items": [{"prompt": "a", "completion": [1]}]}, "items[0]", "both be text or both be token ids"),
+        ({"items": [{"prompt": "a", "completion": ""}]}, "items[0]", "`completion` must not be empty"),
+        ({"items": [{"prompt": [1, -2], "completion": [3]}]}, "items[0].prompt[1]", ">= 0, found -2"),
+        ({"items": [{"prompt": [], "completion": [3]}]}, "items[0].prompt", "length >= 1, found []"),
+        ({"model": "../etc"}, "model", "found '../etc'"),
+        ({"type": "scor"}, "type", "found 'scor'"),
+        ({"timeout_s": 0}, "timeout_s", ">= 1, found 0"),
+        ({"priority": "urgent"}, "priority", "found 'urgent'"),
+    ],
+)
+def test_bad_input_is_told_field_value_and_expectation(change: dict[str, object], field: str, says: str):
+    with pytest.raises(wire.Invalid) as caught:
+        wire.parse(msgspec.json.encode({**SCORE, **change}), wire.Request)
+    assert caught.value.field == field
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[" * 100_000, b'"\xff"', b"{} {}", b'{"type":"score","model":"\\ud800"}']
+)
+def test_broken_json_is_invalid_and_never_another_error(body: bytes):
+    with pytest.raises(wire.Invalid):
+        wire.parse(body, wire.Request)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_from_redis_are_a_message_or_invalid(body: bytes):
+    for decode in (wire.decode_request, wire.decode_outcome):
+        try:
+            decode(body)
+        except wire.Invalid:
+            continue
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_refused_in_msgpack_too(value: float):
+    with pytest.raises(wire.Invalid) as caught:
+        wire.parse(msgspec.msgpack.encode({**SCORE, "temperature": value}), wire.Request, "msgpack")
+    assert caught.value.field == "temperature"

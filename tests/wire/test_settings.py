@@ -1,0 +1,38 @@
+import pytest
+
+import wire
+
+
+def test_settings_are_read_from_their_variables_whatever_the_case_of_the_level():
+    settings = wire.Settings.load({"SCOREPOOL_PORT": "81", "SCOREPOOL_LOG_LEVEL": "debug", "OTHER": "x"})
+    assert (settings.port, settings.log_level) == (81, "DEBUG")
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"SCOREPOOL_PROT": "1"}, "SCOREPOOL_PROT is not a setting; did you mean SCOREPOOL_PORT?"),
+        ({"SCOREPOOL_PORT": "x"}, "SCOREPOOL_PORT='x': Expected `int`"),
+        ({"SCOREPOOL_PORT": "65536"}, "SCOREPOOL_PORT='65536': Expected `int` <= 65535"),
+        ({"SCOREPOOL_LOG_LEVEL": "loud"}, "SCOREPOOL_LOG_LEVEL='LOUD'"),
+        ({"SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "maybe"}, "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE='maybe'"),
+        ({"SCOREPOOL_LEASE_S": "nan"}, "SCOREPOOL_LEASE_S='nan'"),
+    ],
+)
+def test_a_typo_stops_the_start(environ: dict[str, str], says: str):
+    with pytest.raises(wire.SettingsError) as caught:
+        wire.Settings.load(environ)
+    assert says in str(caught.value)
+
+
+def test_a_secret_is_not_repeated_when_its_variable_is_refused():
+    with pytest.raises(wire.SettingsError) as caught:
+        wire.Settings.load({"SCOREPOOL_WEBHOOK_SECERT": "whsec_hush"})
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["demo", "demo=", "=x", "a b=x", "a:high=x", "webhooks=x"])
+def test_a_model_is_name_and_source(spec: str):
+    with pytest.raises(wire.SettingsError):
+        wire.parse_model(spec)
+    assert wire.parse_model("qwen/3=/models/q=3") == ("qwen/3", "/models/q=3")

@@ -6,6 +6,7 @@ What it does not know: tensors (runner.py), which row runs when (scheduler.py), 
                 any thread │ the MLX thread
 """
 
+import atexit
 import logging
 import time
 from collections import deque
@@ -73,6 +74,7 @@ class Engine:
         self._thread = Thread(target=self._main, args=(open_runner, ready), name="mlx", daemon=True)
         self._thread.start()
         ready.result()
+        atexit.register(self.close)  # an interpreter that ends in the middle of a step is aborted by mlx
 
     def add(self, sequences: list[Sequence]) -> Future[list[Sequence]]:
         """Run these rows as one group. The future gives the same objects when all are done, or an EngineError.
@@ -97,7 +99,8 @@ class Engine:
                 self._changed.notify()
 
     def close(self) -> None:
-        """End after the running step. Groups that are not done get Closed."""
+        """End after the running step. Groups that are not done get Closed. Not for a future's callback."""
+        atexit.unregister(self.close)
         with self._changed:
             self._ended = self._ended or Closed("the engine was closed")
             self._changed.notify()

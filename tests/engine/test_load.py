@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,3 +92,16 @@ def test_the_fingerprint_follows_content_and_not_place(folder: Path, tiny_models
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     assert before != fingerprint(folder)
+
+
+def test_a_process_may_end_in_the_middle_of_a_step(tiny_models: TinyModels, root: Path):
+    code = (
+        "from engine import Engine, EngineSettings, Sampling, Sequence\n"
+        f"engine = Engine(EngineSettings(model={str(tiny_models('llama'))!r}))\n"
+        "engine.add([Sequence(token_ids=[1], sampling=Sampling(max_tokens=500))])\n"
+        "raise SystemExit(3)\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=False)
+
+    assert (ended.returncode, ended.stdout) == (3, b"")

@@ -39,12 +39,22 @@ def generating(draw: st.DrawFn) -> Sequence:
     )
 
 
+batches = {
+    "rows": st.lists(scored() | generating(), min_size=1, max_size=8),
+    "budget": st.sampled_from([1, 5, 16, 33, 100, 4096]),
+    "places": st.sampled_from([1, 3, 32]),
+}
+
+
+def assert_right(engine: Engine, oracle: Oracle, rows: list[Sequence]) -> None:
+    for future in [engine.add([row]) for row in rows]:
+        future.result(60)
+    for row in rows:
+        assert_agrees(row, oracle)
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    rows=st.lists(scored() | generating(), min_size=1, max_size=8),
-    budget=st.sampled_from([1, 5, 16, 33, 100, 4096]),
-    places=st.sampled_from([1, 3, 32]),
-)
+@given(**batches)
 def test_every_entry_is_right_in_any_batch(
     engine_of: Callable[..., Engine],
     oracle_of: Callable[[str], Oracle],
@@ -52,13 +62,21 @@ def test_every_entry_is_right_in_any_batch(
     budget: int,
     places: int,
 ):
-    engine = engine_of("llama", max_batch_tokens=budget, max_running_rows=places)
+    assert_right(engine_of("llama", max_batch_tokens=budget, max_running_rows=places), oracle_of("llama"), rows)
 
-    for future in [engine.add([row]) for row in rows]:
-        future.result(60)
 
-    for row in rows:
-        assert_agrees(row, oracle_of("llama"))
+@pytest.mark.parametrize("name", ["gemma3", "granitehybrid"])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(**batches)
+def test_every_entry_is_right_with_other_kinds_of_cache(
+    engine_of: Callable[..., Engine],
+    oracle_of: Callable[[str], Oracle],
+    name: str,
+    rows: list[Sequence],
+    budget: int,
+    places: int,
+):
+    assert_right(engine_of(name, max_batch_tokens=budget, max_running_rows=places), oracle_of(name), rows)
 
 
 @pytest.mark.parametrize("budget", [1, 7, 4096])

@@ -24,7 +24,7 @@ from engine.batch import Batch, Merged, Single
 from engine.errors import LoadError
 from engine.facts import Facts
 from engine.runner import ModelRunner
-from engine.selftest import find_fault, reference_logprobs, test_rows
+from engine.selftest import find_fault, reference_logprobs, trial_rows
 from engine.settings import EngineSettings
 from engine.tap import Halves, split_model
 from engine.tokenizer import Tokenizer
@@ -142,7 +142,7 @@ def _cast(model: Any, dtype: str) -> None:
 
 def _choose_batch(model: Any, halves: Halves, vocab_size: int) -> tuple[Batch, str]:
     """The fastest way to run rows that passes its self-test, and what that said. Raises LoadError if none."""
-    rows = test_rows(vocab_size)
+    rows = trial_rows(vocab_size)
     reference = reference_logprobs(model, rows)
     if not all(mx.isfinite(mx.logsumexp(logprobs)).item() for logprobs in reference):
         raise LoadError("the model's logits are not finite on a few test tokens; another dtype may help")

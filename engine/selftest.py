@@ -44,7 +44,7 @@ def find_fault(batch: Batch, halves: Halves, reference: list[mx.array], rows: li
     return None
 
 
-def test_rows(vocab_size: int) -> list[list[int]]:
+def trial_rows(vocab_size: int) -> list[list[int]]:
     draw = Random(0)  # noqa: S311
     return [[draw.randrange(vocab_size) for _ in range(given + _NUM_DECODED)] for given in _GIVEN]
 

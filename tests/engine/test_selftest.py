@@ -19,7 +19,7 @@ def model(tiny_models: TinyModels) -> Any:
 
 
 def find_fault(model: Any, kind: type[Merged] | type[Single], faulty: Any = None) -> str | None:
-    rows = selftest.test_rows(VOCAB_SIZE)
+    rows = selftest.trial_rows(VOCAB_SIZE)
     reference = selftest.reference_logprobs(model, rows)
     halves = FullLogits(faulty) if faulty else split_model(model)
     batch: Batch = kind(model, halves)

@@ -7,13 +7,13 @@ to U+FFFD, its bytes do not.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Any
 
 from jinja2 import TemplateError
 
-from engine.errors import LoadError, Refused
+from engine.errors import Refused
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
@@ -21,7 +21,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
 
 class Tokenizer:
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int]) -> None:
-        """`tokenizer` is a Hugging Face one that is not used by anybody else. Raises LoadError."""
+        """`tokenizer` is a Hugging Face one that nobody else uses."""
         self._tokenizer = tokenizer
         self._lock = Lock()  # Hugging Face's tokenizers change their own state while they encode
         self.eos_ids = frozenset(eos_ids)
@@ -85,27 +85,29 @@ class Tokenizer:
         return []
 
     def _read_vocabulary(self) -> dict[int, bytes]:
-        added = {token_id: str(token).encode() for token_id, token in self._tokenizer.added_tokens_decoder.items()}
-        spelling = _spelling(self._tokenizer)
-        pieces = {token_id: piece for piece, token_id in self._tokenizer.get_vocab().items() if token_id not in added}
-        try:
-            return {token_id: spelling(piece) for token_id, piece in pieces.items()} | added
-        except (KeyError, ValueError) as error:
-            raise LoadError(
-                f"the vocabulary cannot be read as bytes: {error}; it is not of a kind known here"
-            ) from error
+        """Bytes of every id. An added token stands for its own text."""
+        spelling, added_spelling = _spellings(self._tokenizer)
+        added = {
+            token_id: token.content.encode() if token.special else added_spelling(token.content)
+            for token_id, token in self._tokenizer.added_tokens_decoder.items()
+        }
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return {token_id: spelling(piece) for piece, token_id in vocabulary.items()} | added
 
 
-def _spelling(tokenizer: Any) -> Any:
-    """How this vocabulary writes bytes: a function from a piece to its bytes."""
+def _spellings(tokenizer: Any) -> tuple[Callable[[str], bytes], Callable[[str], bytes]]:
+    """How this vocabulary writes bytes: from a piece to its bytes, for its own pieces and for added tokens.
+
+    Gemma's runs of spaces are added tokens that are written as sentencepiece's are.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = json.loads(backend.to_str()) if backend is not None else {}
     kinds = set(_kinds({"decoder": parts.get("decoder"), "pre_tokenizer": parts.get("pre_tokenizer")}))
     if "ByteLevel" in kinds:
-        return _from_byte_level
+        return _from_byte_level, str.encode
     if kinds & {"ByteFallback", "Metaspace", "Replace"} or hasattr(tokenizer, "sp_model"):
-        return _from_sentencepiece
-    return str.encode
+        return _from_sentencepiece, _from_sentencepiece
+    return str.encode, str.encode
 
 
 def _kinds(part: Any) -> Iterable[str]:
@@ -134,7 +136,11 @@ _BYTE_OF = _byte_alphabet()
 
 
 def _from_byte_level(piece: str) -> bytes:
-    return bytes(_BYTE_OF[character] for character in piece)
+    """A piece with a character outside the alphabet stands for its own text, as in the `tokenizers` library."""
+    try:
+        return bytes([_BYTE_OF[character] for character in piece])
+    except KeyError:
+        return piece.encode()
 
 
 def _from_sentencepiece(piece: str) -> bytes:

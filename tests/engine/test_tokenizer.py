@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from engine import Refused, Tokenizer
@@ -31,14 +31,18 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def sentencepiece() -> Tokenizer:
     """As Llama 2's: spaces are U+2581, what is not in the vocabulary falls back to bytes; no BOS."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdehlorw", "▁w", "lo"]
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdehlorw", "▁w", "lo", "▁▁"]
     vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
     backend = Backend(
-        models.BPE(vocabulary, [("▁", "w"), ("l", "o")], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+        models.BPE(
+            vocabulary, [("▁", "▁"), ("▁", "w"), ("l", "o")], unk_token="<unk>", byte_fallback=True, fuse_unk=True
+        )
     )
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"), [])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    fast.add_tokens([AddedToken("▁▁", normalized=False)])  # as Gemma's runs of spaces
+    return Tokenizer(fast, [])
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -137,3 +141,9 @@ def test_a_template_that_raises_is_the_callers_error():
 
 def test_the_padding_token_is_no_end(tokenizer: Tokenizer):
     assert PAD not in tokenizer.eos_ids
+
+
+def test_a_run_of_spaces_that_is_an_added_token_has_the_bytes_of_spaces(sentencepiece: Tokenizer):
+    (double_space,), _ = sentencepiece.encode("  ")
+
+    assert sentencepiece.token_bytes(double_space) == b"  "

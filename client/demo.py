@@ -66,7 +66,8 @@ def show_score(client: Client, receiver: Receiver, console: Console) -> None:
         event = receiver.verified.get(timeout=WEBHOOK_TIMEOUT_S)
     except Empty:
         raise TimeoutError(f"no verified webhook arrived within {WEBHOOK_TIMEOUT_S:.0f} s") from None
-    console.print(f"Webhook {event['type']} for job {event['data']['id']}: [green]signature verified[/green]\n")
+    assert event["data"]["id"] == job.id
+    console.print(f"Webhook {event['type']} for this job: [green]signature verified[/green]\n")
 
 
 def show_generate(client: Client, console: Console) -> None:

@@ -87,7 +87,8 @@ class Stack:
                 self._watch_redis()
             self._open.callback(self._stop)
             self._start("api", api_command(), {})
-            self._start("webhooks", webhook_command(), {})
+            if self.settings.webhook_secret:  # without one the API accepts no job that has a webhook
+                self._start("webhooks", webhook_command(), {})
             for name, folder in self.models.items():
                 self._start(f"worker {name}", worker_command(name), {"SCOREPOOL_MODEL": f"{name}={folder}"})
             self._wait_until_ready()

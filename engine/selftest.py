@@ -1,0 +1,118 @@
+"""Is this model's batched path right? Asked once, when the model is loaded, by running it on a few tokens.
+
+mlx-lm's caches go wrong for some architectures in a padded batch (gemma2 raises, mamba v1 is off by nats),
+silently for some. Every way that the engine runs a row is compared with the plainest one: the whole row
+through the model, alone, without a cache and without a tap.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+
+from engine.batch import Batch
+from engine.scheduler import Chunk
+from engine.sequence import Sampling, Sequence
+from engine.tap import Halves
+
+# Mean over the vocabulary of |difference of logprobs|, at the worst position. Right models differ by
+# rounding alone, 1e-6 in float32; the wrong ones known differ by 1e-2 and more.
+_TOLERANCE = {mx.float32: 1e-3, mx.float16: 3e-2, mx.bfloat16: 2e-1}
+_GIVEN = (13, 7, 4)  # tokens of the prompts
+_NUM_DECODED = 3
+
+
+def find_fault(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> str | None:
+    """What this batch does wrong, or None. It is given back empty unless it raised.
+
+    rows       token ids, the prompts of _GIVEN lengths and what is decoded after them
+    reference  [length, vocab] float32 logprobs of each of `rows`
+    """
+    checks: dict[str, Callable[[], float]] = {
+        "a padded batch without caches": lambda: _scored(batch, halves, reference, rows),
+        "a batch that generates": lambda: _generated(batch, halves, reference, rows),
+        "a prompt in chunks": lambda: _chunked(batch, halves, reference, rows),
+    }
+    for name, check in checks.items():
+        try:
+            difference = check()
+        except Exception as error:  # any: it is the architecture's code, on trial
+            return f"{name} raises {type(error).__name__}: {error}"
+        if not difference <= _TOLERANCE[_dtype(halves)]:  # NaN is a fault
+            return f"{name} is off by {difference:.2g} nats"
+    return None
+
+
+def trial_rows(vocab_size: int) -> list[list[int]]:
+    draw = Random(0)  # noqa: S311
+    return [[draw.randrange(vocab_size) for _ in range(given + _NUM_DECODED)] for given in _GIVEN]
+
+
+def reference_logprobs(model: Any, rows: list[list[int]]) -> list[mx.array]:
+    return [_log_softmax(model(mx.array([row]))[0]) for row in rows]
+
+
+def _dtype(halves: Halves) -> mx.Dtype:
+    return halves.hidden(mx.array([[0]])).dtype
+
+
+def _log_softmax(logits: mx.array) -> mx.array:
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def _difference(halves: Halves, hidden: mx.array, expected: list[mx.array]) -> float:
+    """hidden [n, width] against n rows of logprobs [vocab]."""
+    found = _log_softmax(halves.head(hidden))
+    worst: float = mx.abs(found - mx.stack(expected)).mean(axis=-1).max().item()  # type: ignore[assignment]
+    return worst
+
+
+def _scored(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
+    sequences = [Sequence(token_ids=row, score_from=0) for row in rows]
+    hidden = batch.prefill([Chunk(sequence, 0, sequence.num_prefill) for sequence in sequences])
+    expected = [logprobs[t] for logprobs, row in zip(reference, rows, strict=True) for t in range(len(row) - 1)]
+    return _difference(halves, hidden, expected)
+
+
+def _generated(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
+    """Two rows decode, a third joins them beside a score row, the first leaves; the tokens are `rows`'."""
+    first, second, third = sequences = [_generating(row) for row in rows]
+    scored = Sequence(token_ids=rows[0], score_from=1)
+    expected_of = dict(zip(sequences, zip(rows, reference, strict=True), strict=True))
+
+    def decode(decoding: list[Sequence]) -> float:
+        for sequence in decoding:
+            row, _ = expected_of[sequence]
+            sequence.token_ids.append(row[len(sequence.token_ids)])
+        expected = [expected_of[sequence][1][len(sequence.token_ids) - 1] for sequence in decoding]
+        return _difference(halves, batch.decode(decoding), expected)
+
+    batch.prefill([_whole(first), _whole(second)])
+    differences = [decode([first, second])]
+    hidden = batch.prefill([_whole(third), _whole(scored)])
+    expected = [reference[2][third.num_given - 1], *(reference[0][t] for t in range(scored.num_prefill))]
+    differences.append(_difference(halves, hidden, expected))
+    differences.append(decode([first, second, third]))
+    batch.release([first])
+    differences.append(decode([second, third]))
+    batch.release([second, third])
+    return max(differences)
+
+
+def _chunked(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
+    sequence = Sequence(token_ids=rows[0], score_from=1)
+    middle = sequence.num_prefill // 2
+    first = batch.prefill([Chunk(sequence, 0, middle)])
+    second = batch.prefill([Chunk(sequence, middle, sequence.num_prefill)])
+    expected = [reference[0][t] for t in range(sequence.num_prefill)]
+    return _difference(halves, mx.concatenate([first, second]), expected)
+
+
+def _generating(row: list[int]) -> Sequence:
+    return Sequence(token_ids=row[:-_NUM_DECODED], sampling=Sampling(max_tokens=_NUM_DECODED))
+
+
+def _whole(sequence: Sequence) -> Chunk:
+    return Chunk(sequence, 0, sequence.num_prefill)

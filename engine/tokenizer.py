@@ -1,0 +1,149 @@
+"""Text to token ids and back, exact to the byte. No mlx; safe from any thread.
+
+Ids that a caller gives pass untouched. Text gets the model's own prefix (BOS for most) exactly once, and
+never a suffix. A token's bytes come from the vocabulary, not from decoded text: a piece of an emoji decodes
+to U+FFFD, its bytes do not.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import Any
+
+from jinja2 import TemplateError
+
+from engine.errors import Refused
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
+
+
+class Tokenizer:
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int]) -> None:
+        """`tokenizer` is a Hugging Face one that nobody else uses."""
+        self._tokenizer = tokenizer
+        self._lock = Lock()  # Hugging Face's tokenizers change their own state while they encode
+        self.eos_ids = frozenset(eos_ids)
+        self.bos_id: int | None = tokenizer.bos_token_id
+        self.vocab_size = len(tokenizer)
+        self._prefix = self._find_prefix()
+        self._bytes = self._read_vocabulary()
+
+    def encode(self, text: str) -> tuple[list[int], bool]:
+        """Token ids, and whether BOS was added: it is when the model wants it and the text has it not."""
+        ids = self._plain(text)
+        if not self._prefix or ids[: len(self._prefix)] == self._prefix:
+            return ids, False
+        return self._prefix + ids, True
+
+    def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
+        """Token ids of both together, how many of them are the prompt's, and whether BOS was added.
+
+        As lm-evaluation-harness does: whitespace that ends the prompt moves into the completion, and the
+        prompt's share is what the prompt takes alone. At least one token is the completion's. Raises Refused
+        if there is none.
+        """
+        kept = prompt.rstrip()
+        completion = prompt[len(kept) :] + completion
+        ids, bos_added = self.encode(kept + completion)
+        if not self._plain(completion):
+            raise Refused("the completion is no token in this model's vocabulary; give text that is at least one")
+        num_prompt_tokens = len(self.encode(kept)[0])
+        return ids, min(num_prompt_tokens, len(ids) - 1), bos_added
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """The chat template's text with the generation prompt, and no BOS but its own. Raises Refused."""
+        if not self._tokenizer.chat_template:
+            raise Refused("the model has no chat template; give `prompt` instead of `messages`")
+        try:
+            with self._lock:
+                text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise Refused(f"the model's chat template refuses these messages: {error}") from error
+        return self._plain(text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Empty for an id that the model has and the vocabulary has not (padding of the embedding)."""
+        return self._bytes.get(token_id, b"")
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The tokens' bytes, joined; what is not UTF-8 becomes U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def _plain(self, text: str) -> list[int]:
+        with self._lock:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _find_prefix(self) -> list[int]:
+        """What the tokenizer puts before every text: mostly [BOS] or nothing."""
+        with_special = list(self._tokenizer.encode("a"))
+        plain = self._plain("a")
+        for start in range(len(with_special) - len(plain) + 1):
+            if with_special[start : start + len(plain)] == plain:
+                return with_special[:start]
+        return []
+
+    def _read_vocabulary(self) -> dict[int, bytes]:
+        """Bytes of every id. An added token stands for its own text."""
+        spelling, added_spelling = _spellings(self._tokenizer)
+        added = {
+            token_id: token.content.encode() if token.special else added_spelling(token.content)
+            for token_id, token in self._tokenizer.added_tokens_decoder.items()
+        }
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return {token_id: spelling(piece) for piece, token_id in vocabulary.items()} | added
+
+
+def _spellings(tokenizer: Any) -> tuple[Callable[[str], bytes], Callable[[str], bytes]]:
+    """How this vocabulary writes bytes: from a piece to its bytes, for its own pieces and for added tokens.
+
+    Gemma's runs of spaces are added tokens that are written as sentencepiece's are.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = json.loads(backend.to_str()) if backend is not None else {}
+    kinds = set(_kinds({"decoder": parts.get("decoder"), "pre_tokenizer": parts.get("pre_tokenizer")}))
+    if "ByteLevel" in kinds:
+        return _from_byte_level, str.encode
+    if kinds & {"ByteFallback", "Metaspace", "Replace"} or hasattr(tokenizer, "sp_model"):
+        return _from_sentencepiece, _from_sentencepiece
+    return str.encode, str.encode
+
+
+def _kinds(part: Any) -> Iterable[str]:
+    """Every `type` in a tokenizer.json's tree."""
+    if isinstance(part, dict):
+        if isinstance(part.get("type"), str):
+            yield part["type"]
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            yield from _kinds(inner)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's table: a printable byte stands for itself, the others for code points from 256 on, in order."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _from_byte_level(piece: str) -> bytes:
+    """A piece with a character outside the alphabet stands for its own text, as in the `tokenizers` library."""
+    try:
+        return bytes([_BYTE_OF[character] for character in piece])
+    except KeyError:
+        return piece.encode()
+
+
+def _from_sentencepiece(piece: str) -> bytes:
+    if byte := _BYTE_PIECE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
+    return piece.replace(_SPACE, " ").encode()

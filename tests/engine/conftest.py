@@ -1,0 +1,42 @@
+"""Engines of tiny models, and what transformers says about the same weights. Both are made once a session."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+
+from engine import Engine, EngineSettings, blas
+from tests.engine.oracle import Oracle
+from tests.tiny_models import TinyModels
+
+blas.load()  # before a test module imports mlx
+
+
+@pytest.fixture(scope="session")
+def engine_of(tiny_models: TinyModels) -> Iterator[Callable[..., Engine]]:
+    """`engine_of("llama", max_batch_tokens=64)`: the same settings give the same engine."""
+    engines: list[Engine] = []
+
+    @cache
+    def open_engine(name: str, **settings: int | str) -> Engine:
+        engines.append(Engine(EngineSettings(model=str(tiny_models(name)), **settings)))
+        return engines[-1]
+
+    yield open_engine
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def oracle_of(tiny_models: TinyModels) -> Callable[[str], Oracle]:
+    return cache(lambda name: Oracle(tiny_models(name)))
+
+
+@pytest.fixture
+def engine(engine_of: Callable[..., Engine]) -> Engine:
+    return engine_of("llama")
+
+
+@pytest.fixture
+def oracle(oracle_of: Callable[[str], Oracle]) -> Oracle:
+    return oracle_of("llama")

@@ -1,0 +1,57 @@
+"""What transformers on torch says: the whole sequence alone, no cache, float32 weights, float64 softmax."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine import Sequence
+
+torch.set_num_threads(1)  # tiny models: more threads cost more than they give
+
+
+class Oracle:
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    def logprobs(self, token_ids: list[int], temperature: float = 1.0) -> np.ndarray:
+        """[length, vocab]: row t is the distribution of token t + 1."""
+        with torch.no_grad():
+            logits = self._model(torch.tensor([token_ids]), use_cache=False).logits[0].double()
+        return torch.log_softmax(logits / temperature, dim=-1).numpy()
+
+    def greedy(self, token_ids: list[int], num_given: int) -> list[int]:
+        """The likeliest token at every position from num_given on: the tokens there, if those are greedy."""
+        return self.logprobs(token_ids)[num_given - 1 : -1].argmax(axis=-1).tolist()
+
+
+def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -> None:
+    """Every reported entry of a row that ran, given tokens and generated ones."""
+    own = oracle.logprobs(sequence.token_ids)
+    expected = own if sequence.temperature == 1 else oracle.logprobs(sequence.token_ids, sequence.temperature)
+    first = sequence.num_given if sequence.score_from is None else sequence.score_from
+    positions = range(first, len(sequence.token_ids))
+    assert len(sequence.logprobs) == len(positions)
+    for column in (sequence.top_ids, sequence.top_values):
+        assert len(column) == (len(positions) if sequence.top_logprobs else 0)
+    for entry, position in enumerate(positions):
+        found = sequence.logprobs[entry]
+        if position == 0:
+            assert found is None
+            continue
+        row = (own if position >= sequence.num_given else expected)[position - 1]
+        assert abs(found - row[sequence.token_ids[position]]) <= tolerance, (entry, position)
+        if sequence.top_logprobs:
+            ids, values = sequence.top_ids[entry], np.array(sequence.top_values[entry])
+            assert len(set(ids)) == sequence.top_logprobs
+            assert np.abs(values - np.sort(row)[::-1][: len(ids)]).max() <= tolerance
+            assert np.abs(values - row[ids]).max() <= tolerance  # the same ids, but for ties within the tolerance
+        if sequence.rank:
+            chosen = row[sequence.token_ids[position]]
+            first, last = ((row > chosen + slack).sum() + 1 for slack in (tolerance, -tolerance))
+            assert first <= sequence.ranks[entry] <= last
+        if sequence.entropy:
+            assert abs(sequence.entropies[entry] + (np.exp(row) * row).sum()) <= tolerance

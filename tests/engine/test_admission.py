@@ -1,0 +1,67 @@
+"""What add() refuses, and that it says what would be right."""
+
+from math import inf, nan
+
+import pytest
+
+from engine.admission import check
+from engine.errors import EngineError, Refused, TooLong
+from engine.sequence import Sampling, Sequence
+from tests.engine.test_engine_thread import FACTS
+
+
+def scored(token_ids: list[int] | None = None, score_from: int | None = 1, **options: object) -> Sequence:
+    return Sequence(token_ids=[0, 1, 2] if token_ids is None else token_ids, score_from=score_from, **options)
+
+
+def generating(**options: object) -> Sequence:
+    return Sequence(token_ids=[0, 1, 2], sampling=Sampling(**({"max_tokens": 5} | options)))
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        (scored([]), Refused, "no tokens"),
+        (scored([0, -1]), Refused, "token id -1 at position 1.* 0 to 49"),
+        (scored([0, 49, 50]), Refused, "token id 50 at position 2"),
+        (scored(score_from=None), Refused, "asks for nothing"),
+        (scored(score_from=4), Refused, "score_from 4; from 0 to 3"),
+        (scored(score_from=-1), Refused, "score_from -1"),
+        (scored(top_logprobs=51), Refused, "top_logprobs 51; from 0 to 50"),
+        (scored(temperature=0), Refused, "temperature 0; a number above 0"),
+        (scored(temperature=inf), Refused, "temperature inf"),
+        (scored(temperature=nan), Refused, "temperature nan"),
+        (scored([0] * 101), TooLong, "101 tokens .* context is 100"),
+        (generating(max_tokens=98), TooLong, "3 tokens and may generate 98 more"),
+        (generating(max_tokens=0), Refused, "max_tokens 0"),
+        (generating(temperature=-1), Refused, "temperature -1"),
+        (generating(temperature=nan), Refused, "temperature nan"),
+        (generating(top_p=0), Refused, "top_p 0"),
+        (generating(top_p=1.1), Refused, r"top_p 1\.1"),
+        (generating(top_k=-1), Refused, "top_k -1"),
+        (generating(min_p=2), Refused, "min_p 2"),
+        (generating(seed=-1), Refused, "seed -1"),
+        (generating(seed=2**64), Refused, "seed 18446744073709551616"),
+        (generating(stop=(b"a", b"")), Refused, "stop .*not empty"),
+    ],
+)
+def test_a_row_that_cannot_be_run_is_refused(row: Sequence, error: type[EngineError], message: str):
+    with pytest.raises(error, match=message):
+        check([row], FACTS)
+    with pytest.raises(error, match="row 1 "):
+        check([scored(), row], FACTS)
+
+
+def test_a_row_that_just_fits_is_taken():
+    check([scored([0] * 100, score_from=100), generating(max_tokens=97, seed=2**64 - 1)], FACTS)
+
+
+def test_a_group_is_of_fresh_and_different_rows():
+    row = scored()
+    with pytest.raises(Refused, match="twice"):
+        check([row, row], FACTS)
+    with pytest.raises(Refused, match="no rows"):
+        check([], FACTS)
+    row.logprobs.append(-1.0)
+    with pytest.raises(Refused, match="run before"):
+        check([row], FACTS)

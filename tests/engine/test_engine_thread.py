@@ -1,0 +1,218 @@
+"""The thread and its futures, with a faked model: faults are loud, groups are apart, ends are clean."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, wait
+from pathlib import Path
+
+import pytest
+
+from engine import (
+    Closed,
+    Engine,
+    EngineError,
+    EngineSettings,
+    Facts,
+    Fault,
+    LoadError,
+    Numeric,
+    Refused,
+    Sampling,
+    Sequence,
+)
+from engine.scheduler import Plan
+
+FACTS = Facts(
+    fingerprint="f",
+    dtype="float32",
+    quantization=None,
+    adapter=None,
+    mode="default",
+    backend="cpu",
+    versions={},
+    context_length=100,
+    vocab_size=50,
+    self_test="passed",
+)
+FAILS, FAULTS = 13, 31  # tokens that make a row, and the whole runner, fail
+
+
+class FakeRunner:
+    """Every token's logprob is -1. Steps wait for `may_step`."""
+
+    facts = FACTS
+    tokenizer = None
+
+    def __init__(self) -> None:
+        self.released: list[Sequence] = []
+        self.may_step = threading.Event()
+        self.may_step.set()
+        self.in_step = threading.Event()
+        self.threads: set[str] = set()
+
+    def run(self, plan: Plan) -> dict[Sequence, EngineError]:
+        self.threads.add(threading.current_thread().name)
+        self.in_step.set()
+        assert self.may_step.wait(30)
+        failed: dict[Sequence, EngineError] = {}
+        for sequence in [chunk.sequence for forward in plan.prefill for chunk in forward] + plan.decode:
+            if FAULTS in sequence.token_ids:
+                raise ZeroDivisionError("a bug")
+            if FAILS in sequence.token_ids:
+                failed[sequence] = Numeric("NaN")
+            sequence.logprobs.append(-1.0)
+            if sequence.sampling:
+                sequence.token_ids.append(1)
+                if sequence.num_generated == sequence.sampling.max_tokens:
+                    sequence.finish_reason = "length"
+        return failed
+
+    def release(self, sequences: list[Sequence]) -> None:
+        self.released += sequences
+
+
+@pytest.fixture
+def runner() -> FakeRunner:
+    return FakeRunner()
+
+
+@pytest.fixture
+def engine(runner: FakeRunner) -> Iterator[Engine]:
+    engine = Engine(EngineSettings(model="fake"), lambda settings: runner)
+    yield engine
+    runner.may_step.set()
+    engine.close()
+
+
+def scored(*tokens: int) -> Sequence:
+    return Sequence(token_ids=[0, *tokens], score_from=1)
+
+
+def generating(max_tokens: int) -> Sequence:
+    return Sequence(token_ids=[0], sampling=Sampling(max_tokens=max_tokens))
+
+
+def test_a_group_gives_the_same_objects_when_all_of_it_is_done(engine: Engine, runner: FakeRunner):
+    rows = [scored(1), generating(5), scored(2, 3)]
+
+    assert engine.add(rows).result(10) == rows
+
+    assert all(row.is_done for row in rows)
+    assert set(runner.released) == set(rows)
+    assert runner.threads == {"mlx"}
+
+
+def test_a_failed_row_ends_its_group_and_no_other(engine: Engine):
+    good, bad = engine.add([generating(5)]), engine.add([generating(20), scored(FAILS)])
+
+    with pytest.raises(Numeric, match="NaN"):
+        bad.result(10)
+    good.result(10)
+    engine.add([scored(1)]).result(10)
+
+
+def test_a_fault_of_the_engine_is_loud_and_final(engine: Engine, caplog: pytest.LogCaptureFixture):
+    innocent, guilty = engine.add([generating(90)]), engine.add([scored(FAULTS)])
+
+    for future in (innocent, guilty):
+        with pytest.raises(Fault, match="ZeroDivisionError: a bug"):
+            future.result(10)
+    with pytest.raises(Fault, match="a bug"):
+        engine.add([scored(1)])
+    assert "Traceback" in caplog.text
+    assert engine.step_started_at is None
+    engine.close()
+    with pytest.raises(Fault):  # closing hides no fault
+        engine.add([scored(1)])
+
+
+def test_close_ends_what_is_pending(engine: Engine, runner: FakeRunner):
+    runner.may_step.clear()
+    running = engine.add([generating(90)])
+    assert runner.in_step.wait(10)
+    waiting = engine.add([scored(1)])
+    threading.Timer(0.05, runner.may_step.set).start()
+
+    engine.close()
+
+    for future in (running, waiting):
+        with pytest.raises(Closed):
+            future.result(10)
+    with pytest.raises(Closed):
+        engine.add([scored(1)])
+
+
+def test_cancel_releases_the_rows_and_wakes_who_waits(engine: Engine, runner: FakeRunner):
+    runner.may_step.clear()
+    row = generating(90)
+    future = engine.add([row])
+    assert runner.in_step.wait(10)
+
+    engine.cancel(future)
+    runner.may_step.set()
+
+    assert wait([future], 10).done == {future}
+    with pytest.raises(CancelledError):
+        future.result(10)
+    engine.add([scored(1)]).result(10)
+    assert row in runner.released
+    engine.cancel(future)  # twice is harmless
+
+
+def test_a_group_canceled_before_it_runs_never_runs(engine: Engine, runner: FakeRunner):
+    runner.may_step.clear()
+    engine.add([generating(2)])
+    assert runner.in_step.wait(10)
+    row = scored(1)
+    engine.cancel(engine.add([row]))
+    runner.may_step.set()
+
+    engine.add([scored(2)]).result(10)
+
+    assert row.logprobs == []
+
+
+def test_the_watchdog_sees_since_when_a_step_runs(engine: Engine, runner: FakeRunner):
+    assert engine.step_started_at is None
+    runner.may_step.clear()
+    before = time.monotonic()
+
+    future = engine.add([generating(1)])
+
+    assert runner.in_step.wait(10)
+    assert engine.step_started_at is not None
+    assert before <= engine.step_started_at <= time.monotonic()
+    runner.may_step.set()
+    future.result(10)
+
+
+def test_what_the_model_cannot_do_is_refused_in_the_callers_thread(engine: Engine, runner: FakeRunner):
+    with pytest.raises(Refused, match="token id 50 at position 1"):
+        engine.add([scored(50)])
+    assert runner.threads == set()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(LoadError("no such model"), "no such model"), (OSError("disk on fire"), "OSError: disk on fire")],
+)
+def test_an_engine_that_cannot_load_says_why(error: Exception, message: str):
+    def fail(settings: EngineSettings) -> FakeRunner:
+        raise error
+
+    with pytest.raises(LoadError, match=message):
+        Engine(EngineSettings(model="m"), fail)
+
+
+@pytest.mark.parametrize(
+    "module", ["engine", "engine.scheduler", "engine.tokenizer", "engine.stop", "engine.admission"]
+)
+def test_importing_loads_no_mlx(module: str, root: Path):
+    code = f"import sys, {module}; print([name for name in sys.modules if name.startswith('mlx')])"
+
+    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == "[]"

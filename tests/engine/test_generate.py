@@ -1,0 +1,170 @@
+"""Generation: seeds, ends, cancellation, and rows that fail beside rows that do not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine import Engine, EngineSettings, Numeric, Sampling, Sequence
+from tests.engine.oracle import Oracle, assert_agrees
+from tests.tiny_models import CONTEXT_LENGTH, EOS, TinyModels
+
+PROMPT = [0, 50, 60, 70]
+
+
+def generating(max_tokens: int = 12, prompt: list[int] = PROMPT, **options: object) -> Sequence:
+    return Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=max_tokens, **options))
+
+
+def generated(row: Sequence) -> list[int]:
+    return row.token_ids[row.num_given :]
+
+
+def run(engine: Engine, *rows: Sequence) -> None:
+    engine.add(list(rows)).result(60)
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(engine: Engine):
+    alone = generating(seed=3, temperature=0.8, top_p=0.9)
+    run(engine, alone)
+    beside = generating(seed=3, temperature=0.8, top_p=0.9)
+    others = [generating(seed=seed, prompt=PROMPT[: 1 + seed % 4]) for seed in range(7)]
+
+    run(engine, *others, beside, Sequence(token_ids=list(range(90)), score_from=4))
+
+    assert generated(beside) == generated(alone)
+
+
+def test_rows_of_one_prompt_differ_by_their_seeds(engine: Engine):
+    rows = [generating(seed=seed) for seed in range(8)]
+
+    run(engine, *rows)
+
+    assert len({tuple(generated(row)) for row in rows}) == 8
+
+
+def test_rows_without_a_seed_differ(engine: Engine):
+    rows = [generating(), generating()]
+
+    run(engine, *rows)
+
+    assert generated(rows[0]) != generated(rows[1])
+
+
+def test_a_greedy_rows_sampling_distribution_is_certain(engine: Engine, oracle: Oracle):
+    row = generating(temperature=0)
+
+    run(engine, row)
+
+    assert row.sampled_logprobs == [0.0] * row.num_generated
+    assert_agrees(row, oracle)  # and logprobs stay the model's own
+
+
+def test_the_end_of_sequence_token_stays_in_the_columns_and_out_of_the_text(
+    engine: Engine, oracle: Oracle, tiny_models: TinyModels, tmp_path: Path
+):
+    first = generating(temperature=0, max_tokens=2)
+    run(engine, first)
+    folder = shutil.copytree(tiny_models("llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [EOS, generated(first)[1]]}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    engine = Engine(EngineSettings(model=str(folder)))
+
+    row = generating(temperature=0)
+    row.top_logprobs = 1
+    run(engine, row)
+    engine.close()
+
+    assert (generated(row), row.finish_reason) == (generated(first), "stop")
+    assert len(row.logprobs) == len(row.top_ids) == len(row.sampled_logprobs) == 2
+    assert row.text_bytes == engine.tokenizer.token_bytes(generated(first)[0])
+    assert_agrees(row, oracle)
+
+
+def test_a_stop_string_across_tokens_cuts_the_text_and_the_columns(engine: Engine):
+    free = generating(seed=2, max_tokens=12)
+    run(engine, free)
+    pieces = [engine.tokenizer.token_bytes(token_id) for token_id in generated(free)]
+    text = b"".join(pieces)
+    border = len(b"".join(pieces[:6]))
+    stop = text[border - 1 : border + 1]  # the last byte of one token, the first of the next
+    cut = text.index(stop)
+
+    row = generating(seed=2, max_tokens=12, stop=(b"never there", stop))
+    row.top_logprobs = 2
+    run(engine, row)
+
+    assert (row.text_bytes, row.finish_reason) == (text[:cut], "stop")
+    kept = generated(row)
+    assert kept == generated(free)[: len(kept)]
+    assert len(kept) < 12
+    assert len(row.logprobs) == len(row.sampled_logprobs) == len(row.top_ids) == len(row.top_values) == len(kept)
+
+
+def test_a_row_that_uses_its_max_tokens_ends_with_length(engine: Engine):
+    row = generating(max_tokens=CONTEXT_LENGTH - len(PROMPT), temperature=0)
+
+    run(engine, row)
+
+    assert row.finish_reason in ("length", "stop")
+    assert row.finish_reason == "stop" or row.num_generated == CONTEXT_LENGTH - len(PROMPT)
+
+
+def test_a_canceled_group_leaves_the_batch_and_the_others_go_on(engine_of: Callable[..., Engine], oracle: Oracle):
+    engine = engine_of("llama")
+    long_group = engine.add([generating(max_tokens=500, seed=seed) for seed in range(4)])
+    kept = generating(seed=9, max_tokens=30)
+    kept_group = engine.add([kept])
+
+    engine.cancel(long_group)
+
+    with pytest.raises(CancelledError):
+        long_group.result(10)
+    kept_group.result(60)
+    assert_agrees(kept, oracle)
+
+
+def test_a_row_with_nan_fails_its_own_group_alone(tiny_models: TinyModels, tmp_path: Path, oracle: Oracle):
+    poison = 333
+    folder = shutil.copytree(tiny_models("llama"), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][poison] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = Engine(EngineSettings(model=str(folder)))
+    good = generating(seed=1, prompt=[0, 9, 8])
+    companion = Sequence(token_ids=[0, 5, 6], score_from=1)
+    bad = Sequence(token_ids=[0, poison, 7, 8], score_from=1)
+
+    good_group = engine.add([good])
+    bad_group = engine.add([companion, bad])
+    bad_prompt = engine.add([generating(prompt=[0, poison])])
+
+    with pytest.raises(Numeric, match="not finite"):
+        bad_group.result(60)
+    with pytest.raises(Numeric):
+        bad_prompt.result(60)
+    good_group.result(60)
+    after = Sequence(token_ids=[0, 5, 6], score_from=0)
+    run(engine, after)
+    engine.close()
+    assert_agrees(good, oracle)
+    assert_agrees(after, oracle)
+
+
+def test_groups_may_be_added_from_several_threads(engine: Engine, oracle: Oracle):
+    def score(number: int) -> Sequence:
+        row = Sequence(token_ids=[0, 10 + number, 20, 30 + number], score_from=1)
+        generation = generating(seed=number, max_tokens=5)
+        engine.add([row, generation]).result(60)
+        return row
+
+    with ThreadPoolExecutor(2) as threads:
+        rows = list(threads.map(score, range(24)))
+
+    for row in rows:
+        assert_agrees(row, oracle)

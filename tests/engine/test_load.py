@@ -1,0 +1,107 @@
+"""Loading: what is wrong is said, no foreign code runs, and weights are known by their content."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine import Engine, EngineSettings, LoadError
+from engine.load import fingerprint
+from tests.tiny_models import CONTEXT_LENGTH, VOCAB_SIZE, TinyModels
+
+
+@pytest.fixture
+def folder(tiny_models: TinyModels, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_models("llama"), tmp_path / "model"))
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def load_error(model: Path | str) -> str:
+    with pytest.raises(LoadError) as caught:
+        Engine(EngineSettings(model=str(model)))
+    return caught.value.message
+
+
+def test_facts_say_what_is_served(engine_of: Callable[..., Engine]):
+    facts = engine_of("llama").facts
+
+    assert (facts.context_length, facts.vocab_size) == (CONTEXT_LENGTH, VOCAB_SIZE)
+    assert (facts.dtype, facts.quantization, facts.adapter) == ("float32", None, None)
+    assert set(facts.versions) == {"mlx", "mlx-lm"}
+    assert facts.backend in {"cpu (openblas)", "cpu (reference blas)", "metal"}
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
+    assert str(tmp_path / "gone") in load_error(tmp_path / "gone")
+    assert "hub id" in load_error("not-a-folder")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder: Path, missing: str):
+    (folder / missing).unlink()
+
+    assert f"{missing.split('.')[0]}" in load_error(folder)
+
+
+def test_an_architecture_that_mlx_lm_does_not_know_is_named(folder: Path):
+    edit_config(folder, model_type="llamadrama")
+
+    assert "llamadrama" in load_error(folder)
+
+
+def test_code_of_a_checkpoint_is_never_run(folder: Path, tmp_path: Path):
+    proof = tmp_path / "it ran"
+    (folder / "evil.py").write_text(f"open({str(proof)!r}, 'w')")
+    edit_config(folder, model_file="evil.py")
+
+    assert "evil.py" in load_error(folder)
+    assert not proof.exists()
+
+
+def test_weights_that_are_nan_are_not_served(folder: Path):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    assert "not finite" in load_error(folder)
+
+
+def test_weights_that_do_not_fit_the_configuration_are_not_served(folder: Path):
+    edit_config(folder, num_hidden_layers=3)
+
+    assert "model.layers.2" in load_error(folder)
+
+
+def test_the_fingerprint_follows_content_and_not_place(folder: Path, tiny_models: TinyModels):
+    before = fingerprint(folder)
+    assert before == fingerprint(tiny_models("llama"))
+    (folder / "README.md").write_text("not what numbers depend on")
+    assert before == fingerprint(folder)
+
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] += 1e-6
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    assert before != fingerprint(folder)
+
+
+def test_a_process_may_end_in_the_middle_of_a_step(tiny_models: TinyModels, root: Path):
+    code = (
+        "from engine import Engine, EngineSettings, Sampling, Sequence\n"
+        f"engine = Engine(EngineSettings(model={str(tiny_models('llama'))!r}))\n"
+        "engine.add([Sequence(token_ids=[1], sampling=Sampling(max_tokens=500))])\n"
+        "raise SystemExit(3)\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=False)
+
+    assert (ended.returncode, ended.stdout) == (3, b"")

@@ -1,0 +1,93 @@
+"""Sampling against float64 numpy, and against its own promise: a row's tokens are its seed's."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine import Sampling
+from engine.sampling import noise_key, sample
+
+RANDOM = np.random.default_rng(0)
+VOCAB_SIZE = 50
+LOGITS = RANDOM.normal(0, 2, VOCAB_SIZE).astype(np.float32)
+
+
+def draws(sampling: Sampling, count: int, logits: np.ndarray = LOGITS) -> tuple[np.ndarray, np.ndarray]:
+    rows = mx.array(np.broadcast_to(logits, (count, len(logits))))
+    token_ids, logprobs = sample(rows, [sampling] * count, [noise_key(1, index) for index in range(count)])
+    return np.array(token_ids), np.array(logprobs)
+
+
+def allowed(sampling: Sampling) -> np.ndarray:
+    """log p of every token under the sampling distribution, -inf where excluded."""
+    scaled = LOGITS.astype(np.float64) / sampling.temperature
+    p = np.exp(scaled - scaled.max())
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    rank_of = np.argsort(order)
+    before = np.concatenate([[0], np.cumsum(p[order])[:-1]])[rank_of]
+    keep = np.ones(VOCAB_SIZE, bool)
+    if sampling.top_k:
+        keep &= rank_of < sampling.top_k
+    keep &= before < sampling.top_p
+    keep &= p >= sampling.min_p * p.max()
+    p = np.where(keep, p, 0)
+    with np.errstate(divide="ignore"):
+        return np.log(p / p.sum())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0, "top_k": 7},
+        {"top_p": 0.6},
+        {"min_p": 0.2},
+        {"temperature": 1.5, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
+        {"top_k": 1},
+        {"top_k": 1_000_000},
+    ],
+)
+def test_tokens_follow_the_filtered_distribution_and_report_its_logprob(options: dict[str, float]):
+    sampling = Sampling(max_tokens=1, **options)
+    expected = allowed(sampling)
+
+    token_ids, logprobs = draws(sampling, 4000)
+
+    np.testing.assert_allclose(logprobs, expected[token_ids], atol=1e-5)
+    frequency = np.bincount(token_ids, minlength=VOCAB_SIZE) / 4000
+    assert np.abs(frequency - np.exp(expected)).max() < 0.04
+
+
+def test_greedy_takes_the_likeliest_and_the_smaller_id_of_equals():
+    logits = np.array([1, 3, 3, 2], np.float32)
+
+    token_ids, logprobs = draws(Sampling(max_tokens=1, temperature=0, top_p=0.1), 3, logits)
+
+    assert token_ids.tolist() == [1, 1, 1]
+    assert logprobs.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e30])
+def test_no_temperature_overflows(temperature: float):
+    token_ids, logprobs = draws(Sampling(max_tokens=1, temperature=temperature), 20)
+
+    assert np.isfinite(logprobs).all()
+    assert temperature > 1 or set(token_ids.tolist()) == {int(LOGITS.argmax())}
+
+
+def test_a_row_draws_the_same_in_any_company():
+    samplings = [Sampling(max_tokens=1, temperature=0.1 + row) for row in range(5)]
+    keys = [noise_key(row, 3) for row in range(5)]
+    rows = mx.array(RANDOM.normal(0, 1, (5, VOCAB_SIZE)).astype(np.float32))
+
+    together, _ = sample(rows, samplings, keys)
+    alone = [sample(rows[row : row + 1], samplings[row : row + 1], keys[row : row + 1])[0].item() for row in range(5)]
+
+    assert together.tolist() == alone
+
+
+def test_noise_differs_by_seed_and_by_index():
+    assert len({noise_key(seed, index) for seed in range(20) for index in range(20)}) == 400
+    assert 0 <= noise_key(2**64 - 1, 0) < 2**64

@@ -1,0 +1,103 @@
+"""No chunking, order or company moves, drops or changes an entry (the tiny llama, real engine)."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import Engine, Sampling, Sequence
+from tests.engine.oracle import Oracle, assert_agrees
+from tests.tiny_models import BOS, VOCAB_SIZE
+
+_draw = Random(1)
+DOCUMENTS = [[BOS] + [_draw.randrange(3, VOCAB_SIZE) for _ in range(79)] for _ in range(4)]
+
+
+@st.composite
+def scored(draw: st.DrawFn) -> Sequence:
+    token_ids = draw(st.sampled_from(DOCUMENTS))[: draw(st.integers(1, 80))]
+    return Sequence(
+        token_ids=token_ids,
+        score_from=draw(st.integers(0, len(token_ids))),
+        top_logprobs=draw(st.sampled_from([0, 0, 1, 5])),
+        rank=draw(st.booleans()),
+        entropy=draw(st.booleans()),
+        temperature=draw(st.sampled_from([1.0, 1.0, 0.5, 3.0])),
+    )
+
+
+@st.composite
+def generating(draw: st.DrawFn) -> Sequence:
+    token_ids = draw(st.sampled_from(DOCUMENTS))[: draw(st.integers(1, 40))]
+    return Sequence(
+        token_ids=token_ids,
+        score_from=draw(st.none() | st.integers(0, len(token_ids))),
+        top_logprobs=draw(st.sampled_from([0, 2])),
+        sampling=Sampling(max_tokens=draw(st.integers(1, 6)), seed=draw(st.integers(0, 2**63))),
+    )
+
+
+batches = {
+    "rows": st.lists(scored() | generating(), min_size=1, max_size=8),
+    "budget": st.sampled_from([1, 5, 16, 33, 100, 4096]),
+    "places": st.sampled_from([1, 3, 32]),
+}
+
+
+def assert_right(engine: Engine, oracle: Oracle, rows: list[Sequence]) -> None:
+    for future in [engine.add([row]) for row in rows]:
+        future.result(60)
+    for row in rows:
+        assert_agrees(row, oracle)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(**batches)
+def test_every_entry_is_right_in_any_batch(
+    engine_of: Callable[..., Engine],
+    oracle_of: Callable[[str], Oracle],
+    rows: list[Sequence],
+    budget: int,
+    places: int,
+):
+    assert_right(engine_of("llama", max_batch_tokens=budget, max_running_rows=places), oracle_of("llama"), rows)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "granitehybrid"])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(**batches)
+def test_every_entry_is_right_with_other_kinds_of_cache(
+    engine_of: Callable[..., Engine],
+    oracle_of: Callable[[str], Oracle],
+    name: str,
+    rows: list[Sequence],
+    budget: int,
+    places: int,
+):
+    assert_right(engine_of(name, max_batch_tokens=budget, max_running_rows=places), oracle_of(name), rows)
+
+
+@pytest.mark.parametrize("budget", [1, 7, 4096])
+def test_a_one_token_prompt_scores_its_first_completion_token(
+    engine_of: Callable[..., Engine], oracle: Oracle, budget: int
+):
+    row = Sequence(token_ids=[BOS, 40, 41], score_from=1)
+
+    engine_of("llama", max_batch_tokens=budget).add([row]).result(60)
+
+    assert len(row.logprobs) == 2
+    assert_agrees(row, oracle)
+
+
+def test_a_row_without_anything_to_predict_is_done_at_once(engine: Engine):
+    first, last = (
+        Sequence(token_ids=[7], score_from=0, top_logprobs=2, rank=True),
+        Sequence(token_ids=[7, 8], score_from=2),
+    )
+
+    engine.add([first, last]).result(10)
+
+    assert (first.logprobs, first.top_ids, first.top_values, first.ranks) == ([None], [[]], [[]], [None])
+    assert last.logprobs == []

@@ -1,0 +1,144 @@
+"""Tiny models in Hugging Face form, with a tokenizer: seeded random weights that make peaked distributions.
+
+`TinyModels(folder)("llama")` builds once a session; the fixture `tiny_models` is in conftest.py.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+VOCAB_SIZE = 512
+CONTEXT_LENGTH = 512
+BOS, EOS, PAD = 0, 1, 2
+SLIDING_WINDOW = 16
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT_LENGTH,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
+}
+_KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "tie_word_embeddings": False},
+    "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "gemma2": {"model_type": "gemma2", "sliding_window": 4096, "query_pre_attn_scalar": 16},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "sliding_window": SLIDING_WINDOW,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window_pattern": 3,
+    },
+    "lfm2": {
+        "model_type": "lfm2",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 3,
+        "block_dim": 64,  # mlx-lm asks for it, transformers does not
+        "block_ff_dim": 128,
+        "block_auto_adjust_ff_dim": False,
+        "tie_embedding": True,
+    },
+    "granitehybrid": {
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 3,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_expand": 2,
+        "mamba_d_conv": 4,
+        "mamba_chunk_size": 16,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 128,
+        "position_embedding_type": "rope",
+        "tie_word_embeddings": True,
+    },
+}
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+_TRAINING_TEXT = [
+    "the quick brown fox jumps over the lazy dog and then the dog sleeps in the sun",
+    "a token is scored under the model, given the tokens before it; the numbers are right",
+    "def add(first: int, second: int) -> int: return first + second",
+]
+
+
+class TinyModels:
+    """Folders of tiny models by name, built on first use below `folder`."""
+
+    names = tuple(_KINDS)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, name: str) -> Path:
+        path = self._folder / name
+        if not path.exists():
+            build(name, path)
+        return path
+
+
+def build(name: str, folder: Path) -> None:
+    """Write config.json, model.safetensors and the tokenizer's files."""
+    torch.manual_seed(sum(map(ord, name)))
+    config = AutoConfig.for_model(**(_SHAPE | _KINDS[name]))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for path, weight in model.named_parameters():
+            if "embed_tokens" in path or "lm_head" in path:
+                weight.normal_(0, 0.15 if name.startswith("gemma") else 0.3)
+            elif "norm" in path:
+                weight.add_(0.1 * torch.randn_like(weight))
+            elif weight.ndim == 2:
+                weight.normal_(0, 0.08)
+    build_tokenizer().save_pretrained(folder)
+    model.save_pretrained(folder)
+    _write_layer_types_as_checkpoints_do(folder / "config.json", _KINDS[name])
+
+
+def _write_layer_types_as_checkpoints_do(path: Path, kind: dict[str, Any]) -> None:
+    """transformers 5 renames layer types ("mamba") on saving; mlx-lm knows the published checkpoints' names."""
+    config = json.loads(path.read_text())
+    if "layer_types" in kind:
+        config["layer_types"] = kind["layer_types"]
+        path.write_text(json.dumps(config, indent=2))
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE that puts <bos> before a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - 12,  # as in many checkpoints, the embedding has more rows than the vocabulary
+        special_tokens=["<bos>", "<eos>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TRAINING_TEXT, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        add_bos_token=True,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast

@@ -1,0 +1,46 @@
+"""The body of a request: read up to a limit, whatever its headers claim, and parsed into wire messages."""
+
+from typing import TypeVar
+
+from starlette.requests import Request
+
+import wire
+from api.errors import TooLarge, UnsupportedMedia
+from api.formats import Format, sent_format
+
+T = TypeVar("T")
+
+
+async def read_message(request: Request, kind: type[T], max_bytes: int) -> T:
+    """Raises UnsupportedMedia, TooLarge, wire.Invalid."""
+    form = body_format(request)
+    return wire.parse(await read_body(request, max_bytes), kind, form)
+
+
+def body_format(request: Request) -> Format:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedMedia(
+            f"Content-Encoding: {encoding[:80]} is not read; send the body as it is", "Content-Encoding"
+        )
+    try:
+        return sent_format(request.headers.get("content-type"))
+    except ValueError as error:
+        raise UnsupportedMedia(str(error), "Content-Type") from None
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Counts what arrives: Content-Length only serves to refuse early."""
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdecimal() and int(claimed) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {max_bytes} bytes, this server's limit; send fewer items a request")

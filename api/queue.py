@@ -45,7 +45,7 @@ class Queue:
         print_ = fingerprint(bodies)
         args: list[str | bytes | int | float] = [
             self._settings.max_queue_depth,
-            f"{time.time():.6f}",
+            time.time_ns() // 1000,
             wire.Keys.bell(""),
         ]
         for id_, request, body in zip(ids, requests, bodies, strict=True):

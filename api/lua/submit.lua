@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  zset: the owner's jobs by time of submission
 -- ARGV[1]  most jobs that may wait in one queue
--- ARGV[2]  now (unix, s)
+-- ARGV[2]  now (unix, us)
 -- ARGV[3]  prefix of the bells
 -- then for each job: id, queue, fingerprint of the body, key of the request, the request, key of its delivery's hash,
 --   how many arguments its RQ hash has (name, value, name, value, ...), how many its delivery's (0 without webhook),
@@ -12,7 +12,7 @@
 --      or {'conflict', index}: a job of that id came with another body;
 --      or {'full', queue, its depth, the number of new jobs for it}.
 
-local owned, max_depth, now, bell = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local owned, max_depth, bell = KEYS[1], tonumber(ARGV[1]), ARGV[3]
 
 -- Look before writing anything.
 local FIRST = 4
@@ -39,11 +39,11 @@ for queue, count in pairs(new_in) do
   end
 end
 
--- An owner's jobs are listed by this time, so no two of them may have the same.
+-- An owner's jobs are listed by this time, so no two of them may have the same. Counted in whole microseconds.
+local created = tonumber(ARGV[2])
 local newest = redis.call('ZREVRANGE', owned, 0, 0, 'WITHSCORES')
-local created = now
-if newest[2] and tonumber(newest[2]) >= created then
-  created = tonumber(newest[2]) + 0.000001
+if newest[2] then
+  created = math.max(created, math.floor(tonumber(newest[2]) * 1e6 + 0.5) + 1)
 end
 
 local num_new = 0
@@ -52,7 +52,7 @@ for job, at in ipairs(starts) do
     local id, queue, fingerprint, request, body, delivery = unpack(ARGV, at, at + 5)
     local run_from, delivery_from = at + 8, at + 8 + tonumber(ARGV[at + 6])
     local to = delivery_from + tonumber(ARGV[at + 7]) - 1
-    local stamp = string.format('%.6f', created)
+    local stamp = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
     redis.call('HSET', 'rq:job:' .. id, 'fingerprint', fingerprint, 'created', stamp, unpack(ARGV, run_from, delivery_from - 1))
     redis.call('SET', request, body)
     redis.call('ZADD', owned, stamp, id)
@@ -61,7 +61,7 @@ for job, at in ipairs(starts) do
       redis.call('HSET', delivery, unpack(ARGV, delivery_from, to))
     end
     num_new = num_new + 1
-    created = created + 0.000001
+    created = created + 1
   end
 end
 for queue, count in pairs(new_in) do

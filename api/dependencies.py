@@ -1,4 +1,4 @@
-"""What routes ask for in their signatures."""
+"""What routes ask for in their signatures. All async: FastAPI would send plain functions through a thread each."""
 
 import re
 from typing import Annotated
@@ -16,11 +16,11 @@ _bearer = HTTPBearer(auto_error=False, description="An API key. Not asked for by
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
-def state(request: Request) -> State:
+async def state(request: Request) -> State:
     return request.app.state.parts  # type: ignore[no-any-return]
 
 
-def owner(
+async def owner(
     parts: Annotated[State, Depends(state)],
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> str:
@@ -28,7 +28,7 @@ def owner(
     return parts.keyring.owner(credentials.credentials if credentials else None)
 
 
-def reply_format(request: Request) -> Format:
+async def reply_format(request: Request) -> Format:
     """Raises NotAcceptable, before anything is done that could not be answered."""
     try:
         return formats.accepted_format(request.headers.getlist("accept"))
@@ -36,7 +36,7 @@ def reply_format(request: Request) -> Format:
         raise NotAcceptable(str(error), "Accept") from None
 
 
-def known_query(request: Request) -> None:
+async def known_query(request: Request) -> None:
     """Raises BadRequest for a parameter that the route does not have, or that is there twice."""
     known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
@@ -48,7 +48,7 @@ def known_query(request: Request) -> None:
             raise BadRequest(f"{name}: given {names.count(name)} times, expected once", name)
 
 
-def idempotency_key(request: Request) -> str | None:
+async def idempotency_key(request: Request) -> str | None:
     """Raises BadRequest."""
     key = request.headers.get("idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
@@ -60,7 +60,7 @@ def idempotency_key(request: Request) -> str | None:
     return key
 
 
-def preferred_wait_s(request: Request) -> int | None:
+async def preferred_wait_s(request: Request) -> int | None:
     """N of `Prefer: wait=N` (RFC 7240); preferences with other names are not ours to judge. Raises BadRequest."""
     for header in request.headers.getlist("prefer"):
         for preference in header.split(","):

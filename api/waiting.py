@@ -41,9 +41,9 @@ class Waiting:
 
     async def close(self) -> None:
         self.release()
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        while self._reader is not None and not self._reader.done():
+            self._reader.cancel()  # once is not enough: redis-py loses a cancellation that meets it while it connects
+            await asyncio.wait([self._reader], timeout=0.1)
 
     def release(self) -> None:
         """Let every waiting client go with what is known now: the server is about to stop."""
@@ -109,6 +109,9 @@ class Waiting:
                 self.is_connected = False
                 await asyncio.sleep(RECONNECT_S[min(num_failures, len(RECONNECT_S) - 1)])
                 num_failures += 1
+            except Exception:
+                logger.exception("the reader of ended jobs stopped")  # and /readyz says so
+                raise
 
     async def _read_once(self) -> None:
         """One XREAD, from where the last one ended, also when that was on another connection."""

@@ -150,14 +150,14 @@ BODIES: list[tuple[Any, str | None]] = [
 async def test_each_bad_request_is_400_and_names_its_field(serving: Serving, worker: FakeWorker, redis: Redis):
     """Alone in JSON, alone in msgpack, and as the fourth of a bulk, where the field's path begins with [3]."""
     keys = set(redis.keys())
-    packed = {"Content-Type": "application/msgpack"}
+    plain, packed = {"Content-Type": "application/json"}, {"Content-Type": "application/msgpack"}
     wrong = []
     async with serving() as http:
         for body, field in BODIES:
             in_bulk = "[3]" if field is None else f"[3].{field}"
             bulk = [score(), score(), generate(), body]
             replies = [
-                (field, await http.post("/v1/jobs", json=body)),
+                (field, await http.post("/v1/jobs", content=msgspec.json.encode(body), headers=plain)),
                 (field, await http.post("/v1/jobs", content=_msgpack(body), headers=packed)),
                 (in_bulk, await http.post("/v1/jobs/bulk", json=bulk)),
             ]

@@ -270,9 +270,7 @@ async def test_headers_paths_and_parameters_are_refused_by_name(
         assert field in error["message"] or field == "id"
 
 
-@pytest.mark.parametrize(
-    ("body", "status"), [([], 400), ({}, 400), ([score()] * 4, 413), ([[score()]], 400)]
-)
+@pytest.mark.parametrize(("body", "status"), [([], 400), ({}, 400), ([score()] * 4, 413), ([[score()]], 400)])
 async def test_a_bulk_is_a_list_of_one_to_max_bulk_jobs_requests(
     serving: Serving, worker: FakeWorker, body: object, status: int
 ):
@@ -317,14 +315,18 @@ async def test_a_webhook_without_a_secret_to_sign_it_is_refused(serving: Serving
     assert "SCOREPOOL_WEBHOOK_SECRET" in reply.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/hook", "http://localhost/", "https://10.0.0.1/", "http://[::1]:8/"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9/hook", "http://localhost/", "https://10.0.0.1/", "http://[::1]:8/"]
+)
 async def test_the_operator_can_allow_webhooks_to_private_hosts(serving: Serving, worker: FakeWorker, url: str):
     async with serving(webhook_allow_private=True) as http:
         assert (await http.post("/v1/jobs", json=score(webhook=url))).status_code == 202
         assert (await http.post("/v1/jobs", json=score(webhook=url + "#x"))).status_code == 400
 
 
-@pytest.mark.parametrize("url", [HOOK, "https://example.com", "https://bücher.example/", "https://93.184.216.34:8443/a?b=c"])
+@pytest.mark.parametrize(
+    "url", [HOOK, "https://example.com", "https://bücher.example/", "https://93.184.216.34:8443/a?b=c"]
+)
 async def test_a_public_https_webhook_is_accepted(serving: Serving, worker: FakeWorker, url: str):
     async with serving() as http:
         assert (await http.post("/v1/jobs", json=score(webhook=url))).status_code == 202

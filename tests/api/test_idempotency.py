@@ -70,9 +70,7 @@ async def test_a_replay_is_answered_though_the_queue_is_full_or_the_model_gone(s
 async def test_a_bulk_under_a_key_is_accepted_once_as_a_whole(serving: Serving, worker: FakeWorker, redis: Redis):
     bodies = [score(), score(), score(rank=True)]
     async with serving() as http:
-        replies = await asyncio.gather(
-            *(http.post("/v1/jobs/bulk", json=bodies, headers=KEY) for _ in range(10))
-        )
+        replies = await asyncio.gather(*(http.post("/v1/jobs/bulk", json=bodies, headers=KEY) for _ in range(10)))
         changed = await http.post("/v1/jobs/bulk", json=[*bodies[:2], score(rank=False)], headers=KEY)
         longer = await http.post("/v1/jobs/bulk", json=[*bodies, score()], headers=KEY)
         single = await http.post("/v1/jobs", json=score(), headers=KEY)

@@ -143,7 +143,9 @@ async def test_a_webhook_gets_a_delivery_job_that_waits_in_no_queue(serving: Ser
     assert not redis.exists(f"rq:job:{wire.Keys.delivery(plain)}")
 
 
-async def test_a_queued_job_is_canceled_at_once_and_its_webhook_told(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_a_queued_job_is_canceled_at_once_and_its_webhook_told(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
     async with serving() as http:
         id_ = await submit(http, score(webhook=HOOK))
         waiting = asyncio.create_task(http.get(f"/v1/jobs/{id_}?wait=20"))
@@ -165,7 +167,9 @@ async def test_a_queued_job_is_canceled_at_once_and_its_webhook_told(serving: Se
     assert worker.job(id_).get_status() == JobStatus.CANCELED
 
 
-async def test_canceling_a_running_job_marks_it_and_tells_its_worker(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_canceling_a_running_job_marks_it_and_tells_its_worker(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
     with redis.pubsub() as commands:
         commands.subscribe("rq:pubsub:w1")
         assert commands.get_message(timeout=5)["type"] == "subscribe"

@@ -1,8 +1,10 @@
-"""The body of a request: read up to a limit, whatever its headers claim, and parsed into wire messages."""
+"""What comes from a client: a body, read up to a limit whatever its headers claim; and the news that it has gone."""
 
-from typing import TypeVar
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 import wire
 from api.errors import TooLarge, UnsupportedMedia
@@ -40,6 +42,28 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
     return bytes(body)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is given up when the client goes. The body must have been read, or be empty.
+
+    Raises ClientDisconnect.
+    """
+    tasks = (asyncio.create_task(work), asyncio.create_task(_until_gone(request)))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        return await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _too_large(max_bytes: int) -> TooLarge:

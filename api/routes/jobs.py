@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 import wire
 from api import openapi
-from api.bodies import read_message
+from api.bodies import read_message, while_connected
 from api.dependencies import (
     IdempotencyKey,
     Owner,
@@ -55,7 +55,7 @@ async def submit(
         return reply(_accepted(submitted), form, 202, headers)
     granted_s = min(wait_s, int(parts.settings.max_wait_s))
     headers["Preference-Applied"] = f"wait={granted_s}"
-    job = await follow(parts, owner, submitted.id, granted_s)
+    job = await follow(request, parts, owner, submitted.id, granted_s)
     if job.status in ("queued", "started"):
         return reply(wire.Accepted(id=job.id, status=job.status, location=location), form, 202, headers)
     return reply(job, form, 200, headers)
@@ -98,13 +98,14 @@ async def enter(
     return submitted
 
 
-async def follow(parts: State, owner: str, id: str, wait_s: float) -> wire.Job:  # noqa: A002
-    """The job when it has ended, or as it is after `wait_s`. Raises NotFound."""
+async def follow(request: Request, parts: State, owner: str, id: str, wait_s: float) -> wire.Job:  # noqa: A002
+    """The job when it has ended, or as it is after `wait_s`. Raises NotFound, ClientDisconnect."""
     if wait_s == 0:
         return await parts.records.read(owner, id)
     started_at = time.monotonic()
+    ended = parts.waiting.until_ended(id, lambda: parts.records.read(owner, id), wait_s)
     with parts.metrics.waiting.track_inprogress():
-        job = await parts.waiting.until_ended(id, lambda: parts.records.read(owner, id), wait_s)
+        job = await while_connected(request, ended)
     has_ended = job.status not in ("queued", "started")
     parts.metrics.waits.labels(str(has_ended).lower()).observe(time.monotonic() - started_at)
     return job
@@ -123,11 +124,18 @@ def _replayed(jobs: list[Submitted]) -> dict[str, str]:
     summary="Read a job, or wait for its end",
     responses=openapi.answers({200: wire.Job}, (400, 401, 404, 406, 503)),
 )
-async def read(id: str, owner: Owner, form: ReplyFormat, parts: Parts, wait: WaitS = 0) -> Response:  # noqa: A002
+async def read(
+    id: str,  # noqa: A002
+    request: Request,
+    owner: Owner,
+    form: ReplyFormat,
+    parts: Parts,
+    wait: WaitS = 0,
+) -> Response:
     """`status` says whether it has ended. A `wait` above the server's cap is cut: `Preference-Applied` says to what."""
     granted_s = min(wait, parts.settings.max_wait_s)
     headers = {"Preference-Applied": f"wait={granted_s:g}"} if granted_s < wait else {}
-    return reply(await follow(parts, owner, id, granted_s), form, headers=headers)
+    return reply(await follow(request, parts, owner, id, granted_s), form, headers=headers)
 
 
 @router.get(

@@ -1,5 +1,6 @@
 """The application in this process on a real Redis, spoken to over ASGI; a worker's side played by FakeWorker."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -30,6 +31,12 @@ def score(**changes: Any) -> dict[str, Any]:
 
 def generate(**changes: Any) -> dict[str, Any]:
     return {"type": "generate", "model": "demo", "prompt": "a"} | changes
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - it happens in Redis
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

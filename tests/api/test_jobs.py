@@ -9,7 +9,7 @@ from redis import Redis
 from rq.job import JobStatus
 
 import wire
-from tests.api.conftest import Serving, generate, score
+from tests.api.conftest import Serving, eventually, generate, score
 from tests.api.fake_worker import RESULT, FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -94,8 +94,7 @@ async def test_prefer_wait_answers_with_the_ended_job_when_it_ends_in_time(servi
     async with serving() as http:
         late = await http.post("/v1/jobs", json=score(), headers={"Prefer": "respond-async, wait=0"})
         waiting = asyncio.create_task(http.post("/v1/jobs", json=score(priority="low"), headers={"Prefer": "wait=20"}))
-        while not worker.redis.llen("rq:queue:demo:low"):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: worker.redis.llen("rq:queue:demo:low"))
         worker.end(worker.redis.lindex("rq:queue:demo:low", 0).decode())
         in_time = await waiting
 
@@ -223,7 +222,7 @@ async def test_a_delivery_under_way_is_fenced_off_when_its_job_is_deleted(
         redis.hset(f"rq:execution:{delivery}:e1", "id", "e1")
         await http.delete(f"/v1/jobs/{id_}")
 
-    assert [key for key in redis.keys() if id_.encode() in key] == []
+    assert [key for key in redis.scan_iter() if id_.encode() in key] == []
     assert redis.zcard("rq:wip:webhooks") == 0
 
 

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from api.app import create_app
-from tests.api.conftest import KEYS, Serving, bearer, score
+from tests.api.conftest import ALICE, KEYS, Serving, bearer, score
 from tests.api.fake_worker import FakeWorker
 from wire import Settings
 
@@ -72,9 +72,7 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
     settings = {"api_keys": KEYS, "max_queue_depth": 6, "max_body_bytes": 5000}
     async with serving(**settings) as http:
 
-        async def call(
-            method: str, route: str, id_: str = absent, key: str | None = "alice-key", **request: Any
-        ) -> Any:
+        async def call(method: str, route: str, id_: str = absent, *, key: str | None = ALICE, **request: Any) -> Any:
             query = request.pop("query", "")
             request["headers"] = (bearer(key) if key else {}) | request.get("headers", {})
             reply = await http.request(method, route.replace("{id}", id_) + query, **request)
@@ -122,7 +120,7 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
             await call("POST", route, json=wrap(score(model="none")))
             await call("POST", route, content=b"", headers={"Content-Type": "text/plain"})
             await call("POST", route, content=b" " * 6000, headers={"Content-Type": "application/json"})
-        replay = await http.post("/v1/jobs", json=score(), headers=bearer("alice-key") | {"Idempotency-Key": "k"})
+        replay = await http.post("/v1/jobs", json=score(), headers=bearer(ALICE) | {"Idempotency-Key": "k"})
         worker.end(replay.json()["id"])
         await call("POST", "/v1/jobs", json=score(), headers={"Idempotency-Key": "k", "Prefer": "wait=5"})
         await call("POST", "/v1/jobs/bulk", json=[score()] * 5)

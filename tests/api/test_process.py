@@ -103,6 +103,10 @@ def test_it_serves_without_mlx_and_lets_waiting_clients_go_when_it_stops(
         assert http.get("/readyz").json() == {"models": ["demo"], "status": "ready"}
         body = score(items=[{"prompt": "my-prompt", "completion": "b"}])
         id_ = http.post("/v1/jobs", json=body).json()["id"]
+        with socket.create_connection(("127.0.0.1", http.base_url.port or 0)) as gone:
+            gone.sendall(f"GET /v1/jobs/{id_}?wait=25 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            eventually(lambda: "scorepool_clients_waiting 1.0" in http.get("/metrics").text)
+        eventually(lambda: "scorepool_clients_waiting 0.0" in http.get("/metrics").text)
         answers: list[httpx.Response] = []
         waiter = threading.Thread(target=lambda: answers.append(http.get(f"/v1/jobs/{id_}?wait=25")))
         waiter.start()

@@ -10,7 +10,7 @@ from redis.asyncio import Redis as AsyncRedis
 
 import wire
 from api.waiting import Waiting
-from tests.api.conftest import Serving, score
+from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -26,8 +26,7 @@ async def test_a_hundred_waiters_wake_without_polling(serving: Serving, worker: 
         ids = [job["id"] for job in (await http.post("/v1/jobs/bulk", json=[score()] * 100)).json()]
         redis.config_resetstat()
         waiting = [asyncio.create_task(http.get(f"/v1/jobs/{id_}?wait={AGES_S}")) for id_ in ids]
-        while calls(redis, "hmget") < 100:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: calls(redis, "hmget") >= 100)
         await asyncio.sleep(0.3)
         reads_before = calls(redis, "hmget")
         started_at = time.monotonic()
@@ -57,8 +56,7 @@ async def test_an_end_between_the_read_and_the_wait_still_wakes(redis: Redis, re
     stream = AsyncRedis.from_url(redis_url)
     waiting = Waiting(stream, on_ended=lambda _: None)
     waiting.start()
-    while not waiting.is_alive:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: waiting.is_alive)
     reads = 0
 
     async def read() -> wire.Job:

@@ -13,16 +13,25 @@ class Door:
         self._models = models
         self._settings = settings
 
-    async def check(self, request: wire.Request, place: str = "") -> None:
-        """`place` is where the request lies in the body, like `[3]`. Raises BadRequest, ModelNotServed."""
-        where = f"{place}." if place else ""
+    async def check(self, requests: Sequence[wire.Request], is_bulk: bool) -> None:
+        """Fields of a bulk are named from `[index]` on. Raises BadRequest, ModelNotServed."""
+        cards = await self._models.serving(request.model for request in requests)
+        for index, request in enumerate(requests):
+            self._check_one(request, cards[request.model], f"[{index}]." if is_bulk else "")
+
+    def _check_one(self, request: wire.Request, cards: Sequence[wire.ModelCard], where: str) -> None:
         if request.model == wire.WEBHOOKS:
             raise BadRequest(f"{where}model: {wire.WEBHOOKS!r} is the name of the webhooks' queue", f"{where}model")
         if request.webhook is not None:
             self._check_webhook(request.webhook, f"{where}webhook")
-        cards = await self._models.serving(request.model)
         if not cards and not request.wait_for_model:
-            raise ModelNotServed(await self._not_served(request.model, where), f"{where}model")
+            names = self._models.names
+            served = f"live models: {', '.join(names)}" if names else "no worker is live"
+            raise ModelNotServed(
+                f"{where}model: no live worker serves {request.model!r}; {served}. "
+                "Send wait_for_model: true to queue it anyway",
+                f"{where}model",
+            )
         if cards:
             _check_tokens(request, cards, where)
 
@@ -36,11 +45,6 @@ class Door:
             webhook_url.check(url, self._settings.webhook_allow_private)
         except ValueError as error:
             raise BadRequest(f"{field}: {error}, found {url[:80]!r}", field) from None
-
-    async def _not_served(self, model: str, where: str) -> str:
-        names = await self._models.names()
-        served = f"live models: {', '.join(names)}" if names else "no worker is live"
-        return f"{where}model: no live worker serves {model!r}; {served}. Send wait_for_model: true to queue it anyway"
 
 
 def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where: str) -> None:

@@ -1,6 +1,7 @@
 """Which models live workers serve, from the cards that the workers keep in Redis."""
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from redis.asyncio import Redis
@@ -27,16 +28,15 @@ class Models:
         self._read_at = time.monotonic()
         return self._cards
 
-    async def serving(self, model: str) -> list[wire.ModelCard]:
-        """The model's cards. A model not seen a moment ago is looked for again: its worker may just have started."""
-        known = self._of(model) if time.monotonic() - self._read_at < FRESH_S else []
-        if not known:
+    async def serving(self, models: Iterable[str]) -> dict[str, list[wire.ModelCard]]:
+        """Cards by model, read again at most once: when they are old, or when one of the models is not among them,
+        for its worker may just have started."""
+        wanted = set(models)
+        if time.monotonic() - self._read_at > FRESH_S or not wanted <= {card.id for card in self._cards}:
             await self.cards()
-            known = self._of(model)
-        return known
+        return {model: [card for card in self._cards if card.id == model] for model in wanted}
 
-    async def names(self) -> list[str]:
-        return sorted({card.id for card in await self.cards()})
-
-    def _of(self, model: str) -> list[wire.ModelCard]:
-        return [card for card in self._cards if card.id == model]
+    @property
+    def names(self) -> list[str]:
+        """Of the models read last."""
+        return sorted({card.id for card in self._cards})

@@ -1,6 +1,5 @@
 """What RQ keeps of a job: the hashes that RQ itself would write, ready for the submit script."""
 
-import random
 from collections.abc import Mapping
 
 from redis import Redis
@@ -14,9 +13,9 @@ import wire
 _NOWHERE = Redis()
 
 RUN_RETRIES = 3
-# Seconds between the attempts of a delivery, as Standard Webhooks proposes.
-DELIVERY_INTERVALS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
-DELIVERY_JITTER = 0.1  # of each interval, so that an endpoint that comes back is not met by all at once
+# Of a delivery whose worker itself failed. Receivers that fail are the delivery's own matter: it keeps their schedule.
+DELIVERY_RETRIES = 9
+DELIVERY_RETRY_S = 60
 DELIVERY_TIMEOUT_S = 120  # of one attempt; the HTTP timeout ends it long before
 
 
@@ -47,8 +46,6 @@ def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str
 
 def delivery_hash(id: str, ttl_s: int) -> list[str | bytes]:  # noqa: A002
     """The hash of the job that tells a webhook. It waits in no queue until the job `id` ends."""
-    spread = random.uniform(1 - DELIVERY_JITTER, 1 + DELIVERY_JITTER)  # noqa: S311 - no secret
-    intervals_s = [round(interval_s * spread) for interval_s in DELIVERY_INTERVALS_S]
     job = Job.create(
         wire.DELIVER,
         args=[],
@@ -60,7 +57,7 @@ def delivery_hash(id: str, ttl_s: int) -> list[str | bytes]:  # noqa: A002
         status=JobStatus.DEFERRED,
         description="webhook",
         timeout=DELIVERY_TIMEOUT_S,
-        retry=Retry(max=len(intervals_s), interval=intervals_s),
+        retry=Retry(max=DELIVERY_RETRIES, interval=DELIVERY_RETRY_S),
         result_ttl=ttl_s,
         failure_ttl=ttl_s,
     )

@@ -84,8 +84,7 @@ async def enter(
     door says now: the model may have left since. Raises Refused."""
     ids = job_ids(owner, key, count)
     try:
-        for index, message in enumerate(messages):
-            await parts.door.check(message, "" if count is None else f"[{index}]")
+        await parts.door.check(messages, is_bulk=count is not None)
     except Refused:
         if key is None or not await parts.queue.known(messages, ids):
             raise

@@ -41,7 +41,8 @@ async def readyz(parts: Parts) -> Response:
     await parts.redis.set(PROBE, "1", ex=PROBE_TTL_S)
     if not parts.waiting.is_alive:
         raise Unavailable("the stream of ended jobs is not being read")
-    return reply(Ready(models=await parts.models.names()), "json")
+    await parts.models.cards()
+    return reply(Ready(models=parts.models.names), "json")
 
 
 @router.get(

@@ -75,5 +75,6 @@ class FakeWorker:
             if status is not JobStatus.FAILED:
                 pipeline.delete(wire.Keys.request(id))
             pipeline.set(wire.Keys.outcome(id), wire.encode(outcome), ex=100)
+            pipeline.xadd(f"rq:results:{id}", {"type": "1"})
             pipeline.xadd(wire.DONE, {"id": id}, maxlen=10_000)
             pipeline.execute()

@@ -136,7 +136,7 @@ async def test_a_webhook_gets_a_delivery_job_that_waits_in_no_queue(serving: Ser
     assert delivery.func_name == wire.DELIVER
     assert (delivery.args, delivery.kwargs) == ([], {"job_id": id_})
     assert (delivery.origin, delivery.get_status()) == (wire.WEBHOOKS, JobStatus.DEFERRED)
-    assert delivery.retries_left == len(delivery.retry_intervals) == 9
+    assert (delivery.retries_left, delivery.retry_intervals) == (9, [60])
     assert redis.llen("rq:queue:webhooks") == 0
     assert redis.hget(f"rq:job:{id_}", "webhook") == HOOK.encode()
     assert not redis.exists(f"rq:job:{wire.Keys.delivery(plain)}")

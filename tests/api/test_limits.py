@@ -84,6 +84,14 @@ async def test_a_bulk_that_can_never_fit_is_413(serving: Serving, worker: FakeWo
     assert "at most 2" in reply.json()["error"]["message"]
 
 
+async def test_a_bulk_looks_for_workers_at_most_once(serving: Serving, redis: Redis):
+    async with serving() as http:
+        redis.config_resetstat()
+        bodies = [score(model=f"m{index}", wait_for_model=True) for index in range(50)]
+        assert (await http.post("/v1/jobs/bulk", json=bodies)).status_code == 202
+        assert redis.info("commandstats")["cmdstat_zrange"]["calls"] == 1
+
+
 async def test_a_bulk_of_a_thousand_is_one_round_trip(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         await http.post("/v1/jobs", json=score())  # loads the script

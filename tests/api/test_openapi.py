@@ -86,6 +86,8 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
             seen.add((method.lower(), route, reply.status_code))
             return reply.json() if reply.content and reply.headers["content-type"] == "application/json" else None
 
+        assert (await http.get("/docs")).status_code == 200
+        assert (await http.get("/openapi.json")).json() == document
         for path in ("/healthz", "/metrics"):
             await call("GET", path)
         while (await http.get("/readyz")).status_code != 200:

@@ -91,8 +91,8 @@ def _explain(error: msgspec.ValidationError, body: bytes, form: Format) -> Inval
         found: Any = _decoder(Any, form).decode(body)
         for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", field):
             found = found[name] if name else found[int(index)]
-    except (KeyError, IndexError, TypeError):
-        return Invalid(f"{field}: {expectation}", field)
+    except (KeyError, IndexError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Invalid(f"{field}: {expectation}", field)  # what follows the bad field may be no message at all
     shown = repr(found)
     return Invalid(f"{field}: {expectation}, found {shown if len(shown) <= 80 else shown[:77] + '...'}", field)
 

@@ -1,0 +1,37 @@
+"""The application: routes, errors and lifetime. `uvicorn --factory api.app:create_app`, or `python -m api`."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from api import errors, openapi
+from api.loopback import LoopbackOnly
+from api.metrics import Timed
+from api.routes import jobs, models, operations
+from api.state import State
+from wire import Settings
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Redis need not be up yet. Raises SettingsError."""
+    parts = State.create(Settings.load() if settings is None else settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        parts.waiting.start()
+        try:
+            yield
+        finally:
+            await parts.close()
+
+    app = FastAPI(title="scorepool", version=openapi.VERSION, lifespan=lifespan, redirect_slashes=False, redoc_url=None)
+    app.state.parts = parts
+    for subject in (jobs, models, operations):
+        app.include_router(subject.router)
+    errors.install(app)
+    openapi.install(app)
+    if not parts.keyring:
+        app.add_middleware(LoopbackOnly)
+    app.add_middleware(Timed, metrics=parts.metrics)
+    return app

@@ -1,0 +1,68 @@
+"""Who is asking: API keys as `name:sha256-hex` entries, and the owner that a key stands for."""
+
+import hashlib
+import hmac
+import re
+from pathlib import Path
+from typing import Self
+
+from api.errors import Unauthorized
+from wire import Settings, SettingsError
+
+LOCAL = "local"  # the owner of every job when no keys are configured
+
+_ENTRY = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63}):(?P<digest>[0-9a-fA-F]{64})")
+
+
+class Keyring:
+    """The digests of the keys that open this server. A name may have several keys, so that they can be rotated."""
+
+    def __init__(self, entries: list[tuple[str, bytes]]) -> None:
+        self._entries = entries
+
+    @classmethod
+    def load(cls, settings: Settings) -> Self:
+        """From SCOREPOOL_API_KEYS and the file that SCOREPOOL_API_KEYS_FILE names. Raises SettingsError."""
+        entries = _parse(re.split(r"[,\n]", settings.api_keys), "SCOREPOOL_API_KEYS, entry")
+        if settings.api_keys_file:
+            try:
+                lines = Path(settings.api_keys_file).read_text("utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise SettingsError(f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r}: {error}") from None
+            entries += _parse(lines, f"{settings.api_keys_file}, line")
+            if not entries:
+                raise SettingsError(f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r} holds no key")
+        return cls(entries)
+
+    def __bool__(self) -> bool:
+        """False: no key is needed, and the server may only listen on loopback."""
+        return bool(self._entries)
+
+    def owner(self, key: str | None) -> str:
+        """The name that the key belongs to. Every entry is compared, in constant time. Raises Unauthorized."""
+        if not self._entries:
+            return LOCAL
+        if not key:
+            raise Unauthorized("an API key is needed: send `Authorization: Bearer <key>`")
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for name, known in self._entries:
+            if hmac.compare_digest(digest, known):
+                found = name
+        if found is None:
+            raise Unauthorized("this API key is not known here")
+        return found
+
+
+def _parse(lines: list[str], place: str) -> list[tuple[str, bytes]]:
+    """Blank lines and `#` comments are skipped. The text of a bad entry is not shown: it may be a key."""
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        entry = _ENTRY.fullmatch(text)
+        if entry is None:
+            raise SettingsError(f"{place} {number}: expected `name:sha256-hex`, as `scorepool key NAME` prints")
+        entries.append((entry["name"], bytes.fromhex(entry["digest"])))
+    return entries

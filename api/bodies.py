@@ -1,0 +1,70 @@
+"""What comes from a client: a body, read up to a limit whatever its headers claim; and the news that it has gone."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+import wire
+from api.errors import TooLarge, UnsupportedMedia
+from api.formats import Format, sent_format
+
+T = TypeVar("T")
+
+
+async def read_message(request: Request, kind: type[T], max_bytes: int) -> T:
+    """Raises UnsupportedMedia, TooLarge, wire.Invalid."""
+    form = body_format(request)
+    return wire.parse(await read_body(request, max_bytes), kind, form)
+
+
+def body_format(request: Request) -> Format:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedMedia(
+            f"Content-Encoding: {encoding[:80]} is not read; send the body as it is", "Content-Encoding"
+        )
+    try:
+        return sent_format(request.headers.get("content-type"))
+    except ValueError as error:
+        raise UnsupportedMedia(str(error), "Content-Type") from None
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Counts what arrives: Content-Length only serves to refuse early."""
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdecimal() and int(claimed) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is given up when the client goes. The body must have been read, or be empty.
+
+    Raises ClientDisconnect.
+    """
+    tasks = (asyncio.create_task(work), asyncio.create_task(_until_gone(request)))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        return await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {max_bytes} bytes, this server's limit; send fewer items a request")

@@ -1,0 +1,77 @@
+"""What is refused before it is queued though it is well formed: a model nobody serves, ids it does not know, ..."""
+
+from collections.abc import Iterator, Sequence
+
+import wire
+from api import webhook_url
+from api.errors import BadRequest, ModelNotServed
+from api.models import Models
+
+
+class Door:
+    def __init__(self, models: Models, settings: wire.Settings) -> None:
+        self._models = models
+        self._settings = settings
+
+    async def check(self, requests: Sequence[wire.Request], is_bulk: bool) -> None:
+        """Fields of a bulk are named from `[index]` on. Raises BadRequest, ModelNotServed."""
+        cards = await self._models.serving(request.model for request in requests)
+        for index, request in enumerate(requests):
+            self._check_one(request, cards[request.model], f"[{index}]." if is_bulk else "")
+
+    def _check_one(self, request: wire.Request, cards: Sequence[wire.ModelCard], where: str) -> None:
+        if request.model == wire.WEBHOOKS:
+            raise BadRequest(f"{where}model: {wire.WEBHOOKS!r} is the name of the webhooks' queue", f"{where}model")
+        if request.webhook is not None:
+            self._check_webhook(request.webhook, f"{where}webhook")
+        if not cards and not request.wait_for_model:
+            names = self._models.names
+            served = f"live models: {', '.join(names)}" if names else "no worker is live"
+            raise ModelNotServed(
+                f"{where}model: no live worker serves {request.model!r}; {served}. "
+                "Send wait_for_model: true to queue it anyway",
+                f"{where}model",
+            )
+        if cards:
+            _check_tokens(request, cards, where)
+
+    def _check_webhook(self, url: str, field: str) -> None:
+        if not self._settings.webhook_secret:
+            raise BadRequest(
+                f"{field}: this server signs no webhooks; its operator sets SCOREPOOL_WEBHOOK_SECRET to allow them",
+                field,
+            )
+        try:
+            webhook_url.check(url, self._settings.webhook_allow_private)
+        except ValueError as error:
+            raise BadRequest(f"{field}: {error}, found {url[:80]!r}", field) from None
+
+
+def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where: str) -> None:
+    """Against the widest of the model's workers: what even that cannot run is refused."""
+    vocab_size = max(card.vocab_size for card in cards)
+    context_length = max(card.context_length for card in cards)
+    for field, lists in _token_lists(request):
+        num_ids = 0
+        for name, ids in lists:
+            num_ids += len(ids)
+            if max(ids) >= vocab_size:
+                index = next(index for index, id_ in enumerate(ids) if id_ >= vocab_size)
+                full = f"{where}{field}{name}[{index}]"
+                raise BadRequest(f"{full}: expected a token id below {vocab_size}, found {ids[index]}", full)
+        if num_ids > context_length:
+            full = f"{where}{field}{lists[0][0]}" if len(lists) == 1 else f"{where}{field}".removesuffix(".")
+            raise BadRequest(
+                f"{full}: expected at most {context_length} token ids, the model's context, found {num_ids}", full
+            )
+
+
+def _token_lists(request: wire.Request) -> Iterator[tuple[str, list[tuple[str, list[int]]]]]:
+    """Per sequence: its place in the request, and its lists of token ids by name."""
+    if isinstance(request, wire.Generate):
+        if isinstance(request.prompt, list):
+            yield "", [("prompt", request.prompt)]
+        return
+    for index, item in enumerate(request.items):
+        if isinstance(item.prompt, list) and isinstance(item.completion, list):
+            yield f"items[{index}].", [("prompt", item.prompt), ("completion", item.completion)]

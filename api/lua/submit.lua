@@ -1,0 +1,82 @@
+-- Put one or many jobs on their queues: all of them, or none.
+--
+-- KEYS[1]  zset: the owner's jobs by time of submission
+-- ARGV[1]  most jobs that may wait in one queue
+-- ARGV[2]  now (unix, us)
+-- ARGV[3]  prefix of the bells
+-- then for each job: id, queue, fingerprint of the body, key of the request, the request, key of its delivery's hash,
+--   how many arguments its RQ hash has (name, value, name, value, ...), how many its delivery's (0 without webhook),
+--   the former, the latter
+--
+-- Returns {'accepted', {status, ...}}: '' for a job that is new, its RQ status for one that was there already;
+--      or {'conflict', index}: a job of that id came with another body;
+--      or {'full', queue, its depth, the number of new jobs for it}.
+
+local owned, max_depth, bell = KEYS[1], tonumber(ARGV[1]), ARGV[3]
+
+-- Look before writing anything.
+local FIRST = 4
+local starts, statuses, new_in = {}, {}, {}
+local i = FIRST
+while i <= #ARGV do
+  local id, queue, fingerprint = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  starts[#starts + 1] = i
+  i = i + 8 + tonumber(ARGV[i + 6]) + tonumber(ARGV[i + 7])
+  local known = redis.call('HMGET', 'rq:job:' .. id, 'fingerprint', 'status')
+  if not known[1] then
+    statuses[#statuses + 1] = ''
+    new_in[queue] = (new_in[queue] or 0) + 1
+  elseif known[1] == fingerprint then
+    statuses[#statuses + 1] = known[2]
+  else
+    return {'conflict', #statuses}
+  end
+end
+for queue, count in pairs(new_in) do
+  local depth = redis.call('LLEN', 'rq:queue:' .. queue)
+  if depth + count > max_depth then
+    return {'full', queue, depth, count}
+  end
+end
+
+-- An owner's jobs are listed by this time, so no two of them may have the same. Counted in whole microseconds.
+local created = tonumber(ARGV[2])
+local newest = redis.call('ZREVRANGE', owned, 0, 0, 'WITHSCORES')
+if newest[2] then
+  created = math.max(created, math.floor(tonumber(newest[2]) * 1e6 + 0.5) + 1)
+end
+
+local num_new = 0
+for job, at in ipairs(starts) do
+  if statuses[job] == '' then
+    local id, queue, fingerprint, request, body, delivery = unpack(ARGV, at, at + 5)
+    local run_from, delivery_from = at + 8, at + 8 + tonumber(ARGV[at + 6])
+    local to = delivery_from + tonumber(ARGV[at + 7]) - 1
+    local stamp = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
+    redis.call('HSET', 'rq:job:' .. id, 'fingerprint', fingerprint, 'created', stamp, unpack(ARGV, run_from, delivery_from - 1))
+    redis.call('SET', request, body)
+    redis.call('ZADD', owned, stamp, id)
+    redis.call('RPUSH', 'rq:queue:' .. queue, id)
+    if to >= delivery_from then
+      redis.call('HSET', delivery, unpack(ARGV, delivery_from, to))
+    end
+    num_new = num_new + 1
+    created = created + 1
+  end
+end
+for queue, count in pairs(new_in) do
+  redis.call('SADD', 'rq:queues', 'rq:queue:' .. queue)
+  redis.call('PUBLISH', bell .. queue, count)
+end
+
+-- Jobs expire by themselves but their ids in the list do not: each new job looks at two ids chosen at random, which
+-- keeps the dead below about half of the list at no cost that grows with it.
+if num_new > 0 then
+  for _, id in ipairs(redis.call('ZRANDMEMBER', owned, math.min(2 * num_new, 200))) do
+    if redis.call('EXISTS', 'rq:job:' .. id) == 0 then
+      redis.call('ZREM', owned, id)
+    end
+  end
+end
+
+return {'accepted', statuses}

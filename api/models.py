@@ -1,0 +1,42 @@
+"""Which models live workers serve, from the cards that the workers keep in Redis."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from redis.asyncio import Redis
+
+import wire
+
+FRESH_S = 1.0  # how long the cards read last answer for
+
+
+class Models:
+    """A card expires with its worker, by Redis's clock; the list is read again when it is older than FRESH_S."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._cards: list[wire.ModelCard] = []
+        self._read_at = float("-inf")
+
+    async def cards(self) -> list[wire.ModelCard]:
+        """Ordered by model, then by worker."""
+        names: Any = await self._redis.zrange(wire.Keys.models, 0, -1)
+        packed: Any = await self._redis.mget([wire.Keys.card(name.decode()) for name in names]) if names else []
+        cards = [wire.parse(card, wire.ModelCard, "msgpack") for card in packed if card is not None]
+        self._cards = sorted(cards, key=lambda card: (card.id, card.worker))
+        self._read_at = time.monotonic()
+        return self._cards
+
+    async def serving(self, models: Iterable[str]) -> dict[str, list[wire.ModelCard]]:
+        """Cards by model, read again at most once: when they are old, or when one of the models is not among them,
+        for its worker may just have started."""
+        wanted = set(models)
+        if time.monotonic() - self._read_at > FRESH_S or not wanted <= {card.id for card in self._cards}:
+            await self.cards()
+        return {model: [card for card in self._cards if card.id == model] for model in wanted}
+
+    @property
+    def names(self) -> list[str]:
+        """Of the models read last."""
+        return sorted({card.id for card in self._cards})

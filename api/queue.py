@@ -1,0 +1,154 @@
+"""Jobs on their way into Redis and out of it. One script an act, so each happens wholly or not at all."""
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from uuid import uuid4
+
+import msgspec
+from redis.asyncio import Redis
+from rq.command import PUBSUB_CHANNEL_TEMPLATE
+from rq.job import Job as RqJob
+
+import wire
+from api.errors import Conflict, QueueFull, TooLarge
+from api.records import ENDED, STATUSES, absent, check_id
+from api.rq_hash import delivery_hash, iso_now, run_hash
+
+CANCELED = wire.encode(wire.Failure(code="canceled", message="canceled by its owner before it was started"))
+DRAIN_WINDOW_S = 60  # over which the speed of a queue is measured
+UNKNOWN_DRAIN_RETRY_S = 5  # Retry-After of a full queue that finished nothing in that time
+MAX_RETRY_AFTER_S = 3600
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    id: str
+    status: wire.Status
+    is_replay: bool  # the job was there before, under the same Idempotency-Key
+
+
+class Queue:
+    def __init__(self, redis: Redis, settings: wire.Settings) -> None:
+        self._redis = redis
+        self._settings = settings
+        scripts = files(__package__).joinpath("lua")
+        self._submit = redis.register_script(scripts.joinpath("submit.lua").read_text())
+        self._cancel = redis.register_script(scripts.joinpath("cancel.lua").read_text())
+        self._delete = redis.register_script(scripts.joinpath("delete.lua").read_text())
+
+    async def submit(self, owner: str, requests: Sequence[wire.Request], ids: Sequence[str]) -> list[Submitted]:
+        """All of them or none, in one round trip. Raises Conflict, QueueFull, TooLarge."""
+        ttl_s = self._settings.result_ttl_s
+        bodies = [wire.encode(request) for request in requests]
+        print_ = fingerprint(bodies)
+        args: list[str | bytes | int | float] = [
+            self._settings.max_queue_depth,
+            time.time_ns() // 1000,
+            wire.Keys.bell(""),
+        ]
+        for id_, request, body in zip(ids, requests, bodies, strict=True):
+            run = run_hash(id_, owner, request, ttl_s)
+            delivery = delivery_hash(id_, ttl_s) if request.webhook else []
+            args += (id_, wire.queue_name(request.model, request.priority), print_, wire.Keys.request(id_), body)
+            args += (RqJob.key_for(wire.Keys.delivery(id_)), len(run), len(delivery), *run, *delivery)
+        answer = await self._submit(keys=[wire.Keys.owned(owner)], args=args)
+        match answer:
+            case [b"accepted", statuses]:
+                return [
+                    Submitted(id_, STATUSES[status.decode()] if status else "queued", bool(status))
+                    for id_, status in zip(ids, statuses, strict=True)
+                ]
+            case [b"full", queue, depth, num_new]:
+                raise await self._full(queue.decode(), depth, num_new)
+            case _:
+                raise already_used()
+
+    async def known(self, requests: Sequence[wire.Request], ids: Sequence[str]) -> bool:
+        """Whether an earlier call with the same Idempotency-Key left all of these jobs. Raises Conflict."""
+        print_ = fingerprint([wire.encode(request) for request in requests])
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for id_ in ids:
+                pipeline.hget(RqJob.key_for(id_), "fingerprint")
+            found = await pipeline.execute()
+        if any(other is not None and other.decode() != print_ for other in found):
+            raise already_used()
+        return all(found)
+
+    async def _full(self, queue: str, depth: int, num_new: int) -> QueueFull | TooLarge:
+        """With a Retry-After taken from how fast the queue moved in the last minute."""
+        max_depth = self._settings.max_queue_depth
+        if num_new > max_depth:
+            return TooLarge(f"{num_new} jobs at once never fit: a queue of this server holds at most {max_depth}")
+        since = time.time() + self._settings.result_ttl_s - DRAIN_WINDOW_S  # registries hold the time of expiry
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.zcount(f"rq:finished:{queue}", since, "+inf")
+            pipeline.zcount(f"rq:failed:{queue}", since, "+inf")
+            num_drained = sum(await pipeline.execute())
+        retry_after_s = UNKNOWN_DRAIN_RETRY_S
+        if num_drained:
+            retry_after_s = math.ceil((depth + num_new - max_depth) * DRAIN_WINDOW_S / num_drained)
+        return QueueFull(
+            f"{depth} jobs wait in the queue {queue}, whose limit is {max_depth}; nothing of this request was accepted",
+            min(max(retry_after_s, 1), MAX_RETRY_AFTER_S),
+        )
+
+    async def cancel(self, owner: str, id: str) -> None:  # noqa: A002
+        """At once while it waits; a running job is marked, and its worker told. Raises NotFound, Conflict."""
+        check_id(id)
+        answer = await self._cancel(
+            keys=[RqJob.key_for(id), wire.Keys.request(id), wire.Keys.outcome(id), wire.DONE],
+            args=[
+                *(id, owner, CANCELED, self._settings.result_ttl_s, iso_now(), f"{time.time():.6f}"),
+                *(wire.Keys.delivery(id), wire.WEBHOOKS, wire.Keys.bell(""), PUBSUB_CHANNEL_TEMPLATE % ""),
+            ],
+        )
+        match answer:
+            case [b"absent"]:
+                raise absent(id)
+            case [b"ended", status] if STATUSES[status.decode()] != "canceled":
+                raise Conflict(f"the job has already {STATUSES[status.decode()]}; read it with GET /v1/jobs/{id}", "id")
+
+    async def delete(self, owner: str, id: str) -> None:  # noqa: A002
+        """Raises NotFound, Conflict."""
+        check_id(id)
+        answer = await self._delete(
+            keys=[wire.Keys.owned(owner), wire.Keys.request(id), wire.Keys.outcome(id)],
+            args=[id, owner, wire.Keys.delivery(id)],
+        )
+        match answer:
+            case [b"absent"]:
+                raise absent(id)
+            case [b"alive", status]:
+                raise Conflict(
+                    f"the job is {STATUSES[status.decode()]}, only a job that {_listed(ENDED)} can be deleted; "
+                    f"end it with POST /v1/jobs/{id}/cancel first",
+                    "id",
+                )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words[:-1]) + f" or {words[-1]}"
+
+
+def fingerprint(bodies: Sequence[bytes]) -> str:
+    """Of a whole submission, in its canonical form: JSON and msgpack of one request are the same."""
+    digest = hashlib.blake2b(digest_size=16)
+    for body in bodies:
+        digest.update(len(body).to_bytes(8, "big") + body)
+    return digest.hexdigest()
+
+
+def job_ids(owner: str, key: str | None, count: int | None) -> list[str]:
+    """32 hex characters each. With an Idempotency-Key they follow from owner, key and, in bulk (`count`), the index."""
+    if key is None:
+        return [uuid4().hex for _ in range(count or 1)]
+    places = [""] if count is None else [str(index) for index in range(count)]
+    return [hashlib.blake2b("\0".join((owner, key, place)).encode(), digest_size=16).hexdigest() for place in places]
+
+
+def already_used() -> Conflict:
+    return Conflict(
+        "this Idempotency-Key came before with another body; use a new key for a new submission", "Idempotency-Key"
+    )

@@ -1,0 +1,1 @@
+"""One file a subject; each translates HTTP into calls of the parts in `api/state.py`."""

@@ -1,0 +1,83 @@
+"""What RQ keeps of a job: the hashes that RQ itself would write, ready for the submit script."""
+
+from collections.abc import Mapping
+
+from redis import Redis
+from rq.job import Job, JobStatus, Retry
+from rq.serializers import JSONSerializer
+from rq.utils import now, utcformat
+
+import wire
+
+# rq.Job wants a connection at birth. This one is never used: nothing here touches the network.
+_NOWHERE = Redis()
+
+RUN_RETRIES = 3
+# Of a delivery whose worker itself failed. Receivers that fail are the delivery's own matter: it keeps their schedule.
+DELIVERY_RETRIES = 9
+DELIVERY_RETRY_S = 60
+DELIVERY_TIMEOUT_S = 120  # of one attempt; the HTTP timeout ends it long before
+
+
+def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str | bytes]:  # noqa: A002
+    """The hash of the job that runs a request. The request itself lies in a key of its own."""
+    kind = "score" if isinstance(request, wire.Score) else "generate"
+    job = Job.create(
+        wire.INFER,
+        args=[],
+        kwargs={},
+        id=id,
+        connection=_NOWHERE,
+        serializer=JSONSerializer,
+        origin=wire.queue_name(request.model, request.priority),
+        status=JobStatus.QUEUED,
+        description=f"{kind} {request.model}",  # never the prompt: it is printed in logs and dashboards
+        timeout=request.timeout_s,
+        retry=Retry(max=RUN_RETRIES),
+        result_ttl=ttl_s,
+        failure_ttl=ttl_s,
+    )
+    job.enqueued_at = now()
+    ours = {"owner": owner, "model": request.model, "kind": kind}
+    if request.webhook is not None:
+        ours["webhook"] = request.webhook
+    return _flat(job, ours)
+
+
+def delivery_hash(id: str, ttl_s: int) -> list[str | bytes]:  # noqa: A002
+    """The hash of the job that tells a webhook. It waits in no queue until the job `id` ends."""
+    job = Job.create(
+        wire.DELIVER,
+        args=[],
+        kwargs={"job_id": id},
+        id=wire.Keys.delivery(id),
+        connection=_NOWHERE,
+        serializer=JSONSerializer,
+        origin=wire.WEBHOOKS,
+        status=JobStatus.DEFERRED,
+        description="webhook",
+        timeout=DELIVERY_TIMEOUT_S,
+        retry=Retry(max=DELIVERY_RETRIES, interval=DELIVERY_RETRY_S),
+        result_ttl=ttl_s,
+        failure_ttl=ttl_s,
+    )
+    return _flat(job, {})
+
+
+def _flat(job: Job, ours: Mapping[str, str]) -> list[str | bytes]:
+    """name, value, name, value, ..."""
+    flat: list[str | bytes] = []
+    for name, value in {**job.to_dict(), **ours}.items():
+        flat += (name, _redis_value(value))
+    return flat
+
+
+def _redis_value(value: object) -> str | bytes:
+    if isinstance(value, JobStatus):
+        return str(value.value)
+    return value if isinstance(value, bytes) else str(value)
+
+
+def iso_now() -> str:
+    """As RQ writes times."""
+    return str(utcformat(now()))

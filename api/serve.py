@@ -1,0 +1,47 @@
+"""Run the application under uvicorn, on loopback unless it has keys."""
+
+import logging
+import socket
+
+import uvicorn
+
+from api.app import create_app
+from api.loopback import is_loopback
+from api.state import State
+from wire import Settings, SettingsError
+
+SHUTDOWN_GRACE_S = 10  # for replies that are being written; clients that wait for a job are let go at once
+
+
+class Server(uvicorn.Server):
+    """Lets waiting clients go when it is told to stop, instead of keeping the process for up to max_wait_s."""
+
+    def __init__(self, config: uvicorn.Config, parts: State) -> None:
+        super().__init__(config)
+        self._parts = parts
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._parts.waiting.release()
+        await super().shutdown(sockets)
+
+
+def serve(settings: Settings) -> None:
+    """Returns when the server was told to stop. Raises SettingsError before it listens."""
+    app = create_app(settings)
+    parts: State = app.state.parts
+    if not parts.keyring and not is_loopback(settings.host):
+        raise SettingsError(
+            f"SCOREPOOL_HOST={settings.host!r} without API keys would let everyone who reaches it submit jobs. "
+            "Set SCOREPOOL_API_KEYS or SCOREPOOL_API_KEYS_FILE (`scorepool key NAME` makes one), "
+            "or listen on 127.0.0.1"
+        )
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level=settings.log_level.lower(),
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+    )
+    Server(config, parts).run()

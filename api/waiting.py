@@ -1,0 +1,130 @@
+"""Waiting for jobs to end: one reader of the shared stream per process, however many clients wait.
+
+    worker: MULTI ... XADD done id=J ... EXEC          the job's state and its entry appear together
+    here:   1 register for J   2 read J's state once   3 wait for the entry
+
+An end before step 2 is seen by the read; one after step 1 wakes the future. There is no gap between the two.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+import wire
+
+logger = logging.getLogger(__name__)
+
+BLOCK_S = 5.0  # how long one read of the stream may find nothing
+READ_COUNT = 1000
+RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # pauses after one, two, ... failures in a row; the last repeats
+
+
+class Waiting:
+    """`redis` should have no timeout below BLOCK_S. `on_ended` is told how many jobs each read saw end."""
+
+    def __init__(self, redis: Redis, on_ended: Callable[[int], Any]) -> None:
+        self._redis = redis
+        self._on_ended = on_ended
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._position: str | None = None  # id of the last entry that was seen
+        self._is_closing = False
+        self.is_connected = False
+
+    def start(self) -> None:
+        self._reader = asyncio.create_task(self._read(), name="done-reader")
+
+    async def close(self) -> None:
+        self.release()
+        while self._reader is not None and not self._reader.done():
+            self._reader.cancel()  # once is not enough: redis-py loses a cancellation that meets it while it connects
+            await asyncio.wait([self._reader], timeout=0.1)
+
+    def release(self) -> None:
+        """Let every waiting client go with what is known now: the server is about to stop."""
+        self._is_closing = True
+        self._wake_all()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._reader is not None and not self._reader.done() and self.is_connected
+
+    def __len__(self) -> int:
+        return sum(len(futures) for futures in self._waiters.values())
+
+    async def until_ended(
+        self,
+        id: str,  # noqa: A002
+        read: Callable[[], Awaitable[wire.Job]],
+        timeout_s: float,
+    ) -> wire.Job:
+        """The job as soon as it has ended, or as it is when the time is over. `read` may raise; so does this."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            with self._registered(id) as ended:
+                job = await read()
+                if job.status not in ("queued", "started") or self._is_closing:
+                    return job
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await ended
+                except TimeoutError:
+                    return await read()
+
+    @contextmanager
+    def _registered(self, id: str) -> Iterator[asyncio.Future[None]]:  # noqa: A002
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        futures = self._waiters.setdefault(id, set())
+        futures.add(future)
+        try:
+            yield future
+        finally:
+            futures.discard(future)
+            if not futures and self._waiters.get(id) is futures:
+                del self._waiters[id]
+
+    def _wake(self, id: str) -> None:  # noqa: A002
+        for future in self._waiters.get(id, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def _wake_all(self) -> None:
+        for id_ in list(self._waiters):
+            self._wake(id_)
+
+    async def _read(self) -> None:
+        num_failures = 0
+        while True:
+            try:
+                await self._read_once()
+                num_failures = 0
+            except (RedisError, OSError) as error:
+                if num_failures == 0:
+                    logger.warning("the stream of ended jobs cannot be read, trying on: %r", error)
+                self.is_connected = False
+                await asyncio.sleep(RECONNECT_S[min(num_failures, len(RECONNECT_S) - 1)])
+                num_failures += 1
+            except Exception:
+                logger.exception("the reader of ended jobs stopped")  # and /readyz says so
+                raise
+
+    async def _read_once(self) -> None:
+        """One XREAD, from where the last one ended, also when that was on another connection."""
+        if self._position is None:
+            newest: Any = await self._redis.xrevrange(wire.DONE, count=1)
+            self._position = newest[0][0].decode() if newest else "0-0"
+        if not self.is_connected:
+            await self._redis.ping()
+            self.is_connected = True
+            self._wake_all()  # entries may be gone from a stream that was away: let everyone look once more
+        streams: Any = await self._redis.xread({wire.DONE: self._position}, count=READ_COUNT, block=int(BLOCK_S * 1000))
+        for _, entries in streams:
+            for entry_id, fields in entries:
+                self._position = entry_id.decode()
+                self._wake(fields[b"id"].decode())
+            self._on_ended(len(entries))

@@ -1,0 +1,67 @@
+"""The application in this process on a real Redis, spoken to over ASGI; a worker's side played by FakeWorker."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+
+from api.app import create_app
+from tests.api.fake_worker import FakeWorker
+from wire import Settings
+
+SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+ALICE, BOB = "alice-key", "bob-key"
+KEYS = ",".join(f"{name}:{hashlib.sha256(key.encode()).hexdigest()}" for name, key in [("alice", ALICE), ("bob", BOB)])
+
+Serving = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def score(**changes: Any) -> dict[str, Any]:
+    return {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": "b"}]} | changes
+
+
+def generate(**changes: Any) -> dict[str, Any]:
+    return {"type": "generate", "model": "demo", "prompt": "a"} | changes
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - it happens in Redis
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def worker(redis: Redis) -> FakeWorker:
+    """Serves `demo`: 1000 ids, 64 tokens of context."""
+    worker = FakeWorker(redis)
+    worker.show_card()
+    return worker
+
+
+@pytest.fixture
+def serving(redis: Redis, redis_url: str) -> Serving:
+    """`async with serving(**settings) as http`: a client of an application of its own, whose lifetime is run."""
+
+    @asynccontextmanager
+    async def serving(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+        app = create_app(Settings(**{"redis_url": redis_url, "webhook_secret": SECRET} | settings))
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=30) as http:
+                yield http
+
+    return serving

@@ -1,0 +1,80 @@
+"""The worker's side of Redis, as the rooms agreed on it, without RQ's loop, leases or a model."""
+
+import time
+
+from redis import Redis
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
+from rq.utils import now, utcformat
+
+import wire
+
+STAMP = wire.Stamp(
+    model="demo",
+    fingerprint="f" * 16,
+    dtype="float32",
+    quantization=None,
+    adapter=None,
+    mode="default",
+    backend="cpu (test)",
+    versions={"scorepool": "0"},
+)
+RESULT = wire.Result(
+    sequences=[
+        wire.Scored(token_ids=[1, 2], token_bytes=[b"a", b"\xff"], text="a\ufffd", logprobs=wire.Floats([None, -0.25]))
+    ],
+    temperature=1.0,
+    usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
+    stamp=STAMP,
+)
+REGISTRIES = {JobStatus.FINISHED: "finished", JobStatus.FAILED: "failed", JobStatus.STOPPED: "canceled"}
+
+
+class FakeWorker:
+    def __init__(self, redis: Redis, model: str = "demo", name: str = "w1") -> None:
+        self.redis = redis
+        self.model = model
+        self.name = name
+
+    def show_card(self, *, vocab_size: int = 1000, context_length: int = 64) -> None:
+        card = wire.ModelCard(
+            id=self.model,
+            stamp=STAMP,
+            context_length=context_length,
+            vocab_size=vocab_size,
+            self_test="passed",
+            worker=self.name,
+        )
+        self.redis.set(wire.Keys.card(self.name), wire.encode(card), ex=30)
+        self.redis.zadd(wire.Keys.models, {self.name: time.time() + 30})
+
+    def leave(self) -> None:
+        self.redis.delete(wire.Keys.card(self.name))
+        self.redis.zrem(wire.Keys.models, self.name)
+
+    def job(self, id: str) -> Job:  # noqa: A002
+        return Job.fetch(id, connection=self.redis, serializer=JSONSerializer)
+
+    def start(self, id: str) -> wire.Request:  # noqa: A002
+        job = self.job(id)
+        assert job.func_name == wire.INFER
+        self.redis.lrem(f"rq:queue:{job.origin}", 1, id)
+        started = {"status": "started", "started_at": utcformat(now()), "worker_name": self.name}
+        self.redis.hset(job.key, mapping=started)
+        self.redis.zadd(f"rq:wip:{job.origin}", {f"{id}:execution": time.time() + 20})
+        return wire.decode_request(self.redis.get(wire.Keys.request(id)))
+
+    def end(self, id: str, outcome: wire.Outcome = RESULT, status: JobStatus = JobStatus.FINISHED) -> None:  # noqa: A002
+        job = self.job(id)
+        with self.redis.pipeline(transaction=True) as pipeline:
+            pipeline.hset(job.key, mapping={"status": status.value, "ended_at": utcformat(now())})
+            pipeline.expire(job.key, 100)
+            pipeline.lrem(f"rq:queue:{job.origin}", 1, id)
+            pipeline.zrem(f"rq:wip:{job.origin}", f"{id}:execution")
+            pipeline.zadd(f"rq:{REGISTRIES[status]}:{job.origin}", {id: time.time() + 86_400})
+            if status is not JobStatus.FAILED:
+                pipeline.delete(wire.Keys.request(id))
+            pipeline.set(wire.Keys.outcome(id), wire.encode(outcome), ex=100)
+            pipeline.xadd(f"rq:results:{id}", {"type": "1"})
+            pipeline.xadd(wire.DONE, {"id": id}, maxlen=10_000)
+            pipeline.execute()

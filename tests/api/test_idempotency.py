@@ -1,0 +1,90 @@
+"""One Idempotency-Key is one job, however often and from how many sides it is sent."""
+
+import asyncio
+
+import msgspec
+import pytest
+from redis import Redis
+
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
+from tests.api.fake_worker import FakeWorker
+
+pytestmark = pytest.mark.anyio
+KEY = {"Idempotency-Key": "order-1"}
+
+
+async def test_twenty_submits_at_once_make_one_job(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as one, serving() as other:
+        replies = await asyncio.gather(
+            *(http.post("/v1/jobs", json=score(), headers=KEY) for http in [one, other] * 10)
+        )
+    assert {reply.status_code for reply in replies} == {202}
+    assert len({reply.json()["id"] for reply in replies}) == 1
+    assert sum("idempotent-replayed" not in reply.headers for reply in replies) == 1
+    assert redis.llen("rq:queue:demo") == 1
+
+
+async def test_the_same_request_in_another_form_is_the_same_body(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        first = await http.post("/v1/jobs", json=score(), headers=KEY)
+        packed = msgspec.msgpack.encode(score(top_logprobs=0))
+        headers = KEY | {"Content-Type": "application/msgpack"}
+        second = await http.post("/v1/jobs", content=packed, headers=headers)
+    assert first.json()["id"] == second.json()["id"]
+
+
+async def test_another_body_under_the_same_key_is_a_conflict(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        await http.post("/v1/jobs", json=score(), headers=KEY)
+        reply = await http.post("/v1/jobs", json=score(rank=True), headers=KEY)
+    assert (reply.status_code, reply.json()["error"]["field"]) == (409, "Idempotency-Key")
+    assert redis.llen("rq:queue:demo") == 1
+
+
+async def test_a_replay_says_how_far_the_job_has_come(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        id_ = (await http.post("/v1/jobs", json=score(), headers=KEY)).json()["id"]
+        worker.start(id_)
+        started = await http.post("/v1/jobs", json=score(), headers=KEY)
+        worker.end(id_)
+        ended = await http.post("/v1/jobs", json=score(), headers=KEY)
+        waited = await http.post("/v1/jobs", json=score(), headers=KEY | {"Prefer": "wait=5"})
+    assert [reply.json()["status"] for reply in (started, ended, waited)] == ["started", "finished", "finished"]
+    assert [reply.status_code for reply in (started, ended, waited)] == [202, 202, 200]
+    assert waited.json()["id"] == id_
+
+
+async def test_a_replay_is_answered_though_the_queue_is_full_or_the_model_gone(serving: Serving, worker: FakeWorker):
+    async with serving(max_queue_depth=1) as http:
+        first = await http.post("/v1/jobs", json=score(), headers=KEY)
+        full = await http.post("/v1/jobs", json=score(), headers=KEY)
+    worker.leave()
+    async with serving() as http:
+        gone = await http.post("/v1/jobs", json=score(), headers=KEY)
+        other_body = await http.post("/v1/jobs", json=score(rank=True), headers=KEY)
+        new = await http.post("/v1/jobs", json=score(), headers={"Idempotency-Key": "order-2"})
+    assert first.json()["id"] == full.json()["id"] == gone.json()["id"]
+    assert (other_body.status_code, new.status_code) == (409, 404)
+
+
+async def test_a_bulk_under_a_key_is_accepted_once_as_a_whole(serving: Serving, worker: FakeWorker, redis: Redis):
+    bodies = [score(), score(), score(rank=True)]
+    async with serving() as http:
+        replies = await asyncio.gather(*(http.post("/v1/jobs/bulk", json=bodies, headers=KEY) for _ in range(10)))
+        changed = await http.post("/v1/jobs/bulk", json=[*bodies[:2], score(rank=False)], headers=KEY)
+        longer = await http.post("/v1/jobs/bulk", json=[*bodies, score()], headers=KEY)
+        single = await http.post("/v1/jobs", json=score(), headers=KEY)
+    ids = [[job["id"] for job in reply.json()] for reply in replies]
+    assert all(other == ids[0] for other in ids)
+    assert len(set(ids[0])) == 3
+    assert (changed.status_code, longer.status_code) == (409, 409)
+    assert single.status_code == 202
+    assert redis.llen("rq:queue:demo") == 4
+
+
+async def test_keys_of_two_owners_do_not_meet(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS) as http:
+        alice = await http.post("/v1/jobs", json=score(), headers=KEY | bearer(ALICE))
+        bob = await http.post("/v1/jobs", json=score(rank=True), headers=KEY | bearer(BOB))
+    assert (alice.status_code, bob.status_code) == (202, 202)
+    assert alice.json()["id"] != bob.json()["id"]

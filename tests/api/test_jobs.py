@@ -1,0 +1,341 @@
+"""A job over HTTP from submission to deletion."""
+
+import asyncio
+
+import httpx
+import msgspec
+import pytest
+from redis import Redis
+from rq.job import JobStatus
+
+import wire
+from tests.api.conftest import Serving, eventually, generate, score
+from tests.api.fake_worker import RESULT, FakeWorker
+
+pytestmark = pytest.mark.anyio
+MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+HOOK = "https://example.com/hook"
+
+
+async def submit(http: httpx.AsyncClient, body: object = None) -> str:
+    reply = await http.post("/v1/jobs", json=body or score())
+    assert reply.status_code == 202, reply.text
+    return reply.json()["id"]
+
+
+async def test_an_accepted_job_lies_on_its_queue_as_rq_would_have_put_it(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        reply = await http.post("/v1/jobs", json=score(priority="high", timeout_s=7))
+    id_ = reply.json()["id"]
+
+    assert reply.status_code == 202
+    assert reply.json() == {"id": id_, "status": "queued", "location": f"/v1/jobs/{id_}"}
+    assert reply.headers["location"] == f"/v1/jobs/{id_}"
+    job = worker.job(id_)
+    assert (job.func_name, job.args, job.kwargs) == (wire.INFER, [], {})
+    assert (job.origin, job.get_status(), job.timeout, job.retries_left) == ("demo:high", JobStatus.QUEUED, 7, 3)
+    assert job.description == "score demo"
+    assert job.result_ttl == job.failure_ttl == 86_400
+    assert job.enqueued_at is not None
+    assert redis.lrange("rq:queue:demo:high", 0, -1) == [id_.encode()]
+    assert redis.smembers("rq:queues") == {b"rq:queue:demo:high"}
+    assert redis.hmget(f"rq:job:{id_}", "owner", "model", "kind") == [b"local", b"demo", b"score"]
+    assert isinstance(worker.start(id_), wire.Score)
+    assert redis.ttl(wire.Keys.request(id_)) == -1
+
+
+async def test_the_bell_of_the_queue_rings_once_per_submission(serving: Serving, worker: FakeWorker, redis: Redis):
+    with redis.pubsub() as bell:
+        bell.subscribe(wire.Keys.bell("demo"))
+        assert bell.get_message(timeout=5)["type"] == "subscribe"
+        async with serving() as http:
+            await http.post("/v1/jobs/bulk", json=[score(), score()])
+        assert bell.get_message(timeout=5)["data"] == b"2"
+        assert bell.get_message(timeout=0.05) is None
+
+
+async def test_a_finished_job_shows_its_result_and_a_failed_one_its_failure(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        good, bad = await submit(http), await submit(http, generate())
+        worker.start(good)
+        started = (await http.get(f"/v1/jobs/{good}")).json()
+        worker.end(good)
+        worker.end(bad, wire.Failure(code="too_long", message="no", field="prompt"), JobStatus.FAILED)
+        finished, failed = [(await http.get(f"/v1/jobs/{id_}")).json() for id_ in (good, bad)]
+
+    assert (started["status"], started["result"], started["ended_at"]) == ("started", None, None)
+    assert started["created_at"] <= started["started_at"]
+    assert (finished["status"], finished["kind"], finished["failure"]) == ("finished", "score", None)
+    assert finished["result"]["sequences"][0]["logprobs"] == [None, -0.25]
+    assert finished["ended_at"] >= finished["started_at"]
+    assert (failed["status"], failed["kind"], failed["result"]) == ("failed", "generate", None)
+    assert failed["failure"] == {"type": "failure", "code": "too_long", "message": "no", "field": "prompt"}
+
+
+async def test_msgpack_carries_the_same_job_with_packed_columns(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        reply = await http.post("/v1/jobs", content=msgspec.msgpack.encode(score()), headers=MSGPACK)
+        accepted = wire.parse(reply.content, wire.Accepted, "msgpack")
+        worker.end(accepted.id)
+        packed = await http.get(f"/v1/jobs/{accepted.id}", headers=MSGPACK)
+        plain = await http.get(f"/v1/jobs/{accepted.id}")
+
+    assert packed.headers["content-type"] == "application/msgpack"
+    assert isinstance(msgspec.msgpack.decode(packed.content)["result"]["sequences"][0]["logprobs"], bytes)
+    job = wire.parse(packed.content, wire.Job, "msgpack")
+    assert job.result is not None
+    assert wire.encode(job.result) == wire.encode(RESULT)
+    assert wire.encode_json(wire.parse(plain.content, wire.Job)) == wire.encode_json(job)
+
+
+async def test_prefer_wait_answers_with_the_ended_job_when_it_ends_in_time(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        late = await http.post("/v1/jobs", json=score(), headers={"Prefer": "respond-async, wait=0"})
+        waiting = asyncio.create_task(http.post("/v1/jobs", json=score(priority="low"), headers={"Prefer": "wait=20"}))
+        await eventually(lambda: worker.redis.llen("rq:queue:demo:low"))
+        worker.end(worker.redis.lindex("rq:queue:demo:low", 0).decode())
+        in_time = await waiting
+
+    assert (late.status_code, late.headers["preference-applied"]) == (202, "wait=0")
+    assert set(late.json()) == {"id", "status", "location"}
+    assert (in_time.status_code, in_time.headers["preference-applied"]) == (200, "wait=20")
+    assert in_time.json()["status"] == "finished"
+    assert in_time.headers["location"] == f"/v1/jobs/{in_time.json()['id']}"
+
+
+async def test_a_wait_above_the_cap_is_cut_and_the_cut_is_told(serving: Serving, worker: FakeWorker):
+    async with serving(max_wait_s=0.05) as http:
+        id_ = await submit(http)
+        read = await http.get(f"/v1/jobs/{id_}?wait=1000")
+        within = await http.get(f"/v1/jobs/{id_}?wait=0.01")
+        submitted = await http.post("/v1/jobs", json=score(), headers={"Prefer": "wait=9"})
+
+    assert (read.status_code, read.headers["preference-applied"]) == (200, "wait=0.05")
+    assert "preference-applied" not in within.headers
+    assert submitted.headers["preference-applied"] == "wait=0"
+
+
+async def test_bulk_answers_in_the_order_of_the_requests(serving: Serving, worker: FakeWorker):
+    bodies = [score(priority=priority) for priority in ("low", "normal", "high", "low")]
+    async with serving() as http:
+        reply = await http.post("/v1/jobs/bulk", content=msgspec.msgpack.encode(bodies), headers=MSGPACK)
+    accepted = wire.parse(reply.content, list[wire.Accepted], "msgpack")
+
+    assert reply.status_code == 202
+    assert [worker.start(job.id).priority for job in accepted] == ["low", "normal", "high", "low"]
+
+
+async def test_a_webhook_gets_a_delivery_job_that_waits_in_no_queue(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        id_ = await submit(http, score(webhook=HOOK))
+        plain = await submit(http)
+    delivery = worker.job(wire.Keys.delivery(id_))
+
+    assert delivery.func_name == wire.DELIVER
+    assert (delivery.args, delivery.kwargs) == ([], {"job_id": id_})
+    assert (delivery.origin, delivery.get_status()) == (wire.WEBHOOKS, JobStatus.DEFERRED)
+    assert (delivery.retries_left, delivery.retry_intervals) == (9, [60])
+    assert redis.llen("rq:queue:webhooks") == 0
+    assert redis.hget(f"rq:job:{id_}", "webhook") == HOOK.encode()
+    assert not redis.exists(f"rq:job:{wire.Keys.delivery(plain)}")
+
+
+async def test_a_queued_job_is_canceled_at_once_and_its_webhook_told(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        id_ = await submit(http, score(webhook=HOOK))
+        waiting = asyncio.create_task(http.get(f"/v1/jobs/{id_}?wait=20"))
+        await asyncio.sleep(0)
+        canceled = await http.post(f"/v1/jobs/{id_}/cancel")
+        woken = await waiting
+        again = await http.post(f"/v1/jobs/{id_}/cancel")
+
+    assert (canceled.status_code, again.status_code) == (200, 200)
+    assert canceled.json()["status"] == woken.json()["status"] == "canceled"
+    assert canceled.json()["failure"]["code"] == "canceled"
+    assert canceled.json()["ended_at"] is not None
+    assert redis.llen("rq:queue:demo") == 0
+    assert redis.zscore("rq:canceled:demo", id_) is not None
+    assert redis.get(wire.Keys.request(id_)) is None
+    assert redis.ttl(f"rq:job:{id_}") > 0
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [wire.Keys.delivery(id_).encode()]
+    assert worker.job(wire.Keys.delivery(id_)).get_status() == JobStatus.QUEUED
+    assert worker.job(id_).get_status() == JobStatus.CANCELED
+
+
+async def test_canceling_a_running_job_marks_it_and_tells_its_worker(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    with redis.pubsub() as commands:
+        commands.subscribe("rq:pubsub:w1")
+        assert commands.get_message(timeout=5)["type"] == "subscribe"
+        async with serving() as http:
+            id_ = await submit(http)
+            worker.start(id_)
+            reply = await http.post(f"/v1/jobs/{id_}/cancel")
+        command = msgspec.json.decode(commands.get_message(timeout=5)["data"])
+
+    assert (reply.status_code, reply.json()["status"]) == (202, "started")
+    assert redis.hget(f"rq:job:{id_}", "cancel_requested") == b"1"
+    assert command == {"command": "stop-job", "job_id": id_}
+
+
+async def test_canceling_an_ended_job_is_a_conflict_that_says_how_it_ended(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        id_ = await submit(http)
+        worker.end(id_)
+        reply = await http.post(f"/v1/jobs/{id_}/cancel")
+
+    assert reply.status_code == 409
+    assert "finished" in reply.json()["error"]["message"]
+
+
+async def test_a_deleted_job_leaves_no_key_behind(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        before = set(redis.keys())
+        ids = [await submit(http, score(webhook=HOOK)) for _ in range(3)]
+        worker.end(ids[0])
+        worker.end(ids[1], wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED)
+        await http.post(f"/v1/jobs/{ids[2]}/cancel")
+        replies = [(await http.delete(f"/v1/jobs/{id_}")).status_code for id_ in ids]
+        gone = [(await http.delete(f"/v1/jobs/{id_}")).status_code for id_ in ids]
+        listed = (await http.get("/v1/jobs")).json()
+
+    assert (replies, gone) == ([204] * 3, [404] * 3)
+    assert listed == {"jobs": [], "next_cursor": None}
+    assert set(redis.keys()) - before <= {b"rq:queues", wire.DONE.encode()}
+    assert before - set(redis.keys()) == set()
+
+
+async def test_a_delivery_under_way_is_fenced_off_when_its_job_is_deleted(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        id_ = await submit(http, score(webhook=HOOK))
+        worker.end(id_)
+        delivery = wire.Keys.delivery(id_)
+        redis.zadd("rq:wip:webhooks", {f"{delivery}:e1": 9e9})
+        redis.zadd(f"rq:executions:{delivery}", {"e1": 9e9})
+        redis.hset(f"rq:execution:{delivery}:e1", "id", "e1")
+        await http.delete(f"/v1/jobs/{id_}")
+
+    assert [key for key in redis.scan_iter() if id_.encode() in key] == []
+    assert redis.zcard("rq:wip:webhooks") == 0
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+async def test_a_living_job_cannot_be_deleted_but_canceled(serving: Serving, worker: FakeWorker, is_started: bool):
+    async with serving() as http:
+        id_ = await submit(http)
+        if is_started:
+            worker.start(id_)
+        reply = await http.delete(f"/v1/jobs/{id_}")
+        kept = await http.get(f"/v1/jobs/{id_}")
+
+    assert (reply.status_code, kept.status_code) == (409, 200)
+    assert f"POST /v1/jobs/{id_}/cancel" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("rq_status", "status", "code"),
+    [
+        ("failed", "failed", "crashed"),
+        ("finished", "failed", "crashed"),
+        ("canceled", "canceled", "canceled"),
+        ("stopped", "canceled", "canceled"),
+    ],
+)
+async def test_a_job_that_other_tools_ended_still_ends_in_a_failure(
+    serving: Serving, worker: FakeWorker, redis: Redis, rq_status: str, status: str, code: str
+):
+    async with serving() as http:
+        id_ = await submit(http)
+        redis.hset(f"rq:job:{id_}", "status", rq_status)
+        job = (await http.get(f"/v1/jobs/{id_}?wait=20")).json()
+        [listed] = (await http.get("/v1/jobs")).json()["jobs"]
+
+    assert (job["status"], listed["status"], job["failure"]["code"]) == (status, status, code)
+
+
+async def test_an_old_outcome_beside_a_job_that_was_requeued_is_not_shown(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        id_ = await submit(http)
+        worker.end(id_, wire.Failure(code="crashed", message="x"), JobStatus.FAILED)
+        redis.hset(f"rq:job:{id_}", "status", "queued")
+        job = (await http.get(f"/v1/jobs/{id_}")).json()
+
+    assert (job["status"], job["failure"], job["ended_at"]) == ("queued", None, None)
+
+
+async def test_pages_hold_every_job_once_newest_first(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        accepted = (await http.post("/v1/jobs/bulk", json=[score()] * 25)).json()
+        seen, lengths, params = [], [], {"limit": "10"}
+        while True:
+            page = (await http.get("/v1/jobs", params=params)).json()
+            seen += [job["id"] for job in page["jobs"]]
+            lengths.append(len(page["jobs"]))
+            if page["next_cursor"] is None:
+                break
+            params["cursor"] = page["next_cursor"]
+            await submit(http)  # a newer job does not move the pages that follow
+
+    assert seen == [job["id"] for job in reversed(accepted)]
+    assert lengths == [10, 10, 5]
+
+
+async def test_the_list_is_filtered_by_status_and_model(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        queued, ended = await submit(http), await submit(http)
+        other = await submit(http, score(model="other", wait_for_model=True))
+        worker.end(ended)
+
+        async def ids(**params: str) -> list[str]:
+            return [job["id"] for job in (await http.get("/v1/jobs", params=params)).json()["jobs"]]
+
+        assert await ids(status="finished") == [ended]
+        assert await ids(status="queued") == [other, queued]
+        assert await ids(model="demo") == [ended, queued]
+        assert await ids(model="demo", status="queued") == [queued]
+        assert await ids(status="failed") == []
+
+
+async def test_expired_jobs_leave_the_list_and_in_time_its_key(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        first = (await http.post("/v1/jobs/bulk", json=[score()] * 50)).json()
+        redis.delete(*(f"rq:job:{job['id']}" for job in first))
+        assert (await http.get("/v1/jobs")).json()["jobs"] == []
+        for _ in range(4):
+            await http.post("/v1/jobs/bulk", json=[score()] * 50)
+    assert redis.zcard(wire.Keys.owned("local")) < 250
+
+
+async def test_models_lists_a_card_for_each_live_worker(serving: Serving, worker: FakeWorker, redis: Redis):
+    FakeWorker(redis, name="w2").show_card()
+    FakeWorker(redis, model="another", name="w3").show_card()
+    FakeWorker(redis, name="w4").show_card()
+    redis.delete(wire.Keys.card("w4"))
+    async with serving() as http:
+        models = (await http.get("/v1/models")).json()["models"]
+
+    assert [(card["id"], card["worker"]) for card in models] == [("another", "w3"), ("demo", "w1"), ("demo", "w2")]
+    assert models[1]["stamp"]["fingerprint"]
+    assert (models[1]["context_length"], models[1]["vocab_size"]) == (64, 1000)
+
+
+async def test_a_worker_that_just_started_is_found_though_its_model_was_refused_a_moment_ago(
+    serving: Serving, redis: Redis
+):
+    async with serving() as http:
+        refused = await http.post("/v1/jobs", json=score())
+        FakeWorker(redis).show_card()
+        accepted = await http.post("/v1/jobs", json=score())
+
+    assert (refused.status_code, accepted.status_code) == (404, 202)
+    assert refused.json()["error"]["field"] == "model"
+    assert "no worker is live" in refused.json()["error"]["message"]

@@ -1,0 +1,103 @@
+"""Limits on bodies and queues: all or nothing, and an answer that says when to come back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from redis import Redis
+
+from tests.api.conftest import Serving, score
+from tests.api.fake_worker import FakeWorker
+
+pytestmark = pytest.mark.anyio
+JSON = {"Content-Type": "application/json"}
+
+
+async def test_a_chunked_body_is_cut_off_at_the_limit(serving: Serving, worker: FakeWorker):
+    """Without Content-Length; what lies beyond the limit is not read."""
+    num_sent = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        for _ in range(1000):
+            num_sent += 1
+            yield b" " * 1000
+
+    async with serving(max_body_bytes=5000) as http:
+        for path in ("/v1/jobs", "/v1/jobs/bulk"):
+            num_sent = 0
+            reply = await http.post(path, content=chunks(), headers=JSON)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
+            assert reply.headers["connection"] == "close"
+            assert num_sent == 6
+
+
+async def test_a_content_length_is_believed_only_when_it_is_too_large(serving: Serving, worker: FakeWorker):
+    async with serving(max_body_bytes=5000) as http:
+        claims_much = await http.post("/v1/jobs", content=b"{}", headers=JSON | {"Content-Length": "5001"})
+        claims_little = await http.post("/v1/jobs", content=b" " * 5001, headers=JSON | {"Content-Length": "10"})
+        fits = await http.post("/v1/jobs", content=b" " * 4000 + b"{}", headers=JSON)
+    assert [reply.status_code for reply in (claims_much, claims_little, fits)] == [413, 413, 400]
+
+
+async def test_a_full_queue_is_429_and_takes_nothing_of_a_bulk(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving(max_queue_depth=5) as http:
+        first = await http.post("/v1/jobs/bulk", json=[score()] * 4)
+        too_many = await http.post("/v1/jobs/bulk", json=[score()] * 2 + [score(priority="high")])
+        other_queue = await http.post("/v1/jobs", json=score(priority="low"))
+        last = await http.post("/v1/jobs", json=score())
+        over = await http.post("/v1/jobs", json=score())
+    assert [reply.status_code for reply in (first, too_many, other_queue, last, over)] == [202, 429, 202, 202, 429]
+    assert redis.llen("rq:queue:demo") == 5
+    assert redis.llen("rq:queue:demo:high") == 0
+    assert int(over.headers["retry-after"]) >= 1
+    assert over.json()["error"]["code"] == "queue_full"
+
+
+async def test_the_depth_limit_holds_for_submits_at_once(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving(max_queue_depth=7) as http:
+        replies = await asyncio.gather(*(http.post("/v1/jobs", json=score()) for _ in range(30)))
+    statuses = [reply.status_code for reply in replies]
+    assert (statuses.count(202), statuses.count(429)) == (7, 23)
+    assert redis.llen("rq:queue:demo") == 7
+
+
+@pytest.mark.parametrize(("num_drained", "retry_after"), [(0, "5"), (60, "1"), (6, "10"), (1, "60"), (600, "1")])
+async def test_retry_after_follows_how_fast_the_queue_moved_in_the_last_minute(
+    serving: Serving, worker: FakeWorker, redis: Redis, num_drained: int, retry_after: str
+):
+    now = time.time()
+    for index in range(num_drained):
+        redis.zadd("rq:finished:demo", {f"new{index}": now + 86_400 - 30})
+        redis.zadd("rq:finished:demo", {f"old{index}": now + 86_400 - 90})
+    async with serving(max_queue_depth=1) as http:
+        await http.post("/v1/jobs", json=score())
+        reply = await http.post("/v1/jobs", json=score())
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, retry_after)
+
+
+async def test_a_bulk_that_can_never_fit_is_413(serving: Serving, worker: FakeWorker):
+    async with serving(max_queue_depth=2) as http:
+        reply = await http.post("/v1/jobs/bulk", json=[score()] * 3)
+    assert reply.status_code == 413
+    assert "at most 2" in reply.json()["error"]["message"]
+
+
+async def test_a_bulk_looks_for_workers_at_most_once(serving: Serving, redis: Redis):
+    async with serving() as http:
+        redis.config_resetstat()
+        bodies = [score(model=f"m{index}", wait_for_model=True) for index in range(50)]
+        assert (await http.post("/v1/jobs/bulk", json=bodies)).status_code == 202
+        assert redis.info("commandstats")["cmdstat_zrange"]["calls"] == 1
+
+
+async def test_a_bulk_of_a_thousand_is_one_round_trip(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        await http.post("/v1/jobs", json=score())  # loads the script
+        redis.config_resetstat()
+        reply = await http.post("/v1/jobs/bulk", json=[score(webhook="https://example.com/")] * 1000)
+        stats = redis.info("commandstats")
+    assert reply.status_code == 202
+    assert stats["cmdstat_evalsha"]["calls"] == 1
+    assert redis.llen("rq:queue:demo") == 1001

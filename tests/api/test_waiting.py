@@ -1,0 +1,101 @@
+"""A client that waits is woken by the job's end, misses none, and costs Redis no polling."""
+
+import asyncio
+import random
+import time
+
+import pytest
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+
+import wire
+from api.waiting import Waiting
+from tests.api.conftest import Serving, eventually, score
+from tests.api.fake_worker import FakeWorker
+
+pytestmark = pytest.mark.anyio
+AGES_S = 60  # far beyond what any of these takes
+
+
+def calls(redis: Redis, command: str) -> int:
+    return redis.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
+
+
+async def test_a_hundred_waiters_wake_without_polling(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        ids = [job["id"] for job in (await http.post("/v1/jobs/bulk", json=[score()] * 100)).json()]
+        redis.config_resetstat()
+        waiting = [asyncio.create_task(http.get(f"/v1/jobs/{id_}?wait={AGES_S}")) for id_ in ids]
+        await eventually(lambda: calls(redis, "hmget") >= 100)
+        await asyncio.sleep(0.3)
+        reads_before = calls(redis, "hmget")
+        started_at = time.monotonic()
+        for id_ in random.sample(ids, 100):
+            await asyncio.to_thread(worker.end, id_)
+        jobs = [(await reply).json() for reply in waiting]
+    assert [job["id"] for job in jobs] == ids
+    assert {job["status"] for job in jobs} == {"finished"}
+    assert reads_before == 100
+    assert time.monotonic() - started_at < AGES_S / 2
+
+
+async def test_no_wake_up_is_lost_when_jobs_end_as_their_waiters_arrive(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        for _ in range(4):
+            ids = [job["id"] for job in (await http.post("/v1/jobs/bulk", json=[score()] * 25)).json()]
+            ender = asyncio.create_task(asyncio.to_thread(lambda ids=ids: [worker.end(id_) for id_ in ids]))
+            replies = await asyncio.gather(*(http.get(f"/v1/jobs/{id_}?wait={AGES_S}") for id_ in ids))
+            await ender
+            assert {reply.json()["status"] for reply in replies} == {"finished"}
+
+
+async def test_an_end_between_the_read_and_the_wait_still_wakes(redis: Redis, redis_url: str):
+    """The narrowest moment: the job ends after its state was read as queued."""
+    stream = AsyncRedis.from_url(redis_url)
+    waiting = Waiting(stream, on_ended=lambda _: None)
+    waiting.start()
+    await eventually(lambda: waiting.is_alive)
+    reads = 0
+
+    async def read() -> wire.Job:
+        nonlocal reads
+        reads += 1
+        status: wire.Status = "queued" if reads == 1 else "finished"
+        if reads == 1:
+            redis.xadd(wire.DONE, {"id": "j"})
+            await asyncio.sleep(0.2)  # the entry arrives while the read is still under way
+        return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0)
+
+    job = await waiting.until_ended("j", read, AGES_S)
+    assert (job.status, reads, len(waiting)) == ("finished", 2, 0)
+    await waiting.close()
+    await stream.aclose()
+
+
+async def test_a_wait_that_is_over_answers_with_the_job_as_it_is(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        id_ = (await http.post("/v1/jobs", json=score())).json()["id"]
+        reply = await http.get(f"/v1/jobs/{id_}?wait=0.05")
+    assert (reply.status_code, reply.json()["status"]) == (200, "queued")
+
+
+async def test_waiters_survive_a_lost_connection(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        id_ = (await http.post("/v1/jobs", json=score())).json()["id"]
+        waiting = asyncio.create_task(http.get(f"/v1/jobs/{id_}?wait={AGES_S}"))
+        await asyncio.sleep(0.1)
+        redis.client_kill_filter(_type="normal", skipme=True)
+        worker.end(id_)
+        assert (await waiting).json()["status"] == "finished"
+
+
+async def test_a_job_deleted_under_its_waiter_is_404(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        id_ = (await http.post("/v1/jobs", json=score())).json()["id"]
+        waiting = asyncio.create_task(http.get(f"/v1/jobs/{id_}?wait={AGES_S}"))
+        await asyncio.sleep(0.1)
+        redis.delete(f"rq:job:{id_}")
+        redis.xadd(wire.DONE, {"id": id_})
+        assert (await waiting).status_code == 404

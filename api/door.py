@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 import wire
-from api import webhook_url
 from api.errors import BadRequest, ModelNotServed
 from api.models import Models
 
@@ -42,7 +41,7 @@ class Door:
                 field,
             )
         try:
-            webhook_url.check(url, self._settings.webhook_allow_private)
+            wire.Endpoint.parse(url, self._settings.webhook_allow_private)
         except ValueError as error:
             raise BadRequest(f"{field}: {error}, found {url[:80]!r}", field) from None
 

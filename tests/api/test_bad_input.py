@@ -316,7 +316,7 @@ async def test_a_webhook_without_a_secret_to_sign_it_is_refused(serving: Serving
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:9/hook", "http://localhost/", "https://10.0.0.1/", "http://[::1]:8/"]
+    "url", ["http://127.0.0.1:9009/hook", "http://localhost/", "https://10.0.0.1/", "http://[::1]:8080/"]
 )
 async def test_the_operator_can_allow_webhooks_to_private_hosts(serving: Serving, worker: FakeWorker, url: str):
     async with serving(webhook_allow_private=True) as http:

@@ -111,6 +111,8 @@ not for use.
 
 On `heldout.jsonl` beside this file: the beginnings of sources that training never saw, nor any paragraph of them.
 exp of the mean negative logprob of every token but each passage's first, float32.
+Three of them (distutils/msvc9compiler, sysconfig and lib2to3/fixes/fix_map) have siblings in the library that share
+longer runs of words.
 
 | passages | perplexity per token | number |
 |---|---|---|

@@ -37,6 +37,7 @@ PHASES = [
     (0.20, 512),
     (0.10, CONTEXT_LENGTH),
 ]  # (share of the tokens, length of a row): short is cheap
+MIN_TOKENS = 25_000  # the last phase, a tenth, then holds a row of CONTEXT_LENGTH
 WARMUP_STEPS = 60
 MATRIX_LR, OTHER_LR = 0.025, 1e-2
 
@@ -125,6 +126,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4_500_000, help="how many tokens to train on at most")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.tokens < MIN_TOKENS:
+        parser.error(f"--tokens {arguments.tokens}: at least {MIN_TOKENS}, for one row of each length")
     started = time.monotonic()
 
     torch.set_num_threads(1)

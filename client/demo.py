@@ -20,9 +20,9 @@ from client.receiver import Receiver
 from client.stack import Stack
 
 MODEL = "demo"
-PROMPT = "Return the number of items in the"
-COMPLETIONS = (" list.", " dictionary.", " banana.", " the of.")
-GENERATE_PROMPT = "Return True if the"
+PROMPT = "If the file does not exist,"
+COMPLETIONS = (" an instance of the class.", " an error is raised.", " the number of bytes.", " a list of strings.")
+QUESTION = "What does os.listdir do?"
 WEBHOOK_TIMEOUT_S = 30.0
 
 
@@ -52,7 +52,7 @@ def run(folder: str, state: Path, console: Console) -> None:
 
 def show_score(client: Client, receiver: Receiver, console: Console) -> None:
     items = [wire.ScoreItem(prompt=PROMPT, completion=completion) for completion in COMPLETIONS]
-    request = wire.Score(model=MODEL, items=items, top_logprobs=3, webhook=receiver.url)
+    request = wire.Score(model=MODEL, items=items, top_logprobs=2, webhook=receiver.url)
     console.print(f"[bold]Score[/bold] {len(items)} completions of {PROMPT!r}")
     job = follow(client, client.submit(request), console)
     assert job.result is not None
@@ -71,8 +71,9 @@ def show_score(client: Client, receiver: Receiver, console: Console) -> None:
 
 
 def show_generate(client: Client, console: Console) -> None:
-    request = wire.Generate(model=MODEL, prompt=GENERATE_PROMPT, max_tokens=16, temperature=0.0, top_logprobs=3)
-    console.print(f"[bold]Generate[/bold] from {GENERATE_PROMPT!r}")
+    messages = [wire.Message(role="user", content=QUESTION)]
+    request = wire.Generate(model=MODEL, messages=messages, max_tokens=24, temperature=0.0, top_logprobs=2)
+    console.print(f"[bold]Generate[/bold] an answer to {QUESTION!r}")
     job = follow(client, client.submit(request), console)
     assert job.result is not None
     scored = job.result.sequences[0]

@@ -25,6 +25,12 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def is_no_probe(record: logging.LogRecord) -> bool:
+    """False for a line of uvicorn's access log that tells of a health check: those come every few seconds."""
+    path = record.args[2] if isinstance(record.args, tuple) and len(record.args) == 5 else ""
+    return path not in ("/healthz", "/readyz", "/metrics")
+
+
 def serve(settings: Settings) -> None:
     """Returns when the server was told to stop. Raises SettingsError before it listens."""
     app = create_app(settings)
@@ -35,7 +41,10 @@ def serve(settings: Settings) -> None:
             "Set SCOREPOOL_API_KEYS or SCOREPOOL_API_KEYS_FILE (`scorepool key NAME` makes one), "
             "or listen on 127.0.0.1"
         )
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Ours alone: at DEBUG the root logger would flood with what libraries say.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("api").setLevel(settings.log_level)
+    logging.getLogger("uvicorn.access").addFilter(is_no_probe)
     config = uvicorn.Config(
         app,
         host=settings.host,

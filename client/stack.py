@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import BinaryIO, Self
 
 import httpx
 
@@ -185,10 +185,10 @@ class Stack:
         if self.redis is not None and self.redis.process is not None:
             self._tether.watch(self.redis.process.pid)
 
-    def _log(self, name: str) -> IO[bytes] | None:
-        """None: the part writes where we write."""
+    def _log(self, name: str) -> BinaryIO:
+        """Without a folder for logs a part writes to our stderr: stdout is for what we say ourselves."""
         if self._logs is None:
-            return None
+            return sys.stderr.buffer
         self._logs.mkdir(parents=True, exist_ok=True)
         return self._open.enter_context(self._log_path(name).open("wb"))
 

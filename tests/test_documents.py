@@ -1,0 +1,31 @@
+"""What the documents promise about names, files and defaults is so."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import wire
+
+
+def test_every_setting_is_documented_with_its_default(root: Path):
+    rows = re.findall(
+        r"^\| `SCOREPOOL_(\w+)` \| (?:`(.*?)`)? ?\|", (root / "docs/settings.md").read_text(), re.MULTILINE
+    )
+    defaults = msgspec.to_builtins(wire.Settings())
+    expected = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in defaults.items()}
+    assert {name.lower(): default for name, default in rows} == expected
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/deploy.md", "docs/settings.md"])
+def test_every_file_that_a_document_names_exists(document: str, root: Path):
+    text = (root / document).read_text()
+    named = set(re.findall(r"`((?:api|client|engine|models|tests|wire|worker|deploy|docs)/[\w./-]+)`", text))
+    linked = {str(Path(document).parent / link) for link in re.findall(r"\]\((?!http)([^)#]+)\)", text)}
+    assert [name for name in named | linked if not (root / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/deploy.md"])
+def test_no_document_names_a_place_of_the_machine_it_was_written_on(name: str, root: Path):
+    assert str(root.parent) + "/" not in (root / name).read_text()

@@ -3,6 +3,9 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Debian ships Python without what `venv` needs. Where we may, on a bare machine or in a container, we install it.
+DEBIAN_VENV = { test "$$(id -u)" = 0 && apt-get --version >/dev/null 2>&1 && apt-get update -qq && \
+	apt-get install -y -qq python3-venv && "$(PYTHON)" -m venv --clear .venv; }
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .PHONY: demo serve test check bench clean
@@ -30,6 +33,6 @@ clean:
 # One stamp an extra: the packages are installed again when what they are declared in changes.
 .venv/all .venv/dev: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "scorepool needs Python 3.11 or newer: install it (python.org, brew, apt), or say PYTHON=path"; exit 1; }
-	@test -x $(BIN)/pip || "$(PYTHON)" -m venv --clear .venv
+	@test -x $(BIN)/pip || "$(PYTHON)" -m venv --clear .venv || $(DEBIAN_VENV)
 	$(PIP) --editable ".[$(notdir $@)]"
 	@touch $@

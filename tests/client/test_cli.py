@@ -24,16 +24,9 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def processes_of(state: Path) -> list[str]:
-    """Command lines of the live processes that were started with this state folder."""
-    mark = f"SCOREPOOL_STATE_DIR={state}".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return found
+    """Live processes that were started with this state folder: command line and environment, as `ps` shows them."""
+    shown = subprocess.run(["ps", "axeww", "-o", "command="], capture_output=True, text=True, check=True).stdout
+    return [line for line in shown.splitlines() if f"SCOREPOOL_STATE_DIR={state}" in line.split()]
 
 
 @contextmanager

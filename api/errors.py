@@ -133,7 +133,14 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RedisError)
     async def redis_away(request: Request, error: RedisError) -> Response:
         logger.error("Redis refused %s %s: %r", request.method, request.url.path, error)
-        return error_response(request, Unavailable("the queue does not answer; nothing was changed by this request"))
+        # A command that was sent and not answered may still be run.
+        return error_response(
+            request,
+            Unavailable(
+                "the queue does not answer, so it is not known whether this request took effect; "
+                "send it again, a submission with the same Idempotency-Key"
+            ),
+        )
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:

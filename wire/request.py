@@ -8,7 +8,7 @@ Priority = Literal["high", "normal", "low"]
 ModelName = Annotated[
     str,
     Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$(?!\n)",  # Python's `$` alone lets a last newline pass
         description="A name that `GET /v1/models` lists.",
         examples=["demo"],
     ),

@@ -65,8 +65,8 @@ def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where:
             )
         if isinstance(request, wire.Generate) and num_ids + request.max_tokens > context_length:
             raise BadRequest(
-                f"{where}max_tokens: expected at most {context_length - num_ids} after a prompt of {num_ids} token ids, "
-                f"for the model's context is {context_length}, found {request.max_tokens}",
+                f"{where}max_tokens: expected at most {context_length - num_ids} after {num_ids} token ids of prompt, "
+                f"the model's context being {context_length}, found {request.max_tokens}",
                 f"{where}max_tokens",
             )
 

@@ -57,7 +57,7 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
         Meta(description="`all` reports the prompt's tokens too; the first token of a sequence has no logprob: null."),
     ] = "completion"
     top_logprobs: TopLogprobs = 0
-    temperature: Annotated[float, Meta(gt=0, le=100, description="Divides the logits before the softmax.")] = 1.0
+    temperature: Annotated[float, Meta(ge=1e-9, le=100, description="Divides the logits before the softmax.")] = 1.0
     rank: Annotated[bool, Meta(description="Report each token's rank: 1 is the likeliest.")] = False
     entropy: Annotated[bool, Meta(description="Report the entropy, in nats, of each token's distribution.")] = False
 

@@ -75,6 +75,7 @@ def test_a_request_reads_the_same_from_json_and_msgpack(form: str):
         ({"top_logprobs": 21}, "top_logprobs", "<= 20, found 21"),
         ({"top_logprobs": True}, "top_logprobs", "got `bool`, found True"),
         ({"temperature": 0}, "temperature", "found 0"),
+        ({"temperature": 1e-300}, "temperature", "found 1e-300"),
         ({"temprature": 1}, "temprature", "unknown field `temprature`"),
         ({"items": []}, "items", "length >= 1, found []"),
         ({"items": [{"prompt": "a"}]}, "items[0].completion", "missing required field `completion`"),

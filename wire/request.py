@@ -39,13 +39,11 @@ class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
 
     prompt: Text | TokenIds
-    completion: Text | TokenIds
+    completion: Annotated[str, Meta(min_length=1, max_length=8_000_000)] | TokenIds
 
     def __post_init__(self) -> None:
         if isinstance(self.prompt, str) != isinstance(self.completion, str):
             raise ValueError("`prompt` and `completion` must both be text or both be token ids")
-        if self.completion == "":
-            raise ValueError("`completion` must not be empty")
 
 
 class Score(Submission, tag="score", frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ BODIES: list[tuple[Any, str | None]] = [
     (score(items=[ITEM, {"prompt": "a"}]), "items[1].completion"),
     (item(prompt=5), "items[0].prompt"),
     (item(prompt=None), "items[0].prompt"),
-    (item(completion=""), "items[0]"),
+    (item(completion=""), "items[0].completion"),
     (item(completion=[1]), "items[0]"),
     (item(prompt=[1], completion=[]), "items[0].completion"),
     (item(prompt=[], completion=[1]), "items[0].prompt"),

@@ -62,6 +62,8 @@ def test_bodies_are_declared_for_json_and_msgpack(document: dict[str, Any]):
         assert schema.is_valid(wrap(score()))
         assert not schema.is_valid(wrap(score(temperature=0)))
         assert not schema.is_valid(wrap(score(unknown=1)))
+        assert not schema.is_valid(wrap(score(items=[{"prompt": "a", "completion": ""}])))
+        assert not schema.is_valid(wrap(score(model="demo\n")))
 
 
 @pytest.mark.anyio

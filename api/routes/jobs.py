@@ -25,6 +25,7 @@ from api.dependencies import (
 from api.errors import Refused, TooLarge
 from api.formats import reply
 from api.queue import Submitted, job_ids
+from api.records import CURSOR
 from api.state import State
 
 logger = logging.getLogger(__name__)
@@ -155,7 +156,10 @@ async def page(
     parts: Parts,
     status: Annotated[wire.Status | None, Query()] = None,
     model: Annotated[str | None, Query(max_length=128)] = None,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
+    cursor: Annotated[
+        str | None,
+        Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": CURSOR}),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
     """Without results. A filter that matches little can give a short or empty page that still has a `next_cursor`."""

@@ -2,6 +2,7 @@
 
 import re
 from typing import Annotated
+from urllib.request import parse_http_list
 
 from fastapi import Depends, Query
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -50,7 +51,10 @@ async def known_query(request: Request) -> None:
 
 async def idempotency_key(request: Request) -> str | None:
     """Raises BadRequest."""
-    key = request.headers.get("idempotency-key")
+    keys = request.headers.getlist("idempotency-key")
+    if len(keys) > 1:
+        raise BadRequest(f"Idempotency-Key: given {len(keys)} times, expected once", "Idempotency-Key")
+    key = keys[0] if keys else None
     if key is not None and not _KEY.fullmatch(key):
         raise BadRequest(
             "Idempotency-Key: expected 1 to 255 printable ASCII characters without spaces, "
@@ -63,7 +67,7 @@ async def idempotency_key(request: Request) -> str | None:
 async def preferred_wait_s(request: Request) -> int | None:
     """N of `Prefer: wait=N` (RFC 7240); preferences with other names are not ours to judge. Raises BadRequest."""
     for header in request.headers.getlist("prefer"):
-        for preference in header.split(","):
+        for preference in parse_http_list(header):  # a comma between quotes separates nothing
             name, _, value = preference.partition(";")[0].partition("=")
             if name.strip().lower() == "wait":
                 seconds = value.strip().strip('"')

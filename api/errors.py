@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 import wire
 from api.formats import accepted_format, reply
@@ -20,6 +21,7 @@ from wire.reply import ErrorBody
 
 logger = logging.getLogger(__name__)
 
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 REDIS_RETRY_S = 2  # what a client is told to wait when Redis does not answer
 
 
@@ -103,6 +105,15 @@ def error_response(request: Request, error: Refused) -> Response:
     return reply(body, form, error.status, error.headers)
 
 
+def _methods_of(request: Request) -> list[str]:
+    """All that the application's routes take at the request's path."""
+    routes = request.app.routes
+    scopes = {method: {**request.scope, "method": method} for method in METHODS}
+    return [
+        method for method, scope in scopes.items() if any(route.matches(scope)[0] == Match.FULL for route in routes)
+    ]
+
+
 def install(app: FastAPI) -> None:
     """Map every exception that leaves a route to a reply."""
 
@@ -124,8 +135,13 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
-        """Starlette's own 404 and 405."""
-        refusal = Refused(f"{request.method} {request.url.path}: {error.detail}", headers=dict(error.headers or {}))
+        """Starlette's own 404 and 405. Its Allow names the methods of one of the path's routes only."""
+        detail, headers = error.detail, dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = _methods_of(request)
+            headers["Allow"] = ", ".join(allowed)
+            detail += f"; expected {', '.join(allowed)}"
+        refusal = Refused(f"{request.method} {request.url.path}: {detail}", headers=headers)
         refusal.status = error.status_code  # type: ignore[misc]
         refusal.code = HTTPStatus(error.status_code).name.lower()  # type: ignore[misc]
         return error_response(request, refusal)
@@ -133,7 +149,14 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RedisError)
     async def redis_away(request: Request, error: RedisError) -> Response:
         logger.error("Redis refused %s %s: %r", request.method, request.url.path, error)
-        return error_response(request, Unavailable("the queue does not answer; nothing was changed by this request"))
+        # A command that was sent and not answered may still be run.
+        return error_response(
+            request,
+            Unavailable(
+                "the queue does not answer, so it is not known whether this request took effect; "
+                "send it again, a submission with the same Idempotency-Key"
+            ),
+        )
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:

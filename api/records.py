@@ -34,7 +34,7 @@ GIVEN_UP = wire.Failure(
 CANCELED_ELSEWHERE = wire.Failure(code="canceled", message="the job was canceled with the queue's own tools")
 
 _ID = re.compile(r"[0-9a-f]{32}")
-_CURSOR = re.compile(r"[0-9]{1,12}\.[0-9]{6}")
+CURSOR = r"^[0-9]{1,12}\.[0-9]{6}$"
 SCAN = 200  # jobs looked at per round trip while a page is filled
 MAX_SCANNED = 2000  # per page: a filter that matches little gives short pages, not slow ones
 
@@ -102,7 +102,7 @@ class Records:
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int
     ) -> wire.JobPage:
         """Raises BadRequest. A page may be shorter than `limit`, even empty, while `next_cursor` is set."""
-        if cursor is not None and not _CURSOR.fullmatch(cursor):
+        if cursor is not None and not re.fullmatch(CURSOR, cursor):
             raise BadRequest(f"cursor: expected a `next_cursor` of an earlier page, found {cursor[:40]!r}", "cursor")
         jobs: list[wire.Job] = []
         position = cursor

@@ -14,6 +14,7 @@ T = TypeVar("T")
 MSGPACK = "application/msgpack"
 TRIES = 5
 LONG_POLL_S = 60.0
+REPLY_TIMEOUT_S = 60.0  # beyond the wait that was asked for
 
 
 class ScorepoolError(Exception):
@@ -43,7 +44,12 @@ class Client:
         headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=LONG_POLL_S + 15.0)
+        self._http = httpx.Client(
+            base_url=url,
+            headers=headers,
+            timeout=REPLY_TIMEOUT_S,
+            limits=httpx.Limits(max_connections=None),  # threads that wait for jobs must not keep out those that submit
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +75,10 @@ class Client:
 
     def job(self, job_id: str, *, wait_s: float = 0.0) -> wire.Job:
         """The job as it is, or as it is when it ends if that is within `wait_s`. Raises ScorepoolError."""
-        return self._call(wire.Job, "GET", f"/v1/jobs/{job_id}", params={"wait": wait_s} if wait_s else None)
+        options: dict[str, Any] = {}
+        if wait_s:
+            options = {"params": {"wait": wait_s}, "timeout": wait_s + REPLY_TIMEOUT_S}
+        return self._call(wire.Job, "GET", f"/v1/jobs/{job_id}", **options)
 
     def result(self, job_id: str, *, timeout_s: float | None = None) -> wire.Result:
         """Wait for the job. Raises JobFailed, ScorepoolError, or TimeoutError after `timeout_s` (the job goes on)."""
@@ -110,6 +119,8 @@ class Client:
             pause_s = 0.2 * 2 ** (TRIES - 1 - tries_left)
             try:
                 reply = self._http.request(method, path, **options)
+            except httpx.UnsupportedProtocol:  # a URL that no second try makes right
+                raise
             except httpx.TransportError:
                 if not tries_left:
                     raise
@@ -118,9 +129,15 @@ class Client:
                     return reply
                 if reply.status_code not in (429, 503) or not tries_left:
                     raise ScorepoolError(reply.status_code, _error(reply))
-                pause_s = max(pause_s, float(reply.headers.get("Retry-After", 0)))
+                pause_s = max(pause_s, _retry_after_s(reply))
             time.sleep(pause_s)
         raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _retry_after_s(reply: httpx.Response) -> float:
+    """Ours is in seconds. A date, which a proxy may send, gives no more than the pause that is made anyway."""
+    seconds = reply.headers.get("Retry-After", "")
+    return float(seconds) if seconds.isdecimal() else 0.0
 
 
 def _error(reply: httpx.Response) -> wire.ErrorBody:

@@ -12,6 +12,8 @@ import mlx.core as mx
 from engine import scoring
 from engine.sequence import Sampling
 
+COLDEST = 1e-30  # below it float32 ends, and the likeliest token is long since the only one
+
 
 def noise_key(seed: int, index: int) -> int:
     """The noise's key for the generated token number `index` of a row; neighbouring seeds share nothing."""
@@ -24,7 +26,7 @@ def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tupl
 
     logits [rows, vocab] float32; one Sampling and one noise key a row. A row with NaN gives a token, and NaN.
     """
-    temperature = mx.array([sampling.temperature or 1.0 for sampling in samplings])[:, None]
+    temperature = mx.array([max(sampling.temperature or 1.0, COLDEST) for sampling in samplings])[:, None]
     # The largest becomes 0 before the division, so that no temperature overflows.
     scaled = _filter((logits - logits.max(axis=-1, keepdims=True)) / temperature, samplings)
     noise = mx.stack([_noise(key, logits.shape[-1], sampling) for key, sampling in zip(keys, samplings, strict=True)])
@@ -68,7 +70,8 @@ def _keep_first(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
     before = mx.cumsum(falling, axis=-1, inclusive=False)
     top_k = mx.array([min(sampling.top_k or vocab_size, vocab_size) for sampling in samplings])[:, None]
     top_p = mx.array([sampling.top_p if sampling.top_p < 1 else mx.inf for sampling in samplings])[:, None]
-    kept = (mx.arange(vocab_size)[None] < top_k) & (before < top_p)
+    place = mx.arange(vocab_size)[None]
+    kept = (place < top_k) & ((before < top_p) | (place == 0))  # the first too where top_p is 0 in float32
     return mx.put_along_axis(mx.zeros(kept.shape, mx.bool_), order, kept, axis=-1)
 
 

@@ -1,10 +1,12 @@
 """Bytes to messages and back. Codecs are built once; JSON and msgpack carry the same structs."""
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from wire.columns import Floats
 from wire.request import Request
@@ -65,7 +67,7 @@ def parse(body: bytes, kind: type[T], form: Format = "json") -> T:
     try:
         return _decoder(kind, form).decode(body)  # type: ignore[no-any-return,arg-type]
     except msgspec.ValidationError as error:
-        raise _explain(error, body, form) from None
+        raise _explain(error, body, kind, form) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the body is not valid {form}: {error}") from None
 
@@ -73,9 +75,11 @@ def parse(body: bytes, kind: type[T], form: Format = "json") -> T:
 # msgspec names the place in the text alone: `... field `x` - at `$.items[0]``.
 _PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 _NAMED_FIELD = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
+_NO_CHOICE = re.compile(r"Invalid (?:enum )?value")  # and not a word on which would be right
+_MAX_SHOWN = 80  # characters of what the caller sent
 
 
-def _explain(error: msgspec.ValidationError, body: bytes, form: Format) -> Invalid:
+def _explain(error: msgspec.ValidationError, body: bytes, kind: Any, form: Format) -> Invalid:
     """Split msgspec's sentence into field and expectation, and add the value that stands there."""
     text = str(error)
     place = _PLACE.search(text)
@@ -83,18 +87,43 @@ def _explain(error: msgspec.ValidationError, body: bytes, form: Format) -> Inval
     expectation = text[: place.start()] if place else text
     named = _NAMED_FIELD.search(expectation)
     if named:
-        field = f"{field}.{named['name']}" if field else named["name"]
-        return Invalid(f"{field}: {expectation}", field)
+        name = _shortened(named["name"])
+        field = f"{field}.{name}" if field else name
+        return Invalid(f"{field}: {expectation.replace(named['name'], name)}", field)
     if not field:
         return Invalid(expectation)
+    if _NO_CHOICE.match(expectation):
+        choices = sorted(set(_choices(inspect.type_info(kind), field.rpartition(".")[2])))
+        expectation = f"Expected {' | '.join(map(repr, choices))}"
     try:
         found: Any = _decoder(Any, form).decode(body)
         for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", field):
             found = found[name] if name else found[int(index)]
     except (KeyError, IndexError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Invalid(f"{field}: {expectation}", field)  # what follows the bad field may be no message at all
-    shown = repr(found)
-    return Invalid(f"{field}: {expectation}, found {shown if len(shown) <= 80 else shown[:77] + '...'}", field)
+    return Invalid(f"{field}: {expectation}, found {_shortened(repr(found))}", field)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
+
+def _choices(node: inspect.Type, name: str) -> Iterator[str]:
+    """What the fields called `name` may be, below a type: the values of a Literal, or the tags of a union."""
+    match node:
+        case inspect.Metadata(type=inner) | inspect.ListType(item_type=inner):
+            yield from _choices(inner, name)
+        case inspect.UnionType(types=types):
+            for inner in types:
+                yield from _choices(inner, name)
+        case inspect.StructType():
+            if node.tag_field == name:
+                yield str(node.tag)
+            for field in node.fields:
+                inner = field.type.type if isinstance(field.type, inspect.Metadata) else field.type
+                if field.encode_name == name and isinstance(inner, inspect.LiteralType):
+                    yield from map(str, inner.values)
+                yield from _choices(inner, name)
 
 
 def decode_request(body: bytes) -> Request:

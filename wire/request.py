@@ -8,7 +8,7 @@ Priority = Literal["high", "normal", "low"]
 ModelName = Annotated[
     str,
     Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$(?!\n)",  # Python's `$` alone lets a last newline pass
         description="A name that `GET /v1/models` lists.",
         examples=["demo"],
     ),
@@ -39,13 +39,11 @@ class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
 
     prompt: Text | TokenIds
-    completion: Text | TokenIds
+    completion: Annotated[str, Meta(min_length=1, max_length=8_000_000)] | TokenIds
 
     def __post_init__(self) -> None:
         if isinstance(self.prompt, str) != isinstance(self.completion, str):
             raise ValueError("`prompt` and `completion` must both be text or both be token ids")
-        if self.completion == "":
-            raise ValueError("`completion` must not be empty")
 
 
 class Score(Submission, tag="score", frozen=True, kw_only=True):
@@ -57,7 +55,7 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
         Meta(description="`all` reports the prompt's tokens too; the first token of a sequence has no logprob: null."),
     ] = "completion"
     top_logprobs: TopLogprobs = 0
-    temperature: Annotated[float, Meta(gt=0, le=100, description="Divides the logits before the softmax.")] = 1.0
+    temperature: Annotated[float, Meta(ge=1e-9, le=100, description="Divides the logits before the softmax.")] = 1.0
     rank: Annotated[bool, Meta(description="Report each token's rank: 1 is the likeliest.")] = False
     entropy: Annotated[bool, Meta(description="Report the entropy, in nats, of each token's distribution.")] = False
 

@@ -39,10 +39,13 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence. Every column has one entry per reported token, in the order of the text.
 
     Entry j belongs to `token_ids[j]`: logprobs[j] = log p(token_ids[j] | every token before it), in nats.
+    Bytes are base64 in JSON. `token_bytes` joined are the bytes of `text`; where a generation ended at a stop string
+    or at a token that ends the turn, `text` ends before it and the columns after it. A field that is not there has
+    its default.
     """
 
     token_ids: list[int]
-    token_bytes: list[bytes]  # from the vocabulary; joined they are the text's bytes
+    token_bytes: list[bytes]  # from the vocabulary
     text: str
     logprobs: Floats | None = None
     top_ids: list[list[int]] | None = None  # likeliest first, ties by smaller id; empty where there is no logprob

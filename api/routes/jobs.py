@@ -1,10 +1,12 @@
 """/v1/jobs: submit, follow, list, cancel, delete."""
 
+import logging
 import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 from msgspec import Meta
+from redis.exceptions import RedisError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,8 +25,10 @@ from api.dependencies import (
 from api.errors import Refused, TooLarge
 from api.formats import reply
 from api.queue import Submitted, job_ids
+from api.records import CURSOR
 from api.state import State
 
+logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])
 
 Bulk = Annotated[list[wire.Request], Meta(min_length=1)]
@@ -55,7 +59,11 @@ async def submit(
         return reply(_accepted(submitted), form, 202, headers)
     granted_s = min(wait_s, int(parts.settings.max_wait_s))
     headers["Preference-Applied"] = f"wait={granted_s}"
-    job = await follow(request, parts, owner, submitted.id, granted_s)
+    try:
+        job = await follow(request, parts, owner, submitted.id, granted_s)
+    except RedisError as error:  # the job is in Redis, and its id must reach the caller
+        logger.warning("no wait for the accepted job %s: %r", submitted.id, error)
+        return reply(_accepted(submitted), form, 202, headers)
     if job.status in ("queued", "started"):
         return reply(wire.Accepted(id=job.id, status=job.status, location=location), form, 202, headers)
     return reply(job, form, 200, headers)
@@ -148,7 +156,10 @@ async def page(
     parts: Parts,
     status: Annotated[wire.Status | None, Query()] = None,
     model: Annotated[str | None, Query(max_length=128)] = None,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
+    cursor: Annotated[
+        str | None,
+        Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": CURSOR}),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
     """Without results. A filter that matches little can give a short or empty page that still has a `next_cursor`."""

@@ -53,7 +53,7 @@ BODIES: list[tuple[Any, str | None]] = [
     (score(items=[ITEM, {"prompt": "a"}]), "items[1].completion"),
     (item(prompt=5), "items[0].prompt"),
     (item(prompt=None), "items[0].prompt"),
-    (item(completion=""), "items[0]"),
+    (item(completion=""), "items[0].completion"),
     (item(completion=[1]), "items[0]"),
     (item(prompt=[1], completion=[]), "items[0].completion"),
     (item(prompt=[], completion=[1]), "items[0].prompt"),
@@ -84,6 +84,7 @@ BODIES: list[tuple[Any, str | None]] = [
     (generate(prompt=[[1]]), "prompt[0]"),
     (generate(prompt=[]), "prompt"),
     (generate(max_tokens=0), "max_tokens"),
+    (generate(prompt=[1] * 60, max_tokens=5), "max_tokens"),
     (generate(max_tokens=131_073), "max_tokens"),
     (generate(temperature=-0.1), "temperature"),
     (generate(top_p=0), "top_p"),
@@ -222,6 +223,7 @@ async def test_msgpack_cannot_smuggle_in_what_json_has_no_word_for(serving: Serv
         ("POST", "/v1/jobs", {"Idempotency-Key": ""}, 400, "Idempotency-Key"),
         ("POST", "/v1/jobs", {"Idempotency-Key": "a b"}, 400, "Idempotency-Key"),
         ("POST", "/v1/jobs/bulk", {"Idempotency-Key": "x" * 256}, 400, "Idempotency-Key"),
+        ("POST", "/v1/jobs", [("Idempotency-Key", "a"), ("Idempotency-Key", "b")], 400, "Idempotency-Key"),
         ("POST", "/v1/jobs", {"Prefer": "wait=soon"}, 400, "Prefer"),
         ("POST", "/v1/jobs", {"Prefer": "wait"}, 400, "Prefer"),
         ("POST", "/v1/jobs", {"Prefer": "respond-async, wait=-1"}, 400, "Prefer"),
@@ -255,11 +257,13 @@ async def test_msgpack_cannot_smuggle_in_what_json_has_no_word_for(serving: Serv
     ],
 )
 async def test_headers_paths_and_parameters_are_refused_by_name(
-    serving: Serving, worker: FakeWorker, method: str, path: str, headers: dict[str, str], status: int, field: str
+    serving: Serving, worker: FakeWorker, method: str, path: str, headers: Any, status: int, field: str
 ):
     body = {"content": msgspec.json.encode([score()] if "bulk" in path else score())} if method == "POST" else {}
     if method == "POST":
-        headers = {"Content-Type": "application/json"} | headers
+        given = headers.items() if isinstance(headers, dict) else headers
+        is_said = any(name == "Content-Type" for name, _ in given)
+        headers = [*given] if is_said else [("Content-Type", "application/json"), *given]
     async with serving() as http:
         reply = await http.request(method, path, headers=headers, **body)
     assert reply.status_code == status, reply.text
@@ -304,7 +308,7 @@ async def test_a_model_of_several_workers_takes_what_its_widest_worker_takes(
 ):
     FakeWorker(redis, name="w2").show_card(vocab_size=2000, context_length=128)
     async with serving() as http:
-        assert (await http.post("/v1/jobs", json=generate(prompt=[1999] * 128))).status_code == 202
+        assert (await http.post("/v1/jobs", json=generate(prompt=[1999] * 127, max_tokens=1))).status_code == 202
         assert (await http.post("/v1/jobs", json=generate(prompt=[2000]))).status_code == 400
 
 
@@ -330,3 +334,14 @@ async def test_the_operator_can_allow_webhooks_to_private_hosts(serving: Serving
 async def test_a_public_https_webhook_is_accepted(serving: Serving, worker: FakeWorker, url: str):
     async with serving() as http:
         assert (await http.post("/v1/jobs", json=score(webhook=url))).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/v1/jobs", "GET, POST"), (f"/v1/jobs/{'0' * 32}", "DELETE, GET"), ("/healthz", "GET"), ("/docs", "GET, HEAD")],
+)
+async def test_405_names_every_method_of_the_path(serving: Serving, path: str, allowed: str):
+    async with serving() as http:
+        reply = await http.put(path)
+    assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
+    assert f"expected {allowed}" in reply.json()["error"]["message"]

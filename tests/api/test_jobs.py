@@ -105,6 +105,16 @@ async def test_prefer_wait_answers_with_the_ended_job_when_it_ends_in_time(servi
     assert in_time.headers["location"] == f"/v1/jobs/{in_time.json()['id']}"
 
 
+@pytest.mark.parametrize(
+    "prefer",
+    ["wait=0", 'wait="0"', "WAIT = 0 ; a=b", 'a="x, wait=9", wait=0', r'a="\", wait=9", wait=0', "wait=0, wait=9"],
+)
+async def test_prefer_is_read_as_rfc_7240_writes_it(serving: Serving, worker: FakeWorker, prefer: str):
+    async with serving() as http:
+        reply = await http.post("/v1/jobs", json=score(), headers={"Prefer": prefer})
+    assert (reply.status_code, reply.headers["preference-applied"]) == (202, "wait=0")
+
+
 async def test_a_wait_above_the_cap_is_cut_and_the_cut_is_told(serving: Serving, worker: FakeWorker):
     async with serving(max_wait_s=0.05) as http:
         id_ = await submit(http)

@@ -53,6 +53,13 @@ def test_every_operation_declares_its_errors_and_its_key(document: dict[str, Any
                 assert operation["security"]
 
 
+def test_the_cursor_is_declared_as_it_is_checked(document: dict[str, Any]):
+    [cursor] = [one for one in document["paths"]["/v1/jobs"]["get"]["parameters"] if one["name"] == "cursor"]
+    schema = validator(document, cursor["schema"])
+    assert schema.is_valid("1795232091.291358")
+    assert not schema.is_valid("")
+
+
 def test_bodies_are_declared_for_json_and_msgpack(document: dict[str, Any]):
     for path in ("/v1/jobs", "/v1/jobs/bulk"):
         body = document["paths"][path]["post"]["requestBody"]
@@ -62,6 +69,8 @@ def test_bodies_are_declared_for_json_and_msgpack(document: dict[str, Any]):
         assert schema.is_valid(wrap(score()))
         assert not schema.is_valid(wrap(score(temperature=0)))
         assert not schema.is_valid(wrap(score(unknown=1)))
+        assert not schema.is_valid(wrap(score(items=[{"prompt": "a", "completion": ""}])))
+        assert not schema.is_valid(wrap(score(model="demo\n")))
 
 
 @pytest.mark.anyio

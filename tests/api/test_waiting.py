@@ -7,8 +7,10 @@ import time
 import pytest
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 import wire
+from api.records import Records
 from api.waiting import Waiting
 from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import FakeWorker
@@ -99,3 +101,20 @@ async def test_a_job_deleted_under_its_waiter_is_404(serving: Serving, worker: F
         redis.delete(f"rq:job:{id_}")
         redis.xadd(wire.DONE, {"id": id_})
         assert (await waiting).status_code == 404
+
+
+async def test_a_job_that_was_accepted_is_answered_with_its_id_though_redis_leaves_during_the_wait(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    async def away(*_: object) -> None:
+        raise RedisConnectionError
+
+    async with serving() as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(Records, "read", away)
+            reply = await http.post("/v1/jobs", json=score(), headers={"Prefer": "wait=5"})
+            unknown = await http.get("/v1/jobs/" + "0" * 32)
+        assert (reply.status_code, reply.json()["status"]) == (202, "queued")
+        assert (await http.get(reply.headers["Location"])).json()["id"] == reply.json()["id"]
+    assert unknown.status_code == 503
+    assert "it is not known whether this request took effect" in unknown.json()["error"]["message"]

@@ -47,6 +47,7 @@ def allowed(sampling: Sampling) -> np.ndarray:
         {"temperature": 1.5, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
         {"top_k": 1},
         {"top_k": 1_000_000},
+        {"top_p": 1e-300},
     ],
 )
 def test_tokens_follow_the_filtered_distribution_and_report_its_logprob(options: dict[str, float]):
@@ -69,7 +70,7 @@ def test_greedy_takes_the_likeliest_and_the_smaller_id_of_equals():
     assert logprobs.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e30])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e30])
 def test_no_temperature_overflows(temperature: float):
     token_ids, logprobs = draws(Sampling(max_tokens=1, temperature=temperature), 20)
 

@@ -75,17 +75,21 @@ def test_a_request_reads_the_same_from_json_and_msgpack(form: str):
         ({"top_logprobs": 21}, "top_logprobs", "<= 20, found 21"),
         ({"top_logprobs": True}, "top_logprobs", "got `bool`, found True"),
         ({"temperature": 0}, "temperature", "found 0"),
+        ({"temperature": 1e-300}, "temperature", "found 1e-300"),
         ({"temprature": 1}, "temprature", "unknown field `temprature`"),
         ({"items": []}, "items", "length >= 1, found []"),
         ({"items": [{"prompt": "a"}]}, "items[0].completion", "missing required field `completion`"),
         ({"items": [{"prompt": "a", "completion": [1]}]}, "items[0]", "both be text or both be token ids"),
-        ({"items": [{"prompt": "a", "completion": ""}]}, "items[0]", "`completion` must not be empty"),
+        ({"items": [{"prompt": "a", "completion": ""}]}, "items[0].completion", "length >= 1, found ''"),
         ({"items": [{"prompt": [1, -2], "completion": [3]}]}, "items[0].prompt[1]", ">= 0, found -2"),
         ({"items": [{"prompt": [], "completion": [3]}]}, "items[0].prompt", "length >= 1, found []"),
         ({"model": "../etc"}, "model", "found '../etc'"),
-        ({"type": "scor"}, "type", "found 'scor'"),
+        ({"model": "demo\n"}, "model", "found 'demo\\n'"),
+        ({"type": "scor"}, "type", "Expected 'generate' | 'score', found 'scor'"),
+        ({"score": "both"}, "score", "Expected 'all' | 'completion', found 'both'"),
+        ({"k" * 1000: 1}, "k" * 77 + "...", "unknown field"),
         ({"timeout_s": 0}, "timeout_s", ">= 1, found 0"),
-        ({"priority": "urgent"}, "priority", "found 'urgent'"),
+        ({"priority": "urgent"}, "priority", "Expected 'high' | 'low' | 'normal', found 'urgent'"),
     ],
 )
 def test_bad_input_is_told_field_value_and_expectation(change: dict[str, object], field: str, says: str):
@@ -93,6 +97,7 @@ def test_bad_input_is_told_field_value_and_expectation(change: dict[str, object]
         wire.parse(msgspec.json.encode({**SCORE, **change}), wire.Request)
     assert caught.value.field == field
     assert says in caught.value.message
+    assert len(caught.value.message) < 300
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from redis import Redis
-from rq.command import send_shutdown_command
+from rq.command import send_shutdown_command, send_stop_job_command
 
 import wire
-from tests.worker.conftest import Workers, done, generate, outcome, status, submit, until
+from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 from worker import Queue
 
 
@@ -111,7 +111,6 @@ def test_max_idle_time_ends_an_idle_worker(redis: Redis, workers: Workers):
     assert outcome(redis, job_id)
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="counts children in /proc")
 def test_the_scheduler_runs_in_the_workers_own_process(redis: Redis, workers: Workers):
     worker = workers.start("--with-scheduler", worker="FunctionsWorker")
     until(lambda: redis.get("rq:scheduler-lock:demo"))
@@ -163,3 +162,19 @@ def test_an_id_whose_job_is_gone_does_not_stand_in_the_way(redis: Redis, workers
 
     assert outcome(redis, job_id)
     assert redis.llen(queue.key) == 0
+
+
+def test_requeueing_all_that_failed_leaves_canceled_jobs_alone(redis: Redis, workers: Workers):
+    canceled = submit(redis, generate(max_tokens=100_000))
+    workers.start("--name", "mac")
+    until(lambda: status(redis, canceled) == "started")
+    send_stop_job_command(redis, canceled)
+    until(lambda: outcome(redis, canceled))
+
+    workers.rq("requeue", "--queue", "demo", "--all")
+    last = submit(redis, generate())
+    until(lambda: outcome(redis, last))
+
+    assert failure(redis, canceled).code == "canceled"
+    assert done(redis) == [canceled, last]
+    assert redis.ttl(f"rq:job:{canceled}") > 0

@@ -17,14 +17,15 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from rq import worker_registration
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.executions import Execution
 from rq.timeouts import JobTimeoutException
@@ -32,8 +33,8 @@ from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
 from engine import Engine
-from engine.errors import Fault
-from wire import INFER
+from engine.errors import Fault, LoadError
+from wire import INFER, SettingsError
 from worker.admission import function_of
 from worker.failure import JobFailed
 from worker.flight import Flight, Stopped
@@ -50,6 +51,15 @@ POLL_S = 1.0  # between looks at the queues when no bell rings
 STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
 # Redis is away, or will not take writes for a while: what is in flight is kept, and tried again.
 TROUBLE = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError)
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """What keeps a worker from starting is its user's to mend: told in one sentence, with exit status 1."""
+    try:
+        yield
+    except (SettingsError, LoadError) as error:
+        raise SystemExit(f"scorepool: {error}") from None
 
 
 class BatchWorker(WorkerProcess):
@@ -127,15 +137,16 @@ class BatchWorker(WorkerProcess):
         with_scheduler: bool = False,
         dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
     ) -> bool:
-        """Returns whether there was any job. Raises what must end the process: SettingsError, LoadError, Fault."""
+        """Returns whether there was any job. Raises what must end the process: Fault, or SystemExit with a sentence."""
         self._dequeue_strategy = dequeue_strategy
-        chores = [
-            Chore(self._beat, every_s=self.settings.lease_s / 5),
-            Chore(self._watch_engine, every_s=min(1.0, self.settings.stall_timeout_s / 5)),
-        ]
-        with ExitStack() as stack:
+        with one_sentence(), ExitStack() as stack:
+            chores = [
+                Chore(self._beat, every_s=self.settings.lease_s / 5),
+                Chore(self._watch_engine, every_s=min(1.0, self.settings.stall_timeout_s / 5)),
+            ]
             self.bootstrap(logging_level, date_format, log_format)
             stack.callback(self.teardown)
+            self._share_log()
             self._install_signal_handlers()
             if with_scheduler:
                 self._start_scheduler(burst, logging_level, date_format, log_format)
@@ -145,7 +156,7 @@ class BatchWorker(WorkerProcess):
             stack.enter_context(Housekeeping(chores, self.log))
             with self._interruptible():
                 self.open()
-            self.leases.expire(orphans(self.connection, self.queues, self.name))
+            self.leases.expire(orphans(self.connection, self.queues))
             self.set_state(WorkerStatus.IDLE)
             try:
                 self._run(burst, math.inf if max_jobs is None else max_jobs, max_idle_time or math.inf)
@@ -332,6 +343,7 @@ class BatchWorker(WorkerProcess):
             had_expired = pipeline.execute()[0] == 1
         if had_expired:
             self.connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
+            worker_registration.register(self)
         lost, canceled = self.leases.extend(list(self.flights.values()))
         if lost or canceled:
             self._post(partial(self._heed, lost, canceled))

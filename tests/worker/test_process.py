@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from redis import Redis
 from rq.command import send_shutdown_command, send_stop_job_command
+from rq.worker_registration import clean_worker_registry
 
 import wire
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
@@ -111,6 +112,7 @@ def test_max_idle_time_ends_an_idle_worker(redis: Redis, workers: Workers):
     assert outcome(redis, job_id)
 
 
+@pytest.mark.skipif(not Path("/proc").exists(), reason="counts children in /proc")
 def test_the_scheduler_runs_in_the_workers_own_process(redis: Redis, workers: Workers):
     worker = workers.start("--with-scheduler", worker="FunctionsWorker")
     until(lambda: redis.get("rq:scheduler-lock:demo"))
@@ -138,6 +140,7 @@ def test_a_wrong_setting_stops_the_start_and_says_which(
 ):
     assert workers.start(queues=queues, **environ).wait(timeout=20) == 1
     assert complaint in workers.log
+    assert "Traceback" not in workers.log
     assert redis.smembers("rq:workers") == set()
 
 
@@ -178,3 +181,57 @@ def test_requeueing_all_that_failed_leaves_canceled_jobs_alone(redis: Redis, wor
     assert failure(redis, canceled).code == "canceled"
     assert done(redis) == [canceled, last]
     assert redis.ttl(f"rq:job:{canceled}") > 0
+
+
+def test_a_worker_that_was_taken_for_dead_is_listed_again(redis: Redis, workers: Workers):
+    workers.start("--name", "mac")
+    until(lambda: redis.get(wire.Keys.card("mac")))
+    redis.delete("rq:worker:mac")
+    clean_worker_registry(Queue("demo", connection=redis))
+    assert redis.smembers("rq:workers") == set()
+
+    until(lambda: redis.smembers("rq:workers"))
+
+    assert "mac" in workers.rq("info")
+
+
+def test_a_worker_restarted_under_its_name_takes_the_dead_ones_place(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=300))
+    first = workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
+    until(lambda: redis.zcard("rq:wip:demo"))
+    first.kill()
+    first.wait()
+
+    workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
+
+    until(lambda: outcome(redis, job_id))
+
+
+def test_a_name_that_is_taken_stops_the_start_and_says_so(redis: Redis, workers: Workers):
+    workers.start("--name", "mac")
+    until(lambda: redis.get(wire.Keys.card("mac")))
+
+    assert workers.start("--name", "mac").wait(timeout=20) == 1
+
+    assert "--name mac: a worker of that name lives" in workers.log
+    assert "Traceback" not in workers.log
+    assert redis.smembers("rq:workers") == {b"rq:worker:mac"}
+
+
+def test_a_model_that_cannot_be_loaded_stops_the_start_and_says_why(redis: Redis, workers: Workers, tmp_path: Path):
+    model = f"demo={tmp_path}/none"
+
+    assert workers.start(worker="BatchWorker", SCOREPOOL_MODEL=model).wait(timeout=60) == 1
+
+    assert f"{tmp_path}/none" in workers.log.splitlines()[-1]
+    assert "Traceback" not in workers.log
+    assert redis.smembers("rq:workers") == set()
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_what_the_engine_logs_is_shown(redis: Redis, workers: Workers, level: str):
+    workers.start(worker="TalkingWorker", SCOREPOOL_LOG_LEVEL=level)
+    until(lambda: redis.keys("scorepool:card:*"))
+
+    assert ("the engine has news" in workers.log) == (level == "INFO")
+    assert "the engine has a warning" in workers.log

@@ -53,6 +53,11 @@ STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
 TROUBLE = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError)
 
 
+def clock_s() -> float:
+    """Also counts the time that a Mac sleeps, as Redis does for the leases; time.monotonic() does not."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 @contextmanager
 def one_sentence() -> Iterator[None]:
     """What keeps a worker from starting is its user's to mend: told in one sentence, with exit status 1."""
@@ -80,6 +85,8 @@ class BatchWorker(WorkerProcess):
         self._is_suspended = False
         self._idle_since = time.monotonic()  # nothing has been in flight
         self._reclaim_at = 0.0
+        self._beaten_at = math.inf  # clock_s() of the last beat
+        self._steady_since = -math.inf  # clock_s(): no beat was late since
         self._backoff_s = 0.1
 
     @cached_property
@@ -198,7 +205,7 @@ class BatchWorker(WorkerProcess):
                 self.log.info("job %s: %s", flight.job.id, type(flight.error).__name__ if flight.error else "done")
 
     def _maintain(self) -> None:
-        if time.monotonic() >= self._reclaim_at:
+        if time.monotonic() >= self._reclaim_at and self._is_steady():
             self._reclaim_at = time.monotonic() + self.settings.lease_s / 2
             num_back, rows = self.leases.reclaim(self.queues, self.settings.crash_limit)
             if num_back:
@@ -206,6 +213,12 @@ class BatchWorker(WorkerProcess):
             self._admit(rows)
         if self.should_run_maintenance_tasks:
             self.run_maintenance_tasks()
+
+    def _is_steady(self) -> bool:
+        """Whether beats come in time. Where they do not (Redis, this process or the whole machine stood still), others
+        stood still as well, perhaps: nobody's jobs are taken before all have had time to extend their leases."""
+        lease_s = self.settings.lease_s
+        return clock_s() - self._beaten_at < lease_s / 2 and clock_s() - self._steady_since > lease_s
 
     def _claim(self, max_jobs: float) -> None:
         room = min(self.capacity - len(self.flights), max_jobs - self._num_claimed)
@@ -347,6 +360,9 @@ class BatchWorker(WorkerProcess):
         lost, canceled = self.leases.extend(list(self.flights.values()))
         if lost or canceled:
             self._post(partial(self._heed, lost, canceled))
+        if clock_s() - self._beaten_at > self.settings.lease_s / 2:
+            self._steady_since = clock_s()
+        self._beaten_at = clock_s()
 
     def _watch_engine(self) -> None:
         """A step that hangs in the GPU's driver can be ended in one way."""

@@ -1,5 +1,6 @@
 """RQ's Job and Queue, made safe: no pickle, nothing imported because Redis names it, and an outcome with every end."""
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -119,6 +120,18 @@ class Job(rq.job.Job):
             ttl_s = self.failure_ttl or DEFAULT_TTL_S
             keep_request = self._status != rq.job.JobStatus.STOPPED  # so that `rq requeue` works
             settle(pipeline, self.id, self.outcome, ttl_s, keep_request)
+            if not keep_request:
+                self._file_as_canceled(ttl_s, pipeline)
+
+    def _file_as_canceled(self, ttl_s: int, pipeline: Pipeline) -> None:
+        """As the API's cancel leaves a job that waited. RQ files a stopped job as failed, and `rq requeue --all` would
+        then run it again."""
+        pipeline.zrem(self.failed_job_registry.key, self.id)
+        canceled = f"rq:canceled:{self.origin}"
+        pipeline.zadd(canceled, {self.id: time.time()})
+        if ttl_s > 0:
+            pipeline.zremrangebyscore(canceled, "-inf", time.time() - ttl_s)
+            pipeline.expire(self.key, ttl_s)
 
 
 class Queue(rq.queue.Queue):

@@ -19,8 +19,11 @@ def machine() -> str:
     return "" if node >> 40 & 1 else f"{socket.gethostname()}/{node:012x}"
 
 
-def orphans(connection: Redis, queues: Sequence[Queue], own_name: str) -> list[str]:
-    """`<job>:<execution>` of leases whose worker ran on this machine and runs no more."""
+def orphans(connection: Redis, queues: Sequence[Queue]) -> list[str]:
+    """`<job>:<execution>` of leases whose worker ran on this machine and runs no more.
+
+    For a worker that has claimed nothing yet: a lease under its own name is one of its predecessor.
+    """
     members = [
         as_text(member)  # type: ignore[arg-type]
         for queue in queues
@@ -30,11 +33,12 @@ def orphans(connection: Redis, queues: Sequence[Queue], own_name: str) -> list[s
         for member in members:
             pipeline.hget(f"rq:execution:{member}", "worker_name")
         owners = [as_text(owner) if owner else None for owner in pipeline.execute()]
-    dead = {owner for owner in set(owners) if owner not in (None, own_name) and _is_dead(connection, str(owner))}
+    dead = {owner for owner in set(owners) if owner is not None and is_dead(connection, owner)}
     return [member for member, owner in zip(members, owners, strict=True) if owner in dead]
 
 
-def _is_dead(connection: Redis, name: str) -> bool:
+def is_dead(connection: Redis, name: str) -> bool:
+    """Whether the worker of that name ran on this machine, in a process that is gone."""
     host, pid = connection.hmget(f"rq:worker:{name}", "machine", "pid")
     if not host or not pid or as_text(host) != machine():
         return False

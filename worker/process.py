@@ -3,6 +3,7 @@
 Nothing here touches a job: what arrives is posted to the main thread as a call, and worker.py takes the calls there.
 """
 
+import logging
 import queue
 import signal
 import time
@@ -21,9 +22,9 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker import BaseWorker
 
-from wire import Keys, Settings
+from wire import Keys, Settings, SettingsError
 from worker.job import Job, Queue
-from worker.neighbours import machine
+from worker.neighbours import is_dead, machine
 from worker.schedule import Scheduler
 
 
@@ -73,6 +74,24 @@ class WorkerProcess(BaseWorker):
 
     def serialize(self) -> dict[str, Any]:
         return {**super().serialize(), "machine": machine()}
+
+    def register_birth(self) -> None:
+        """A worker that is restarted under its --name takes the place of the one that was killed."""
+        if is_dead(self.connection, self.name):
+            self.connection.delete(self.key)
+        try:
+            super().register_birth()
+        except ValueError:
+            raise SettingsError(
+                f"--name {self.name}: a worker of that name lives, or died a moment ago on another machine"
+            ) from None
+
+    def _share_log(self) -> None:
+        """What our rooms log goes where RQ's bootstrap has sent RQ's own log."""
+        for name in ("engine", "worker"):
+            log = logging.getLogger(name)
+            log.handlers = list(self.log.handlers)
+            log.setLevel(self.settings.log_level)
 
     def subscribe(self) -> None:
         """To RQ's commands, and to the bells of our queues."""

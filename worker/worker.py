@@ -17,14 +17,15 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from rq import worker_registration
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.executions import Execution
 from rq.timeouts import JobTimeoutException
@@ -32,8 +33,8 @@ from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
 from engine import Engine
-from engine.errors import Fault
-from wire import INFER
+from engine.errors import Fault, LoadError
+from wire import INFER, SettingsError
 from worker.admission import function_of
 from worker.failure import JobFailed
 from worker.flight import Flight, Stopped
@@ -50,6 +51,20 @@ POLL_S = 1.0  # between looks at the queues when no bell rings
 STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
 # Redis is away, or will not take writes for a while: what is in flight is kept, and tried again.
 TROUBLE = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError)
+
+
+def clock_s() -> float:
+    """Also counts the time that a Mac sleeps, as Redis does for the leases; time.monotonic() does not."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """What keeps a worker from starting is its user's to mend: told in one sentence, with exit status 1."""
+    try:
+        yield
+    except (SettingsError, LoadError) as error:
+        raise SystemExit(f"scorepool: {error}") from None
 
 
 class BatchWorker(WorkerProcess):
@@ -70,6 +85,8 @@ class BatchWorker(WorkerProcess):
         self._is_suspended = False
         self._idle_since = time.monotonic()  # nothing has been in flight
         self._reclaim_at = 0.0
+        self._beaten_at = math.inf  # clock_s() of the last beat
+        self._steady_since = -math.inf  # clock_s(): no beat was late since
         self._backoff_s = 0.1
 
     @cached_property
@@ -127,15 +144,16 @@ class BatchWorker(WorkerProcess):
         with_scheduler: bool = False,
         dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
     ) -> bool:
-        """Returns whether there was any job. Raises what must end the process: SettingsError, LoadError, Fault."""
+        """Returns whether there was any job. Raises what must end the process: Fault, or SystemExit with a sentence."""
         self._dequeue_strategy = dequeue_strategy
-        chores = [
-            Chore(self._beat, every_s=self.settings.lease_s / 5),
-            Chore(self._watch_engine, every_s=min(1.0, self.settings.stall_timeout_s / 5)),
-        ]
-        with ExitStack() as stack:
+        with one_sentence(), ExitStack() as stack:
+            chores = [
+                Chore(self._beat, every_s=self.settings.lease_s / 5),
+                Chore(self._watch_engine, every_s=min(1.0, self.settings.stall_timeout_s / 5)),
+            ]
             self.bootstrap(logging_level, date_format, log_format)
             stack.callback(self.teardown)
+            self._share_log()
             self._install_signal_handlers()
             if with_scheduler:
                 self._start_scheduler(burst, logging_level, date_format, log_format)
@@ -145,7 +163,7 @@ class BatchWorker(WorkerProcess):
             stack.enter_context(Housekeeping(chores, self.log))
             with self._interruptible():
                 self.open()
-            self.leases.expire(orphans(self.connection, self.queues, self.name))
+            self.leases.expire(orphans(self.connection, self.queues))
             self.set_state(WorkerStatus.IDLE)
             try:
                 self._run(burst, math.inf if max_jobs is None else max_jobs, max_idle_time or math.inf)
@@ -187,7 +205,7 @@ class BatchWorker(WorkerProcess):
                 self.log.info("job %s: %s", flight.job.id, type(flight.error).__name__ if flight.error else "done")
 
     def _maintain(self) -> None:
-        if time.monotonic() >= self._reclaim_at:
+        if time.monotonic() >= self._reclaim_at and self._is_steady():
             self._reclaim_at = time.monotonic() + self.settings.lease_s / 2
             num_back, rows = self.leases.reclaim(self.queues, self.settings.crash_limit)
             if num_back:
@@ -195,6 +213,12 @@ class BatchWorker(WorkerProcess):
             self._admit(rows)
         if self.should_run_maintenance_tasks:
             self.run_maintenance_tasks()
+
+    def _is_steady(self) -> bool:
+        """Whether beats come in time. Where they do not (Redis, this process or the whole machine stood still), others
+        stood still as well, perhaps: nobody's jobs are taken before all have had time to extend their leases."""
+        lease_s = self.settings.lease_s
+        return clock_s() - self._beaten_at < lease_s / 2 and clock_s() - self._steady_since > lease_s
 
     def _claim(self, max_jobs: float) -> None:
         room = min(self.capacity - len(self.flights), max_jobs - self._num_claimed)
@@ -332,9 +356,13 @@ class BatchWorker(WorkerProcess):
             had_expired = pipeline.execute()[0] == 1
         if had_expired:
             self.connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
+            worker_registration.register(self)
         lost, canceled = self.leases.extend(list(self.flights.values()))
         if lost or canceled:
             self._post(partial(self._heed, lost, canceled))
+        if clock_s() - self._beaten_at > self.settings.lease_s / 2:
+            self._steady_since = clock_s()
+        self._beaten_at = clock_s()
 
     def _watch_engine(self) -> None:
         """A step that hangs in the GPU's driver can be ended in one way."""

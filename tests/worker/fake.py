@@ -3,6 +3,7 @@
 The prompt is bytes; one token is one byte. A generate job takes `max_tokens` steps of FAKE_STEP_S seconds.
 """
 
+import logging
 import os
 import signal
 import threading
@@ -126,6 +127,14 @@ class FakeEngine(Engine):
 class FakeWorker(BatchWorker):
     def start_engine(self, source: str) -> Engine:
         return FakeEngine()
+
+
+class TalkingWorker(FakeWorker):
+    def start_engine(self, source: str) -> Engine:
+        log = logging.getLogger("engine")
+        log.info("the engine has news")
+        log.warning("the engine has a warning")
+        return super().start_engine(source)
 
 
 def note(job: Job, connection: Redis, *about: object) -> None:

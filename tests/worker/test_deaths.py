@@ -234,3 +234,21 @@ def test_a_redis_that_is_killed_and_restarted_loses_no_job_and_no_result(mortal,
     until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels())  # its ear is back, too
     last = submit(redis, generate())
     until(lambda: outcome(redis, last))
+
+
+def test_a_stall_of_redis_that_outlasts_the_leases_is_nobodys_crash(mortal):
+    redis, workers, servers = mortal
+    ids = [submit(redis, generate(max_tokens=1500)) for _ in range(8)]
+    for _ in range(2):
+        workers.start(SCOREPOOL_LEASE_S="1", SCOREPOOL_MAX_JOBS_IN_FLIGHT="4")
+    until(lambda: in_flight(redis) == 8)
+
+    for _ in range(3):
+        servers[-1].send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        servers[-1].send_signal(signal.SIGCONT)
+        time.sleep(0.7)
+
+    assert {redis.hget(f"rq:job:{job_id}", "crashes") for job_id in ids} == {None}
+    until(lambda: len(done(redis)) == 8)
+    assert "took" not in workers.log

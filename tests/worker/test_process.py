@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from redis import Redis
-from rq.command import send_shutdown_command
+from rq.command import send_shutdown_command, send_stop_job_command
+from rq.worker_registration import clean_worker_registry
 
 import wire
-from tests.worker.conftest import Workers, done, generate, outcome, status, submit, until
+from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 from worker import Queue
 
 
@@ -139,6 +140,7 @@ def test_a_wrong_setting_stops_the_start_and_says_which(
 ):
     assert workers.start(queues=queues, **environ).wait(timeout=20) == 1
     assert complaint in workers.log
+    assert "Traceback" not in workers.log
     assert redis.smembers("rq:workers") == set()
 
 
@@ -163,3 +165,73 @@ def test_an_id_whose_job_is_gone_does_not_stand_in_the_way(redis: Redis, workers
 
     assert outcome(redis, job_id)
     assert redis.llen(queue.key) == 0
+
+
+def test_requeueing_all_that_failed_leaves_canceled_jobs_alone(redis: Redis, workers: Workers):
+    canceled = submit(redis, generate(max_tokens=100_000))
+    workers.start("--name", "mac")
+    until(lambda: status(redis, canceled) == "started")
+    send_stop_job_command(redis, canceled)
+    until(lambda: outcome(redis, canceled))
+
+    workers.rq("requeue", "--queue", "demo", "--all")
+    last = submit(redis, generate())
+    until(lambda: outcome(redis, last))
+
+    assert failure(redis, canceled).code == "canceled"
+    assert done(redis) == [canceled, last]
+    assert redis.ttl(f"rq:job:{canceled}") > 0
+
+
+def test_a_worker_that_was_taken_for_dead_is_listed_again(redis: Redis, workers: Workers):
+    workers.start("--name", "mac")
+    until(lambda: redis.get(wire.Keys.card("mac")))
+    redis.delete("rq:worker:mac")
+    clean_worker_registry(Queue("demo", connection=redis))
+    assert redis.smembers("rq:workers") == set()
+
+    until(lambda: redis.smembers("rq:workers"))
+
+    assert "mac" in workers.rq("info")
+
+
+def test_a_worker_restarted_under_its_name_takes_the_dead_ones_place(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=300))
+    first = workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
+    until(lambda: redis.zcard("rq:wip:demo"))
+    first.kill()
+    first.wait()
+
+    workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
+
+    until(lambda: outcome(redis, job_id))
+
+
+def test_a_name_that_is_taken_stops_the_start_and_says_so(redis: Redis, workers: Workers):
+    workers.start("--name", "mac")
+    until(lambda: redis.get(wire.Keys.card("mac")))
+
+    assert workers.start("--name", "mac").wait(timeout=20) == 1
+
+    assert "--name mac: a worker of that name lives" in workers.log
+    assert "Traceback" not in workers.log
+    assert redis.smembers("rq:workers") == {b"rq:worker:mac"}
+
+
+def test_a_model_that_cannot_be_loaded_stops_the_start_and_says_why(redis: Redis, workers: Workers, tmp_path: Path):
+    model = f"demo={tmp_path}/none"
+
+    assert workers.start(worker="BatchWorker", SCOREPOOL_MODEL=model).wait(timeout=60) == 1
+
+    assert f"{tmp_path}/none" in workers.log.splitlines()[-1]
+    assert "Traceback" not in workers.log
+    assert redis.smembers("rq:workers") == set()
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_what_the_engine_logs_is_shown(redis: Redis, workers: Workers, level: str):
+    workers.start(worker="TalkingWorker", SCOREPOOL_LOG_LEVEL=level)
+    until(lambda: redis.keys("scorepool:card:*"))
+
+    assert ("the engine has news" in workers.log) == (level == "INFO")
+    assert "the engine has a warning" in workers.log

@@ -314,3 +314,12 @@ def test_a_worker_with_a_bad_secret_does_not_start_and_says_why(redis_url: str, 
     assert process.returncode != 0
     assert "SCOREPOOL_WEBHOOK_SECRET" in said
     assert "whsec_ and the base64 of 24 to 64 bytes" in said
+
+
+def test_deaths_of_its_worker_only_put_a_delivery_off(redis: Redis, redis_url: str, root: Path):
+    job = delivery(redis)
+    release(redis, job)
+    redis.hset(job.key, "crashes", 5)
+    with webhook_worker(redis_url, root):
+        wait_until(lambda: job.get_status() == JobStatus.SCHEDULED)
+    assert redis.hget(job.key, "crashes") is None  # at the limit no attempt is made: kept, it would be at no later one

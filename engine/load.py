@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import load_model, load_tokenizer
 
 from engine.batch import Batch, Merged, Single
+from engine.config import read_config
 from engine.errors import LoadError
 from engine.facts import Facts
 from engine.runner import ModelRunner
@@ -107,7 +108,7 @@ def _find(model: str) -> Path:
 
 def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
     try:
-        model, config = load_model(folder, trust_remote_code=False)
+        model, config = load_model(folder, model_config=read_config(folder), trust_remote_code=False)
     except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
         raise LoadError(f"mlx-lm cannot load {folder}: {type(error).__name__}: {error}") from error
     return model, config

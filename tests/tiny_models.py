@@ -31,7 +31,25 @@ _SHAPE: dict[str, Any] = {
 }
 _KINDS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "tie_word_embeddings": False},
+    "llama3": {
+        "model_type": "llama",
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "phi": {
+        "model_type": "phi",
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 3000.0, "partial_rotary_factor": 0.5},
+    },
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "qwen3_28_layers": {"model_type": "qwen3", "tie_word_embeddings": True, "num_hidden_layers": 28},
     "gemma2": {"model_type": "gemma2", "sliding_window": 4096, "query_pre_attn_scalar": 16},
     "gemma3": {
         "model_type": "gemma3_text",
@@ -40,6 +58,10 @@ _KINDS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "sliding_window_pattern": 3,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
     },
     "lfm2": {
         "model_type": "lfm2",

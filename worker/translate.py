@@ -140,8 +140,8 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokeniz
         columns["top_bytes"] = [[tokenizer.token_bytes(token_id) for token_id, _ in top] for top in tops]
         columns["top_logprobs"] = [Floats(value for _, value in top) for top in tops]
         columns["is_greedy"] = _is_greedy(
-            None if logprob is None or not top or top[0][1] is None else logprob >= top[0][1]
-            for logprob, top in zip(completion, tops[num_prompt:], strict=True)
+            top[0][0] == token_id if top else None
+            for token_id, top in zip(token_ids[num_prompt:], tops[num_prompt:], strict=True)
         )
     if row.rank:
         columns["ranks"] = [rank for _, rank in zip(token_ids, row.ranks, strict=True)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,19 @@ blas.load()  # before a test module imports mlx
 
 
 @pytest.fixture(scope="session")
-def engine_of(tiny_models: TinyModels) -> Iterator[Callable[..., Engine]]:
+def folder_of(tiny_models: TinyModels, root: Path) -> Callable[[str], Path]:
+    """A tiny model's folder, or that of the one in the repository: "demo"."""
+    return lambda name: root / "models" / "demo" if name == "demo" else tiny_models(name)
+
+
+@pytest.fixture(scope="session")
+def engine_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Engine]]:
     """`engine_of("llama", max_batch_tokens=64)`: the same settings give the same engine."""
     engines: list[Engine] = []
 
     @cache
     def open_engine(name: str, **settings: int | str) -> Engine:
-        engines.append(Engine(EngineSettings(model=str(tiny_models(name)), **settings)))
+        engines.append(Engine(EngineSettings(model=str(folder_of(name)), **settings)))
         return engines[-1]
 
     yield open_engine
@@ -28,8 +35,8 @@ def engine_of(tiny_models: TinyModels) -> Iterator[Callable[..., Engine]]:
 
 
 @pytest.fixture(scope="session")
-def oracle_of(tiny_models: TinyModels) -> Callable[[str], Oracle]:
-    return cache(lambda name: Oracle(tiny_models(name)))
+def oracle_of(folder_of: Callable[[str], Path]) -> Callable[[str], Oracle]:
+    return cache(lambda name: Oracle(folder_of(name)))
 
 
 @pytest.fixture

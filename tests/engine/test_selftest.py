@@ -1,12 +1,16 @@
 """The self-test finds models whose caches or padding are wrong. The faults are put into a right model."""
 
+import shutil
+from math import inf, isfinite
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
+from safetensors.torch import load_file, save_file
 
-from engine import selftest
+from engine import Engine, EngineSettings, Sequence, selftest
 from engine.batch import Batch, Merged, Single
 from engine.tap import FullLogits, Tap, split_model
 from tests.tiny_models import VOCAB_SIZE, TinyModels
@@ -67,3 +71,21 @@ def test_a_model_without_a_known_backbone_is_served_by_its_logits(model: Any):
 
     assert isinstance(split_model(model), Tap)
     assert isinstance(split_model(Strange()), FullLogits)
+
+
+def test_a_model_that_excludes_tokens_passes_and_says_minus_infinity(tiny_models: TinyModels, tmp_path: Path):
+    folder = shutil.copytree(tiny_models("phi"), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.bias"][100:300] = -inf
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = Engine(EngineSettings(model=str(folder)))
+    row = Sequence(token_ids=[0, 5, 150, 7], score_from=1, top_logprobs=320, rank=True, entropy=True)
+
+    engine.add([row]).result(60)
+    engine.close()
+
+    assert (engine.facts.mode, engine.facts.self_test) == ("default", "passed")
+    assert row.logprobs[1] == -inf
+    assert row.top_values[0].count(-inf) == 320 - (VOCAB_SIZE - 200)
+    assert isfinite(row.logprobs[0])
+    assert all(map(isfinite, row.entropies))

@@ -236,3 +236,18 @@ def test_a_result_survives_the_way_through_redis():
 
     assert wire.decode_outcome(wire.encode(result)) == result
     assert msgspec.json.decode(wire.encode_json(result))["sequences"][0]["top_ids"] == [[98]]
+
+
+@pytest.mark.parametrize(("token_id", "rank"), [(2, 1), (3, 2)])
+def test_of_two_equally_likely_tokens_the_smaller_id_is_greedy_whatever_was_asked(token_id: int, rank: int):
+    """As the argmax of lm-evaluation-harness; is_greedy must not depend on the flags."""
+    request = score([1], [token_id], top_logprobs=2)
+    rows = translate(request)
+    row = rows[0].row
+    row.logprobs, row.top_ids, row.top_values = [-0.75], [[2, 3]], [[-0.75, -0.75]]
+    ranked = score([1], [token_id], rank=True)
+    ranked_rows = translate(ranked)
+    ranked_rows[0].row.logprobs, ranked_rows[0].row.ranks = [-0.75], [rank]
+
+    assert scored(request, rows).is_greedy is (rank == 1)
+    assert scored(ranked, ranked_rows).is_greedy is (rank == 1)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 import httpx
 
@@ -131,15 +131,17 @@ class Stack:
             "RQ_REDIS_URL": self.redis_url,
             **more,
         }
-        # A session of its own: Ctrl-C reaches us alone, and we stop the parts in order.
-        process = subprocess.Popen(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log(name),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        # A session of its own: Ctrl-C reaches us alone, and we stop the parts in order. Its log goes on where it ended
+        # before; without a folder for logs it is our stderr, for stdout is for what we say ourselves.
+        with ExitStack() as opened:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=opened.enter_context(self._log_path(name).open("ab")) if self._logs else sys.stderr,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self._processes[name] = process
         self._tether.watch(process.pid)
 
@@ -185,15 +187,9 @@ class Stack:
         if self.redis is not None and self.redis.process is not None:
             self._tether.watch(self.redis.process.pid)
 
-    def _log(self, name: str) -> BinaryIO:
-        """Without a folder for logs a part writes to our stderr: stdout is for what we say ourselves."""
-        if self._logs is None:
-            return sys.stderr.buffer
-        self._logs.mkdir(parents=True, exist_ok=True)
-        return self._open.enter_context(self._log_path(name).open("wb"))
-
     def _log_path(self, name: str) -> Path:
         assert self._logs is not None
+        self._logs.mkdir(parents=True, exist_ok=True)
         return self._logs / f"{name.replace(' ', '-').replace('/', '-')}.log"
 
     def _log_tail(self, name: str) -> str:

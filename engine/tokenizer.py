@@ -29,6 +29,7 @@ class Tokenizer:
         self.vocab_size = len(tokenizer)
         self._prefix = self._find_prefix()
         self._bytes = self._read_vocabulary()
+        self.longest_token_bytes = max(map(len, self._bytes.values()))
 
     def encode(self, text: str) -> tuple[list[int], bool]:
         """Token ids, and whether BOS was added: it is when the model wants it and the text has it not."""

@@ -1,25 +1,29 @@
 """The job function wire.INFER: run one wire.Request on the engine; what goes into an engine, and onto its results."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Lock
 
 import wire
 from engine import Engine, EngineSettings, Facts
+from engine import Sequence as Row
 from worker.failure import JobFailed
 from worker.flight import Pending
 from worker.job import Job
-from worker.translate import Translated, to_result, to_rows
+from worker.translate import Translated, refuse_hopeless, to_result, to_rows
 from worker.version import VERSION
 
 
 class Infer:
-    """Callable from the main thread: tokenizes there, and leaves the rest to the engine's thread."""
+    """Callable from the main thread. Tokenizing a long text takes seconds, so it has a thread of its own."""
 
     def __init__(self, engine: Engine, stamp: wire.Stamp) -> None:
         self.engine = engine
         self.stamp = stamp
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     def __call__(self, job: Job) -> Pending:
-        """Raises wire.Invalid, engine.Refused, engine.TooLong, JobFailed."""
+        """Raises wire.Invalid, JobFailed."""
         if job.request is None:
             raise JobFailed(
                 wire.Failure(
@@ -29,13 +33,57 @@ class Infer:
             )
         request = wire.decode_request(job.request)
         job.request = None  # it may be large, and lies in Redis
-        rows = to_rows(request, self.engine.tokenizer)
-        future = self.engine.add([translated.row for translated in rows])
-        return Pending(future, finish=lambda _: self._finish(request, rows), cancel=partial(self.engine.cancel, future))
+        run = Run(self.engine, request)
+        self._tokenizing.submit(run.start)
+        return Pending(run.ended, finish=partial(self._finish, request), cancel=run.cancel)
 
     def _finish(self, request: wire.Request, rows: list[Translated]) -> wire.Result:
-        """The engine has filled the very rows that it was given."""
         return to_result(request, rows, self.engine.tokenizer, self.stamp)
+
+    def close(self) -> None:
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+
+
+class Run:
+    """One request on its way through tokenizer and engine."""
+
+    def __init__(self, engine: Engine, request: wire.Request) -> None:
+        self.ended: Future[list[Translated]] = Future()  # the rows as the engine left them; never, once canceled
+        self._engine = engine
+        self._request = request
+        self._lock = Lock()  # guards the two below
+        self._is_canceled = False
+        self._added: Future[list[Row]] | None = None
+
+    def start(self) -> None:
+        """On the tokenizer's thread. What is raised ends the job."""
+        if self._is_canceled:
+            return
+        try:
+            refuse_hopeless(self._request, self._engine.tokenizer, self._engine.facts.context_length)
+            rows = to_rows(self._request, self._engine.tokenizer)
+            with self._lock:
+                if self._is_canceled:
+                    return
+                self._added = self._engine.add([translated.row for translated in rows])
+        except BaseException as error:  # whatever it is, the main thread decides what it means
+            self.ended.set_exception(error)
+        else:
+            self._added.add_done_callback(partial(self._pass_on, rows))
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._is_canceled = True
+            if self._added is not None:
+                self._engine.cancel(self._added)
+
+    def _pass_on(self, rows: list[Translated], added: "Future[list[Row]]") -> None:
+        if added.cancelled():
+            return
+        if error := added.exception():
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(rows)  # the very rows that the engine was given, filled
 
 
 def engine_settings(source: str, settings: wire.Settings) -> EngineSettings:

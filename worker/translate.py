@@ -10,9 +10,11 @@ from math import fsum, inf, isnan
 import wire
 from engine import Sampling, Tokenizer
 from engine import Sequence as Row
+from engine.errors import TooLong
 from wire import Floats
 from worker.failure import JobFailed
 
+HOPELESS = 4
 LEAST = -9999.0  # what -inf is written as: JSON has no infinity
 
 
@@ -24,6 +26,26 @@ class Translated:
     num_prompt_tokens: int
     is_prompt_text: bool  # then the result returns the ids that were used
     bos_added: bool
+
+
+def refuse_hopeless(request: wire.Request, tokenizer: Tokenizer, context_length: int) -> None:
+    """Raises TooLong for a text that no tokenization fits into the context, before one is tried.
+
+    Tokenizing megabytes takes a minute. HOPELESS leaves room for a normaliser that shortens the text.
+    """
+    most_bytes = HOPELESS * context_length * tokenizer.longest_token_bytes
+    for text in _texts(request):
+        if len(text) * 4 > most_bytes and (num_bytes := len(text.encode())) > most_bytes:
+            raise TooLong(
+                f"a text of {num_bytes} bytes is more than this model's context of {context_length} tokens can hold"
+            )
+
+
+def _texts(request: wire.Request) -> list[str]:
+    if isinstance(request, wire.Score):
+        return [text for item in request.items for text in (item.prompt, item.completion) if isinstance(text, str)]
+    texts = [message.content for message in request.messages or ()]
+    return [*texts, request.prompt] if isinstance(request.prompt, str) else texts
 
 
 def to_rows(request: wire.Request, tokenizer: Tokenizer) -> list[Translated]:

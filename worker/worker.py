@@ -79,6 +79,7 @@ class BatchWorker(WorkerProcess):
         self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
         self.flights: dict[str, Flight] = {}  # by the name of their lease, in the order of their claims
         self.engine: Engine | None = None
+        self.infer: Infer | None = None
         self.presence: Presence | None = None
         self._num_claimed = 0
         self._is_dry = True  # there is nothing to claim for now
@@ -116,7 +117,7 @@ class BatchWorker(WorkerProcess):
         model, source = served_model(self.settings, self.queue_names())
         self.engine = self.start_engine(source)
         stamp = stamp_of(model, self.engine.facts)
-        self.functions[INFER] = Infer(self.engine, stamp)
+        self.functions[INFER] = self.infer = Infer(self.engine, stamp)
         self.presence = Presence(card_of(stamp, self.engine.facts, self.name), self.settings.lease_s)
 
     def start_engine(self, source: str) -> Engine:
@@ -124,6 +125,8 @@ class BatchWorker(WorkerProcess):
         return Engine(engine_settings(source, self.settings))
 
     def close(self) -> None:
+        if self.infer is not None:
+            self.infer.close()
         if self.engine is not None:
             self.engine.close()
         if self.presence is not None:

@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Condition, Thread
+from functools import partial
+from threading import Condition
 from typing import Protocol
 
+from engine import lane
 from engine.admission import check
 from engine.errors import Closed, EngineError, Fault, LoadError
 from engine.facts import Facts
@@ -71,8 +73,7 @@ class Engine:
         self._wake = False
         self._groups: dict[Sequence, Group] = {}  # of every row that the thread has taken
         ready: Future[None] = Future()
-        self._thread = Thread(target=self._main, args=(open_runner, ready), name="mlx", daemon=True)
-        self._thread.start()
+        self._returned = lane.start(partial(self._main, open_runner, ready))
         ready.result()
         atexit.register(self.close)  # an interpreter that ends in the middle of a step is aborted by mlx
 
@@ -104,7 +105,7 @@ class Engine:
         with self._changed:
             self._ended = self._ended or Closed("the engine was closed")
             self._changed.notify()
-        self._thread.join()
+        self._returned.wait()
 
     def _main(self, open_runner: Callable[[EngineSettings], Runner], ready: Future[None]) -> None:
         try:

@@ -23,6 +23,7 @@ class FakeTokenizer(Tokenizer):
     eos_ids = frozenset({256})
     bos_id = 257
     vocab_size = 258
+    longest_token_bytes = 1
 
     def __init__(self) -> None:
         pass

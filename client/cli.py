@@ -116,7 +116,7 @@ def redis() -> None:
     settings = load({})
     on_sigterm_exit()
     try:
-        with RedisServer(state_dir(settings.state_dir) / "redis") as server:
+        with RedisServer(state_dir(settings.state_dir) / "redis", appendfsync=settings.redis_appendfsync) as server:
             print(server.url, flush=True)  # noqa: T201
             assert server.process is not None
             raise typer.Exit(server.process.wait())

@@ -34,10 +34,13 @@ def find_binary() -> str:
 class RedisServer:
     """Runs while the context is open. `url` is for redis-py.
 
+    `appendfsync` "always" answers a write when it is on the disk. With "everysec" a crash of the machine can lose the
+    last second, and so can a kill of the server while the disk is slow: it then answers before it has written.
+
     One server a folder: a second one that is started on the same folder raises RedisServerError.
     """
 
-    def __init__(self, folder: Path, *, appendfsync: str = "everysec") -> None:
+    def __init__(self, folder: Path, *, appendfsync: str = "always") -> None:
         self.folder = folder
         self.socket = folder / "redis.sock"
         self.log = folder / "redis.log"

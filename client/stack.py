@@ -70,7 +70,7 @@ class Stack:
         self.models = models
         self.settings = wire.Settings.load({**os.environ, **environ})
         self.url = f"http://{reachable(self.settings.host)}:{self.settings.port}"
-        self.redis = None if redis_url else RedisServer(state / "redis")
+        self.redis = None if redis_url else RedisServer(state / "redis", appendfsync=self.settings.redis_appendfsync)
         self.redis_url = redis_url or (self.redis.url if self.redis else "")
         self._environ = {**os.environ, **environ}
         self._logs = logs

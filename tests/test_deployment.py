@@ -137,7 +137,7 @@ def test_redis_runs_with_a_password_an_append_only_file_and_no_eviction(compose:
         finally:
             server.terminate()
     assert settings["appendonly"] == "yes"
-    assert settings["appendfsync"] == "everysec"
+    assert settings["appendfsync"] == "always"
     assert settings["maxmemory-policy"] == "noeviction"
     assert settings["save"] == ""
 

@@ -40,6 +40,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     log_level: LogLevel = "INFO"
+    redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
     state_dir: str = ""  # of the embedded Redis; default: the platform's folder for a user's application state
 
     # api

@@ -174,6 +174,20 @@ def test_what_the_model_cannot_take_is_a_failure_that_says_why(client: Client):
     assert str(client.models()[0].context_length) in caught.value.failure.message
 
 
+def test_an_empty_prompt_of_a_model_without_bos_is_a_failure_that_names_the_field(client: Client):
+    with pytest.raises(JobFailed) as caught:
+        client.generate("demo", "")
+    assert (caught.value.failure.code, caught.value.failure.field) == ("invalid", "prompt")
+
+
+def test_a_text_of_megabytes_is_refused_while_neighbours_run(client: Client):
+    huge = client.submit(wire.Score(model="demo", items=[wire.ScoreItem(prompt="é" * 3_000_000, completion="b")]))
+    check_result(job_of_size(0, 1), client.result(client.submit(job_of_size(0, 1)), timeout_s=60))
+    with pytest.raises(JobFailed) as caught:
+        client.result(huge, timeout_s=60)
+    assert caught.value.failure.code == "too_long"
+
+
 def test_the_result_says_what_computed_it(client: Client):
     card = client.models()[0]
     assert client.score("demo", [("a", "b")]).stamp == card.stamp

@@ -49,7 +49,7 @@ def _texts(request: wire.Request) -> list[str]:
 
 
 def to_rows(request: wire.Request, tokenizer: Tokenizer) -> list[Translated]:
-    """One row per item of a score job, n of a generate job. Raises engine.Refused."""
+    """One row per item of a score job, n of a generate job. Raises engine.Refused, JobFailed."""
     if isinstance(request, wire.Score):
         return [_to_scored_row(request, item, tokenizer) for item in request.items]
     return _to_generating_rows(request, tokenizer)
@@ -99,7 +99,11 @@ def _encode_prompt(request: wire.Generate, tokenizer: Tokenizer) -> tuple[list[i
         token_ids = tokenizer.encode_chat(messages)
         return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id
     if isinstance(request.prompt, str):
-        return tokenizer.encode(request.prompt)
+        token_ids, bos_added = tokenizer.encode(request.prompt)
+        if not token_ids:
+            message = "prompt: it is empty, and this model begins no text with a BOS; give at least one character"
+            raise JobFailed(wire.Failure(code="invalid", message=message, field="prompt"))
+        return token_ids, bos_added
     return list(request.prompt or ()), False
 
 

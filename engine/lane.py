@@ -27,7 +27,10 @@ class Lane:
 
 def start(work: Callable[[], None]) -> Event:
     """Run `work`, which raises nothing, on a thread of its own. The event is set when it has returned."""
-    lane = _idle.pop() if _idle else Lane()
+    try:
+        lane = _idle.pop()
+    except IndexError:
+        lane = Lane()
     returned = Event()
 
     def then_idle() -> None:

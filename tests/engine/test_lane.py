@@ -1,0 +1,22 @@
+"""Threads that do not end, and are taken by one engine at a time."""
+
+import pytest
+
+from engine import lane
+
+
+class JustTaken(list[lane.Lane]):
+    """Another thread takes the last idle lane between a look at it and the pop."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_two_engines_that_want_the_last_idle_lane_both_get_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lane, "_idle", JustTaken())
+    done: list[int] = []
+    assert lane.start(lambda: done.append(1)).wait(10)
+    assert done == [1]

@@ -163,9 +163,10 @@ class Engine:
 
     def _drop_canceled(self, scheduler: Scheduler, runner: Runner) -> None:
         canceled = [sequence for sequence, group in self._groups.items() if group.future.cancelled()]
-        for group in {self._groups[sequence]: None for sequence in canceled}:
-            group.future.set_running_or_notify_cancel()
+        groups = {self._groups[sequence]: None for sequence in canceled}
         self._forget(canceled, scheduler, runner)
+        for group in groups:  # last: `_end` takes no future that was notified
+            group.future.set_running_or_notify_cancel()
 
     def _step(self, scheduler: Scheduler, runner: Runner) -> None:
         """Run the plan, end the groups that a failed row belongs to, resolve those that are complete."""

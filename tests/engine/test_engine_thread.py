@@ -216,3 +216,23 @@ def test_importing_loads_no_mlx(module: str, root: Path):
     found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
 
     assert found.stdout.strip() == "[]"
+
+
+def test_a_fault_at_the_release_of_a_canceled_group_ends_the_engine_for_all(
+    engine: Engine, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch
+):
+    runner.may_step.clear()
+    canceled = engine.add([Sequence(token_ids=[1, 2], sampling=Sampling(max_tokens=5))])
+    other = engine.add([Sequence(token_ids=[3, 4], sampling=Sampling(max_tokens=5))])
+    assert runner.in_step.wait(10)
+
+    def release(sequences: list[Sequence]) -> None:
+        if any(sequence.token_ids[0] == 1 for sequence in sequences):
+            raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(runner, "release", release)
+    engine.cancel(canceled)
+    runner.may_step.set()
+    with pytest.raises(Fault):
+        other.result(10)
+    assert engine._returned.wait(10)

@@ -14,7 +14,7 @@ import wire
 from client import demo as demonstration
 from client.client import JobFailed, ScorepoolError
 from client.redis_server import RedisServer, RedisServerError
-from client.stack import Stack, StackError, api_command, webhook_command, worker_command
+from client.stack import Stack, StackError, api_command, from_any_folder, webhook_command, worker_command
 from client.state import state_dir
 
 DEMO_MODEL = Path(__file__).parent.parent / "models" / "demo"
@@ -45,7 +45,7 @@ def demo() -> None:
     settings = load({})
     on_sigterm_exit()
     try:
-        demonstration.run(str(DEMO_MODEL), state_dir(settings.state_dir), Console())
+        demonstration.run(str(DEMO_MODEL), state_of(settings), Console())
     except (StackError, RedisServerError, JobFailed, ScorepoolError, TimeoutError) as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -70,7 +70,7 @@ def serve(
     url = redis_url or os.environ.get("SCOREPOOL_REDIS_URL") or os.environ.get("REDIS_URL")
     on_sigterm_exit()
     try:
-        with Stack(models, state=state_dir(settings.state_dir), environ=environ, redis_url=url) as stack:
+        with Stack(models, state=state_of(settings), environ=environ, redis_url=url) as stack:
             print(f"ready {stack.url}", flush=True)  # noqa: T201
             print(example(stack.url, next(iter(models))), flush=True)  # noqa: T201
             stack.watch()
@@ -107,6 +107,7 @@ def worker(
         command = worker_command(parse_model(settings.model)[0])
     else:
         fail("say which model to serve: --model NAME=FOLDER_OR_HUB_ID, or SCOREPOOL_MODEL; or --webhooks")
+    command = from_any_folder(command)
     replace_process([*command[:2], "--logging_level", settings.log_level, *rq_options.args, *command[2:]], environ)
 
 
@@ -116,7 +117,7 @@ def redis() -> None:
     settings = load({})
     on_sigterm_exit()
     try:
-        with RedisServer(state_dir(settings.state_dir) / "redis", appendfsync=settings.redis_appendfsync) as server:
+        with RedisServer(state_of(settings) / "redis", appendfsync=settings.redis_appendfsync) as server:
             print(server.url, flush=True)  # noqa: T201
             assert server.process is not None
             raise typer.Exit(server.process.wait())
@@ -144,6 +145,13 @@ def load(environ: dict[str, str]) -> wire.Settings:
         return wire.Settings.load({**os.environ, **environ})
     except wire.SettingsError as error:
         fail(str(error))
+
+
+def state_of(settings: wire.Settings) -> Path:
+    try:
+        return state_dir(settings.state_dir)
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+        fail(f"no folder for what must be kept: {error}. Set SCOREPOOL_STATE_DIR to one that you may write")
 
 
 def parse_model(spec: str) -> tuple[str, str]:

@@ -53,14 +53,17 @@ class RedisServer:
         return f"unix://{quote(str(self.socket))}"
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.folder.chmod(0o700)
         if len(str(self.socket).encode()) > SOCKET_PATH_MAX_BYTES:
             raise RedisServerError(
                 f"{self.socket} is too long for a unix socket (at most {SOCKET_PATH_MAX_BYTES} bytes): "
                 "set SCOREPOOL_STATE_DIR to a shorter folder"
             )
-        self._lock = (self.folder / "lock").open("w")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.folder.chmod(0o700)
+            self._lock = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise RedisServerError(f"{error}: set SCOREPOOL_STATE_DIR to a folder that you may write") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from client.tether import Tether
 STOP_TIMEOUT_S = 90.0  # longer than a worker's drain
 READY_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
 RESTART_DELAY_S = 1.0
+OURS = str(Path(wire.__file__).parent.parent)
 
 
 class StackError(RuntimeError):
@@ -35,8 +37,13 @@ def webhook_command() -> list[str]:
     return [rq(), "worker", "-w", "worker.WebhookWorker", "--with-scheduler", wire.WEBHOOKS]
 
 
+def from_any_folder(command: list[str]) -> list[str]:
+    """An `rq worker` command that does not look in the current folder for `worker`, as RQ does by default."""
+    return [*command[:2], "--path", OURS, *command[2:]]
+
+
 def api_command() -> list[str]:
-    return [sys.executable, "-m", "api"]
+    return [sys.executable, "-P", "-m", "api"]  # -P: not a folder `api` of the user's own place
 
 
 def rq() -> str:
@@ -49,6 +56,19 @@ def reachable(host: str) -> str:
     if host in ("0.0.0.0", "::"):  # noqa: S104
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
+
+
+def refuse_taken_port(host: str, port: int) -> None:
+    """Raises StackError. Whatever answers there would be taken for our API: another `serve` says that it is ready."""
+    if port == 0:
+        raise StackError("SCOREPOOL_PORT=0: say which port, for jobs are submitted to it")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise StackError(f"cannot listen on {host} port {port}: {error.strerror}. Say another with --port") from None
 
 
 class Stack:
@@ -79,6 +99,7 @@ class Stack:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
+        refuse_taken_port(self.settings.host, self.settings.port)
         self._tether = Tether()
         self._open.callback(self._tether.close)
         try:
@@ -88,9 +109,10 @@ class Stack:
             self._open.callback(self._stop)
             self._start("api", api_command(), {})
             if self.settings.webhook_secret:  # without one the API accepts no job that has a webhook
-                self._start("webhooks", webhook_command(), {})
+                self._start("webhooks", from_any_folder(webhook_command()), {})
             for name, folder in self.models.items():
-                self._start(f"worker {name}", worker_command(name), {"SCOREPOOL_MODEL": f"{name}={folder}"})
+                command = from_any_folder(worker_command(name))
+                self._start(f"worker {name}", command, {"SCOREPOOL_MODEL": f"{name}={folder}"})
             self._wait_until_ready()
         except BaseException:
             self._open.close()

@@ -19,7 +19,7 @@ class Tether:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "client.tether"], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-P", "-m", "client.tether"], stdin=subprocess.PIPE, start_new_session=True
         )
 
     def watch(self, pid: int) -> None:

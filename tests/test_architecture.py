@@ -22,7 +22,7 @@ MAY_IMPORT = {
 NEVER_LOADS = {
     "api.app": {"mlx", "mlx_lm", "worker", "engine", "torch", "transformers"},
     "worker": {"mlx", "mlx_lm", "torch", "transformers"},
-    "worker.worker": {"mlx", "mlx_lm", "torch", "transformers"},
+    "worker.batch_worker": {"mlx", "mlx_lm", "torch", "transformers"},
     "worker.webhook": {"mlx", "mlx_lm", "torch", "transformers"},
     "engine": {"mlx", "mlx_lm", "torch", "transformers"},
     "engine.scheduler": {"mlx", "mlx_lm", "torch", "transformers"},

@@ -21,7 +21,7 @@ from wire import DELIVER, Event, EventData, Settings, encode_json
 from worker.delivery import MAX_RETRY_AFTER_S, Attempt, Sender
 from worker.flight import Pending
 from worker.job import Job
-from worker.worker import BatchWorker
+from worker.worker import Worker
 
 # Standard Webhooks' schedule: ten attempts, the last about 75 hours after the first.
 SCHEDULE_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
@@ -120,7 +120,7 @@ def wait_s(number: int, retry_after_s: int | None) -> int:
     return round(max(scheduled_s, min(retry_after_s or 0, MAX_RETRY_AFTER_S)))
 
 
-class WebhookWorker(BatchWorker):
+class WebhookWorker(Worker):
     """Serves the queue of deliveries. It has no engine: no worker that has one ever waits for a receiver."""
 
     deliver: Deliver | None = None

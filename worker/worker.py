@@ -1,20 +1,17 @@
 """The loop of a worker that keeps many jobs in flight in one process, without a fork.
 
-    rq worker -w worker.BatchWorker demo:high demo demo:low --with-scheduler
-
 It stands where rq.Worker stands: same command line, same keys in Redis, same commands and signals. What it does not
 know: what a job computes (`functions`), how leases work (lease.py), how an end is written (record.py).
 
 Threads, and what each may touch:
 
     main          the loop; the only one that touches flights
-    housekeeping  beats (leases, presence), scheduler, stall watchdog; reads the flights
+    housekeeping  beats (leases, presence), scheduler, a subclass's chores; reads the flights
     pubsub        RQ's commands and the bell; posts calls to the main thread
-    engine        runs the batch; its futures post calls to the main thread
+    others        run what jobs compute; their futures post calls to the main thread
 """
 
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any
 
+from redis.client import Pipeline
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -32,23 +30,19 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
-from engine import Engine
 from engine.errors import Fault, LoadError
-from wire import INFER, SettingsError
+from wire import SettingsError
 from worker.admission import function_of
 from worker.failure import JobFailed
 from worker.flight import Flight, Stopped
 from worker.housekeeping import Chore, Housekeeping
-from worker.infer import Infer, engine_settings, stamp_of
 from worker.job import Callback, Job, Queue
 from worker.lease import Leases, Row, company
 from worker.neighbours import orphans
-from worker.presence import Presence, card_of, served_model
 from worker.process import WorkerProcess
 from worker.record import Record
 
 POLL_S = 1.0  # between looks at the queues when no bell rings
-STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
 # Redis is away, or will not take writes for a while: what is in flight is kept, and tried again.
 TROUBLE = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError)
 
@@ -67,20 +61,14 @@ def one_sentence() -> Iterator[None]:
         raise SystemExit(f"scorepool: {error}") from None
 
 
-class BatchWorker(WorkerProcess):
-    """Runs the jobs of a model's queues in one continuous batch.
-
-    A subclass for other work overrides `open`, where it fills `functions`, and `capacity`.
-    """
+class Worker(WorkerProcess):
+    """A subclass says what the jobs compute: it overrides `open`, where it fills `functions`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.functions: dict[str, Callable[[Job], object]] = {}  # the job functions that may run, by name
         self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
         self.flights: dict[str, Flight] = {}  # by the name of their lease, in the order of their claims
-        self.engine: Engine | None = None
-        self.infer: Infer | None = None
-        self.presence: Presence | None = None
         self._num_claimed = 0
         self._is_dry = True  # there is nothing to claim for now
         self._is_suspended = False
@@ -114,25 +102,16 @@ class BatchWorker(WorkerProcess):
 
     def open(self) -> None:
         """Make ready to work: called once, after RQ's bootstrap, so never before a fork."""
-        model, source = served_model(self.settings, self.queue_names())
-        self.engine = self.start_engine(source)
-        stamp = stamp_of(model, self.engine.facts)
-        self.functions[INFER] = self.infer = Infer(self.engine, stamp)
-        self.presence = Presence(card_of(stamp, self.engine.facts, self.name), self.settings.lease_s)
-
-    def start_engine(self, source: str) -> Engine:
-        """Blocks until the model is loaded. Raises engine.LoadError."""
-        return Engine(engine_settings(source, self.settings))
 
     def close(self) -> None:
-        if self.infer is not None:
-            self.infer.close()
-        if self.engine is not None:
-            self.engine.close()
-        if self.presence is not None:
-            with self.connection.pipeline() as pipeline:
-                self.presence.withdraw(pipeline)
-                pipeline.execute()
+        """What was opened; also called when `open` failed."""
+
+    def chores(self) -> list[Chore]:
+        """What else goes on beside the loop."""
+        return []
+
+    def show(self, pipeline: Pipeline) -> None:
+        """Say in Redis what this worker serves, with every beat."""
 
     # The loop.
 
@@ -150,10 +129,7 @@ class BatchWorker(WorkerProcess):
         """Returns whether there was any job. Raises what must end the process: Fault, or SystemExit with a sentence."""
         self._dequeue_strategy = dequeue_strategy
         with one_sentence(), ExitStack() as stack:
-            chores = [
-                Chore(self._beat, every_s=self.settings.lease_s / 5),
-                Chore(self._watch_engine, every_s=min(1.0, self.settings.stall_timeout_s / 5)),
-            ]
+            chores = [Chore(self._beat, every_s=self.settings.lease_s / 5), *self.chores()]
             self.bootstrap(logging_level, date_format, log_format)
             stack.callback(self.teardown)
             self._share_log()
@@ -354,8 +330,7 @@ class BatchWorker(WorkerProcess):
         """Say that we live, and extend the leases. `list` of a dict's values is atomic, so it needs no lock."""
         with self.connection.pipeline() as pipeline:
             self.heartbeat(math.ceil(self.settings.lease_s * 3), pipeline=pipeline)
-            if self.presence is not None:
-                self.presence.show(pipeline)
+            self.show(pipeline)
             had_expired = pipeline.execute()[0] == 1
         if had_expired:
             self.connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
@@ -366,15 +341,3 @@ class BatchWorker(WorkerProcess):
         if clock_s() - self._beaten_at > self.settings.lease_s / 2:
             self._steady_since = clock_s()
         self._beaten_at = clock_s()
-
-    def _watch_engine(self) -> None:
-        """A step that hangs in the GPU's driver can be ended in one way."""
-        started_at = None if self.engine is None else self.engine.step_started_at
-        if started_at is not None and time.monotonic() - started_at > self.settings.stall_timeout_s:
-            self.log.critical(
-                "Worker %s: a step has run longer than %g s (SCOREPOOL_STALL_TIMEOUT_S), so this process ends; "
-                "its leases bring its jobs back",
-                self.name,
-                self.settings.stall_timeout_s,
-            )
-            os._exit(STALLED)

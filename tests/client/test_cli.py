@@ -54,6 +54,15 @@ def test_the_demo_shows_the_main_job_and_leaves_nothing_behind(tmp_path: Path):
     assert processes_of(tmp_path) == []
 
 
+def test_folders_of_the_users_own_place_are_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("api", "client", "engine", "wire", "worker"):
+        (tmp_path / "place" / name).mkdir(parents=True)
+        (tmp_path / "place" / name / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path / "place")
+    done = run("demo", SCOREPOOL_STATE_DIR=str(tmp_path / "state"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_serve_is_up_until_it_is_told_to_stop(tmp_path: Path, how: signal.Signals):
     with serving(tmp_path) as (serve, url):
@@ -110,6 +119,54 @@ def test_a_start_that_cannot_work_ends_with_the_reason(
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert processes_of(tmp_path) == []
+
+
+def test_a_port_that_another_serve_has_is_refused(tmp_path: Path):
+    with serving(tmp_path / "first") as (_, url):
+        with serve_fails("--port", url.rsplit(":", 1)[1], SCOREPOOL_STATE_DIR=str(tmp_path / "second")) as said:
+            assert "Address already in use" in said
+        assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+def test_port_zero_is_refused(tmp_path: Path):
+    with serve_fails("--port", "0", SCOREPOOL_STATE_DIR=str(tmp_path)) as said:
+        assert "SCOREPOOL_PORT=0" in said
+
+
+@contextmanager
+def serve_fails(*arguments: str, **environ: str) -> Iterator[str]:
+    """What `serve` said to stderr; stopped, so that a serve that wrongly stays up fails the test and is gone."""
+    everything = {**os.environ, **environ}
+    with subprocess.Popen(
+        [SCOREPOOL, "serve", *arguments], env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as serve:
+        try:
+            assert serve.wait(15) == 1
+        finally:
+            serve.terminate()
+            shown, said = serve.communicate()
+        assert "ready" not in shown
+        assert "Traceback" not in said
+        yield said
+
+
+@pytest.mark.parametrize("command", ["demo", "serve", "redis"])
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path, command: str, place: str):
+    (tmp_path / "file").touch()
+    done = run(command, SCOREPOOL_STATE_DIR=str(tmp_path / place))
+    assert done.returncode == 1
+    assert str(tmp_path / "file") in done.stderr
+    assert "SCOREPOOL_STATE_DIR" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_redis_folder_that_cannot_be_made_is_named(tmp_path: Path):
+    (tmp_path / "redis").touch()
+    done = run("redis", SCOREPOOL_STATE_DIR=str(tmp_path))
+    assert done.returncode == 1
+    assert str(tmp_path / "redis") in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_key_opens_the_api_and_only_its_hash_is_configured(tmp_path: Path):

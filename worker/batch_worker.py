@@ -1,0 +1,69 @@
+"""The worker of one model: its queues' jobs run in one continuous batch.
+
+    rq worker -w worker.BatchWorker --with-scheduler demo:high demo demo:low
+
+SCOREPOOL_MODEL says which model; its engine is started in `open`, so never before a fork.
+"""
+
+import os
+import time
+from typing import Any
+
+from redis.client import Pipeline
+
+from engine import Engine
+from wire import INFER
+from worker.housekeeping import Chore
+from worker.infer import Infer, engine_settings, stamp_of
+from worker.presence import Presence, card_of, served_model
+from worker.worker import Worker
+
+STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
+
+
+class BatchWorker(Worker):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine: Engine | None = None
+        self.infer: Infer | None = None
+        self.presence: Presence | None = None
+
+    def open(self) -> None:
+        model, source = served_model(self.settings, self.queue_names())
+        self.engine = self.start_engine(source)
+        stamp = stamp_of(model, self.engine.facts)
+        self.functions[INFER] = self.infer = Infer(self.engine, stamp)
+        self.presence = Presence(card_of(stamp, self.engine.facts, self.name), self.settings.lease_s)
+
+    def start_engine(self, source: str) -> Engine:
+        """Blocks until the model is loaded. Raises engine.LoadError."""
+        return Engine(engine_settings(source, self.settings))
+
+    def close(self) -> None:
+        if self.infer is not None:
+            self.infer.close()
+        if self.engine is not None:
+            self.engine.close()
+        if self.presence is not None:
+            with self.connection.pipeline() as pipeline:
+                self.presence.withdraw(pipeline)
+                pipeline.execute()
+
+    def chores(self) -> list[Chore]:
+        return [Chore(self._watch_engine, every_s=min(1.0, self.settings.stall_timeout_s / 5))]
+
+    def show(self, pipeline: Pipeline) -> None:
+        if self.presence is not None:
+            self.presence.show(pipeline)
+
+    def _watch_engine(self) -> None:
+        """A step that hangs in the GPU's driver can be ended in one way."""
+        started_at = None if self.engine is None else self.engine.step_started_at
+        if started_at is not None and time.monotonic() - started_at > self.settings.stall_timeout_s:
+            self.log.critical(
+                "Worker %s: a step has run longer than %g s (SCOREPOOL_STALL_TIMEOUT_S), so this process ends; "
+                "its leases bring its jobs back",
+                self.name,
+                self.settings.stall_timeout_s,
+            )
+            os._exit(STALLED)

@@ -114,9 +114,7 @@ def test_a_failed_row_ends_its_group_and_no_other(engine: Engine):
     engine.add([scored(1)]).result(10)
 
 
-def test_a_fault_of_the_engine_is_loud_and_final(
-    engine: Engine, runner: FakeRunner, caplog: pytest.LogCaptureFixture
-):
+def test_a_fault_of_the_engine_is_loud_and_final(engine: Engine, runner: FakeRunner, caplog: pytest.LogCaptureFixture):
     runner.may_step.clear()
     innocent, guilty = engine.add([generating(90)]), engine.add([scored(FAULTS)])
     runner.may_step.set()

@@ -68,7 +68,9 @@ class RedisServer:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise RedisServerError(f"another scorepool already runs its Redis in {self.folder}") from None
+            raise RedisServerError(
+                f"another scorepool already runs its Redis in {self.folder}: stop it, or set SCOREPOOL_STATE_DIR"
+            ) from None
         try:
             self.start()
         except BaseException:

@@ -26,6 +26,10 @@ def calls(redis: Redis, command: str) -> int:
 async def test_a_hundred_waiters_wake_without_polling(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         ids = [job["id"] for job in (await http.post("/v1/jobs/bulk", json=[score()] * 100)).json()]
+        for _ in range(1000):  # a reader that connects lets everybody look once more
+            if (await http.get("/readyz")).status_code == 200:
+                break
+            await asyncio.sleep(0.01)
         redis.config_resetstat()
         waiting = [asyncio.create_task(http.get(f"/v1/jobs/{id_}?wait={AGES_S}")) for id_ in ids]
         await eventually(lambda: calls(redis, "hmget") >= 100)

@@ -65,9 +65,14 @@ def _check_sampling(sampling: Sampling, where: str) -> None:
 
 
 def _check_length(sequence: Sequence, where: str, facts: Facts) -> None:
-    max_tokens = sequence.sampling.max_tokens if sequence.sampling else 0
-    if sequence.num_given + max_tokens > facts.context_length:
-        raise TooLong(
-            f"{where} has {sequence.num_given} tokens and may generate {max_tokens} more; "
-            f"this model's context is {facts.context_length} tokens, prompt and completion together"
-        )
+    num_more = sequence.max_length - sequence.num_given
+    limits = {
+        "this model's context is": facts.context_length,
+        "the memory of this worker holds a KV cache of": facts.max_cached_tokens,
+    }
+    for limit, num_tokens in limits.items():
+        if sequence.max_length > num_tokens:
+            raise TooLong(
+                f"{where} has {sequence.num_given} tokens and may generate {num_more} more; "
+                f"{limit} {num_tokens} tokens, prompt and completion together"
+            )

@@ -2,7 +2,7 @@
 
 What it does not know: tensors (runner.py), which row runs when (scheduler.py), jobs and queues (the worker).
 
-    add() ──► arrivals ──► scheduler ──plan──► runner ──► settle ──► Future
+    add() ──► arrivals ──► scheduler ──plan──► launch ┄┄ read ──► settle ──► Future
                 any thread │ the MLX thread
 """
 
@@ -15,12 +15,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine import lane
 from engine.admission import check
 from engine.errors import Closed, EngineError, Fault, LoadError
 from engine.facts import Facts
+from engine.prefixes import Prefixes
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
@@ -30,13 +31,17 @@ log = logging.getLogger("engine")
 
 
 class Runner(Protocol):
-    """The model. Made, used and dropped on the engine's thread."""
+    """The model. Made, used and dropped on the engine's thread. Steps are read in the order of their launch."""
 
     facts: Facts
     tokenizer: Tokenizer
+    can_share: bool  # rows can go on from a prefix that was computed for several
 
-    def run(self, plan: Plan) -> dict[Sequence, EngineError]:
-        """Do one step and append to the rows' columns. Returns the rows that cannot go on, and why."""
+    def launch(self, plan: Plan) -> Any:
+        """Begin one step. What is returned is for `read`."""
+
+    def read(self, step: Any) -> dict[Sequence, EngineError | None]:
+        """Wait for a step and append to the rows' columns. Returns those rows; with an error where one cannot go on."""
 
     def release(self, sequences: list[Sequence]) -> None:
         """Forget these rows' caches. A row without one is passed over."""
@@ -48,6 +53,7 @@ class Group:
 
     sequences: list[Sequence]
     future: Future[list[Sequence]]
+    on_step: Callable[[list[Sequence]], None] | None
 
 
 def open_runner(settings: EngineSettings) -> Runner:
@@ -77,14 +83,18 @@ class Engine:
         ready.result()
         atexit.register(self.close)  # an interpreter that ends in the middle of a step is aborted by mlx
 
-    def add(self, sequences: list[Sequence]) -> Future[list[Sequence]]:
+    def add(
+        self, sequences: list[Sequence], on_step: Callable[[list[Sequence]], None] | None = None
+    ) -> Future[list[Sequence]]:
         """Run these rows as one group. The future gives the same objects when all are done, or an EngineError.
 
-        Callbacks of the future run on the engine's thread and hold it up. Raises Refused or TooLong if a row
-        asks for what the model cannot do, Closed or Fault if the engine is no more.
+        `on_step` is called with the rows that have new entries, after each step that gave them some, and for the
+        last time before the future is done. It and the future's callbacks run on the engine's thread and hold it
+        up. Raises Refused or TooLong if a row asks for what the model cannot do, Closed or Fault if the engine is
+        no more.
         """
         check(sequences, self.facts)
-        group = Group(sequences, Future())
+        group = Group(sequences, Future(), on_step)
         with self._changed:
             if self._ended is not None:
                 raise type(self._ended)(self._ended.message)
@@ -131,20 +141,33 @@ class Engine:
             self._end(Closed("the engine was closed"))
 
     def _serve(self, runner: Runner) -> None:
-        scheduler = Scheduler(self._settings.max_batch_tokens, self._settings.max_running_rows)
-        while self._await_work(scheduler):
+        """Each step is launched before the one before it is read, so that neither host nor device waits."""
+        settings = self._settings
+        prefixes = Prefixes(settings.prefix_cache_bytes) if runner.can_share else None
+        scheduler = Scheduler(
+            settings.max_batch_tokens, settings.max_running_rows, runner.facts.max_cached_tokens, prefixes
+        )
+        launched: Any = None
+        while self._await_work(scheduler, launched):
             self.step_started_at = time.monotonic()
             self._take_arrivals(scheduler)
-            self._drop_canceled(scheduler, runner)
-            if scheduler.has_work:
-                self._step(scheduler, runner)
+            if self._wake:
+                self._drop_canceled(scheduler, runner)
+            before, launched = launched, None
+            plan = scheduler.plan()
+            if not plan.is_empty:
+                launched = runner.launch(plan)
+                runner.release(scheduler.advance(plan))
+            if before is not None:
+                self._settle(runner.read(before), scheduler, runner)
             self.step_started_at = None
 
-    def _await_work(self, scheduler: Scheduler) -> bool:
+    def _await_work(self, scheduler: Scheduler, launched: Any) -> bool:
         """Sleep until there is something to do. False: the engine is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: scheduler.has_work or self._arrivals or self._wake or self._ended)
-            self._wake = False
+            self._changed.wait_for(
+                lambda: launched is not None or scheduler.has_work or self._arrivals or self._wake or self._ended
+            )
             return self._ended is None
 
     def _take_arrivals(self, scheduler: Scheduler) -> None:
@@ -162,26 +185,32 @@ class Engine:
                 self._resolve(group)
 
     def _drop_canceled(self, scheduler: Scheduler, runner: Runner) -> None:
+        self._wake = False  # before the look: what is canceled now is seen now or wakes again
         canceled = [sequence for sequence, group in self._groups.items() if group.future.cancelled()]
         groups = {self._groups[sequence]: None for sequence in canceled}
         self._forget(canceled, scheduler, runner)
         for group in groups:  # last: `_end` takes no future that was notified
             group.future.set_running_or_notify_cancel()
 
-    def _step(self, scheduler: Scheduler, runner: Runner) -> None:
-        """Run the plan, end the groups that a failed row belongs to, resolve those that are complete."""
-        plan = scheduler.plan()
-        failures = runner.run(plan)
-        done = scheduler.advance(plan)
-        for sequence, error in failures.items():
+    def _settle(self, read: dict[Sequence, EngineError | None], scheduler: Scheduler, runner: Runner) -> None:
+        """End the groups that a failed row belongs to, tell the others, resolve those that are complete."""
+        for sequence, error in read.items():
             group = self._groups.get(sequence)
-            if group is None:  # another row of the group failed in this step
+            if error is None or group is None:  # another row of the group failed in this step
                 continue
             self._forget(group.sequences, scheduler, runner)
             if group.future.set_running_or_notify_cancel():
                 group.future.set_exception(error)
-        runner.release(done)
-        for group in {self._groups[sequence]: None for sequence in done if sequence in self._groups}:
+        ended = [sequence for sequence in read if sequence.is_done]
+        scheduler.remove(ended)  # a stop string ends a row that has been launched again since
+        runner.release(ended)
+        grown: dict[Group, list[Sequence]] = {}
+        for sequence in read:
+            if sequence in self._groups:
+                grown.setdefault(self._groups[sequence], []).append(sequence)
+        for group, sequences in grown.items():
+            if group.on_step is not None:
+                group.on_step(sequences)
             if all(sequence.is_done for sequence in group.sequences):
                 self._resolve(group)
 

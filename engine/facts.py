@@ -9,9 +9,10 @@ class Facts:
     dtype: str  # in which the model computes; logprobs are float32 always
     quantization: str | None  # e.g. "4-bit affine, groups of 64"
     adapter: str | None
-    mode: str  # "default", or "one row at a time" for a model whose batched path failed its self-test
+    mode: str  # "default", "exact", or "one row at a time" for a model whose batched path failed its self-test
     backend: str  # "metal", "cpu (openblas)", "cpu (reference blas)"
     versions: dict[str, str]  # of mlx and mlx-lm
     context_length: int  # tokens, prompt and completion together
+    max_cached_tokens: int  # memory's limit: tokens of rows that hold a KV cache, each as long as the longest
     vocab_size: int  # rows of logits; token ids run from 0 to vocab_size - 1
     self_test: str  # "passed", or what failed and what the engine does about it

@@ -10,6 +10,7 @@ _BLAS = blas.load()
 
 import hashlib
 import logging
+import os
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +21,13 @@ from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import load_model, load_tokenizer
 
-from engine.batch import Batch, Merged, Single
+from engine import cache as caches
+from engine.batch import Batch, Exact, Merged, Single
 from engine.config import read_config
 from engine.errors import LoadError
 from engine.facts import Facts
 from engine.runner import ModelRunner
-from engine.selftest import find_fault, reference_logprobs, trial_rows
+from engine.selftest import SHARING, find_fault, reference_logprobs, trial_rows
 from engine.settings import EngineSettings
 from engine.tap import Halves, split_model
 from engine.tokenizer import Tokenizer
@@ -48,7 +50,9 @@ _CONTENT = (  # what the numbers depend on, and what is fetched from the hub
     "*.tiktoken",
     "*.jinja",
 )
+CACHE_LIMIT_BYTES = 2**29  # of buffers that mlx keeps for reuse
 _CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_UNLIMITED_TOKENS = 2**31  # of a model whose cache does not grow
 _UNSTATED_CONTEXT_LENGTH = 32_768  # of recurrent models, which have no limit of their own
 
 
@@ -58,18 +62,20 @@ def open_model(settings: EngineSettings) -> ModelRunner:
     model, config = _load(folder)
     _cast(model, settings.dtype)
     tokenizer = _load_tokenizer(folder, config)
+    mx.set_cache_limit(CACHE_LIMIT_BYTES)
     halves = split_model(model)
     vocab_size = int(model(mx.array([[0]])).shape[-1])
-    batch, self_test = _choose_batch(model, halves, vocab_size)
+    batch, self_test = _choose_batch(model, halves, vocab_size, settings.mode)
     facts = Facts(
         fingerprint=fingerprint(folder),
         dtype=_dtype(model),
         quantization=_quantization(config),
         adapter=None,
-        mode="default" if isinstance(batch, Merged) else "one row at a time",
+        mode=settings.mode if isinstance(batch, Merged | Exact) else "one row at a time",
         backend=_backend(),
         versions={name: version(name) for name in ("mlx", "mlx-lm")},
         context_length=_context_length(config),
+        max_cached_tokens=_max_cached_tokens(model, settings),
         vocab_size=vocab_size,
         self_test=self_test,
     )
@@ -116,9 +122,7 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
     try:
-        wrapper = load_tokenizer(  # type: ignore[no-untyped-call]
-            folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
-        )
+        wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise LoadError(f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}") from error
     return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids)
@@ -141,20 +145,51 @@ def _cast(model: Any, dtype: str) -> None:
     mx.eval(model.parameters())
 
 
-def _choose_batch(model: Any, halves: Halves, vocab_size: int) -> tuple[Batch, str]:
+def _choose_batch(model: Any, halves: Halves, vocab_size: int, mode: str) -> tuple[Batch, str]:
     """The fastest way to run rows that passes its self-test, and what that said. Raises LoadError if none."""
     rows = trial_rows(vocab_size)
     reference = reference_logprobs(model, rows)
     if not all(mx.isfinite(mx.logsumexp(logprobs)).item() for logprobs in reference):
         raise LoadError("the model's logits are not finite on a few test tokens; another dtype may help")
-    fault = find_fault(Merged(model, halves), halves, reference, rows)
-    if fault is None:
-        return Merged(model, halves), "passed"
-    log.warning("the batched path of %s failed its self-test: %s", type(model).__module__, fault)
-    single_fault = find_fault(Single(model, halves), halves, reference, rows)
-    if single_fault is None:
-        return Single(model, halves), f"served one row at a time: {fault}"
-    raise LoadError(f"the model failed its self-test: batched, {fault}; one row at a time, {single_fault}")
+    faults: list[str] = []
+    for kind in (Exact,) if mode == "exact" else (Merged, Single):
+        batch: Batch = kind(model, halves)
+        fault = find_fault(batch, halves, reference, rows)
+        if fault is not None and fault.startswith(SHARING):
+            log.warning("prompts are not shared: %s", fault)
+            batch = kind(model, halves, can_share=False)
+            if find_fault(batch, halves, reference, rows) is None:
+                return batch, f"passed, but every row computes its whole prompt: {fault}"
+        if fault is None:
+            return batch, f"served one row at a time: {faults[0]}" if faults else "passed"
+        log.warning("%s of %s failed its self-test: %s", kind.__name__, type(model).__module__, fault)
+        faults.append(fault)
+    raise LoadError(f"the model failed its self-test: {'; one row at a time, '.join(faults)}")
+
+
+def _max_cached_tokens(model: Any, settings: EngineSettings) -> int:
+    """How many tokens' keys and values fit beside the weights. Raises LoadError if none do."""
+    cache = caches.new(model)
+    mx.eval(model(mx.array([[0]]), cache=cache))
+    bytes_per_token, bytes_per_row = caches.cost(cache)
+    memory = settings.memory_bytes or _memory_bytes() * 4 // 5
+    arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    weights = sum(array.nbytes for _, array in arrays)
+    spare = memory - weights - settings.prefix_cache_bytes - settings.max_running_rows * bytes_per_row
+    if spare < bytes_per_token:
+        raise LoadError(
+            f"no memory is left for KV caches: of {memory} bytes the weights take {weights}, shared prompts "
+            f"{settings.prefix_cache_bytes}, and {settings.max_running_rows} rows {bytes_per_row} each; "
+            "lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
+        )
+    return spare // bytes_per_token if bytes_per_token else _UNLIMITED_TOKENS
+
+
+def _memory_bytes() -> int:
+    """What weights and caches may take: the GPU's share of a Mac's memory, else the machine's."""
+    if mx.default_device() == mx.gpu:
+        return int(mx.device_info()["max_recommended_working_set_size"])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _dtype(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""From rows of logits to the numbers that were asked of each row, as Python numbers, in one evaluation.
+"""From rows of logits to the numbers that were asked of each row: launched first, read as Python numbers later.
 
 Every row has a token (given, or sampled here) and its logprob. Rank, entropy and the likeliest tokens are
 computed for the rows that ask for them and for no others.
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """values[i], not yet computed, belongs to row rows[i]."""
+    """values[i] belongs to row rows[i]. On its way; `read` waits for it."""
 
     rows: list[int]
     values: mx.array
@@ -56,8 +56,27 @@ class Column:
         return dict(zip(self.rows, self.values.tolist(), strict=True))  # type: ignore[arg-type]
 
 
-def measure(asks: list[Ask], logits: mx.array) -> list[Entry]:
-    """logits [rows, vocab] float32 of the model, one row an ask."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one chunk of logits: `asks`, one a row, and their columns in the order of Entry's fields."""
+
+    asks: list[Ask]
+    columns: list[Column]
+
+    @property
+    def token_ids(self) -> mx.array:
+        """[rows], sampled ones included."""
+        return self.columns[0].values
+
+    def read(self) -> list[Entry]:
+        """One an ask. Waits for the device."""
+        columns: list[dict[int, Any]] = [column.read() for column in self.columns]
+        return [_entry([column.get(row) for column in columns]) for row in range(len(self.asks))]
+
+
+def measure(asks: list[Ask], logits: mx.array) -> Measured:
+    """Launch the computation. logits [rows, vocab] float32 of the model; there may be more rows than asks."""
+    logits = logits[: len(asks)]
     sampled_rows = [row for row, ask in enumerate(asks) if ask.is_sampled]
     token_ids, sampled = _tokens(asks, sampled_rows, logits)
     if any(ask.temperature != 1 for ask in asks):
@@ -85,9 +104,8 @@ def measure(asks: list[Ask], logits: mx.array) -> list[Entry]:
             lambda rows: scoring.logprobs_of_many(logits[rows], normalizers[rows], top_ids.values),
         ),
     ]
-    mx.eval([column.values for column in columns])
-    values = [column.read() for column in columns]
-    return [_entry([column.get(row) for column in values]) for row in all_rows]
+    mx.async_eval([column.values for column in columns])
+    return Measured(asks, columns)
 
 
 def _entry(values: list[Any]) -> Entry:
@@ -107,7 +125,7 @@ def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple
         if sequence.sampling is None:
             raise ValueError("a row is asked for a token that it does not generate")
         samplings.append(sequence.sampling)
-        keys.append(sampling.noise_key(sequence.noise_seed, sequence.num_generated))
+        keys.append(sampling.noise_key(sequence.noise_seed, asks[row].position - sequence.num_given))
     rows = mx.array(sampled_rows)
     drawn, logprobs = sampling.sample(logits[rows], samplings, keys)
     token_ids[rows] = drawn.astype(mx.int32)

@@ -1,8 +1,13 @@
 """One step of the model: hidden states of the plan's rows, logits where they are asked for, columns filled.
 
 plan ──batch──► hidden rows ──head──► logits [chunk of rows, vocab] ──measure──► entries ──► Sequence columns
+└────────────────────────────── launch ────────────────────────────┘            └───────── read ────────────┘
+
+`launch` returns while the device computes, so that the host reads step n while step n + 1 runs. A row's next
+token goes from step to step on the device.
 """
 
+from dataclasses import dataclass
 from math import isfinite, isnan
 
 import mlx.core as mx
@@ -10,7 +15,7 @@ import mlx.core as mx
 from engine.batch import Batch
 from engine.errors import EngineError, Numeric
 from engine.facts import Facts
-from engine.measure import Ask, Entry, measure
+from engine.measure import Ask, Entry, Measured, measure
 from engine.scheduler import Plan
 from engine.sequence import Sequence
 from engine.stop import end_if_done
@@ -18,6 +23,14 @@ from engine.tap import Halves
 from engine.tokenizer import Tokenizer
 
 LOGITS_BYTES = 64 * 2**20  # of one chunk of rows, in the model's dtype and in float32
+EXACT_ROWS = 16  # of one chunk in exact mode, where every head has one shape
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Launched, not read yet."""
+
+    parts: list[Measured]
 
 
 class ModelRunner:
@@ -26,44 +39,64 @@ class ModelRunner:
     def __init__(self, batch: Batch, halves: Halves, facts: Facts, tokenizer: Tokenizer) -> None:
         self.facts = facts
         self.tokenizer = tokenizer
+        self.can_share = batch.can_share
         self._batch = batch
         self._halves = halves
+        self._sampled: dict[Sequence, int] = {}  # rows of the last launch that sampled a token: where it is below
+        self._token_ids = mx.array([], dtype=mx.int32)  # of all asks of the last launch
 
-    def run(self, plan: Plan) -> dict[Sequence, EngineError]:
-        """Do one step. Returns the rows whose logits are no distribution; their columns are of no use."""
-        asks = [Ask(sequence, len(sequence.token_ids)) for sequence in plan.decode]
-        hidden = [self._batch.decode(plan.decode)] if plan.decode else []  # before new rows join its cache
+    def launch(self, plan: Plan) -> Step:
+        asks: list[Ask] = []
+        hidden: list[mx.array] = []
+        if plan.decode:  # before new rows join its cache
+            asks = [Ask(sequence, sequence.num_computed + 1) for sequence in plan.decode]
+            hidden = [self._batch.decode(plan.decode, self._last_ids(plan.decode))]
         for chunks in plan.prefill:
             asks += [Ask(chunk.sequence, position + 1) for chunk in chunks for position in chunk.predictors]
             hidden.append(self._batch.prefill(chunks))
-        rows = mx.concatenate(hidden)
-        failed: dict[Sequence, EngineError] = {}
-        step = rows_at_once(self.facts.vocab_size, rows.dtype.size)
-        for start in range(0, len(asks), step):
-            part = asks[start : start + step]
-            logits = self._halves.head(rows[start : start + step]).astype(mx.float32)
-            for ask, entry in zip(part, measure(part, logits), strict=True):
-                self._record(ask, entry, failed)
-        if plan.prefill:
-            mx.clear_cache()  # buffers of this prefill's shape, which the next one has no use for
-        return failed
+        parts = self._measure(asks, mx.concatenate(hidden))
+        self._sampled = {ask.sequence: index for index, ask in enumerate(asks) if ask.is_sampled}
+        self._token_ids = mx.concatenate([part.token_ids for part in parts]) if parts else mx.array([], dtype=mx.int32)
+        return Step(parts)
+
+    def read(self, step: Step) -> dict[Sequence, EngineError | None]:
+        """The rows that have new entries; with an error, those whose logits are no distribution."""
+        read: dict[Sequence, EngineError | None] = {}
+        for part in step.parts:
+            for ask, entry in zip(part.asks, part.read(), strict=True):
+                if ask.sequence.finish_reason is None and read.get(ask.sequence) is None:
+                    read[ask.sequence] = self._record(ask, entry)
+        return read
 
     def release(self, sequences: list[Sequence]) -> None:
         self._batch.release(sequences)
 
-    def _record(self, ask: Ask, entry: Entry, failed: dict[Sequence, EngineError]) -> None:
-        sequence = ask.sequence
-        if sequence in failed:
-            return
+    def _last_ids(self, sequences: list[Sequence]) -> mx.array:
+        """[rows]: the tokens that the last launch samples, known to the host or not."""
+        return self._token_ids[mx.array([self._sampled[sequence] for sequence in sequences])]
+
+    def _measure(self, asks: list[Ask], rows: mx.array) -> list[Measured]:
+        """In chunks of rows, so that no more than LOGITS_BYTES of logits are there at a time."""
+        is_exact = self.facts.mode == "exact"
+        step = EXACT_ROWS if is_exact else rows_at_once(self.facts.vocab_size, rows.dtype.size)
+        parts: list[Measured] = []
+        for start in range(0, len(asks), step):
+            part = rows[start : start + step]
+            if is_exact:
+                part = mx.pad(part, [(0, step - part.shape[0]), (0, 0)])
+            parts.append(measure(asks[start : start + step], self._halves.head(part).astype(mx.float32)))
+        return parts
+
+    def _record(self, ask: Ask, entry: Entry) -> EngineError | None:
         if not isfinite(entry.normalizer) or isnan(entry.logprob):
-            failed[sequence] = Numeric(
+            return Numeric(
                 f"the model's logits for the token at position {ask.position} are not finite, "
                 "so no logprob exists; another dtype may help"
             )
-            return
-        append(sequence, entry)
+        append(ask.sequence, entry)
         if ask.is_sampled:
-            end_if_done(sequence, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
+            end_if_done(ask.sequence, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
+        return None
 
 
 def rows_at_once(vocab_size: int, item_size: int) -> int:

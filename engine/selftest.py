@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.batch import Batch
+from engine.prefixes import Prefix
 from engine.scheduler import Chunk
 from engine.sequence import Sampling, Sequence
 from engine.tap import Halves
@@ -19,6 +20,7 @@ from engine.tap import Halves
 # Mean over the vocabulary of |difference of logprobs|, at the worst position. Right models differ by
 # rounding alone, 1e-6 in float32; the wrong ones known differ by 1e-2 and more.
 _TOLERANCE = {mx.float32: 1e-3, mx.float16: 3e-2, mx.bfloat16: 2e-1}
+SHARING = "a prompt that rows share"
 _GIVEN = (13, 7, 4)  # tokens of the prompts
 _NUM_DECODED = 3
 
@@ -34,6 +36,8 @@ def find_fault(batch: Batch, halves: Halves, reference: list[mx.array], rows: li
         "a batch that generates": lambda: _generated(batch, halves, reference, rows),
         "a prompt in chunks": lambda: _chunked(batch, halves, reference, rows),
     }
+    if batch.can_share:
+        checks[SHARING] = lambda: _shared(batch, halves, reference, rows)
     for name, check in checks.items():
         try:
             difference = check()
@@ -78,7 +82,7 @@ def _scored(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[
 
 
 def _generated(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
-    """Two rows decode, a third joins them beside a score row, the first leaves; the tokens are `rows`'."""
+    """Two rows decode, a third joins them after a score row, the first leaves; the tokens are `rows`'."""
     first, second, third = sequences = [_generating(row) for row in rows]
     scored = Sequence(token_ids=rows[0], score_from=1)
     expected_of = dict(zip(sequences, zip(rows, reference, strict=True), strict=True))
@@ -88,11 +92,17 @@ def _generated(batch: Batch, halves: Halves, reference: list[mx.array], rows: li
             row, _ = expected_of[sequence]
             sequence.token_ids.append(row[len(sequence.token_ids)])
         expected = [expected_of[sequence][1][len(sequence.token_ids) - 1] for sequence in decoding]
-        return _difference(halves, batch.decode(decoding), expected)
+        last_ids = mx.array([sequence.token_ids[-1] for sequence in decoding])
+        hidden = batch.decode(decoding, last_ids)
+        for sequence in decoding:
+            sequence.num_computed += 1
+        return _difference(halves, hidden, expected)
 
+    for sequence in sequences:
+        sequence.num_computed = sequence.num_given
     batch.prefill([_whole(first), _whole(second)])
     differences = [decode([first, second])]
-    hidden = batch.prefill([_whole(third), _whole(scored)])
+    hidden = mx.concatenate([batch.prefill([_whole(row)]) for row in (third, scored)])
     expected = [reference[2][third.num_given - 1], *(reference[0][t] for t in range(scored.num_prefill))]
     differences.append(_difference(halves, hidden, expected))
     differences.append(decode([first, second, third]))
@@ -109,6 +119,39 @@ def _chunked(batch: Batch, halves: Halves, reference: list[mx.array], rows: list
     second = batch.prefill([Chunk(sequence, middle, sequence.num_prefill)])
     expected = [reference[0][t] for t in range(sequence.num_prefill)]
     return _difference(halves, mx.concatenate([first, second]), expected)
+
+
+def _shared(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
+    """Two rows on one prefix, together; then one of them beside a row on a shorter prefix; then one that generates."""
+    longer, shorter = _prefix(batch, rows[0][:8]), _prefix(batch, rows[1][:5])
+    whole = Sequence(token_ids=rows[0], score_from=longer.length + 1)
+    part = Sequence(token_ids=rows[0][:-2], score_from=longer.length + 1)
+    other = Sequence(token_ids=rows[1], score_from=shorter.length + 1)
+    generating = _generating(rows[0])
+
+    def difference(chunks: list[Chunk]) -> float:
+        expected = [
+            reference[0 if chunk.base is longer else 1][position] for chunk in chunks for position in chunk.predictors
+        ]
+        return _difference(halves, batch.prefill(chunks), expected)
+
+    differences = [
+        difference([_onto(whole, longer), _onto(part, longer)]),
+        difference([_onto(whole, longer), _onto(other, shorter)]),
+        difference([_onto(generating, longer)]),
+    ]
+    batch.release([generating])
+    return max(differences)
+
+
+def _prefix(batch: Batch, token_ids: list[int]) -> Prefix:
+    prefix = Prefix(Prefix(None, []), token_ids)
+    batch.prefill([Chunk(Sequence(token_ids=token_ids), 0, len(token_ids), into=prefix)])
+    return prefix
+
+
+def _onto(sequence: Sequence, prefix: Prefix) -> Chunk:
+    return Chunk(sequence, prefix.length, sequence.num_prefill, base=prefix)
 
 
 def _generating(row: list[int]) -> Sequence:

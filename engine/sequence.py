@@ -52,7 +52,7 @@ class Sequence:
     finish_reason: Literal["stop", "length"] | None = None
 
     # The engine's own.
-    num_computed: int = field(init=False, default=0)  # leading tokens that went through the model
+    num_computed: int = field(init=False, default=0)  # leading tokens that went, or are going, through the model
     noise_seed: int = field(init=False)
     text: bytearray = field(init=False, default_factory=bytearray)  # generated so far
 
@@ -68,18 +68,34 @@ class Sequence:
     @property
     def num_prefill(self) -> int:
         """Given tokens that must go through the model: the last predicts nothing that a score row reports."""
-        return self.num_given if self.sampling else self.num_given - 1
+        is_score_only = self.sampling is None and self.score_from is not None
+        return self.num_given - 1 if is_score_only else self.num_given
 
     @property
-    def is_scored(self) -> bool:
-        """Some given token that has a predictor is reported."""
-        return self.score_from is not None and max(self.score_from, 1) < self.num_given
+    def max_length(self) -> int:
+        """Tokens, once it has generated all it may."""
+        return self.num_given + (self.sampling.max_tokens if self.sampling else 0)
+
+    @property
+    def first_predictor(self) -> int:
+        """The position whose logits are asked for first: p predicts token p + 1. num_given: none are asked for.
+
+        That of token `score_from`, or the last given token where only generated tokens are reported.
+        """
+        if self.score_from is not None:
+            return max(self.score_from - 1, 0)
+        return self.num_given - 1 if self.sampling else self.num_given
+
+    @property
+    def is_launched(self) -> bool:
+        """Nothing is left to launch: every token that it may generate was read, or is on its way."""
+        return self.is_done or self.num_computed >= self.max_length - 1
 
     @property
     def is_done(self) -> bool:
         if self.sampling:
             return self.finish_reason is not None
-        return not self.is_scored or self.num_computed >= self.num_prefill
+        return self.score_from is not None and len(self.logprobs) == self.num_given - self.score_from
 
     def start_with_unpredicted(self) -> None:
         """The entry of position 0, for a row that is reported from its first token on."""

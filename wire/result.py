@@ -30,7 +30,7 @@ class Stamp(Struct, frozen=True, kw_only=True):
     dtype: str
     quantization: str | None
     adapter: str | None
-    mode: str  # "default"
+    mode: str  # "default", "exact", or "one row at a time": see docs/numbers.md
     backend: str  # e.g. "metal", "cpu (openblas)"
     versions: dict[str, str]  # scorepool, mlx, mlx-lm
 

@@ -58,8 +58,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     # worker
     model: str = ""  # NAME=FOLDER_OR_HUB_ID
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    mode: Literal["default", "exact"] = "default"  # exact: bit for bit the same in any batch, slower
     max_jobs_in_flight: Count = 64
-    max_batch_tokens: Count = 8192
+    max_batch_tokens: Count = 2048
+    prefix_cache_bytes: Annotated[int, Meta(ge=0)] = 2**30  # of KV caches of prompts that several jobs begin with
+    memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32
     lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs
     drain_timeout_s: Seconds = 60.0

@@ -90,8 +90,11 @@ def engine_settings(source: str, settings: wire.Settings) -> EngineSettings:
     return EngineSettings(
         model=source,
         dtype=settings.dtype,
+        mode=settings.mode,
         max_batch_tokens=settings.max_batch_tokens,
         max_running_rows=settings.max_running_rows,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        memory_bytes=settings.memory_bytes or None,
     )
 
 

@@ -1,5 +1,6 @@
 """What add() refuses, and that it says what would be right."""
 
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
@@ -54,6 +55,14 @@ def test_a_row_that_cannot_be_run_is_refused(row: Sequence, error: type[EngineEr
 
 def test_a_row_that_just_fits_is_taken():
     check([scored([0] * 100, score_from=100), generating(max_tokens=97, seed=2**64 - 1)], FACTS)
+
+
+def test_a_row_whose_cache_does_not_fit_into_memory_is_refused_with_the_numbers():
+    facts = replace(FACTS, context_length=10_000, max_cached_tokens=500)
+
+    check([scored([0] * 500), generating(max_tokens=400)], facts)
+    with pytest.raises(TooLong, match=r"has 501 tokens .* memory .* 500 tokens"):
+        check([scored([0] * 501)], facts)
 
 
 def test_a_group_is_of_fresh_and_different_rows():

@@ -34,6 +34,7 @@ FACTS = Facts(
     backend="cpu",
     versions={},
     context_length=100,
+    max_cached_tokens=1000,
     vocab_size=50,
     self_test="passed",
 )
@@ -53,22 +54,30 @@ class FakeRunner:
         self.in_step = threading.Event()
         self.threads: set[str] = set()
 
-    def run(self, plan: Plan) -> dict[Sequence, EngineError]:
+    can_share = False
+
+    def launch(self, plan: Plan) -> list[Sequence]:
         self.threads.add(threading.current_thread().name)
         self.in_step.set()
         assert self.may_step.wait(30)
-        failed: dict[Sequence, EngineError] = {}
-        for sequence in [chunk.sequence for forward in plan.prefill for chunk in forward] + plan.decode:
-            if FAULTS in sequence.token_ids:
-                raise ZeroDivisionError("a bug")
-            if FAILS in sequence.token_ids:
-                failed[sequence] = Numeric("NaN")
-            sequence.logprobs.append(-1.0)
+        sequences = [chunk.sequence for forward in plan.prefill for chunk in forward] + plan.decode
+        if any(FAULTS in sequence.token_ids for sequence in sequences):
+            raise ZeroDivisionError("a bug")
+        return sequences
+
+    def read(self, step: list[Sequence]) -> dict[Sequence, EngineError | None]:
+        read: dict[Sequence, EngineError | None] = {}
+        for sequence in step:
+            if sequence.finish_reason is not None:
+                continue
+            read[sequence] = Numeric("NaN") if FAILS in sequence.token_ids else None
+            missing = 1 if sequence.sampling else sequence.num_given - sequence.score_from - len(sequence.logprobs)
+            sequence.logprobs += [-1.0] * missing
             if sequence.sampling:
                 sequence.token_ids.append(1)
                 if sequence.num_generated == sequence.sampling.max_tokens:
                     sequence.finish_reason = "length"
-        return failed
+        return read
 
     def release(self, sequences: list[Sequence]) -> None:
         self.released += sequences

@@ -35,7 +35,7 @@ class CountingHalves:
 def run(model: Any, rows: list[Sequence]) -> list[int]:
     halves = CountingHalves(split_model(model))
     step = ModelRunner(Merged(model, halves), halves, FACTS, tokenizer=None)
-    assert step.run(Plan([], [[Chunk(row, 0, row.num_prefill) for row in rows]])) == {}
+    assert set(step.read(step.launch(Plan([], [[Chunk(row, 0, row.num_prefill) for row in rows]]))).values()) == {None}
     return halves.num_rows
 
 
@@ -78,7 +78,7 @@ def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(scoring, name, fail)
     monkeypatch.setattr("engine.sampling.sample", fail)
 
-    (entry,) = measure([Ask(Sequence(token_ids=[1, 2], score_from=1), 1)], mx.zeros((1, VOCAB_SIZE)))
+    (entry,) = measure([Ask(Sequence(token_ids=[1, 2], score_from=1), 1)], mx.zeros((1, VOCAB_SIZE))).read()
 
     assert (entry.top_ids, entry.top_values, entry.rank, entry.entropy, entry.sampled_logprob) == (None,) * 5
 
@@ -87,7 +87,7 @@ def test_a_token_that_the_model_excludes_has_minus_infinity():
     logits = mx.array([[0.0, -inf, 1.0]])
     row = Sequence(token_ids=[0, 1], score_from=1, top_logprobs=3, rank=True, entropy=True)
 
-    (entry,) = measure([Ask(row, 1)], logits)
+    (entry,) = measure([Ask(row, 1)], logits).read()
 
     assert entry.logprob == -inf
     assert (entry.rank, entry.top_ids) == (3, [2, 0, 1])
@@ -100,7 +100,7 @@ def test_rows_of_one_chunk_keep_their_own_options():
     greedy = Sequence(token_ids=[0], sampling=Sampling(max_tokens=1, temperature=0), top_logprobs=1)
     logits = mx.broadcast_to(mx.array([0.0, 2.0, 4.0]), (3, 3))
 
-    entries = measure([Ask(plain, 1), Ask(hot, 1), Ask(greedy, 1)], logits)
+    entries = measure([Ask(plain, 1), Ask(hot, 1), Ask(greedy, 1)], logits).read()
 
     assert [entry.logprob for entry in entries] == pytest.approx([-2.1429, -1.4076, -0.1429], abs=1e-4)
     assert [entry.rank for entry in entries] == [None, 2, None]

@@ -58,6 +58,7 @@ class FakeEngine(Engine):
         backend="fake",
         versions={"mlx": "0", "mlx-lm": "0"},
         context_length=4096,
+        max_cached_tokens=1_000_000,
         vocab_size=258,
         self_test="passed",
     )
@@ -69,7 +70,7 @@ class FakeEngine(Engine):
         self.lock = threading.Lock()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def add(self, sequences: list[Sequence]) -> "Future[list[Sequence]]":
+    def add(self, sequences: list[Sequence], on_step: object = None) -> "Future[list[Sequence]]":
         future: Future[list[Sequence]] = Future()
         with self.lock:
             self.active[future] = sequences

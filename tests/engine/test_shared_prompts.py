@@ -1,0 +1,110 @@
+"""Rows that begin alike share the computation of their beginning, and nothing of it shows in their numbers."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from engine import Engine, Sampling, Sequence, runner
+from engine.scheduler import Plan
+from tests.engine.oracle import Oracle, assert_agrees
+from tests.tiny_models import BOS, SLIDING_WINDOW, VOCAB_SIZE
+
+_draw = Random(7)
+
+
+def tokens(length: int) -> list[int]:
+    return [_draw.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+SYSTEM = [BOS, *tokens(3 * SLIDING_WINDOW)]
+PROMPTS = [SYSTEM + tokens(length) for length in (40, 21, 70)]
+
+
+def rows() -> list[Sequence]:
+    """Completions of one token and of many after each prompt, and rows that generate."""
+    found = []
+    for prompt in PROMPTS:
+        found += [
+            Sequence(token_ids=prompt + tokens(length), score_from=len(prompt), top_logprobs=3, rank=True)
+            for length in (1, 2, 20, 33)
+        ]
+        found += [
+            Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=length, seed=1), top_logprobs=2)
+            for length in (1, 5, SLIDING_WINDOW + 3)
+        ]
+    return found
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Prompt tokens that went through the model, a step."""
+    counted: list[int] = []
+    launch = runner.ModelRunner.launch
+
+    def count(self: runner.ModelRunner, plan: Plan) -> runner.Step:
+        counted.append(sum(chunk.num_tokens for forward in plan.prefill for chunk in forward))
+        return launch(self, plan)
+
+    monkeypatch.setattr(runner.ModelRunner, "launch", count)
+    return counted
+
+
+@pytest.mark.parametrize("mode", ["default", "exact"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "granitehybrid", "lfm2"])
+@pytest.mark.parametrize("budget", [64, 2048])
+def test_rows_on_shared_prompts_are_transformers(
+    name: str,
+    mode: str,
+    budget: int,
+    engine_of: Callable[..., Engine],
+    oracle_of: Callable[[str], Oracle],
+    computed: list[int],
+):
+    engine, oracle = engine_of(name, mode=mode, max_batch_tokens=budget), oracle_of(name)
+    given = rows()
+
+    engine.add(given).result(60)
+
+    for row in given:
+        assert_agrees(row, oracle)
+    assert "whole prompt" not in engine.facts.self_test
+    assert sum(computed) < 0.5 * sum(row.num_prefill for row in given)
+
+
+def test_completions_of_one_prompt_that_come_one_by_one_hit_the_cache(engine: Engine, computed: list[int]):
+    prompt = [BOS, *tokens(200)]
+    completions = [tokens(4) for _ in range(5)]
+
+    first, *_ = [
+        engine.add([Sequence(token_ids=prompt + completion, score_from=len(prompt))]).result(60)[0].logprobs
+        for completion in completions
+    ]
+    again = engine.add([Sequence(token_ids=prompt + completions[0], score_from=len(prompt))]).result(60)[0]
+
+    assert [count for count in computed if count] == [204, 204, 4, 4, 4, 4]
+    assert again.logprobs == pytest.approx(first, abs=5e-5)
+
+
+def test_n_completions_are_sampled_from_one_prefill(engine: Engine, computed: list[int]):
+    prompt = [BOS, *tokens(100)]
+
+    engine.add([Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=3, seed=i)) for i in range(8)]).result(60)
+
+    assert sum(computed) == 100 + 8
+
+
+def test_exact_mode_is_bit_for_bit_the_same_alone_together_and_on_a_computed_prompt(engine_of: Callable[..., Engine]):
+    alone = engine_of("llama", mode="exact", prefix_cache_bytes=0)
+    together = engine_of("llama", mode="exact", max_batch_tokens=100)
+    assert together.facts.mode == "exact"
+    for number, row in enumerate(rows()):
+        same = [Sequence(token_ids=list(row.token_ids), score_from=row.score_from, sampling=row.sampling) for _ in "ab"]
+        alone.add([same[0]]).result(60)
+        together.add([*rows()[number:], same[1]]).result(60)
+        assert same[0].logprobs == same[1].logprobs
+        assert same[0].token_ids == same[1].token_ids
+        if row.sampling:
+            scored = Sequence(token_ids=list(same[0].token_ids), score_from=row.num_given)
+            together.add([scored]).result(60)
+            assert scored.logprobs == same[0].logprobs

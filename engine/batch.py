@@ -15,6 +15,8 @@ Three ways to run rows:
              runs beside it, before it or after it
 """
 
+import sys
+from dataclasses import replace
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -26,6 +28,7 @@ from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from engine.tap import Halves
 
+CPU_QUERIES = 256  # tokens of one row that a CPU runs at a time
 TILE = 64  # tokens; every forward of Exact has this length
 
 
@@ -51,18 +54,21 @@ class Merged:
         self.can_share = can_share and caches.can_be_shared(caches.new(model))
         self._model = model
         self._halves = halves
+        # A CPU computes all of the attention's rectangle, of which a causal model uses half: less, in slices.
+        self._max_queries = CPU_QUERIES if mx.default_device() == mx.cpu else sys.maxsize
         self._half_way: dict[Sequence, Cache] = {}  # prompts that go on in the next chunk
         self._rows: list[Sequence] = []  # decoding, in the order of the cache's rows
         self._cache: Cache = []
 
     def prefill(self, chunks: list[Chunk]) -> mx.array:
-        if chunks[0].is_part:
-            (chunk,) = chunks
-            return self._prefill_part(chunk)
-        if chunks[0].leaves_cache:
+        chunk = chunks[0]
+        if chunk.is_part or (len(chunks) == 1 and chunk.num_tokens > self._max_queries):
+            return self._prefill_alone(chunk)
+        if chunk.leaves_cache:
             return self._prefill_joining(chunks)
         bases = [chunk.base.cache for chunk in chunks if chunk.base]
-        return _launched(self._forward(chunks, caches.lent(bases) if bases else None), [])
+        hidden = self._forward(chunks, caches.lent(bases) if bases else None) if chunk.num_tokens else None
+        return _launched(_of_predictors(chunks, hidden), [])
 
     def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
         if sequences != self._rows:
@@ -83,18 +89,21 @@ class Merged:
         if not kept:
             self._cache = []
 
-    def _prefill_part(self, chunk: Chunk) -> mx.array:
-        """A chunk of a long prompt, or a prefix, in a cache of its own."""
+    def _prefill_alone(self, chunk: Chunk) -> mx.array:
+        """One row in a cache of its own: a chunk of a long prompt, a prefix, or a row of many tokens."""
         cache = self._half_way.pop(chunk.sequence, None) or _first(chunk, self._model)
-        rows = self._forward([chunk], cache)
+        parts: list[mx.array] = []
+        for part in _cut(chunk, self._max_queries):
+            hidden = self._forward([part], cache)
+            parts.append(_launched(_of_predictors([part], hidden), cache))
         if not chunk.is_last:
             self._half_way[chunk.sequence] = cache
         elif chunk.into:
-            cache = _kept(chunk.into, cache)
+            cache = _kept(chunk.into, cache, hidden[0, -1:])
         elif chunk.leaves_cache:
             self._join([chunk.sequence], caches.merged([cache]))
             cache = self._cache
-        return _launched(rows, cache)
+        return _launched(mx.concatenate(parts), cache)
 
     def _prefill_joining(self, chunks: list[Chunk]) -> mx.array:
         """Whole prompts that are to generate."""
@@ -104,12 +113,12 @@ class Merged:
         if any(pads):
             for layer in cache:
                 layer.prepare(lengths=lengths, right_padding=pads)
-        rows = self._forward(chunks, cache)
+        hidden = self._forward(chunks, cache) if any(lengths) else None
         if any(pads):
             for layer in cache:
                 layer.finalize()
         self._join([chunk.sequence for chunk in chunks], cache)
-        return _launched(rows, self._cache)
+        return _launched(_of_predictors(chunks, hidden), self._cache)
 
     def _join(self, sequences: list[Sequence], cache: Cache) -> None:
         for layer, other in zip(self._cache, cache, strict=True) if self._cache else ():
@@ -118,13 +127,9 @@ class Merged:
         self._rows += sequences
 
     def _forward(self, chunks: list[Chunk], cache: Cache | None) -> mx.array:
-        """Hidden states of the predictors."""
+        """Hidden states [rows, longest, width]."""
         longest = max(chunk.num_tokens for chunk in chunks)
-        hidden = self._halves.hidden(mx.array([_padded(_tokens(chunk), longest) for chunk in chunks]), cache)
-        index = [
-            row * longest + position - chunk.start for row, chunk in enumerate(chunks) for position in chunk.predictors
-        ]
-        return hidden.reshape(-1, hidden.shape[-1])[mx.array(index, dtype=mx.int32)]
+        return self._halves.hidden(mx.array([_padded(_tokens(chunk), longest) for chunk in chunks]), cache)
 
 
 class Single:
@@ -149,12 +154,12 @@ class Single:
 
     def _prefill(self, chunk: Chunk) -> mx.array:
         cache = self._caches.pop(chunk.sequence, None) or _first(chunk, self._model)
-        hidden = self._forward(mx.array([_tokens(chunk)]), cache)
-        if chunk.into and chunk.is_last:
-            _launched(hidden, _kept(chunk.into, cache))
+        hidden = self._forward(mx.array([_tokens(chunk)]), cache) if chunk.num_tokens else None
+        if chunk.into and chunk.is_last and hidden is not None:
+            _launched(hidden, _kept(chunk.into, cache, hidden[0, -1:]))
         elif chunk.leaves_cache:
             self._caches[chunk.sequence] = cache
-        return _of_predictors(hidden[0], chunk, chunk.start)
+        return _of_predictors([chunk], hidden)
 
     def _forward(self, token_ids: mx.array, cache: Cache) -> mx.array:
         return _launched(self._halves.hidden(token_ids, cache), cache)
@@ -188,16 +193,18 @@ class Exact:
         cache = self._caches.pop(chunk.sequence, None) or _first(chunk, self._model)
         first = start = chunk.start // TILE * TILE
         tiles: list[mx.array] = []
-        while start < chunk.end:
+        while chunk.num_tokens and start < chunk.end:
             end = min(start + TILE, chunk.end)
-            hidden, cache = self._tile(mx.array(chunk.sequence.token_ids[start:end]), cache)
-            tiles.append(hidden)
+            tile, cache = self._tile(mx.array(chunk.sequence.token_ids[start:end]), cache)
+            tiles.append(tile)
             start = end
-        if chunk.into and chunk.is_last:
-            _launched(hidden, _kept(chunk.into, cache))
+        hidden = mx.concatenate(tiles)[None, chunk.start - first :] if tiles else None
+        if chunk.into and chunk.is_last and hidden is not None:
+            last = hidden[0, chunk.num_tokens - 1 : chunk.num_tokens]
+            _launched(last, _kept(chunk.into, cache, last))
         elif chunk.leaves_cache:
             self._caches[chunk.sequence] = cache
-        return _of_predictors(mx.concatenate(tiles), chunk, first)
+        return _of_predictors([chunk], hidden)
 
     def _decode(self, sequence: Sequence, last_id: mx.array) -> mx.array:
         position = sequence.num_computed
@@ -227,17 +234,37 @@ def _first(chunk: Chunk, model: Any) -> Cache:
     return caches.copied(chunk.base.cache) if chunk.base else caches.new(model)
 
 
-def _kept(prefix: Prefix, cache: Cache) -> Cache:
-    """What rows are to go on from; compact, so not what the row that computed it had."""
+def _cut(chunk: Chunk, max_tokens: int) -> list[Chunk]:
+    starts = range(chunk.start, chunk.end, max_tokens)
+    bases = [chunk.base, *[None] * (len(starts) - 1)]
+    return [
+        replace(chunk, start=start, end=min(start + max_tokens, chunk.end), base=base)
+        for start, base in zip(starts, bases, strict=True)
+    ]
+
+
+def _kept(prefix: Prefix, cache: Cache, last: mx.array) -> Cache:
+    """What rows are to go on from; compact, so not what the row that computed it had. `last` [1, width]."""
     compact = caches.compact(cache)
-    prefix.cache, prefix.num_bytes = compact, caches.num_bytes(compact)
+    prefix.cache, prefix.num_bytes, prefix.last = compact, caches.num_bytes(compact), mx.contiguous(last)
     return compact
 
 
-def _of_predictors(hidden: mx.array, chunk: Chunk, start: int) -> mx.array:
-    """Of hidden states [length, width] from position `start` on."""
-    index = [position - start for position in chunk.predictors]
-    return hidden[mx.array(index, dtype=mx.int32)]
+def _of_predictors(chunks: list[Chunk], hidden: mx.array | None) -> mx.array:
+    """[n, width] of hidden states [rows, length, width] that begin where each chunk does. None: all are empty."""
+    lasts = [chunk.base.last for chunk in chunks if chunk.base and chunk.is_predicted_by_base]
+    states = lasts if hidden is None else [*lasts, hidden.reshape(-1, hidden.shape[-1])]
+    length = 0 if hidden is None else hidden.shape[1]
+    index: list[int] = []
+    num_lasts = 0
+    for row, chunk in enumerate(chunks):
+        for position in chunk.predictors:
+            if position < chunk.start:
+                index.append(num_lasts)
+                num_lasts += 1
+            else:
+                index.append(len(lasts) + row * length + position - chunk.start)
+    return mx.concatenate(states)[mx.array(index, dtype=mx.int32)]
 
 
 def _launched(hidden: mx.array, cache: Cache) -> mx.array:

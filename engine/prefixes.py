@@ -1,6 +1,6 @@
 """Which rows begin alike, and where it pays to compute their beginning once. No tensors, no clock.
 
-A radix tree over the tokens that rows begin with, as far as nothing is reported of them:
+A radix tree over the tokens that rows begin with, up to the one that predicts the first token reported:
 
     rows                     tree
     q u e s t i o n 1 a                       ┌─ 1 ─┬─ a
@@ -25,7 +25,18 @@ REMEMBERED_TOKENS = 1_000_000  # of the tree; what is beyond is forgotten, oldes
 class Prefix:
     """The tokens from the root to here, which `num_rows` rows began with."""
 
-    __slots__ = ("cache", "children", "edge", "is_computed", "length", "num_bytes", "num_rows", "num_waiting", "parent")
+    __slots__ = (
+        "cache",
+        "children",
+        "edge",
+        "is_computed",
+        "last",
+        "length",
+        "num_bytes",
+        "num_rows",
+        "num_waiting",
+        "parent",
+    )
 
     def __init__(self, parent: "Prefix | None", edge: list[int]) -> None:
         self.parent = parent
@@ -35,8 +46,11 @@ class Prefix:
         self.num_rows = 0
         self.num_waiting = 0  # of them, not yet in a step
         self.is_computed = False  # or will be, in the step that is planned, before it is needed
-        self.cache: Any = None  # the batch's own, set with its size when it is launched
+        # The batch's own, set when the computation is launched: what rows go on from, its size, and the hidden
+        # state of the last token, which predicts what follows.
+        self.cache: Any = None
         self.num_bytes = 0
+        self.last: Any = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -70,7 +84,7 @@ class Prefixes:
 
     def add(self, sequence: Sequence) -> None:
         """A row waits."""
-        token_ids = sequence.token_ids[: sequence.first_predictor]
+        token_ids = sequence.token_ids[: sequence.first_predictor + 1]
         if len(token_ids) < LEAST_TOKENS:
             return
         end = self._insert(token_ids)
@@ -122,7 +136,7 @@ class Prefixes:
             if not prefix.num_waiting:
                 del self._computed[prefix]
                 excess -= prefix.num_bytes
-                prefix.is_computed, prefix.cache, prefix.num_bytes = False, None, 0
+                prefix.is_computed, prefix.cache, prefix.last, prefix.num_bytes = False, None, None, 0
 
     def _insert(self, token_ids: list[int]) -> Prefix:
         prefix, at = self._root, 0

@@ -24,28 +24,32 @@ def noise_key(seed: int, index: int) -> int:
 def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple[mx.array, mx.array]:
     """Token ids [rows] and their logprobs [rows] under the distribution sampled from: 0 for a greedy row.
 
-    logits [rows, vocab] float32; one Sampling and one noise key a row. A row with NaN gives a token, and NaN.
+    logits [rows, vocab] float32; one Sampling and one noise key a row. A row with NaN gives a token, and NaN
+    unless it is greedy.
     """
-    temperature = mx.array([max(sampling.temperature or 1.0, COLDEST) for sampling in samplings])[:, None]
+    token_ids, logprobs = mx.argmax(logits, axis=-1), mx.zeros(logits.shape[0])
+    rows = [row for row, sampling in enumerate(samplings) if sampling.temperature]
+    if rows:
+        index = mx.array(rows)
+        drawn = _draw(logits[index], [samplings[row] for row in rows], [keys[row] for row in rows])
+        token_ids[index], logprobs[index] = drawn
+    return token_ids, logprobs
+
+
+def _draw(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple[mx.array, mx.array]:
+    temperature = mx.array([max(sampling.temperature, COLDEST) for sampling in samplings])[:, None]
     # The largest becomes 0 before the division, so that no temperature overflows.
     scaled = _filter((logits - logits.max(axis=-1, keepdims=True)) / temperature, samplings)
-    noise = mx.stack([_noise(key, logits.shape[-1], sampling) for key, sampling in zip(keys, samplings, strict=True)])
+    noise = mx.stack([mx.random.gumbel(logits.shape[-1:], key=mx.random.key(key)) for key in keys])
     token_ids = mx.argmax(scaled + noise, axis=-1)
     chosen = mx.take_along_axis(scaled, token_ids[:, None], axis=-1)[:, 0]
-    is_greedy = mx.array([sampling.temperature == 0 for sampling in samplings])
-    return token_ids, mx.where(is_greedy, 0.0, chosen - scoring.log_normalizer(scaled))
-
-
-def _noise(key: int, vocab_size: int, sampling: Sampling) -> mx.array:
-    if sampling.temperature == 0:
-        return mx.zeros(vocab_size)
-    return mx.random.gumbel((vocab_size,), key=mx.random.key(key))
+    return token_ids, chosen - scoring.log_normalizer(scaled)
 
 
 def _filter(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
     """-inf where top-k, top-p or min-p excludes a token; only rows that have such a filter are touched."""
     for chosen, keep in ((_is_sorted, _keep_first), (_has_min_p, _keep_near)):
-        rows = [row for row, sampling in enumerate(samplings) if chosen(sampling) and sampling.temperature]
+        rows = [row for row, sampling in enumerate(samplings) if chosen(sampling)]
         if rows:
             index = mx.array(rows)
             part = scaled[index]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from engine.prefixes import Prefix, Prefixes
 from engine.sequence import Sequence
 
-SHARE_BESIDE_DECODING = 4  # rows that decode wait for a prefill of no more than this part of the budget
+SHARE_BESIDE_DECODING = 8  # rows that decode wait for a prefill of no more than this part of the budget
 MOST_PASSED_OVER = 64  # waiting rows that do not fit, until no more are looked at in this step
 LEAST_FORWARD_TOKENS = 256  # fewer in a forward leave the machine idle: it takes rows in at any padding
 LEAST_SHARED_TOKENS = 64  # fewer on one prefix go with others, on a prefix each
@@ -39,8 +39,14 @@ class Chunk:
 
     @property
     def predictors(self) -> range:
-        """Positions in the chunk whose logits are asked for: p predicts token p + 1."""
-        return range(max(self.start, self.sequence.first_predictor), self.end)
+        """Positions whose logits are asked for: p predicts token p + 1. The base's last token may be the first."""
+        first = self.start - 1 if self.is_predicted_by_base else self.start
+        return range(max(first, self.sequence.first_predictor), self.end)
+
+    @property
+    def is_predicted_by_base(self) -> bool:
+        """The first entry is: its hidden state is the base's last."""
+        return self.base is not None and self.base.length == self.sequence.first_predictor + 1
 
     @property
     def is_last(self) -> bool:
@@ -66,7 +72,7 @@ class Chunk:
 class Plan:
     """One step: the decoding rows are one forward, then each list of chunks is a padded one.
 
-    Of the chunks in one forward either all leave a cache or none does.
+    Of the chunks in one forward either all leave a cache or none does, and either all are empty or none is.
     """
 
     decode: list[Sequence] = field(default_factory=list)
@@ -219,10 +225,12 @@ class Scheduler:
 def forwards(chunks: list[Chunk]) -> list[list[Chunk]]:
     """What goes through the model together: chunks of one kind and about one length, on one prefix if they are many.
 
-    A prefix comes before the rows that go on from it.
+    A prefix comes before the rows that go on from it. An empty chunk is a row whose prefix is its whole prompt.
     """
     found = [[chunk] for chunk in chunks if chunk.is_part]
-    whole = [chunk for chunk in chunks if not chunk.is_part]
+    empty = [chunk for chunk in chunks if not chunk.is_part and not chunk.num_tokens]
+    found += [kind for leaves in (False, True) if (kind := [chunk for chunk in empty if chunk.leaves_cache is leaves])]
+    whole = [chunk for chunk in chunks if not chunk.is_part and chunk.num_tokens]
     of_base: dict[Prefix, list[Chunk]] = {}
     for chunk in whole:
         if chunk.base and not chunk.leaves_cache:

@@ -124,9 +124,9 @@ def _chunked(batch: Batch, halves: Halves, reference: list[mx.array], rows: list
 def _shared(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
     """Two rows on one prefix, together; then one of them beside a row on a shorter prefix; then one that generates."""
     longer, shorter = _prefix(batch, rows[0][:8]), _prefix(batch, rows[1][:5])
-    whole = Sequence(token_ids=rows[0], score_from=longer.length + 1)
-    part = Sequence(token_ids=rows[0][:-2], score_from=longer.length + 1)
-    other = Sequence(token_ids=rows[1], score_from=shorter.length + 1)
+    whole = Sequence(token_ids=rows[0], score_from=longer.length)
+    part = Sequence(token_ids=rows[0][:-2], score_from=longer.length)
+    other = Sequence(token_ids=rows[1], score_from=shorter.length)
     generating = _generating(rows[0])
 
     def difference(chunks: list[Chunk]) -> float:

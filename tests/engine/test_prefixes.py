@@ -9,7 +9,7 @@ from engine.sequence import Sequence
 
 def row(prompt: list[int]) -> Sequence:
     """One whose shareable tokens are `prompt`."""
-    return Sequence(token_ids=[*prompt, 0, 0], score_from=len(prompt) + 1)
+    return Sequence(token_ids=[*prompt, 0], score_from=len(prompt))
 
 
 def take(prefixes: Prefixes, sequence: Sequence, num_bytes: int = 0) -> tuple[Prefix | None, list[Prefix]]:

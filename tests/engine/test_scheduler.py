@@ -61,6 +61,7 @@ def test_every_row_ends_once_and_every_token_that_it_needs_is_computed_once(
     scheduler = scheduler_of(rows, budget, places)
     ended: list[Sequence] = []
     covered: dict[Sequence, int] = dict.fromkeys(rows, 0)
+    asked: dict[Sequence, list[int]] = {}
     prefixes: set[Prefix] = set()
     while scheduler.has_work:
         plan, done = step(scheduler)
@@ -72,15 +73,18 @@ def test_every_row_ends_once_and_every_token_that_it_needs_is_computed_once(
                 assert start == 0
                 assert chunk.base in prefixes
                 assert chunk.base.token_ids == chunk.sequence.token_ids[: chunk.base.length]
-                assert chunk.base.length <= chunk.sequence.first_predictor
+                assert chunk.base.length <= chunk.sequence.first_predictor + 1
                 start = chunk.base.length
-            assert chunk.start == start < chunk.end
+            assert chunk.start == start
+            assert start < chunk.end or chunk.is_predicted_by_base
             covered[chunk.sequence] = chunk.end
+            asked.setdefault(chunk.sequence, []).extend(chunk.predictors)
             if chunk.into and chunk.is_last:
                 assert chunk.sequence.token_ids == chunk.into.token_ids
                 prefixes.add(chunk.into)
     assert sorted(map(id, ended)) == sorted(map(id, rows))
     assert all(covered[row] == row.num_prefill for row in rows)
+    assert all(asked[row] == list(range(row.first_predictor, row.num_prefill)) for row in rows)
 
 
 @settings(deadline=None, derandomize=True)
@@ -105,6 +109,7 @@ def test_a_forward_is_of_one_kind_and_wastes_little(rows: list[Sequence], budget
             assert len({chunk.leaves_cache for chunk in chunks}) == 1
             assert len(chunks) == 1 or not any(chunk.is_part for chunk in chunks)
             assert len({chunk.base is None for chunk in chunks}) == 1 or chunks[0].leaves_cache
+            assert len({chunk.num_tokens == 0 for chunk in chunks}) == 1
             longest = max(chunk.num_tokens for chunk in chunks)
             padding = sum(longest - chunk.num_tokens for chunk in chunks)
             assert padding <= LEAST_FORWARD_TOKENS + MOST_PADDING * longest * len(chunks)
@@ -118,8 +123,9 @@ def test_one_prompt_of_many_rows_is_computed_once_and_in_the_same_step():
 
     prefix, *others = chunks_of(plan)
     assert prefix.into is not None
-    assert (prefix.start, prefix.end) == (0, 99)  # the last token of the prompt predicts: every row computes it
-    assert {(chunk.start, chunk.end) for chunk in others} == {(99, 102), (99, 104), (99, 107)}
+    assert (prefix.start, prefix.end) == (0, 100)
+    assert {(chunk.start, chunk.end) for chunk in others} == {(100, 102), (100, 104), (100, 107)}
+    assert {chunk.predictors.start for chunk in others} == {99}  # the prompt's last token predicts for every row
     assert {chunk.base for chunk in others} == {prefix.into}
     assert set(done) == set(rows)
 
@@ -132,7 +138,7 @@ def test_a_prompt_that_is_asked_again_later_is_computed_once_more_and_then_kept(
         scheduler.add([asking(prompt, [7])])
         computed.append(sum(chunk.num_tokens for chunk in chunks_of(step(scheduler)[0])))
 
-    assert computed == [100, 100, 1, 1]
+    assert computed == [100, 100, 0, 0]
 
 
 def test_a_prompt_longer_than_a_step_is_shared_too():
@@ -143,7 +149,7 @@ def test_a_prompt_longer_than_a_step_is_shared_too():
     while scheduler.has_work:
         plans.append(chunks_of(step(scheduler)[0]))
 
-    assert sum(chunk.num_tokens for plan in plans for chunk in plan) == 94 + 2
+    assert sum(chunk.num_tokens for plan in plans for chunk in plan) == 95
 
 
 def test_what_is_reported_is_never_shared():

@@ -33,7 +33,7 @@ TILE = 64  # tokens; every forward of Exact has this length
 
 
 class Batch(Protocol):
-    """Results are on their way: nothing here waits for the device."""
+    """Nothing here waits for the device: results are on their way, or lazy."""
 
     can_share: bool  # rows can go on from a computed prefix
 
@@ -73,8 +73,7 @@ class Merged:
     def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
         if sequences != self._rows:
             raise RuntimeError("the scheduler's decoding rows are not those that have caches")
-        rows = self._halves.hidden(last_ids[:, None], self._cache)[:, -1]
-        return _launched(rows, self._cache)
+        return self._halves.hidden(last_ids[:, None], self._cache)[:, -1]  # all of the cache is computed with it
 
     def release(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:

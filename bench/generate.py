@@ -46,10 +46,8 @@ class BatchGenerate:
 
     def __call__(self, rows: list[Row]) -> Texts:
         prompts = [row.prompt for row in rows]
-        answer = batch_generate(
-            self.model, self.tokenizer, prompts, max_tokens=self.max_tokens, return_token_ids=True
-        )
-        return answer.token_ids  # type: ignore[no-any-return]
+        answer = batch_generate(self.model, self.tokenizer, prompts, max_tokens=self.max_tokens, return_token_ids=True)
+        return answer.token_ids or []
 
 
 def main() -> None:

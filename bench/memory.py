@@ -10,7 +10,6 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from random import Random
 
@@ -19,7 +18,7 @@ import mlx.core as mx
 from bench import models, shared_prefix
 from bench.models import Model
 from bench.peers import Evaluate, FullLogits, Ours, Transformers, load_mlx, open_engine
-from bench.race import Row, Scores, announce, describe, draw_tokens, nats, options, parse
+from bench.race import Row, Scorer, Scores, announce, describe, draw_tokens, nats, options, parse
 
 _HEAD_BYTES = 64 * 2**20  # one chunk of logits
 _MIB = 2**20
@@ -43,15 +42,16 @@ def main() -> None:
     parser.set_defaults(model="wide")
     given = parse(parser)
     if given.quick:
-        given.model, given.long = "demo", 256
+        given.model = "demo"
 
     model = models.find(given.model)
     if given.contestant:
         print(json.dumps(asdict(measure(given.contestant, model, draw_rows(given.workload, model, given.long)))))
         return
-    for workload in ("shared", "long"):
+    for workload in ("shared",) if given.quick else ("shared", "long"):
         rows = draw_rows(workload, model, given.long)
-        found = {name: _in_a_process(name, workload, given.model, given.long) for name in _CONTESTANTS}
+        names = _CONTESTANTS[:2] if given.quick else _CONTESTANTS
+        found = {name: _in_a_process(name, workload, given.model, given.long) for name in names}
         title = {"shared": "Memory of a shared prefix", "long": "Memory of one long prompt"}[workload]
         ours = found["scorepool engine"]
         announce(f"{title}, {describe(rows)}", given.model, ours.backend)
@@ -79,7 +79,7 @@ def measure(name: str, model: Model, rows: list[Row]) -> Usage:
     return Usage(weights_bytes, peak_bytes, rss_bytes, backend, scores)
 
 
-def _open(name: str, model: Model, rows: list[Row]) -> tuple[str, Callable[[list[Row]], Scores]]:
+def _open(name: str, model: Model, rows: list[Row]) -> tuple[str, Scorer]:
     if name == "scorepool engine":
         engine = open_engine(model.folder)
         return engine.facts.backend, Ours(engine)

@@ -11,6 +11,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 _DEMO = ROOT / "models" / "demo"
 _CACHE = ROOT / "build" / "bench"
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-_QWEN3 = {
+_QWEN3: dict[str, Any] = {
     "model_type": "qwen3",
     "vocab_size": 151_936,
     "max_position_embeddings": 40_960,
@@ -30,7 +31,7 @@ _QWEN3 = {
     "eos_token_id": 151_935,
     "pad_token_id": 0,
 }
-_SHAPES = {
+_SHAPES: dict[str, dict[str, Any]] = {
     "wide": {
         "hidden_size": 256,
         "intermediate_size": 512,
@@ -87,7 +88,7 @@ def _random(name: str, folder: Path) -> Path:
     if not folder.exists():
         torch.manual_seed(0)
         config = AutoConfig.for_model(**_QWEN3, **_SHAPES[name])
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
         model.get_input_embeddings().weight.data.normal_(0, 0.1)
         half_made = folder.with_name(f"{name}.{os.getpid()}")
         model.save_pretrained(half_made)

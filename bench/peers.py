@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import torch
-from mlx import nn
+from mlx.nn.layers.activations import log_softmax
 from transformers import AutoModelForCausalLM
 
 from bench.race import Row, Scores
@@ -38,9 +38,7 @@ class Ours:
 
     def __call__(self, rows: list[Row]) -> Scores:
         sequences = [Sequence(token_ids=row.prompt + row.completion, score_from=len(row.prompt)) for row in rows]
-        return [
-            [value for value in done.logprobs if value is not None] for done in self.engine.add(sequences).result()
-        ]
+        return [[value for value in done.logprobs if value is not None] for done in self.engine.add(sequences).result()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class FullLogits:
         for start in range(0, len(rows), self.rows_at_once):
             part = rows[start : start + self.rows_at_once]
             token_ids = mx.array(_padded(part))
-            logprobs = nn.log_softmax(self.model(token_ids[:, :-1]).astype(mx.float32))
+            logprobs = log_softmax(self.model(token_ids[:, :-1]).astype(mx.float32))
             chosen: Any = mx.take_along_axis(logprobs, token_ids[:, 1:, None], axis=-1)[..., 0].tolist()
             scores += [_completion(row, values) for row, values in zip(part, chosen, strict=True)]
         return scores
@@ -70,7 +68,9 @@ class Transformers:
 
     @classmethod
     def load(cls, folder: Path, rows_at_once: int) -> "Transformers":
-        return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), rows_at_once)
+        return cls(
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), rows_at_once
+        )  # in eval mode already
 
     def __call__(self, rows: list[Row]) -> Scores:
         scores: Scores = []

@@ -28,6 +28,7 @@ class Row:
 
 T = TypeVar("T")
 Scores = list[list[float]]  # one list a row: log p of each completion token, or their sum alone
+Scorer = Callable[[list[Row]], Scores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def parse(parser: ArgumentParser) -> Namespace:
     given = parser.parse_args()
     limit = dict.fromkeys(_THREADS, str(given.threads))
     if given.threads and not limit.items() <= os.environ.items():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **limit})  # noqa: S606 - this very command
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **limit})  # this very command
     return given
 
 
@@ -112,10 +113,14 @@ def report(tracks: dict[str, Track[T]], difference: Callable[[T, T], str], num_t
 
 
 def announce(title: str, model: str, backend: str) -> None:
-    """What the figures below belong to."""
-    threads = os.environ.get("OPENBLAS_NUM_THREADS", "all")
+    print(f"\n{title}\n{conditions(model, backend)}", flush=True)
+
+
+def conditions(model: str, backend: str) -> str:
+    """What figures belong to."""
+    threads = os.environ.get(_THREADS[0], "all")
     versions = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
-    print(f"\n{title}\nmodel {model}, float32, {backend}, {threads} of {os.cpu_count()} cores; {versions}", flush=True)
+    return f"model {model}, float32, {backend}, {threads} of {os.cpu_count()} cores; {versions}"
 
 
 def num_tokens(rows: list[Row]) -> int:

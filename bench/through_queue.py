@@ -99,7 +99,7 @@ def score(engine: Engine, jobs: list[Job]) -> list[float]:
 
 
 def _row(item: wire.ScoreItem) -> Sequence:
-    return Sequence(token_ids=[*item.prompt, *item.completion], score_from=len(item.prompt))  # type: ignore[list-item]
+    return Sequence(token_ids=[*item.prompt, *item.completion], score_from=len(item.prompt))
 
 
 def in_process(engine: Engine, jobs: list[Job]) -> Run:
@@ -118,7 +118,7 @@ def through_queue(stack: Stack, client: Client, model: str, jobs: list[Job]) -> 
     results = [client.result(job_id) for job_id in ids]
     wall_s = time.perf_counter() - started
     shares = {name: _cpu_s(pid) - before[name] for name, pid in parts.items()}
-    sums = [scored.logprob_sum for result in results for scored in result.sequences]
+    sums = [scored.logprob_sum or 0.0 for result in results for scored in result.sequences]
     return Run(wall_s, shares["worker"], shares, sums)
 
 
@@ -132,7 +132,9 @@ def report(sides: list[tuple[Run, Run]], num_jobs: int) -> None:
         runs = [pair[side] for pair in sides]
         wall_s = statistics.median(run.wall_s for run in runs)
         cpu_s = statistics.median(run.engine_cpu_s for run in runs)
-        print(f"{name:24} wall {wall_s:8.3f} s   {num_jobs / wall_s:8.1f} jobs/s   computing process {cpu_s:8.3f} CPU s")
+        print(
+            f"{name:24} wall {wall_s:8.3f} s   {num_jobs / wall_s:8.1f} jobs/s   computing process {cpu_s:8.3f} CPU s"
+        )
     queue = [through for _, through in sides]
     shares = {name: statistics.median(run.shares[name] for run in queue) for name in queue[0].shares}
     print("CPU seconds through the queue: " + ", ".join(f"{name} {cpu_s:.2f}" for name, cpu_s in shares.items()))
@@ -141,7 +143,7 @@ def report(sides: list[tuple[Run, Run]], num_jobs: int) -> None:
         return ratio((seconds(alone) for alone, _ in sides), (seconds(through) for _, through in sides))
 
     print(
-        f"rate through the queue over the engine's own: wall {of_rates(lambda run: run.wall_s):.2f}x, "
+        f"ratio of rates, the queue's over the engine's: wall {of_rates(lambda run: run.wall_s):.2f}x, "
         f"worker's CPU {of_rates(lambda run: run.engine_cpu_s):.2f}x"
     )
     difference = max(abs(a - b) for alone, through in sides for a, b in zip(alone.sums, through.sums, strict=True))

@@ -9,7 +9,7 @@ from random import Random
 
 from bench import models
 from bench.peers import Evaluate, FullLogits, Ours, Transformers, load_mlx, open_engine
-from bench.race import Row, announce, describe, draw_tokens, nats, num_tokens, options, parse, race, report
+from bench.race import Row, Scorer, announce, describe, draw_tokens, nats, num_tokens, options, parse, race, report
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     engine = open_engine(model.folder)
     mlx_model, _ = load_mlx(model.folder)
     announce(f"Unique prompts, {describe(rows)}, lengths {lengths}", given.model, engine.facts.backend)
-    contestants = {
+    contestants: dict[str, Scorer] = {
         "scorepool engine": Ours(engine),
         "mlx_lm.evaluate": Evaluate(mlx_model),
         "transformers, logits_to_keep": Transformers.load(model.folder, rows_at_once=1),

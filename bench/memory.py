@@ -61,7 +61,7 @@ def main() -> None:
 
 def draw_rows(workload: str, model: Model, length: int) -> list[Row]:
     if workload == "shared":
-        return shared_prefix.draw_rows(prompt=128, completions=8, longest=16, vocab_size=model.vocab_size)
+        return shared_prefix.draw_rows(Random(0), prompt=128, completions=8, longest=16, vocab_size=model.vocab_size)
     token_ids = draw_tokens(Random(0), min(length, model.context_length), model.vocab_size)
     return [Row(token_ids[:1], token_ids[1:])]
 

@@ -33,8 +33,8 @@ def main() -> None:
     vocab_size, draw = model.vocab_size, Random(0)
     prompts = [Row(draw_tokens(draw, 32, vocab_size), []) for _ in range(rows)]
     works = {
-        "shared prefix": to_score(shared_prefix.draw_rows(128, rows, 16, vocab_size)),
-        "unique prompts": to_score(draw_rows(spread(32, longest, rows), 16, vocab_size)),
+        "shared prefix": to_score(shared_prefix.draw_rows(draw, 128, rows, 16, vocab_size)),
+        "unique prompts": to_score(draw_rows(draw, spread(32, longest, rows), 16, vocab_size)),
         f"generation of {rows} rows": to_generate(prompts, max_tokens=32),
         f"generation of {rows} rows, top_logprobs 20": to_generate(prompts, max_tokens=32, top_logprobs=20),
     }

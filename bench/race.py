@@ -41,8 +41,8 @@ class Lap:
 class Track(Generic[T]):
     """What one contestant did."""
 
-    found: T
     laps: list[Lap] = field(default_factory=list)
+    found: list[T] = field(default_factory=list)  # of every row of every lap
 
 
 def options(description: str | None, *, runs: int = 5) -> ArgumentParser:
@@ -73,13 +73,23 @@ def lap(work: Callable[[], T]) -> tuple[Lap, T]:
     return Lap(time.process_time() - cpu_s, time.perf_counter() - wall_s), found
 
 
-def race(contestants: dict[str, Callable[[list[Row]], T]], rows: list[Row], runs: int) -> dict[str, Track[T]]:
-    """Warm each up on one row, then let them run by turns."""
-    tracks = {name: Track(contestant(rows[:1])) for name, contestant in contestants.items()}
-    for _ in range(runs):
+def race(
+    contestants: dict[str, Callable[[list[Row]], list[T]]], draw_rows: Callable[[Random], list[Row]], runs: int
+) -> dict[str, Track[T]]:
+    """Warm each up on one row, then let them run by turns.
+
+    A lap has tokens of its own, the same for every contestant: who keeps caches of prompts gains nothing by having
+    seen them in the lap before.
+    """
+    tracks: dict[str, Track[T]] = {name: Track() for name in contestants}
+    for contestant in contestants.values():
+        contestant(draw_rows(Random(0))[:1])
+    for number in range(1, runs + 1):
+        rows = draw_rows(Random(number))
         for name, contestant in contestants.items():
-            took, tracks[name].found = lap(partial(contestant, rows))
+            took, found = lap(partial(contestant, rows))
             tracks[name].laps.append(took)
+            tracks[name].found += found
     return tracks
 
 
@@ -97,8 +107,8 @@ def ratio(laps: Iterable[float], others: Iterable[float]) -> float:
     return statistics.median(a / b for a, b in zip(laps, others, strict=True))
 
 
-def report(tracks: dict[str, Track[T]], difference: Callable[[T, T], str], num_tokens: int) -> None:
-    """The first is ours. Ratios above 1: the peer took longer."""
+def report(tracks: dict[str, Track[T]], difference: Callable[[list[T], list[T]], str], num_tokens: int) -> None:
+    """The first is ours, `num_tokens` are those of a lap. Ratios above 1: the peer took longer."""
     ours, *_ = tracks.values()
     print(f"{'':34} {'CPU s':>9} {'ratio':>7} {'wall s':>9} {'ratio':>7} {'tokens/s':>9}   differs by")
     for name, track in tracks.items():

@@ -22,7 +22,11 @@ def main() -> None:
         given.prompt, given.completions, given.runs = 16, 3, 1
 
     model = models.find(given.model)
-    rows = draw_rows(given.prompt, given.completions, given.longest, model.vocab_size)
+
+    def draw(random: Random) -> list[Row]:
+        return draw_rows(random, given.prompt, given.completions, given.longest, model.vocab_size)
+
+    rows = draw(Random(0))
     engine = open_engine(model.folder)
     mlx_model, _ = load_mlx(model.folder)
     announce(f"Shared prefix, {describe(rows)}", given.model, engine.facts.backend)
@@ -32,12 +36,11 @@ def main() -> None:
         "transformers, logits_to_keep": Transformers.load(model.folder, rows_at_once=len(rows)),
         "mlx, full logits": FullLogits(mlx_model, rows_at_once=len(rows)),
     }
-    report(race(contestants, rows, given.runs), nats, num_tokens(rows))
+    report(race(contestants, draw, given.runs), nats, num_tokens(rows))
     engine.close()
 
 
-def draw_rows(prompt: int, completions: int, longest: int, vocab_size: int) -> list[Row]:
-    draw = Random(0)
+def draw_rows(draw: Random, prompt: int, completions: int, longest: int, vocab_size: int) -> list[Row]:
     shared = draw_tokens(draw, prompt, vocab_size)
     lengths = [max(1, longest - number % 4 * (longest // 8)) for number in range(completions)]
     return [Row(shared, draw_tokens(draw, length, vocab_size)) for length in lengths]

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -59,12 +60,11 @@ def main() -> None:
             (f"jobs of {items_per_job} items, about {given.job_s} s each", given.jobs, items_per_job),
             ("small jobs of one item, all in flight", given.small_jobs, 1),
         ):
-            jobs = [draw_job(draw, size, model.vocab_size) for _ in range(count)]
             announce(f"Through the queue, {count} {title}", given.model, engine.facts.backend)
+            through_queue(stack, client, given.model, [draw_job(draw, size, model.vocab_size)])  # warms up
             sides: list[tuple[Run, Run]] = []
-            warm_up = jobs[:2]
-            through_queue(stack, client, given.model, warm_up)
-            for _ in range(given.runs):
+            for _ in range(given.runs):  # on prompts of their own, which no cache holds
+                jobs = [draw_job(draw, size, model.vocab_size) for _ in range(count)]
                 sides.append((in_process(engine, jobs), through_queue(stack, client, given.model, jobs)))
             report(sides, count)
     engine.close()
@@ -86,10 +86,9 @@ def draw_job(draw: Random, num_items: int, vocab_size: int) -> Job:
 
 def num_items(engine: Engine, vocab_size: int, seconds: float) -> int:
     """As many as the engine scores in that time, about."""
-    job = draw_job(Random(1), 32, vocab_size)
-    score(engine, [job])
-    wall_s = statistics.median(lap(lambda: score(engine, [job]))[0].wall_s for _ in range(3))
-    return max(1, round(len(job) * seconds / wall_s))
+    jobs = [draw_job(Random(number), 32, vocab_size) for number in range(4)]
+    _, *laps = [lap(partial(score, engine, [job]))[0].wall_s for job in jobs]  # the first warms up
+    return max(1, round(len(jobs[0]) * seconds / statistics.median(laps)))
 
 
 def score(engine: Engine, jobs: list[Job]) -> list[float]:

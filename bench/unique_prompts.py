@@ -24,7 +24,11 @@ def main() -> None:
 
     model = models.find(given.model)
     lengths = spread(given.shortest, given.longest, given.rows)
-    rows = draw_rows(lengths, given.completion, model.vocab_size)
+
+    def draw(random: Random) -> list[Row]:
+        return draw_rows(random, lengths, given.completion, model.vocab_size)
+
+    rows = draw(Random(0))
     engine = open_engine(model.folder)
     mlx_model, _ = load_mlx(model.folder)
     announce(f"Unique prompts, {describe(rows)}, lengths {lengths}", given.model, engine.facts.backend)
@@ -34,7 +38,7 @@ def main() -> None:
         "transformers, logits_to_keep": Transformers.load(model.folder, rows_at_once=1),
         "mlx, full logits": FullLogits(mlx_model, rows_at_once=1),
     }
-    report(race(contestants, rows, given.runs), nats, num_tokens(rows))
+    report(race(contestants, draw, given.runs), nats, num_tokens(rows))
     engine.close()
 
 
@@ -46,8 +50,7 @@ def spread(shortest: int, longest: int, count: int) -> list[int]:
     return lengths
 
 
-def draw_rows(lengths: list[int], completion: int, vocab_size: int) -> list[Row]:
-    draw = Random(0)
+def draw_rows(draw: Random, lengths: list[int], completion: int, vocab_size: int) -> list[Row]:
     return [
         Row(draw_tokens(draw, length - completion, vocab_size), draw_tokens(draw, completion, vocab_size))
         for length in lengths

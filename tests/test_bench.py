@@ -1,0 +1,30 @@
+"""Every comparison in bench/ runs to its end and says how much faster or slower; not how fast this machine is."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "name", ["shared_prefix", "unique_prompts", "memory", "generate", "through_queue", "profile", "linearity"]
+)
+def test_a_quick_run_ends_and_prints_ratios(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    more = ["--out", str(tmp_path)] if name == "linearity" else []
+    monkeypatch.setattr(sys, "argv", [name, "--quick", *more])
+    importlib.import_module(f"bench.{name}").main()
+    printed = capsys.readouterr().out
+    assert re.search(r"\d\.\d\dx|\d%", printed), printed
+    assert "ratio" in printed
+    assert "nan" not in printed
+
+
+def test_linearity_leaves_a_table_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["linearity", "--quick", "--out", str(tmp_path)])
+    importlib.import_module("bench.linearity").main()
+    assert "| tokens of one row | CPU s |" in (tmp_path / "linearity-demo.md").read_text()
+    assert (tmp_path / "linearity-demo.png").read_bytes().startswith(b"\x89PNG")

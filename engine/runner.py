@@ -73,7 +73,9 @@ class ModelRunner:
 
     def _last_ids(self, sequences: list[Sequence]) -> mx.array:
         """[rows]: the tokens that the last launch samples, known to the host or not."""
-        return self._token_ids[mx.array([self._sampled[sequence] for sequence in sequences])]
+        index = [self._sampled[sequence] for sequence in sequences]
+        is_all = index == list(range(self._token_ids.shape[0]))  # nothing was prefilled since, and nobody left
+        return self._token_ids if is_all else self._token_ids[mx.array(index)]
 
     def _measure(self, asks: list[Ask], rows: mx.array) -> list[Measured]:
         """In chunks of rows, so that no more than LOGITS_BYTES of logits are there at a time."""

@@ -9,6 +9,7 @@ from engine import blas
 _BLAS = blas.load()
 
 import hashlib
+import inspect
 import logging
 import os
 from collections import Counter
@@ -19,11 +20,12 @@ from typing import Any
 import mlx.core as mx
 from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map_with_path
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from engine import cache as caches
+from engine import positions
 from engine.batch import Batch, Exact, Merged, Single
-from engine.config import read_config
+from engine.config import read_config, refuse_overlooked
 from engine.errors import LoadError
 from engine.facts import Facts
 from engine.runner import ModelRunner
@@ -51,6 +53,7 @@ _CONTENT = (  # what the numbers depend on, and what is fetched from the hub
     "*.jinja",
 )
 CACHE_LIMIT_BYTES = 2**29  # of buffers that mlx keeps for reuse
+_ROUTER_BIAS = "e_score_correction_bias"  # which expert a token goes to depends on it
 _CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _UNLIMITED_TOKENS = 2**31  # of a model whose cache does not grow
 _UNSTATED_CONTEXT_LENGTH = 32_768  # of recurrent models, which have no limit of their own
@@ -61,6 +64,7 @@ def open_model(settings: EngineSettings) -> ModelRunner:
     folder = _find(settings.model)
     model, config = _load(folder)
     _cast(model, settings.dtype)
+    limit = positions.settle(model, config)
     tokenizer = _load_tokenizer(folder, config)
     mx.set_cache_limit(CACHE_LIMIT_BYTES)
     halves = split_model(model)
@@ -74,7 +78,7 @@ def open_model(settings: EngineSettings) -> ModelRunner:
         mode=settings.mode if isinstance(batch, Merged | Exact) else "one row at a time",
         backend=_backend(),
         versions={name: version(name) for name in ("mlx", "mlx-lm")},
-        context_length=_context_length(config),
+        context_length=_context_length(config, limit),
         max_cached_tokens=_max_cached_tokens(model, settings),
         vocab_size=vocab_size,
         self_test=self_test,
@@ -114,10 +118,31 @@ def _find(model: str) -> Path:
 
 def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
     try:
-        model, config = load_model(folder, model_config=read_config(folder), trust_remote_code=False)
+        model, config = load_model(
+            folder, model_config=read_config(folder), get_model_classes=_classes, trust_remote_code=False
+        )
     except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
         raise LoadError(f"mlx-lm cannot load {folder}: {type(error).__name__}: {error}") from error
+    _refuse_dropped_bias(folder, model)
     return model, config
+
+
+def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    model_class, args_class = _get_classes(config)
+    refuse_overlooked(config, set(inspect.signature(args_class).parameters))
+    return model_class, args_class
+
+
+def _refuse_dropped_bias(folder: Path, model: Any) -> None:
+    """mlx-lm drops weights that an architecture has no use for; of ernie4_5_moe it drops one that it should use."""
+    weights: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    is_held = any(name.endswith(_ROUTER_BIAS) for name, _ in weights)
+    if is_held:
+        return
+    stored: list[dict[str, mx.array]] = [mx.load(str(file)) for file in folder.glob(_WEIGHTS)]  # type: ignore[misc] # lazy
+    biases = [weight for file in stored for name, weight in file.items() if name.endswith(_ROUTER_BIAS)]
+    if any(bool((bias != 0).any().item()) for bias in biases):
+        raise LoadError(f"{folder} has weights {_ROUTER_BIAS}, which mlx-lm drops: its logprobs would be wrong")
 
 
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
@@ -217,7 +242,17 @@ def _backend() -> str:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
-def _context_length(config: dict[str, Any]) -> int:
+def _context_length(config: dict[str, Any], limit: int | None) -> int:
+    stated = _stated_context_length(config)
+    if limit is None or limit >= stated:
+        return stated
+    log.warning(
+        "context is %d of %d tokens: beyond it mlx-lm does not treat positions as the model does", limit, stated
+    )
+    return limit
+
+
+def _stated_context_length(config: dict[str, Any]) -> int:
     for settings in (config, config.get("text_config") or {}):
         for key in _CONTEXT_LENGTH_KEYS:
             if isinstance(settings.get(key), int):

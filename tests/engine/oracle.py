@@ -7,15 +7,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine import Sequence
+from tests.tiny_models import ORACLE_FOLDER
 
 torch.set_num_threads(1)  # tiny models: more threads cost more than they give
 
 
 class Oracle:
-    def __init__(self, folder: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        folder = folder / ORACLE_FOLDER if (folder / ORACLE_FOLDER).exists() else folder
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
     def logprobs(self, token_ids: list[int], temperature: float = 1.0) -> np.ndarray:
         """[length, vocab]: row t is the distribution of token t + 1."""

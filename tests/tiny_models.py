@@ -53,6 +53,35 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True},
     "qwen3_28_layers": {"model_type": "qwen3", "tie_word_embeddings": True, "num_hidden_layers": 28},
+    "gpt_neox": {
+        "model_type": "gpt_neox",
+        "intermediate_size": 256,
+        "hidden_act": "gelu_pytorch_tanh",  # as mlx-lm computes it, whatever is stated
+        "rope_parameters": {"rope_type": "default", "rope_theta": 3000.0, "partial_rotary_factor": 0.25},
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 3000.0, "partial_rotary_factor": 0.5},
+    },
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe",
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 0,
+    },
     "qwen3_moe": {
         "model_type": "qwen3_moe",
         "num_experts": 8,
@@ -133,7 +162,6 @@ _KINDS: dict[str, dict[str, Any]] = {
         "sliding_window": SLIDING_WINDOW,
         "query_pre_attn_scalar": 16,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-        "sliding_window_pattern": 3,
         "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50_000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},

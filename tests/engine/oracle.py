@@ -48,10 +48,20 @@ def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -
             ids, values = sequence.top_ids[entry], np.array(sequence.top_values[entry])
             assert len(set(ids)) == sequence.top_logprobs
             assert np.abs(values - np.sort(row)[::-1][: len(ids)]).max() <= tolerance
-            assert np.abs(values - row[ids]).max() <= tolerance  # the same ids, but for ties within the tolerance
+            assert np.abs(values - row[ids]).max() <= tolerance
+            assert_same_order(ids, row, tolerance)
         if sequence.rank:
             chosen = row[sequence.token_ids[position]]
             first, last = ((row > chosen + slack).sum() + 1 for slack in (tolerance, -tolerance))
             assert first <= sequence.ranks[entry] <= last
         if sequence.entropy:
             assert abs(sequence.entropies[entry] + (np.exp(row) * row).sum()) <= tolerance
+
+
+def assert_same_order(ids: list[int], row: np.ndarray, tolerance: float) -> None:
+    """The same ids in the same places, wherever both neighbours are further away than the tolerance allows."""
+    order = np.argsort(-row, kind="stable")[: len(ids) + 1]
+    gaps = np.concatenate([[np.inf], -np.diff(row[order]), [np.inf] if len(ids) == len(row) else []])
+    for place, found in enumerate(ids):
+        if min(gaps[place], gaps[place + 1]) > 2 * tolerance:
+            assert found == order[place], place

@@ -16,8 +16,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx_lm.models.cache import make_prompt_cache
 
+from engine import cache as caches
 from engine.errors import LoadError
 
 logger = logging.getLogger("engine")
@@ -192,11 +192,11 @@ def _window_limit(model: Any, config: Config) -> int | None:
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     if not window or config.get("use_sliding_window") is False:
         return None
-    caches = make_prompt_cache(model)
-    is_rotating = [getattr(cache, "max_size", None) == window for cache in caches]
+    cache = caches.new(model)
+    is_rotating = [getattr(layer, "max_size", None) == window for layer in cache]
     if not any(is_rotating):
         return int(window) if kinds is None or "sliding_attention" in kinds else None
-    if kinds is not None and len(kinds) == len(caches):
+    if kinds is not None and len(kinds) == len(cache):
         is_sliding = [kind == "sliding_attention" for kind in kinds]
         if is_sliding != is_rotating:
             raise LoadError(

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import logging
 import os
+import time
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +30,7 @@ from engine.config import read_config, refuse_overlooked
 from engine.errors import LoadError
 from engine.facts import Facts
 from engine.runner import ModelRunner
-from engine.selftest import SHARING, find_fault, reference_logprobs, trial_rows
+from engine.selftest import SHARING, find_fault, reference_logprobs, trial_rows, window_row
 from engine.settings import EngineSettings
 from engine.tap import Halves, split_model
 from engine.tokenizer import Tokenizer
@@ -173,20 +174,26 @@ def _cast(model: Any, dtype: str) -> None:
 def _choose_batch(model: Any, halves: Halves, vocab_size: int, mode: str) -> tuple[Batch, str]:
     """The fastest way to run rows that passes its self-test, and what that said. Raises LoadError if none."""
     rows = trial_rows(vocab_size)
+    started = time.perf_counter()
     reference = reference_logprobs(model, rows)
+    mx.eval(reference)
+    seconds = time.perf_counter() - started
     if not all(mx.isfinite(mx.logsumexp(logprobs)).item() for logprobs in reference):
         raise LoadError("the model's logits are not finite on a few test tokens; another dtype may help")
+    window = caches.smallest_window(caches.new(model))
+    longest = window_row(window, vocab_size, seconds) if window else None
+    passed = f"passed; too slow to test beyond its window of {window} tokens" if window and not longest else "passed"
     faults: list[str] = []
     for kind in (Exact,) if mode == "exact" else (Merged, Single):
         batch: Batch = kind(model, halves)
-        fault = find_fault(batch, halves, reference, rows)
+        fault = find_fault(batch, halves, reference, rows, longest)
         if fault is not None and fault.startswith(SHARING):
             log.warning("prompts are not shared: %s", fault)
             batch = kind(model, halves, can_share=False)
-            if find_fault(batch, halves, reference, rows) is None:
-                return batch, f"passed, but every row computes its whole prompt: {fault}"
+            if find_fault(batch, halves, reference, rows, longest) is None:
+                return batch, f"{passed}; every row computes its whole prompt: {fault}"
         if fault is None:
-            return batch, f"served one row at a time: {faults[0]}" if faults else "passed"
+            return batch, f"served one row at a time: {faults[0]}" if faults else passed
         log.warning("%s of %s failed its self-test: %s", kind.__name__, type(model).__module__, fault)
         faults.append(fault)
     raise LoadError(f"the model failed its self-test: {'; one row at a time, '.join(faults)}")

@@ -22,7 +22,8 @@ from tests.tiny_models import BOS, VOCAB_SIZE
 
 EXAMPLES = int(os.environ.get("INVARIANCE_EXAMPLES", "500"))
 TOLERANCE = 5e-5 if blas._NAMES else 0.0
-MODELS = ["llama", "gemma3", "granitehybrid", "qwen3_moe"]  # attention, a window that slides, a state, experts
+# Attention, experts; a state; a window that slides, whose buffers differ in size, and so sums in their order.
+MODELS = ["llama", "qwen3_moe"] + (["granitehybrid", "gemma3"] if blas._NAMES else [])
 BUDGETS = [(25, 2), (64, 32), (1000, 4), (8192, 32)]  # max_batch_tokens, max_running_rows
 _draw = Random(2)
 DOCUMENTS = [[BOS] + [_draw.randrange(3, VOCAB_SIZE) for _ in range(109)] for _ in range(2)]

@@ -4,8 +4,8 @@ mlx-lm's caches go wrong for some architectures in a padded batch (gemma2 raises
 silently for some. Every way that the engine runs a row is compared with the plainest one: the whole row
 through the model, alone, without a cache and without a tap.
 
-Rows of a few tokens cross no sliding window. Where a forward of the window's length is quick enough to stay below
-two seconds in all, a row that is longer is run too; otherwise `window_row` gives none, and the outcome says so.
+Rows of a few tokens cross no sliding window. A longer one is run too where a forward of the window's length is
+quick, which it is on a GPU and for small windows; otherwise `window_row` gives none, and the outcome says so.
 """
 
 from collections.abc import Callable

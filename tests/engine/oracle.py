@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine import Sequence
-from tests.tiny_models import ORACLE_FOLDER
+from tests.tiny_models import ORACLE_FOLDER, PAD
 
 torch.set_num_threads(1)  # tiny models: more threads cost more than they give
 
@@ -26,6 +26,15 @@ class Oracle:
     def greedy(self, token_ids: list[int], num_given: int) -> list[int]:
         """The likeliest token at every position from num_given on: the tokens there, if those are greedy."""
         return self.logprobs(token_ids)[num_given - 1 : -1].argmax(axis=-1).tolist()
+
+    def continued(self, token_ids: list[int], max_tokens: int) -> list[int]:
+        """What transformers' own greedy generate(), with its cache, appends."""
+        given = torch.tensor([token_ids])
+        whole = self._model.generate(
+            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=max_tokens, pad_token_id=PAD
+        )
+        appended: list[int] = whole[0, len(token_ids) :].tolist()
+        return appended
 
 
 def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -> None:

@@ -10,11 +10,10 @@ windows    layers that the configuration calls sliding have a cache that rotates
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, floor, log, pi, sqrt
+from math import ceil, floor, isclose, log, pi, sqrt
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.nn.layers.positional_encoding import RoPE
 
 from engine import cache as caches
@@ -29,13 +28,13 @@ Config = dict[str, Any]
 class Rotation:
     """Dimensions 2i and 2i + 1 (or i and i + dims/2) turn once in 2 pi periods[i] tokens; then all are scaled."""
 
-    periods: np.ndarray  # [dims / 2] float64
+    periods: list[float]  # [dims / 2]
     magnitude: float
 
     def equals(self, other: "Rotation") -> bool:
         return (
-            self.periods.shape == other.periods.shape
-            and np.allclose(self.periods, other.periods, rtol=1e-4)
+            len(self.periods) == len(other.periods)
+            and all(isclose(one, two, rel_tol=1e-4) for one, two in zip(self.periods, other.periods, strict=True))
             and abs(self.magnitude - other.magnitude) < 1e-4
         )
 
@@ -118,8 +117,8 @@ def _stated_dims(scaling: Config, config: Config, otherwise: int | None) -> int 
 
 def _rotation_of(module: Any) -> Rotation:
     if isinstance(module, RoPE):
-        return Rotation(_plain(module.base, module.dims) / module.scale, 1.0)
-    periods = np.array(module._freqs.astype(mx.float32), dtype=np.float64)
+        return Rotation([period / module.scale for period in _plain(module.base, module.dims)], 1.0)
+    periods: list[float] = module._freqs.astype(mx.float32).tolist()
     return Rotation(periods, float(getattr(module, "mscale", getattr(module, "_scale", 1.0))))
 
 
@@ -129,30 +128,33 @@ def _expected(scaling: Config, config: Config, dims: int | None) -> Rotation:
     return _PERIODS[scaling["rope_type"]](_plain(scaling["rope_theta"], dims), scaling, config)
 
 
-def _plain(base: float, dims: int) -> np.ndarray:
-    powers: np.ndarray = float(base) ** (np.arange(0, dims, 2) / dims)
-    return powers
+def _plain(base: float, dims: int) -> list[float]:
+    return [float(base) ** (dim / dims) for dim in range(0, dims, 2)]
 
 
 # As transformers' modeling_rope_utils computes them.
 
 
-def _default(plain: np.ndarray, scaling: Config, config: Config) -> Rotation:
+def _default(plain: list[float], scaling: Config, config: Config) -> Rotation:
     return Rotation(plain, 1.0)
 
 
-def _linear(plain: np.ndarray, scaling: Config, config: Config) -> Rotation:
-    return Rotation(plain * scaling["factor"], 1.0)
+def _linear(plain: list[float], scaling: Config, config: Config) -> Rotation:
+    return Rotation([period * scaling["factor"] for period in plain], 1.0)
 
 
-def _llama3(plain: np.ndarray, scaling: Config, config: Config) -> Rotation:
-    factor, low, high = (scaling[key] for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    turns = scaling["original_max_position_embeddings"] / (2 * pi * plain)
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return Rotation(plain / ((1 - smooth) / factor + smooth), 1.0)
+def _llama3(plain: list[float], scaling: Config, config: Config) -> Rotation:
+    factor, low, high = (float(scaling[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+
+    def stretched(period: float) -> float:
+        turns = float(scaling["original_max_position_embeddings"]) / (2 * pi * period)
+        kept = _clipped((turns - low) / (high - low))
+        return period / ((1 - kept) / factor + kept)
+
+    return Rotation([stretched(period) for period in plain], 1.0)
 
 
-def _yarn(plain: np.ndarray, scaling: Config, config: Config) -> Rotation:
+def _yarn(plain: list[float], scaling: Config, config: Config) -> Rotation:
     dims, base = 2 * len(plain), scaling["rope_theta"]
     length = scaling["original_max_position_embeddings"]
     factor = scaling.get("factor") or config["max_position_embeddings"] / length
@@ -164,24 +166,30 @@ def _yarn(plain: np.ndarray, scaling: Config, config: Config) -> Rotation:
     if scaling.get("truncate", True):
         low, high = floor(low), ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
-    ramp = np.clip((np.arange(len(plain)) - low) / ((high - low) or 0.001), 0, 1)
+    ramp = [_clipped((place - low) / ((high - low) or 0.001)) for place in range(len(plain))]
+    periods = [period / (part / factor + (1 - part)) for period, part in zip(plain, ramp, strict=True)]
 
     def magnitude(of: float) -> float:
         return 0.1 * of * log(factor) + 1 if factor > 1 else 1.0
 
-    whole, part = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    whole, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
     stated = scaling.get("attention_factor")
-    found = magnitude(whole) / magnitude(part) if whole and part else magnitude(1)
-    return Rotation(plain / (ramp / factor + (1 - ramp)), found if stated is None else stated)
+    found = magnitude(whole) / magnitude(of_all) if whole and of_all else magnitude(1)
+    return Rotation(periods, found if stated is None else stated)
 
 
-def _longrope(plain: np.ndarray, scaling: Config, config: Config) -> Rotation:
+def _longrope(plain: list[float], scaling: Config, config: Config) -> Rotation:
     """Of rows that end within the original length."""
     length = scaling["original_max_position_embeddings"]
     factor = scaling.get("factor") or config["max_position_embeddings"] / length
     stated = scaling.get("attention_factor")
     found = sqrt(1 + log(factor) / log(length)) if factor > 1 else 1.0
-    return Rotation(plain * np.array(scaling["short_factor"]), found if stated is None else stated)
+    periods = [period * stretch for period, stretch in zip(plain, scaling["short_factor"], strict=True)]
+    return Rotation(periods, found if stated is None else stated)
+
+
+def _clipped(part: float) -> float:
+    return min(max(part, 0.0), 1.0)
 
 
 _PERIODS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}

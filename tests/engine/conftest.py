@@ -1,6 +1,5 @@
 """Engines of tiny models, and what transformers says about the same weights. Both are made once a session."""
 
-import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,6 @@ from engine import Engine, EngineSettings, blas
 from tests.engine.oracle import Oracle
 from tests.tiny_models import TinyModels
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tiny models: more threads cost more than they give
 blas.load()  # before a test module imports mlx
 
 

@@ -1,7 +1,7 @@
 """A row's numbers are its own: the same alone and in any company, in any chunking, with or without a shared prefix.
 
 With a fast BLAS, whose kernels follow the shape of a batch, "the same" is within TOLERANCE; with the BLAS that MLX's
-wheel brings along, to the bit.
+wheel brings along, and in exact mode with any, to the bit.
 """
 
 import os
@@ -24,6 +24,7 @@ EXAMPLES = int(os.environ.get("INVARIANCE_EXAMPLES", "500"))
 TOLERANCE = 5e-5 if blas._NAMES else 0.0
 # Attention, experts; a state; a window that slides, whose buffers differ in size, and so sums in their order.
 MODELS = ["llama", "qwen3_moe"] + (["granitehybrid", "gemma3"] if blas._NAMES else [])
+EXACT = ["llama", "qwen3_moe", "granitehybrid", "gemma3", "gpt_oss"]
 BUDGETS = [(25, 2), (64, 32), (1000, 4), (8192, 32)]  # max_batch_tokens, max_running_rows
 _draw = Random(2)
 DOCUMENTS = [[BOS] + [_draw.randrange(3, VOCAB_SIZE) for _ in range(109)] for _ in range(2)]
@@ -60,7 +61,6 @@ def asked(draw: st.DrawFn) -> Asked:
 
 
 companies = {
-    "name": st.sampled_from(MODELS),
     "rows": st.lists(asked(), min_size=2, max_size=4),
     "budget": st.sampled_from(BUDGETS),
     "is_one_group": st.booleans(),
@@ -72,11 +72,11 @@ def alone(engine_of: Callable[..., Engine]) -> Callable[..., Sequence]:
     """A row by itself, whole, run once a session."""
     found: dict[tuple[str, Asked, str], Sequence] = {}
 
-    def run(name: str, row: Asked) -> Sequence:
-        if (name, row) not in found:
-            found[name, row] = row.sequence()
-            engine_of(name).add([found[name, row]]).result(60)
-        return found[name, row]
+    def run(name: str, row: Asked, mode: str) -> Sequence:
+        if (name, row, mode) not in found:
+            found[name, row, mode] = row.sequence()
+            engine_of(name, mode=mode, prefix_cache_bytes=0).add([found[name, row, mode]]).result(60)
+        return found[name, row, mode]
 
     return run
 
@@ -123,16 +123,18 @@ def assert_invariant(
     rows: list[Asked],
     budget: tuple[int, int],
     is_one_group: bool,
+    mode: str = "default",
 ) -> None:
-    engine = engine_of(name, max_batch_tokens=budget[0], max_running_rows=budget[1])
+    tolerance = TOLERANCE if mode == "default" else 0.0
+    engine = engine_of(name, mode=mode, max_batch_tokens=budget[0], max_running_rows=budget[1])
     for row, found in zip(rows, run_together(engine, rows, is_one_group), strict=True):
-        assert_same(found, alone(name, row), TOLERANCE)
+        assert_same(found, alone(name, row, mode), tolerance)
         if found.sampling:
-            assert_rescored_the_same(engine, found, 5e-5)
+            assert_rescored_the_same(engine, found, 5e-5 if mode == "default" else 0.0)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(**companies)
+@given(name=st.sampled_from(MODELS), **companies)
 def test_a_row_is_the_same_in_any_company(
     engine_of: Callable[..., Engine], alone: Callable[..., Sequence], **company: object
 ):
@@ -142,11 +144,24 @@ def test_a_row_is_the_same_in_any_company(
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(**companies)
+@given(name=st.sampled_from(MODELS), mode=st.sampled_from(["default", "exact"]), **companies)
 def test_a_row_is_the_same_in_ten_thousand_companies(
     engine_of: Callable[..., Engine], alone: Callable[..., Sequence], **company: object
 ):
     assert_invariant(engine_of, alone, **company)
+
+
+@settings(
+    max_examples=max(1, EXAMPLES // 5),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(name=st.sampled_from(EXACT), **companies)
+def test_in_exact_mode_a_row_is_the_same_to_the_bit(
+    engine_of: Callable[..., Engine], alone: Callable[..., Sequence], **company: object
+):
+    assert_invariant(engine_of, alone, mode="exact", **company)
 
 
 def test_with_the_wheels_own_blas_a_row_is_the_same_to_the_bit(root: Path):

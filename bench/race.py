@@ -50,6 +50,7 @@ def options(description: str | None, *, runs: int = 5) -> ArgumentParser:
     parser.add_argument("--model", choices=("demo", "wide", "0.6b"), default="demo", help="see bench/models.py")
     parser.add_argument("--runs", type=int, default=runs, help="laps of each contestant; the median counts")
     parser.add_argument("--threads", type=int, help="cores for every contestant's BLAS; default: all")
+    parser.add_argument("--exact", action="store_true", help="run our exact mode too")
     parser.add_argument("--quick", action="store_true", help="a smoke test: small sizes, few laps")
     return parser
 

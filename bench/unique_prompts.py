@@ -38,6 +38,8 @@ def main() -> None:
         "transformers, logits_to_keep": Transformers.load(model.folder, rows_at_once=1),
         "mlx, full logits": FullLogits(mlx_model, rows_at_once=1),
     }
+    if given.exact:
+        contestants["scorepool engine, exact"] = Ours(open_engine(model.folder, mode="exact"))
     report(race(contestants, draw, given.runs), nats, num_tokens(rows))
     engine.close()
 

@@ -9,7 +9,8 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["shared_prefix", "unique_prompts", "memory", "generate", "through_queue", "profile", "linearity"]
+    "name",
+    ["shared_prefix", "unique_prompts", "memory", "generate", "through_queue", "profile", "linearity", "agreement"],
 )
 def test_a_quick_run_ends_and_prints_ratios(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import wire
-from api.errors import BadRequest, ModelNotServed
+from api.errors import BadRequest
 from api.models import Models
 
 
@@ -24,13 +24,7 @@ class Door:
         if request.webhook is not None:
             self._check_webhook(request.webhook, f"{where}webhook")
         if not cards and not request.wait_for_model:
-            names = self._models.names
-            served = f"live models: {', '.join(names)}" if names else "no worker is live"
-            raise ModelNotServed(
-                f"{where}model: no live worker serves {request.model!r}; {served}. "
-                "Send wait_for_model: true to queue it anyway",
-                f"{where}model",
-            )
+            raise self._models.unserved(request.model, f"{where}model")
         if cards:
             _check_tokens(request, cards, where)
 
@@ -50,6 +44,7 @@ def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where:
     """Against the widest of the model's workers: what even that cannot run is refused."""
     vocab_size = max(card.vocab_size for card in cards)
     context_length = max(card.context_length for card in cards)
+    _check_bias(request, vocab_size, where)
     for field, lists in _token_lists(request):
         num_ids = 0
         for name, ids in lists:
@@ -58,7 +53,7 @@ def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where:
                 index = next(index for index, id_ in enumerate(ids) if id_ >= vocab_size)
                 full = f"{where}{field}{name}[{index}]"
                 raise BadRequest(f"{full}: expected a token id below {vocab_size}, found {ids[index]}", full)
-        if num_ids > context_length:
+        if num_ids > context_length and not isinstance(request, wire.Tokenize):
             full = f"{where}{field}{lists[0][0]}" if len(lists) == 1 else f"{where}{field}".removesuffix(".")
             raise BadRequest(
                 f"{full}: expected at most {context_length} token ids, the model's context, found {num_ids}", full
@@ -71,10 +66,19 @@ def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where:
             )
 
 
+def _check_bias(request: wire.Request, vocab_size: int, where: str) -> None:
+    if not isinstance(request, wire.Generate):
+        return
+    for id_ in request.logit_bias:
+        if id_ >= vocab_size:
+            full = f"{where}logit_bias"
+            raise BadRequest(f"{full}: expected token ids below {vocab_size}, found {id_}", full)
+
+
 def _token_lists(request: wire.Request) -> Iterator[tuple[str, list[tuple[str, list[int]]]]]:
     """Per sequence: its place in the request, and its lists of token ids by name."""
-    if isinstance(request, wire.Generate):
-        if isinstance(request.prompt, list):
+    if not isinstance(request, wire.Score):
+        if isinstance(request.prompt, list) and request.prompt:
             yield "", [("prompt", request.prompt)]
         return
     for index, item in enumerate(request.items):

@@ -50,7 +50,7 @@ class Metrics:
         )
         self.workers = Gauge("scorepool_workers", "Live workers.", ("model",), registry=self.registry)
         self.redis_up = Gauge("scorepool_redis_up", "1 when Redis answered this scrape.", registry=self.registry)
-        for kind in ("score", "generate"):
+        for kind in get_args(wire.Kind):
             self.submitted.labels(kind)
 
     def text(self) -> bytes:

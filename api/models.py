@@ -7,6 +7,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 import wire
+from api.errors import ModelNotServed
 
 FRESH_S = 1.0  # how long the cards read last answer for
 
@@ -35,6 +36,14 @@ class Models:
         if time.monotonic() - self._read_at > FRESH_S or not wanted <= {card.id for card in self._cards}:
             await self.cards()
         return {model: [card for card in self._cards if card.id == model] for model in wanted}
+
+    def unserved(self, model: str, field: str = "model") -> ModelNotServed:
+        served = f"live models: {', '.join(self.names)}" if self.names else "no worker is live"
+        return ModelNotServed(
+            f"{field}: no live worker serves {model[:128]!r}; {served}. "
+            "A job of POST /v1/jobs may be queued anyway, with wait_for_model: true",
+            field,
+        )
 
     @property
     def names(self) -> list[str]:

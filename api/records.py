@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import replace
 from redis.asyncio import Redis
@@ -12,6 +12,7 @@ from rq.job import Job as RqJob
 import wire
 from api.errors import BadRequest, NotFound
 
+KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
 FIELDS = ("owner", "kind", "model", "status", "created", "started_at", "ended_at")
 
 STATUSES: dict[str, wire.Status] = {  # RQ's word: ours
@@ -47,7 +48,7 @@ def summary(id: str, fields: Sequence[bytes | None], has_outcome: bool) -> wire.
         status = "failed"
     return wire.Job(
         id=id,
-        kind="generate" if kind == "generate" else "score",
+        kind=KINDS[kind],
         model=model,
         status=status,
         created_at=float(created),

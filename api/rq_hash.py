@@ -21,7 +21,7 @@ DELIVERY_TIMEOUT_S = 120  # of one attempt; the HTTP timeout ends it long before
 
 def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str | bytes]:  # noqa: A002
     """The hash of the job that runs a request. The request itself lies in a key of its own."""
-    kind = "score" if isinstance(request, wire.Score) else "generate"
+    kind = wire.kind_of(request)
     job = Job.create(
         wire.INFER,
         args=[],

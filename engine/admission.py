@@ -1,6 +1,6 @@
 """What a row may ask for. Runs in the caller's thread, before the row waits for anything."""
 
-from math import inf
+from math import inf, isfinite
 
 from engine.errors import Refused, TooLong
 from engine.facts import Facts
@@ -18,7 +18,7 @@ def check(sequences: list[Sequence], facts: Facts) -> None:
         _check_tokens(sequence, where, facts)
         _check_report(sequence, where, facts)
         if sequence.sampling is not None:
-            _check_sampling(sequence.sampling, where)
+            _check_sampling(sequence.sampling, where, facts)
         _check_length(sequence, where, facts)
 
 
@@ -48,7 +48,7 @@ def _check_report(sequence: Sequence, where: str, facts: Facts) -> None:
         raise Refused(f"{where} is scored at temperature {sequence.temperature}; a number above 0 is right")
 
 
-def _check_sampling(sampling: Sampling, where: str) -> None:
+def _check_sampling(sampling: Sampling, where: str, facts: Facts) -> None:
     limits = {
         "max_tokens at least 1": sampling.max_tokens >= 1,
         "temperature 0 or more, and finite": 0 <= sampling.temperature < inf,
@@ -56,12 +56,18 @@ def _check_sampling(sampling: Sampling, where: str) -> None:
         "top_k 0 or more": sampling.top_k >= 0,
         "min_p from 0 to 1": 0 <= sampling.min_p <= 1,
         "seed from 0 to 2**64 - 1": sampling.seed is None or 0 <= sampling.seed < 2**64,
+        "presence_penalty that is finite": isfinite(sampling.presence_penalty),
+        "frequency_penalty that is finite": isfinite(sampling.frequency_penalty),
+        "repetition_penalty above 0, and finite": 0 < sampling.repetition_penalty < inf,
+        f"logit_bias of finite numbers for token ids from 0 to {facts.vocab_size - 1}": all(
+            0 <= token_id < facts.vocab_size and isfinite(bias) for token_id, bias in sampling.logit_bias
+        ),
         "stop strings that are not empty": all(sampling.stop),
     }
     for right, is_met in limits.items():
         if not is_met:
             name = right.split()[0]
-            raise Refused(f"{where} has sampling {name} {getattr(sampling, name)!r}; it needs {right}")
+            raise Refused(f"{where} has sampling {name} {getattr(sampling, name)!r:.80}; it needs {right}")
 
 
 def _check_length(sequence: Sequence, where: str, facts: Facts) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine import sampling, scoring
+from engine import sampling, scoring, steering
 from engine.sequence import Sequence
 
 
@@ -119,15 +119,15 @@ def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple
     token_ids = mx.array(given, dtype=mx.int32)
     if not sampled_rows:
         return token_ids, mx.array([])
+    sequences = [asks[row].sequence for row in sampled_rows]
     samplings, keys = [], []
-    for row in sampled_rows:
-        sequence = asks[row].sequence
+    for sequence in sequences:
         if sequence.sampling is None:
             raise ValueError("a row is asked for a token that it does not generate")
         samplings.append(sequence.sampling)
         keys.append(sampling.noise_key(sequence.noise_seed, asks[row].position - sequence.num_given))
     if len(sampled_rows) == len(asks):  # a step that only decodes
-        return sampling.sample(logits, samplings, keys)
+        return sampling.sample(steering.steer(logits, sequences), samplings, keys)
     rows = mx.array(sampled_rows)
-    token_ids[rows], logprobs = sampling.sample(logits[rows], samplings, keys)
+    token_ids[rows], logprobs = sampling.sample(steering.steer(logits[rows], sequences), samplings, keys)
     return token_ids, logprobs

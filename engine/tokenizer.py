@@ -26,15 +26,19 @@ class Tokenizer:
         self._lock = Lock()  # Hugging Face's tokenizers change their own state while they encode
         self.eos_ids = frozenset(eos_ids)
         self.bos_id: int | None = tokenizer.bos_token_id
+        self.bos_token: str | None = tokenizer.bos_token
+        self.eos_token: str | None = tokenizer.eos_token
+        self.pad_token: str | None = tokenizer.pad_token
+        self.chat_template: str | None = _only_template(tokenizer.chat_template)
         self.vocab_size = len(tokenizer)
         self._prefix = self._find_prefix()
         self._bytes = self._read_vocabulary()
         self.longest_token_bytes = max(map(len, self._bytes.values()))
 
-    def encode(self, text: str) -> tuple[list[int], bool]:
+    def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
         """Token ids, and whether BOS was added: it is when the model wants it and the text has it not."""
         ids = self._plain(text)
-        if not self._prefix or ids[: len(self._prefix)] == self._prefix:
+        if not add_bos or not self._prefix or ids[: len(self._prefix)] == self._prefix:
             return ids, False
         return self._prefix + ids, True
 
@@ -109,6 +113,11 @@ def _spellings(tokenizer: Any) -> tuple[Callable[[str], bytes], Callable[[str], 
     if kinds & {"ByteFallback", "Metaspace", "Replace"} or hasattr(tokenizer, "sp_model"):
         return _from_sentencepiece, _from_sentencepiece
     return str.encode, str.encode
+
+
+def _only_template(templates: str | dict[str, str] | None) -> str | None:
+    """A tokenizer may have several by name; `default` is the one that is used when no other is asked for."""
+    return templates.get("default") if isinstance(templates, dict) else templates
 
 
 def _kinds(part: Any) -> Iterable[str]:

@@ -8,8 +8,19 @@ from wire.columns import Floats
 from wire.endpoint import Endpoint, is_public, literal_address
 from wire.event import Event, EventData
 from wire.keys import DELIVER, DONE, INFER, WEBHOOKS, Keys, queue_name, queue_names
-from wire.reply import Accepted, ErrorBody, ErrorReply, Job, JobPage, ModelCard, ModelList, Status
-from wire.request import Generate, Message, Priority, Request, Score, ScoreItem, Submission
+from wire.reply import (
+    Accepted,
+    ErrorBody,
+    ErrorReply,
+    Job,
+    JobPage,
+    Model,
+    ModelCard,
+    ModelList,
+    Status,
+    TokenizerInfo,
+)
+from wire.request import Generate, Kind, Message, Priority, Request, Score, ScoreItem, Submission, Tokenize, kind_of
 from wire.result import Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
 from wire.settings import Settings, SettingsError, parse_model
 
@@ -32,7 +43,9 @@ __all__ = [
     "Job",
     "JobPage",
     "Keys",
+    "Kind",
     "Message",
+    "Model",
     "ModelCard",
     "ModelList",
     "Outcome",
@@ -47,12 +60,15 @@ __all__ = [
     "Stamp",
     "Status",
     "Submission",
+    "Tokenize",
+    "TokenizerInfo",
     "Usage",
     "decode_outcome",
     "decode_request",
     "encode",
     "encode_json",
     "is_public",
+    "kind_of",
     "literal_address",
     "parse",
     "parse_model",

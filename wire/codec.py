@@ -73,7 +73,7 @@ def parse(body: bytes, kind: type[T], form: Format = "json") -> T:
 
 
 # msgspec names the place in the text alone: `... field `x` - at `$.items[0]``.
-_PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
 _NAMED_FIELD = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
 _NO_CHOICE = re.compile(r"Invalid (?:enum )?value")  # and not a word on which would be right
 _MAX_SHOWN = 80  # characters of what the caller sent

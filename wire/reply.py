@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from wire.request import Kind
 from wire.result import Failure, Result, Stamp
 
 Status = Literal["queued", "started", "finished", "failed", "canceled"]
@@ -21,7 +22,7 @@ class Job(Struct, frozen=True, kw_only=True):
     """`result` is set when status is finished, `failure` when failed or canceled. Times are seconds since 1970."""
 
     id: str
-    kind: Literal["score", "generate"]
+    kind: Kind
     model: str
     status: Status
     created_at: float
@@ -47,14 +48,39 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     vocab_size: int
     self_test: str  # "passed", or what the engine does about what failed
     worker: str
+    created: int = 0  # unix, s: when the worker had loaded it
+    tokenizer: "TokenizerInfo | None" = None  # left out of lists: see `GET /tokenizer_info`
+
+
+class TokenizerInfo(Struct, frozen=True, kw_only=True):
+    """What a client that builds prompts needs to know."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """A served name, with the fields that clients of OpenAI and of vLLM read."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "scorepool"
+    max_model_len: int  # the widest of its workers' contexts, in tokens
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
+    """`data` names each model once; `models` says what each of its live workers serves."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
     models: list[ModelCard]
 
 
 class ErrorReply(Struct, frozen=True, kw_only=True):
-    """Every answer outside 2xx of the native routes."""
+    """Every answer outside 2xx: OpenAI's error object, so that its clients raise their own errors."""
 
     error: "ErrorBody"
 
@@ -62,4 +88,6 @@ class ErrorReply(Struct, frozen=True, kw_only=True):
 class ErrorBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str
     message: str
+    type: str  # OpenAI's coarse word for the code
     field: str | None = None
+    param: str | None = None  # OpenAI's word for `field`

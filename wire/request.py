@@ -16,7 +16,8 @@ ModelName = Annotated[
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=1_000_000)]
 Text = Annotated[str, Meta(max_length=8_000_000)]
-TopLogprobs = Annotated[int, Meta(ge=0, le=20, description="Likeliest tokens to report beside each token.")]
+TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="Likeliest tokens to report beside each token.")]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -70,22 +71,60 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
 
     prompt: Text | TokenIds | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=131_072)] = 128
+    max_tokens: Annotated[int, Meta(ge=0, le=131_072, description="0 only reports the prompt.")] = 128
     temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy.")] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="0 keeps every token.")] = 0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    logit_bias: Annotated[
+        dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]],
+        Meta(max_length=1024, description="Added to a token's logit before it is sampled, by token id."),
+    ] = {}
+    presence_penalty: Annotated[Penalty, Meta(description="Off the logit of every token generated before.")] = 0.0
+    frequency_penalty: Annotated[Penalty, Meta(description="The same, once for each time it was generated.")] = 0.0
+    repetition_penalty: Annotated[
+        float, Meta(ge=0.01, le=100, description="Divides (where negative: multiplies) logits of tokens seen before.")
+    ] = 1.0
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=64)] = []
     n: Annotated[int, Meta(ge=1, le=128, description="Completions to sample from the one prompt.")] = 1
+    add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS, where the model is used to it.")] = True
+    prompt_logprobs: Annotated[
+        bool, Meta(description="Report the prompt's tokens before the generated ones; the first has no logprob: null.")
+    ] = False
     logprobs: bool = True
     top_logprobs: TopLogprobs = 0
+    rank: Annotated[bool, Meta(description="Report each token's rank: 1 is the likeliest.")] = False
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("`top_logprobs` needs `logprobs`: true")
+        for name in ("top_logprobs", "rank"):
+            if getattr(self, name) and not self.logprobs:
+                raise ValueError(f"`{name}` needs `logprobs`: true")
+        if self.max_tokens == 0 and not self.prompt_logprobs:
+            raise ValueError("`max_tokens` 0 generates nothing: give `prompt_logprobs`: true, or more tokens")
 
 
-Request = Score | Generate
+class Tokenize(Submission, tag="tokenize", frozen=True, kw_only=True):
+    """Report the tokens of a text or a chat, or the text of tokens. The model does not run.
+
+    A kind of job, for the tokenizer is the worker's: the result holds one sequence, without logprobs.
+    """
+
+    prompt: Text | Annotated[list[TokenId], Meta(max_length=1_000_000)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
+    add_bos: Annotated[bool, Meta(description="Begin a text with BOS, where the model is used to it.")] = True
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of `prompt` and `messages`")
+
+
+Request = Score | Generate | Tokenize
+Kind = Literal["score", "generate", "tokenize"]
+
+
+def kind_of(request: Request) -> Kind:
+    """The `type` that the request has in JSON."""
+    return request.__struct_config__.tag  # type: ignore[return-value]

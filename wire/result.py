@@ -57,7 +57,7 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprob_sum: float | None = None  # over the completion's tokens
     is_greedy: bool | None = None  # every completion token is the likeliest; given when rank or top_logprobs is
     num_prompt_tokens: int = 0
-    num_reported_prompt_tokens: int = 0  # leading entries that belong to the prompt, with score "all"
+    num_reported_prompt_tokens: int = 0  # leading entries that belong to the prompt, where it was to be reported
     prompt_token_ids: list[int] | None = None  # when the prompt was text: the ids that were used
     bos_added: bool = False
     clamped: int = 0  # logprobs that were -inf and are written as -9999.0

@@ -33,7 +33,9 @@ class BatchWorker(Worker):
         self.engine = self.start_engine(source)
         stamp = stamp_of(model, self.engine.facts)
         self.functions[INFER] = self.infer = Infer(self.engine, stamp)
-        self.presence = Presence(card_of(stamp, self.engine.facts, self.name), self.settings.lease_s)
+        self.presence = Presence(
+            card_of(stamp, self.engine.facts, self.engine.tokenizer, self.name), self.settings.lease_s
+        )
 
     def start_engine(self, source: str) -> Engine:
         """Blocks until the model is loaded. Raises engine.LoadError."""

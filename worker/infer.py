@@ -62,6 +62,9 @@ class Run:
         try:
             refuse_hopeless(self._request, self._engine.tokenizer, self._engine.facts.context_length)
             rows = to_rows(self._request, self._engine.tokenizer)
+            if isinstance(self._request, wire.Tokenize):
+                self.ended.set_result(rows)
+                return
             with self._lock:
                 if self._is_canceled:
                     return

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from redis.client import Pipeline
 
-from engine import Facts
-from wire import Keys, ModelCard, Settings, SettingsError, Stamp, encode, queue_names
+from engine import Facts, Tokenizer
+from wire import Keys, ModelCard, Settings, SettingsError, Stamp, TokenizerInfo, encode, queue_names
 
 
 def served_model(settings: Settings, queues: Iterable[str]) -> tuple[str, str]:
@@ -21,7 +21,7 @@ def served_model(settings: Settings, queues: Iterable[str]) -> tuple[str, str]:
     return model, source
 
 
-def card_of(stamp: Stamp, facts: Facts, worker: str) -> ModelCard:
+def card_of(stamp: Stamp, facts: Facts, tokenizer: Tokenizer, worker: str) -> ModelCard:
     return ModelCard(
         id=stamp.model,
         stamp=stamp,
@@ -29,6 +29,13 @@ def card_of(stamp: Stamp, facts: Facts, worker: str) -> ModelCard:
         vocab_size=facts.vocab_size,
         self_test=facts.self_test,
         worker=worker,
+        created=int(time.time()),
+        tokenizer=TokenizerInfo(
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            pad_token=tokenizer.pad_token,
+            chat_template=tokenizer.chat_template,
+        ),
     )
 
 

@@ -49,9 +49,15 @@ def _texts(request: wire.Request) -> list[str]:
 
 
 def to_rows(request: wire.Request, tokenizer: Tokenizer) -> list[Translated]:
-    """One row per item of a score job, n of a generate job. Raises engine.Refused, JobFailed."""
+    """One row per item of a score job, n of a generate job. Raises engine.Refused, JobFailed.
+
+    A tokenize job's is not for the engine: its tokens are the answer.
+    """
     if isinstance(request, wire.Score):
         return [_to_scored_row(request, item, tokenizer) for item in request.items]
+    if isinstance(request, wire.Tokenize):
+        token_ids, bos_added = _encode_prompt(request, tokenizer)
+        return [Translated(Row(token_ids=token_ids), len(token_ids), False, bos_added)]
     return _to_generating_rows(request, tokenizer)
 
 
@@ -76,34 +82,47 @@ def _to_scored_row(request: wire.Score, item: wire.ScoreItem, tokenizer: Tokeniz
 
 def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer) -> list[Translated]:
     prompt_ids, bos_added = _encode_prompt(request, tokenizer)
+    if not prompt_ids:
+        message = "prompt: it is empty, and this model begins no text with a BOS; give at least one character"
+        raise JobFailed(wire.Failure(code="invalid", message=message, field="prompt"))
     stop = tuple(text.encode() for text in request.stop)
     rows = []
     for i in range(request.n):
-        sampling = Sampling(
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            min_p=request.min_p,
-            seed=None if request.seed is None else request.seed + i,
-            stop=stop,
+        sampling = (
+            None
+            if request.max_tokens == 0
+            else Sampling(
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                top_k=request.top_k,
+                min_p=request.min_p,
+                seed=None if request.seed is None else request.seed + i,
+                stop=stop,
+                logit_bias=tuple(request.logit_bias.items()),
+                presence_penalty=request.presence_penalty,
+                frequency_penalty=request.frequency_penalty,
+                repetition_penalty=request.repetition_penalty,
+            )
         )
-        row = Row(token_ids=list(prompt_ids), top_logprobs=request.top_logprobs, sampling=sampling)
+        row = Row(
+            token_ids=list(prompt_ids),
+            score_from=0 if request.prompt_logprobs else None,
+            top_logprobs=request.top_logprobs,
+            rank=request.rank,
+            sampling=sampling,
+        )
         rows.append(Translated(row, len(prompt_ids), not isinstance(request.prompt, list), bos_added))
     return rows
 
 
-def _encode_prompt(request: wire.Generate, tokenizer: Tokenizer) -> tuple[list[int], bool]:
+def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer) -> tuple[list[int], bool]:
     if request.messages is not None:
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         token_ids = tokenizer.encode_chat(messages)
         return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id
     if isinstance(request.prompt, str):
-        token_ids, bos_added = tokenizer.encode(request.prompt)
-        if not token_ids:
-            message = "prompt: it is empty, and this model begins no text with a BOS; give at least one character"
-            raise JobFailed(wire.Failure(code="invalid", message=message, field="prompt"))
-        return token_ids, bos_added
+        return tokenizer.encode(request.prompt, request.add_bos)
     return list(request.prompt or ()), False
 
 
@@ -111,6 +130,8 @@ def to_result(
     request: wire.Request, rows: Sequence[Translated], tokenizer: Tokenizer, stamp: wire.Stamp
 ) -> wire.Result:
     """Raises JobFailed (numeric) at a NaN, ValueError where the engine's columns are not of one length."""
+    if isinstance(request, wire.Tokenize):
+        return _to_tokens(rows[0], tokenizer, stamp)
     if isinstance(request, wire.Score):
         prompt_tokens = sum(row.num_prompt_tokens for row in rows)
         with_logprobs = True
@@ -128,11 +149,29 @@ def to_result(
     )
 
 
+def _to_tokens(translated: Translated, tokenizer: Tokenizer, stamp: wire.Stamp) -> wire.Result:
+    token_ids = translated.row.token_ids
+    tokens = wire.Scored(
+        token_ids=token_ids,
+        token_bytes=[tokenizer.token_bytes(token_id) for token_id in token_ids],
+        text=tokenizer.decode(token_ids),
+        num_prompt_tokens=len(token_ids),
+        num_reported_prompt_tokens=len(token_ids),
+        bos_added=translated.bos_added,
+    )
+    usage = wire.Usage(prompt_tokens=len(token_ids), completion_tokens=0)
+    return wire.Result(sequences=[tokens], temperature=1.0, usage=usage, stamp=stamp)
+
+
 def _to_scored(translated: Translated, tokenizer: Tokenizer, with_logprobs: bool) -> wire.Scored:
     row, num_prompt_tokens = translated.row, translated.num_prompt_tokens
     first = row.num_given if row.score_from is None else row.score_from
     token_ids = row.token_ids[first:]
-    text = tokenizer.decode(token_ids) if row.text_bytes is None else row.text_bytes.decode(errors="replace")
+    if row.text_bytes is None:
+        text = tokenizer.decode(token_ids)
+    else:  # of the generated tokens, which end where a stop string begins
+        given = b"".join(map(tokenizer.token_bytes, row.token_ids[first : row.num_given]))
+        text = (given + row.text_bytes).decode(errors="replace")
     num_reported_prompt_tokens = max(0, num_prompt_tokens - first)
     said = {
         "token_ids": token_ids,
@@ -186,7 +225,7 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokeniz
 def _reshapes(sampling: Sampling) -> bool:
     """Whether tokens are drawn from another distribution than the model's own."""
     kept_whole = sampling.top_p == 1 and sampling.top_k == 0 and sampling.min_p == 0
-    return sampling.temperature != 1 or not kept_whole
+    return sampling.temperature != 1 or not kept_whole or sampling.moves_logits
 
 
 def _is_greedy(likeliest: Iterable[bool | None]) -> bool | None:

@@ -44,6 +44,11 @@ def generating(**options: object) -> Sequence:
         (generating(seed=-1), Refused, "seed -1"),
         (generating(seed=2**64), Refused, "seed 18446744073709551616"),
         (generating(stop=(b"a", b"")), Refused, "stop .*not empty"),
+        (generating(presence_penalty=nan), Refused, "presence_penalty nan"),
+        (generating(frequency_penalty=inf), Refused, "frequency_penalty inf"),
+        (generating(repetition_penalty=0), Refused, "repetition_penalty 0"),
+        (generating(logit_bias=((50, 1.0),)), Refused, r"logit_bias \(\(50, 1.0\),\).* from 0 to 49"),
+        (generating(logit_bias=((5, nan),)), Refused, "logit_bias .* finite"),
     ],
 )
 def test_a_row_that_cannot_be_run_is_refused(row: Sequence, error: type[EngineError], message: str):

@@ -24,14 +24,15 @@ class FakeTokenizer(Tokenizer):
     bos_id = 257
     vocab_size = 258
     longest_token_bytes = 1
+    bos_token, eos_token, pad_token, chat_template = "<s>", "</s>", None, None
 
     def __init__(self) -> None:
         pass
 
-    def encode(self, text: str) -> tuple[list[int], bool]:
+    def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
         if text == "BUG":
             raise RuntimeError(f"a bug met {text}")
-        return [257, *text.encode()], True
+        return ([257] if add_bos else []) + [*text.encode()], add_bos
 
     def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
         kept = prompt.rstrip(" ")

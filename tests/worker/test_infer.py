@@ -26,12 +26,12 @@ class Slow(FakeTokenizer):
         self.is_in = threading.Event()
         self.may_go_on = threading.Event()
 
-    def encode(self, text: str) -> tuple[list[int], bool]:
+    def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
         self.texts.append(text)
         if text.startswith("SLOW"):
             self.is_in.set()
             assert self.may_go_on.wait(30)
-        return super().encode(text)
+        return super().encode(text, add_bos)
 
 
 class Recorder(FakeEngine):

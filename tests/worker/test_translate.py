@@ -251,3 +251,61 @@ def test_of_two_equally_likely_tokens_the_smaller_id_is_greedy_whatever_was_aske
 
     assert scored(request, rows).is_greedy is (rank == 1)
     assert scored(ranked, ranked_rows).is_greedy is (rank == 1)
+
+
+def test_a_generate_job_reports_its_prompts_tokens_when_asked():
+    request = generate(prompt="ab", max_tokens=1, prompt_logprobs=True, top_logprobs=1, rank=True)
+    rows = translate(request)
+    row = rows[0].row
+    assert (row.score_from, row.top_logprobs, row.rank) == (0, 1, True)
+    row.logprobs, row.ranks = [None, -1.0, -2.0, -3.0], [None, 1, 2, 3]
+    row.top_ids, row.top_values = [[], [97], [1], [1]], [[], [-1.0], [-0.5], [-0.5]]
+    row.token_ids.append(ord("c"))
+    row.text_bytes, row.finish_reason = b"c", "length"
+
+    found = scored(request, rows)
+
+    assert found.token_ids == [BOS, *b"abc"]
+    assert (found.num_prompt_tokens, found.num_reported_prompt_tokens) == (3, 3)
+    assert found.text == "abc"
+    assert found.logprobs is not None
+    assert found.logprobs.values() == [None, -1.0, -2.0, -3.0]
+    assert (found.logprob_sum, found.is_greedy) == (-3.0, False)
+
+
+def test_a_generate_job_of_no_tokens_only_scores_its_prompt():
+    request = generate(prompt="ab", max_tokens=0, prompt_logprobs=True, add_bos=False)
+    rows = translate(request)
+    row = rows[0].row
+    assert (row.sampling, row.score_from, row.token_ids) == (None, 0, [*b"ab"])
+    row.logprobs = [None, -1.0]
+
+    found = scored(request, rows)
+
+    assert (found.token_ids, found.text, found.finish_reason) == ([*b"ab"], "ab", None)
+
+
+def test_penalties_and_biases_reach_the_row():
+    asked = {
+        "logit_bias": {98: -100.0},
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.25,
+    }
+    (translated,) = translate(generate(prompt="a", **asked))
+
+    sampling = translated.row.sampling
+    assert sampling is not None
+    assert {name: getattr(sampling, name) for name in asked} == asked | {"logit_bias": ((98, -100.0),)}
+
+
+def test_a_biased_row_reports_the_distribution_that_it_sampled_from():
+    request = generate(prompt="a", logit_bias={98: -100.0}, max_tokens=1)
+    rows = translate(request)
+    rows[0].row.token_ids.append(ord("c"))
+    rows[0].row.logprobs, rows[0].row.sampled_logprobs = [-3.0], [-0.5]
+
+    found = scored(request, rows)
+
+    assert found.sampled_logprobs is not None
+    assert found.sampled_logprobs.values() == [-0.5]

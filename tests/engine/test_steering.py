@@ -1,0 +1,56 @@
+"""Biases and penalties move what is sampled, and no logprob that is reported."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine import Engine, Sampling, Sequence
+from engine.steering import steer
+from tests.engine.oracle import Oracle, assert_agrees
+
+LOGITS = [[2.0, -1.0, 0.5, -2.0], [1.0, 1.0, 1.0, 1.0]]
+
+
+def row_of(given: list[int], generated: list[int], **options: object) -> Sequence:
+    row = Sequence(token_ids=list(given), sampling=Sampling(max_tokens=9, **options))
+    row.token_ids += generated
+    return row
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, LOGITS[0]),
+        ({"logit_bias": ((1, 4.0), (3, -1.5))}, [2.0, 3.0, 0.5, -3.5]),
+        ({"presence_penalty": 0.5}, [1.5, -1.0, 0.0, -2.0]),
+        ({"frequency_penalty": 0.5}, [1.0, -1.0, 0.0, -2.0]),
+        ({"presence_penalty": -1.0, "frequency_penalty": 0.25}, [2.5, -1.0, 1.25, -2.0]),
+        ({"repetition_penalty": 2.0}, [1.0, -2.0, 0.25, -2.0]),
+    ],
+)
+def test_logits_are_moved_as_asked_and_only_of_the_row_that_asks(options: dict[str, object], expected: list[float]):
+    asking, other = row_of([1], [0, 0, 2], **options), row_of([0], [1])
+
+    moved = steer(mx.array(LOGITS), [asking, other])
+
+    np.testing.assert_allclose(np.array(moved), [expected, LOGITS[1]], atol=1e-6)
+
+
+def test_a_biased_token_is_sampled_and_its_own_logprob_reported(engine: Engine, oracle: Oracle):
+    banned = Sequence(token_ids=[0, 50], sampling=Sampling(max_tokens=6, temperature=0), top_logprobs=1)
+    engine.add([banned]).result(60)
+    bias = tuple((token_id, -100.0) for token_id in set(banned.token_ids[2:]))
+    row = Sequence(token_ids=[0, 50], sampling=Sampling(max_tokens=6, temperature=0, logit_bias=bias), top_logprobs=1)
+
+    engine.add([row]).result(60)
+
+    assert not set(row.token_ids[2:]) & set(dict(bias))
+    assert_agrees(row, oracle)
+
+
+def test_a_frequency_penalty_forbids_what_was_generated(engine: Engine):
+    row = Sequence(token_ids=[0, 50], sampling=Sampling(max_tokens=12, temperature=0, frequency_penalty=1000.0))
+
+    engine.add([row]).result(60)
+
+    assert len(set(row.token_ids[2:])) == row.num_generated

@@ -22,6 +22,7 @@ from wire.reply import ErrorBody
 logger = logging.getLogger(__name__)
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}  # OpenAI's
 REDIS_RETRY_S = 2  # what a client is told to wait when Redis does not answer
 
 
@@ -40,6 +41,10 @@ class Refused(Exception):
 
 class BadRequest(Refused):
     status, code = 400, "invalid"
+
+
+class TooLong(Refused):
+    status, code = 400, "context_length_exceeded"
 
 
 class Unauthorized(Refused):
@@ -89,6 +94,12 @@ class QueueFull(Refused):
         super().__init__(message, headers={"Retry-After": str(retry_after_s)})
 
 
+class Failed(Refused):
+    """The job of a synchronous request failed, and not through the request's own fault."""
+
+    status, code = 500, "job_failed"
+
+
 class Unavailable(Refused):
     status, code = 503, "unavailable"
 
@@ -97,7 +108,10 @@ class Unavailable(Refused):
 
 
 def error_response(request: Request, error: Refused) -> Response:
-    body = wire.ErrorReply(error=ErrorBody(code=error.code, message=error.message, field=error.field))
+    kind = TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    body = wire.ErrorReply(
+        error=ErrorBody(code=error.code, message=error.message, type=kind, field=error.field, param=error.field)
+    )
     try:
         form = accepted_format(request.headers.getlist("accept"))
     except ValueError:  # the caller accepts neither form; JSON is the likelier to be read by a person

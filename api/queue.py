@@ -38,9 +38,11 @@ class Queue:
         self._cancel = redis.register_script(scripts.joinpath("cancel.lua").read_text())
         self._delete = redis.register_script(scripts.joinpath("delete.lua").read_text())
 
-    async def submit(self, owner: str, requests: Sequence[wire.Request], ids: Sequence[str]) -> list[Submitted]:
+    async def submit(
+        self, owner: str, requests: Sequence[wire.Request], ids: Sequence[str], result_ttl_s: int | None = None
+    ) -> list[Submitted]:
         """All of them or none, in one round trip. Raises Conflict, QueueFull, TooLarge."""
-        ttl_s = self._settings.result_ttl_s
+        ttl_s = result_ttl_s or self._settings.result_ttl_s
         bodies = [wire.encode(request) for request in requests]
         print_ = fingerprint(bodies)
         args: list[str | bytes | int | float] = [

@@ -28,7 +28,7 @@ class Server(uvicorn.Server):
 def is_no_probe(record: logging.LogRecord) -> bool:
     """False for a line of uvicorn's access log that tells of a health check: those come every few seconds."""
     path = record.args[2] if isinstance(record.args, tuple) and len(record.args) == 5 else ""
-    return path not in ("/healthz", "/readyz", "/metrics")
+    return path not in ("/healthz", "/readyz", "/health", "/metrics")
 
 
 def serve(settings: Settings) -> None:

@@ -145,4 +145,6 @@ def _error(reply: httpx.Response) -> wire.ErrorBody:
     try:
         return wire.parse(reply.content, wire.ErrorReply, "msgpack").error
     except wire.Invalid:
-        return wire.ErrorBody(code="unknown", message=f"HTTP {reply.status_code}: {reply.text[:200]}")
+        return wire.ErrorBody(
+            code="unknown", type="server_error", message=f"HTTP {reply.status_code}: {reply.text[:200]}"
+        )

@@ -1,7 +1,6 @@
 """/v1/jobs: submit, follow, list, cancel, delete."""
 
 import logging
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -12,7 +11,7 @@ from starlette.responses import Response
 
 import wire
 from api import openapi
-from api.bodies import read_message, while_connected
+from api.bodies import read_message
 from api.dependencies import (
     IdempotencyKey,
     Owner,
@@ -22,11 +21,11 @@ from api.dependencies import (
     WaitS,
     known_query,
 )
-from api.errors import Refused, TooLarge
+from api.entry import enter, follow
+from api.errors import TooLarge
 from api.formats import reply
-from api.queue import Submitted, job_ids
+from api.queue import Submitted
 from api.records import CURSOR
-from api.state import State
 
 logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])
@@ -83,39 +82,6 @@ async def submit_bulk(request: Request, owner: Owner, form: ReplyFormat, key: Id
         raise TooLarge(f"expected at most {parts.settings.max_bulk_jobs} jobs in one request, found {len(messages)}")
     submitted = await enter(parts, owner, messages, key, len(messages))
     return reply([_accepted(job) for job in submitted], form, 202, _replayed(submitted))
-
-
-async def enter(
-    parts: State, owner: str, messages: list[wire.Request], key: str | None, count: int | None
-) -> list[Submitted]:
-    """Past the door and into the queue. What was accepted before under the same key is answered again, whatever the
-    door says now: the model may have left since. Raises Refused."""
-    ids = job_ids(owner, key, count)
-    try:
-        await parts.door.check(messages, is_bulk=count is not None)
-    except Refused:
-        if key is None or not await parts.queue.known(messages, ids):
-            raise
-    submitted = await parts.queue.submit(owner, messages, ids)
-    for job, message in zip(submitted, messages, strict=True):
-        if job.is_replay:
-            parts.metrics.replayed.inc()
-        else:
-            parts.metrics.submitted.labels("score" if isinstance(message, wire.Score) else "generate").inc()
-    return submitted
-
-
-async def follow(request: Request, parts: State, owner: str, id: str, wait_s: float) -> wire.Job:  # noqa: A002
-    """The job when it has ended, or as it is after `wait_s`. Raises NotFound, ClientDisconnect."""
-    if wait_s == 0:
-        return await parts.records.read(owner, id)
-    started_at = time.monotonic()
-    ended = parts.waiting.until_ended(id, lambda: parts.records.read(owner, id), wait_s)
-    with parts.metrics.waiting.track_inprogress():
-        job = await while_connected(request, ended)
-    has_ended = job.status not in ("queued", "started")
-    parts.metrics.waits.labels(str(has_ended).lower()).observe(time.monotonic() - started_at)
-    return job
 
 
 def _accepted(job: Submitted) -> wire.Accepted:

@@ -1,6 +1,9 @@
 """/v1/models: what live workers serve."""
 
+from collections.abc import Iterable
+
 from fastapi import APIRouter, Depends
+from msgspec.structs import replace
 from starlette.responses import Response
 
 import wire
@@ -18,4 +21,34 @@ router = APIRouter(prefix="/v1/models", tags=["models"], dependencies=[Depends(k
 )
 async def models(_: Owner, form: ReplyFormat, parts: Parts) -> Response:
     """One card per worker: several workers of one model are told apart by `worker`."""
-    return reply(wire.ModelList(models=await parts.models.cards()), form)
+    cards = await parts.models.cards()
+    bare = [replace(card, tokenizer=None) for card in cards]
+    return reply(wire.ModelList(data=by_name(cards), models=bare), form)
+
+
+@router.get(
+    "/{id:path}",
+    summary="Read one model",
+    responses=openapi.answers({200: wire.Model}, (400, 401, 404, 406, 503)),
+)
+async def model(id: str, _: Owner, form: ReplyFormat, parts: Parts) -> Response:  # noqa: A002
+    """404 when no live worker serves it."""
+    for one in by_name(await parts.models.cards()):
+        if one.id == id:
+            return reply(one, form)
+    raise parts.models.unserved(id)
+
+
+def by_name(cards: Iterable[wire.ModelCard]) -> list[wire.Model]:
+    """Each name once, in order; its oldest worker's age, its widest worker's context."""
+    models: dict[str, list[wire.ModelCard]] = {}
+    for card in cards:
+        models.setdefault(card.id, []).append(card)
+    return [
+        wire.Model(
+            id=name,
+            created=min(card.created for card in cards),
+            max_model_len=max(card.context_length for card in cards),
+        )
+        for name, cards in models.items()
+    ]

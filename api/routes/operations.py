@@ -45,6 +45,15 @@ async def readyz(parts: Parts) -> Response:
     return reply(Ready(models=parts.models.names), "json")
 
 
+@router.get("/health", summary="Requests can be answered", responses=openapi.answers({200: Ready}, (503,)))
+async def health(parts: Parts) -> Response:
+    """As vLLM's: ready, and some model is served."""
+    ready = await readyz(parts)
+    if not parts.models.names:
+        raise Unavailable("no worker is live")
+    return ready
+
+
 @router.get(
     "/metrics",
     summary="Prometheus metrics",

@@ -27,6 +27,13 @@ RESULT = wire.Result(
     usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
     stamp=STAMP,
 )
+COMPLETED = wire.Result(
+    sequences=[wire.Scored(token_ids=[2], token_bytes=[b"b"], text="b", finish_reason="stop")],
+    temperature=1.0,
+    usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
+    stamp=STAMP,
+)
+CANCELED = wire.Failure(code="canceled", message="canceled by its owner")
 REGISTRIES = {JobStatus.FINISHED: "finished", JobStatus.FAILED: "failed", JobStatus.STOPPED: "canceled"}
 
 
@@ -44,6 +51,8 @@ class FakeWorker:
             vocab_size=vocab_size,
             self_test="passed",
             worker=self.name,
+            created=1_795_000_000,
+            tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
         )
         self.redis.set(wire.Keys.card(self.name), wire.encode(card), ex=30)
         self.redis.zadd(wire.Keys.models, {self.name: time.time() + 30})
@@ -51,6 +60,11 @@ class FakeWorker:
     def leave(self) -> None:
         self.redis.delete(wire.Keys.card(self.name))
         self.redis.zrem(wire.Keys.models, self.name)
+
+    def waiting(self) -> set[str]:
+        """Ids of what waits in the queues."""
+        queues = [self.redis.lrange(f"rq:queue:{name}", 0, -1) for name in wire.queue_names(self.model)]
+        return {id_.decode() for queue in queues for id_ in queue}
 
     def job(self, id: str) -> Job:  # noqa: A002
         return Job.fetch(id, connection=self.redis, serializer=JSONSerializer)
@@ -63,6 +77,9 @@ class FakeWorker:
         self.redis.hset(job.key, mapping=started)
         self.redis.zadd(f"rq:wip:{job.origin}", {f"{id}:execution": time.time() + 20})
         return wire.decode_request(self.redis.get(wire.Keys.request(id)))
+
+    def cancel(self, id: str) -> None:  # noqa: A002
+        self.end(id, CANCELED, JobStatus.STOPPED)
 
     def end(self, id: str, outcome: wire.Outcome = RESULT, status: JobStatus = JobStatus.FINISHED) -> None:  # noqa: A002
         job = self.job(id)

@@ -1,13 +1,14 @@
 """The document says what really comes."""
 
+import asyncio
 from typing import Any
 
 import jsonschema
 import pytest
 
 from api.app import create_app
-from tests.api.conftest import ALICE, KEYS, Serving, bearer, score
-from tests.api.fake_worker import FakeWorker
+from tests.api.conftest import ALICE, KEYS, Serving, bearer, eventually, score
+from tests.api.fake_worker import COMPLETED, RESULT, FakeWorker
 from wire import Settings
 
 
@@ -36,7 +37,7 @@ def test_the_document_is_whole(document: dict[str, Any]):
     assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ModelCard", "JobPage"} <= set(schemas)
     assert not any("HTTPValidationError" in name for name in schemas)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 10
+    assert len(operations) == 16
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -48,7 +49,7 @@ def test_every_operation_declares_its_errors_and_its_key(document: dict[str, Any
             for status, reply in operation["responses"].items():
                 if int(status) >= 400:
                     assert reply["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorReply")
-            if path.startswith("/v1/"):
+            if path not in ("/healthz", "/readyz", "/health", "/metrics"):
                 assert {"400", "401", "503", "500"} <= set(operation["responses"])
                 assert operation["security"]
 
@@ -97,11 +98,10 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
 
         assert (await http.get("/docs")).status_code == 200
         assert (await http.get("/openapi.json")).json() == document
-        for path in ("/healthz", "/metrics"):
-            await call("GET", path)
         while (await http.get("/readyz")).status_code != 200:
             pass
-        await call("GET", "/readyz")
+        for path in ("/healthz", "/metrics", "/readyz", "/health"):
+            await call("GET", path)
         queued = (await call("POST", "/v1/jobs", json=score()))["id"]
         ended = (await call("POST", "/v1/jobs", json=score()))["id"]
         running = (await call("POST", "/v1/jobs", json=score()))["id"]
@@ -117,6 +117,7 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
         for method, route in [
             ("GET", "/v1/jobs/{id}"), ("DELETE", "/v1/jobs/{id}"), ("POST", "/v1/jobs/{id}/cancel"),
             ("GET", "/v1/jobs"), ("GET", "/v1/models"), ("POST", "/v1/jobs"), ("POST", "/v1/jobs/bulk"),
+            ("GET", "/v1/models/{id}"), ("GET", "/tokenizer_info"),
         ]:  # fmt: skip
             await call(method, route, key=None)
             await call(method, route, query="?unknown=1")
@@ -134,8 +135,31 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
         replay = await http.post("/v1/jobs", json=score(), headers=bearer(ALICE) | {"Idempotency-Key": "k"})
         worker.end(replay.json()["id"])
         await call("POST", "/v1/jobs", json=score(), headers={"Idempotency-Key": "k", "Prefer": "wait=5"})
+        await call("GET", "/v1/models/{id}", "demo")
+        await call("GET", "/tokenizer_info", query="?model=none")
+        synchronous = {
+            "/v1/completions": ({"model": "demo", "prompt": "a"}, COMPLETED),
+            "/tokenize": ({"model": "demo", "prompt": "a"}, RESULT),
+            "/detokenize": ({"model": "demo", "tokens": [1]}, RESULT),
+        }
+        for route, (body, result) in synchronous.items():
+            await call("POST", route, json=body, key=None)
+            await call("POST", route, json=body | {"unknown": 1})
+            await call("POST", route, json=body | {"model": "none"})
+            await call("POST", route, content=b"", headers={"Content-Type": "text/plain"})
+            await call("POST", route, content=b" " * 6000, headers={"Content-Type": "application/json"})
+            for end in (lambda id_, result=result: worker.end(id_, result), worker.cancel):
+                before = worker.waiting()
+                calling = asyncio.create_task(call("POST", route, json=body))
+                await eventually(lambda before=before: worker.waiting() - before)
+                [id_] = worker.waiting() - before
+                end(id_)
+                await calling
         await call("POST", "/v1/jobs/bulk", json=[score()] * 5)
+        await call("POST", "/v1/jobs/bulk", json=[score(priority="high")] * 6)
         for route, body in (("/v1/jobs", score()), ("/v1/jobs/bulk", [score()])):
+            await call("POST", route, json=body)
+        for route, (body, _) in synchronous.items():
             await call("POST", route, json=body)
 
     promised = {

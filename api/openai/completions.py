@@ -1,0 +1,261 @@
+"""`/v1/completions`: one wire.Generate a prompt, and one choice a sequence of their results.
+
+With vLLM's additions: `prompt_logprobs`, `return_token_ids`, `return_tokens_as_token_ids`, `add_special_tokens`,
+`top_k`, `min_p`, `repetition_penalty`.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+import wire
+from api.openai.spelling import generated_text, likeliest, offsets, pieces_of_text, spelled
+from wire.request import ModelName, Penalty, Text, TokenId, TokenIds
+
+MAX_SEED = 2**63 - 1
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)]
+Bias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
+User = Annotated[str, Meta(description="Has no effect here.")]
+
+
+class CompletionRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A field that is null has its default. One that is not here is refused by its name."""
+
+    model: ModelName
+    prompt: Text | Annotated[list[Text | TokenId | TokenIds], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_000_000, description="0 and -1 keep every token.")] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    logit_bias: Bias | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=128)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: None = None
+    suffix: Annotated[None, Meta(description="Not supported.")] = None
+    user: User | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt, list) and len({type(part) for part in self.prompt}) > 1:
+            raise ValueError("`prompt` is a string, a list of strings, a list of token ids, or a list of such lists")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError("`best_of` must be at least `n`")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("`max_tokens` 0 generates nothing: it needs `echo`: true or `prompt_logprobs`")
+        if self.stream:
+            raise ValueError("`stream` is not supported yet: leave it out, or send false")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+
+class Logprobs(Struct, frozen=True, kw_only=True):
+    """Arrays in step, one entry a token of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]  # the token itself is among them
+    text_offset: list[int]  # in characters of `text`
+
+
+class PromptLogprob(Struct, frozen=True, kw_only=True):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """The last three are there when they were asked for."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length"]
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str
+
+
+def to_requests(body: CompletionRequest, timeout_s: int) -> list[wire.Generate]:
+    """One a prompt, so that the workers of a model share them."""
+    tops = max(body.logprobs or 0, body.prompt_logprobs or 0)
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    num_rows = max(body.n or 1, body.best_of or 1)
+    wants_logprobs = body.logprobs is not None or body.prompt_logprobs is not None or num_rows > (body.n or 1)
+    return [
+        wire.Generate(
+            model=body.model,
+            prompt=prompt,
+            timeout_s=timeout_s,
+            max_tokens=16 if body.max_tokens is None else body.max_tokens,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=max(body.top_k or 0, 0),
+            min_p=body.min_p or 0.0,
+            seed=None if body.seed is None else body.seed & MAX_SEED,
+            logit_bias=body.logit_bias or {},
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            stop=stop,
+            n=num_rows,
+            add_bos=body.add_special_tokens is not False,
+            prompt_logprobs=bool(body.echo) or body.prompt_logprobs is not None,
+            logprobs=wants_logprobs,
+            top_logprobs=tops,
+            rank=body.prompt_logprobs is not None,
+        )
+        for prompt in body.prompts
+    ]
+
+
+def to_completion(body: CompletionRequest, results: Sequence[wire.Result], id: str) -> Completion:  # noqa: A002
+    """Choices of a prompt stand together, in the order of the prompts."""
+    n = body.n or 1
+    choices: list[Choice] = []
+    for prompt, result in zip(body.prompts, results, strict=True):
+        choices += [_to_choice(body, prompt, scored, len(choices) + i) for i, scored in enumerate(_best(result, n))]
+    prompt_tokens = sum(result.usage.prompt_tokens for result in results)
+    completion_tokens = sum(result.usage.completion_tokens for result in results)
+    return Completion(
+        id=id,
+        created=int(time.time()),
+        model=body.model,
+        choices=choices,
+        usage=Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+        ),
+        system_fingerprint=system_fingerprint(results[0].stamp),
+    )
+
+
+def system_fingerprint(stamp: wire.Stamp) -> str:
+    """The same for the same weights, dtype and versions: what the seed of a request may be relied on with."""
+    return f"fp_{hashlib.blake2b(wire.encode(stamp), digest_size=8).hexdigest()}"
+
+
+def _best(result: wire.Result, n: int) -> list[wire.Scored]:
+    """Of `best_of` sequences the n likeliest, by logprob per token."""
+    if len(result.sequences) == n:
+        return result.sequences
+
+    def mean(scored: wire.Scored) -> float:
+        return (scored.logprob_sum or 0.0) / max(1, len(scored.token_ids) - scored.num_reported_prompt_tokens)
+
+    return sorted(result.sequences, key=mean, reverse=True)[:n]
+
+
+def _to_choice(body: CompletionRequest, prompt: str | list[int], scored: wire.Scored, index: int) -> Choice:
+    split = scored.num_reported_prompt_tokens
+    pieces = pieces_of_text(scored, prompt if isinstance(prompt, str) else None)
+    text = generated_text(scored)
+    if body.echo:
+        text = b"".join(pieces[:split]).decode(errors="replace") + text
+    given_ids = prompt if isinstance(prompt, list) else scored.prompt_token_ids or []
+    return Choice(
+        index=index,
+        text=text,
+        logprobs=None if body.logprobs is None else _to_logprobs(body, scored, pieces),
+        finish_reason=scored.finish_reason or "length",
+        prompt_logprobs=UNSET if body.prompt_logprobs is None else _to_prompt_logprobs(scored, body.prompt_logprobs),
+        prompt_token_ids=given_ids if body.return_token_ids else UNSET,
+        token_ids=scored.token_ids[split:] if body.return_token_ids else UNSET,
+    )
+
+
+def _to_logprobs(body: CompletionRequest, scored: wire.Scored, pieces: list[bytes]) -> Logprobs:
+    first = 0 if body.echo else scored.num_reported_prompt_tokens
+    as_ids = bool(body.return_tokens_as_token_ids)
+    assert scored.logprobs is not None
+    logprobs = scored.logprobs.values()[first:]
+    tops: list[dict[str, float] | None] = []
+    for entry, logprob in enumerate(logprobs, start=first):
+        if logprob is None:
+            tops.append(None)
+            continue
+        tokens, values = _top(scored, entry, body.logprobs or 0)
+        chosen = (scored.token_ids[entry], scored.token_bytes[entry])
+        tops.append(likeliest([*tokens, chosen], [*values, logprob], as_ids))
+    return Logprobs(
+        tokens=[
+            spelled(token_id, piece, as_ids)
+            for token_id, piece in zip(scored.token_ids[first:], scored.token_bytes[first:], strict=True)
+        ],
+        token_logprobs=logprobs,
+        top_logprobs=tops,
+        text_offset=offsets(pieces[first:]),
+    )
+
+
+def _top(scored: wire.Scored, entry: int, k: int) -> tuple[list[tuple[int, bytes]], list[float | None]]:
+    """The k likeliest tokens at an entry, and their logprobs."""
+    if k == 0 or scored.top_ids is None or scored.top_bytes is None or scored.top_logprobs is None:
+        return [], []
+    tokens = list(zip(scored.top_ids[entry], scored.top_bytes[entry], strict=True))
+    return tokens[:k], scored.top_logprobs[entry].values()[:k]
+
+
+def _to_prompt_logprobs(scored: wire.Scored, k: int) -> list[dict[str, PromptLogprob] | None]:
+    """By token id, null for the first token: the token that stands there, and the k likeliest."""
+    assert scored.logprobs is not None
+    assert scored.ranks is not None
+    logprobs = scored.logprobs.values()
+    found: list[dict[str, PromptLogprob] | None] = []
+    for entry in range(scored.num_reported_prompt_tokens):
+        logprob, rank = logprobs[entry], scored.ranks[entry]
+        if logprob is None or rank is None:
+            found.append(None)
+            continue
+        tokens, values = _top(scored, entry, k)
+        ranked = [
+            (token_id, piece, value, place)
+            for place, ((token_id, piece), value) in enumerate(zip(tokens, values, strict=True), start=1)
+        ]
+        ranked.append((scored.token_ids[entry], scored.token_bytes[entry], logprob, rank))
+        found.append(
+            {
+                str(token_id): PromptLogprob(logprob=value, rank=place, decoded_token=spelled(token_id, piece))
+                for token_id, piece, value, place in ranked
+                if value is not None
+            }
+        )
+    return found

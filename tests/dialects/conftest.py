@@ -1,0 +1,28 @@
+"""The real stack on the demo model, spoken to by the clients that people already have."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from client.demo import free_port
+from client.stack import Stack
+
+SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+
+
+@pytest.fixture(scope="session")
+def demo_folder(root: Path) -> Path:
+    return root / "models" / "demo"
+
+
+@pytest.fixture(scope="session")
+def stack(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    environ = {
+        "SCOREPOOL_PORT": str(free_port()),
+        "SCOREPOOL_WEBHOOK_SECRET": SECRET,
+        "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "1",
+    }
+    state = tmp_path_factory.mktemp("stack")
+    with Stack({"demo": str(demo_folder)}, state=state, environ=environ, logs=state / "logs") as stack:
+        yield stack

@@ -1,0 +1,118 @@
+"""lm-evaluation-harness: `local-completions` against the stack equals its own HF model on the same weights."""
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.stack import Stack
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its imports, which are not ours to mend
+    from lm_eval import simple_evaluate
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from lm_eval.tasks import TaskManager
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+PAIRS = [
+    ("If the file does not exist,", " an error is raised."),
+    ("If the file does not exist,", " the"),
+    ("import", " os\nimport sys\n"),
+    ("", "Return a list of the names of the entries."),
+    ("def __init__(self", "):\n    pass"),
+    ("The value of ", "x is é and 🙂."),
+    ("Return", " True if the object is a list, False otherwise"),
+]
+TEXTS = ["Return the number of items in a container.", "x = '🙂 é'\n", "import os\n" * 300]  # the last: several windows
+
+
+def instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
+    return [Instance(request_type=kind, doc={}, arguments=args, idx=index) for index, args in enumerate(arguments)]
+
+
+@pytest.fixture(scope="module")
+def own(demo_folder: Path) -> HFLM:
+    return HFLM(pretrained=str(demo_folder), device="cpu", dtype="float32", batch_size=4, max_length=1024)
+
+
+@pytest.fixture(scope="module", params=["token ids in batches", "text one by one", "the server's tokenizer"])
+def served(request: pytest.FixtureRequest, stack: Stack, demo_folder: Path) -> LocalCompletionsAPI:
+    options: dict[str, Any] = {
+        "token ids in batches": {"tokenizer_backend": "huggingface", "batch_size": 4, "num_concurrent": 2},
+        "text one by one": {"tokenizer_backend": "huggingface", "tokenized_requests": False},
+        "the server's tokenizer": {"tokenizer_backend": "auto"},
+    }[request.param]
+    if options["tokenizer_backend"] == "huggingface":
+        options["tokenizer"] = str(demo_folder)
+    # Its own window is one token shorter than it is told, for the token that it has to generate.
+    return LocalCompletionsAPI(base_url=f"{stack.url}/v1/completions", model="demo", max_length=1025, **options)
+
+
+def test_loglikelihood(own: HFLM, served: LocalCompletionsAPI):
+    expected = own.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)
+
+    found = served.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)
+
+    assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-4)
+    assert all(math.isfinite(value) for value, _ in found)
+
+
+def test_loglikelihood_rolling(own: HFLM, served: LocalCompletionsAPI):
+    arguments = [(text,) for text in TEXTS]
+    expected = own.loglikelihood_rolling(instances("loglikelihood_rolling", arguments), disable_tqdm=True)
+
+    found = served.loglikelihood_rolling(instances("loglikelihood_rolling", arguments), disable_tqdm=True)
+
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-4)
+
+
+def test_generate_until(own: HFLM, served: LocalCompletionsAPI):
+    asked = {"until": ["\n", "."], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
+    arguments = [(prompt, asked) for prompt, _ in PAIRS if prompt]
+    expected = own.generate_until(instances("generate_until", [(p, dict(a)) for p, a in arguments]), disable_tqdm=True)
+
+    found = served.generate_until(instances("generate_until", [(p, dict(a)) for p, a in arguments]), disable_tqdm=True)
+
+    assert found == expected
+
+
+def test_a_multiple_choice_task(own: HFLM, served: LocalCompletionsAPI, tmp_path: Path):
+    questions = [
+        {
+            "question": "If the file does not exist,",
+            "choices": [" an error is raised.", " banana banana."],
+            "answer": 0,
+        },
+        {"question": "import", "choices": [" and and", " os"], "answer": 1},
+        {"question": "Return the", "choices": [" number of items", " )))) ((", " of of of"], "answer": 2},
+        {"question": "raise", "choices": [" ValueError", " the the"], "answer": 0},
+    ]
+    data = tmp_path / "questions.jsonl"
+    data.write_text("".join(json.dumps(question) + "\n" for question in questions))
+    task = tmp_path / "task.yaml"
+    task.write_text(
+        f"task: choices\ndataset_path: json\ntest_split: test\n"
+        f"dataset_kwargs: {{data_files: {{test: {data}}}, cache_dir: {tmp_path}}}\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{question}}'\ndoc_to_choice: choices\ndoc_to_target: answer\n"
+        "target_delimiter: ''\nmetric_list: [{metric: acc}, {metric: acc_norm}]\n"
+    )
+
+    def run(model: Any) -> tuple[dict[str, float], list[list[float]]]:
+        manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+        report = simple_evaluate(model, tasks=["choices"], task_manager=manager, bootstrap_iters=0)
+        samples = sorted(report["samples"]["choices"], key=lambda sample: sample["doc_id"])
+        values = [float(value) for sample in samples for value, _ in sample["filtered_resps"]]
+        return {name: report["results"]["choices"][f"{name},none"] for name in ("acc", "acc_norm")}, values
+
+    (expected, expected_values), (found, found_values) = run(own), run(served)
+
+    assert found == expected
+    assert found["acc"] == 0.75  # one answer is wrong on purpose, so that a constant would be seen
+    assert found_values == pytest.approx(expected_values, abs=1e-4)

@@ -20,6 +20,7 @@ class Ask:
 
     sequence: Sequence
     position: int
+    last_id: mx.array | None = None  # [1]: of a row whose logits are moved, the token before, which may not be read yet
 
     @property
     def is_sampled(self) -> bool:
@@ -119,15 +120,42 @@ def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple
     token_ids = mx.array(given, dtype=mx.int32)
     if not sampled_rows:
         return token_ids, mx.array([])
-    sequences = [asks[row].sequence for row in sampled_rows]
     samplings, keys = [], []
-    for sequence in sequences:
+    for row in sampled_rows:
+        sequence = asks[row].sequence
         if sequence.sampling is None:
             raise ValueError("a row is asked for a token that it does not generate")
         samplings.append(sequence.sampling)
         keys.append(sampling.noise_key(sequence.noise_seed, asks[row].position - sequence.num_given))
     if len(sampled_rows) == len(asks):  # a step that only decodes
-        return sampling.sample(steering.steer(logits, sequences), samplings, keys)
+        return sampling.sample(_moved(logits, asks), samplings, keys)
     rows = mx.array(sampled_rows)
-    token_ids[rows], logprobs = sampling.sample(steering.steer(logits[rows], sequences), samplings, keys)
+    wanted = _moved(logits[rows], [asks[row] for row in sampled_rows])
+    token_ids[rows], logprobs = sampling.sample(wanted, samplings, keys)
     return token_ids, logprobs
+
+
+def moves_logits(sequence: Sequence) -> bool:
+    return sequence.sampling is not None and sequence.sampling.moves_logits
+
+
+def _moved(logits: mx.array, asks: list[Ask]) -> mx.array:
+    """[rows, vocab]: what is sampled from; the very `logits` where no row asks for another."""
+    if not any(moves_logits(ask.sequence) for ask in asks):
+        return logits
+    rows = []
+    for row, ask in zip(logits, asks, strict=True):
+        sampling = ask.sequence.sampling
+        if sampling is None or not sampling.moves_logits:
+            rows.append(row)
+            continue
+        given = ask.sequence.token_ids[: ask.sequence.num_given]
+        rows.append(steering.steer(row, sampling, given, _generated(ask)))
+    return mx.stack(rows)
+
+
+def _generated(ask: Ask) -> mx.array:
+    """[n]: the row's generated tokens before the one that is sampled now."""
+    sequence = ask.sequence
+    read = mx.array(sequence.token_ids[sequence.num_given : ask.position - 1], dtype=mx.int32)
+    return read if ask.last_id is None else mx.concatenate([read, ask.last_id])

@@ -15,7 +15,7 @@ import mlx.core as mx
 from engine.batch import Batch
 from engine.errors import EngineError, Numeric
 from engine.facts import Facts
-from engine.measure import Ask, Entry, Measured, measure
+from engine.measure import Ask, Entry, Measured, measure, moves_logits
 from engine.scheduler import Plan
 from engine.sequence import Sequence
 from engine.stop import end_if_done
@@ -49,8 +49,12 @@ class ModelRunner:
         asks: list[Ask] = []
         hidden: list[mx.array] = []
         if plan.decode:  # before new rows join its cache
-            asks = [Ask(sequence, sequence.num_computed + 1) for sequence in plan.decode]
-            hidden = [self._batch.decode(plan.decode, self._last_ids(plan.decode))]
+            last_ids = self._last_ids(plan.decode)
+            asks = [
+                Ask(sequence, sequence.num_computed + 1, last_ids[row : row + 1] if moves_logits(sequence) else None)
+                for row, sequence in enumerate(plan.decode)
+            ]
+            hidden = [self._batch.decode(plan.decode, last_ids)]
         for chunks in plan.prefill:
             asks += [Ask(chunk.sequence, position + 1) for chunk in chunks for position in chunk.predictors]
             hidden.append(self._batch.prefill(chunks))

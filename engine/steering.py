@@ -3,36 +3,31 @@
 Pure. Sampling alone sees these logits; every reported logprob is of the model's own.
 """
 
-from collections import Counter
-
 import mlx.core as mx
 
-from engine.sequence import Sequence
+from engine.sequence import Sampling
 
 
-def steer(logits: mx.array, sequences: list[Sequence]) -> mx.array:
-    """logits [rows, vocab] float32, one generating sequence a row. Rows that ask for nothing keep their values."""
-    for row, sequence in enumerate(sequences):
-        if sequence.sampling is not None and sequence.sampling.moves_logits:
-            logits[row] = _steered(logits[row], sequence)
-    return logits
+def steer(logits: mx.array, sampling: Sampling, given: list[int], generated: mx.array) -> mx.array:
+    """[vocab], from logits [vocab] float32 and the row's token ids so far; `generated` [n] may be on its way.
 
-
-def _steered(logits: mx.array, sequence: Sequence) -> mx.array:
-    """[vocab]. As vLLM: the repetition penalty knows the prompt, the two others only what was generated."""
-    sampling = sequence.sampling
-    assert sampling is not None
+    As vLLM: the repetition penalty knows the given tokens, the two others only those that were generated.
+    """
     if sampling.repetition_penalty != 1:
-        seen = mx.array(sorted(set(sequence.token_ids)))
-        values = logits[seen]
+        seen = mx.concatenate([mx.array(given, dtype=mx.int32), generated])
         penalty = sampling.repetition_penalty
-        logits[seen] = mx.where(values > 0, values / penalty, values * penalty)
-    counts = Counter(sequence.token_ids[sequence.num_given :])
-    if counts and (sampling.presence_penalty or sampling.frequency_penalty):
-        logits[mx.array(list(counts))] -= sampling.presence_penalty + sampling.frequency_penalty * mx.array(
-            list(counts.values())
-        )
+        penalized = mx.where(logits > 0, logits / penalty, logits * penalty)
+        logits = mx.where(_is_in(seen, logits), penalized, logits)
+    if sampling.presence_penalty and generated.size:
+        logits = mx.where(_is_in(generated, logits), logits - sampling.presence_penalty, logits)
+    if sampling.frequency_penalty and generated.size:
+        logits = logits.at[generated].add(-sampling.frequency_penalty)  # once for each time a token is there
     if sampling.logit_bias:
-        biased, by = zip(*sampling.logit_bias, strict=True)
-        logits[mx.array(biased)] += mx.array(by)
+        token_ids, biases = zip(*sampling.logit_bias, strict=True)
+        logits = logits.at[mx.array(token_ids)].add(mx.array(biases))
     return logits
+
+
+def _is_in(token_ids: mx.array, logits: mx.array) -> mx.array:
+    """[vocab] bool."""
+    return mx.put_along_axis(mx.zeros(logits.shape, mx.bool_), token_ids, mx.array(True), axis=0)

@@ -8,19 +8,13 @@ from engine import Engine, Sampling, Sequence
 from engine.steering import steer
 from tests.engine.oracle import Oracle, assert_agrees
 
-LOGITS = [[2.0, -1.0, 0.5, -2.0], [1.0, 1.0, 1.0, 1.0]]
-
-
-def row_of(given: list[int], generated: list[int], **options: object) -> Sequence:
-    row = Sequence(token_ids=list(given), sampling=Sampling(max_tokens=9, **options))
-    row.token_ids += generated
-    return row
+LOGITS = [2.0, -1.0, 0.5, -2.0]
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, LOGITS[0]),
+        ({}, LOGITS),
         ({"logit_bias": ((1, 4.0), (3, -1.5))}, [2.0, 3.0, 0.5, -3.5]),
         ({"presence_penalty": 0.5}, [1.5, -1.0, 0.0, -2.0]),
         ({"frequency_penalty": 0.5}, [1.0, -1.0, 0.0, -2.0]),
@@ -28,12 +22,20 @@ def row_of(given: list[int], generated: list[int], **options: object) -> Sequenc
         ({"repetition_penalty": 2.0}, [1.0, -2.0, 0.25, -2.0]),
     ],
 )
-def test_logits_are_moved_as_asked_and_only_of_the_row_that_asks(options: dict[str, object], expected: list[float]):
-    asking, other = row_of([1], [0, 0, 2], **options), row_of([0], [1])
+def test_logits_are_moved_as_asked(options: dict[str, object], expected: list[float]):
+    sampling = Sampling(max_tokens=9, **options)
 
-    moved = steer(mx.array(LOGITS), [asking, other])
+    moved = steer(mx.array(LOGITS), sampling, [1], mx.array([0, 0, 2]))
 
-    np.testing.assert_allclose(np.array(moved), [expected, LOGITS[1]], atol=1e-6)
+    np.testing.assert_allclose(np.array(moved), expected, atol=1e-6)
+
+
+def test_nothing_generated_is_nothing_penalized():
+    sampling = Sampling(max_tokens=9, frequency_penalty=1.0, presence_penalty=1.0)
+
+    moved = steer(mx.array(LOGITS), sampling, [1], mx.array([], dtype=mx.int32))
+
+    assert moved.tolist() == LOGITS
 
 
 def test_a_biased_token_is_sampled_and_its_own_logprob_reported(engine: Engine, oracle: Oracle):

@@ -50,9 +50,15 @@ def test_a_biased_token_is_sampled_and_its_own_logprob_reported(engine: Engine, 
     assert_agrees(row, oracle)
 
 
-def test_a_frequency_penalty_forbids_what_was_generated(engine: Engine):
-    row = Sequence(token_ids=[0, 50], sampling=Sampling(max_tokens=12, temperature=0, frequency_penalty=1000.0))
+@pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
+def test_a_penalty_counts_the_token_before(engine: Engine, penalty: str):
+    """The one that was sampled while this step was launched, too."""
+    row = Sequence(
+        token_ids=[0, 50],
+        sampling=Sampling(max_tokens=8, temperature=0, logit_bias=((7, 50.0),), **{penalty: 100.0}),
+    )
 
     engine.add([row]).result(60)
 
-    assert len(set(row.token_ids[2:])) == row.num_generated
+    assert row.token_ids[2] == 7
+    assert row.token_ids[2:].count(7) == 1

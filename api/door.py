@@ -58,7 +58,7 @@ def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where:
             raise BadRequest(
                 f"{full}: expected at most {context_length} token ids, the model's context, found {num_ids}", full
             )
-        if isinstance(request, wire.Generate) and num_ids + request.max_tokens > context_length:
+        if isinstance(request, wire.Generate) and num_ids + (request.max_tokens or 0) > context_length:
             raise BadRequest(
                 f"{where}max_tokens: expected at most {context_length - num_ids} after {num_ids} token ids of prompt, "
                 f"the model's context being {context_length}, found {request.max_tokens}",

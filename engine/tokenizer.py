@@ -57,7 +57,7 @@ class Tokenizer:
         num_prompt_tokens = len(self.encode(kept)[0])
         return ids, min(num_prompt_tokens, len(ids) - 1), bos_added
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """The chat template's text with the generation prompt, and no BOS but its own. Raises Refused."""
         if not self._tokenizer.chat_template:
             raise Refused("the model has no chat template; give `prompt` instead of `messages`")

@@ -20,7 +20,19 @@ from wire.reply import (
     Status,
     TokenizerInfo,
 )
-from wire.request import Generate, Kind, Message, Priority, Request, Score, ScoreItem, Submission, Tokenize, kind_of
+from wire.request import (
+    Generate,
+    Kind,
+    Message,
+    Priority,
+    Request,
+    Score,
+    ScoreItem,
+    Submission,
+    Tokenize,
+    ToolCall,
+    kind_of,
+)
 from wire.result import Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
 from wire.settings import Settings, SettingsError, parse_model
 
@@ -62,6 +74,7 @@ __all__ = [
     "Submission",
     "Tokenize",
     "TokenizerInfo",
+    "ToolCall",
     "Usage",
     "decode_outcome",
     "decode_request",

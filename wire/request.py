@@ -1,6 +1,6 @@
 """What a client may ask for."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -17,6 +17,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=1_000_000)]
 Text = Annotated[str, Meta(max_length=8_000_000)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="Likeliest tokens to report beside each token.")]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
@@ -61,9 +62,22 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
     entropy: Annotated[bool, Meta(description="Report the entropy, in nats, of each token's distribution.")] = False
 
 
-class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One that the assistant made earlier in the chat."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What a chat template sees. The last three are for templates that know them."""
+
     role: Literal["system", "user", "assistant", "tool"]
     content: Text
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] = []
 
 
 class Generate(Submission, tag="generate", frozen=True, kw_only=True):
@@ -71,7 +85,10 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
 
     prompt: Text | TokenIds | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
-    max_tokens: Annotated[int, Meta(ge=0, le=131_072, description="0 only reports the prompt.")] = 128
+    max_tokens: (
+        Annotated[int, Meta(ge=0, le=131_072, description="0 only reports the prompt; null: what fits, up to 4096.")]
+        | None
+    ) = 128
     temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy.")] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="0 keeps every token.")] = 0
@@ -86,7 +103,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     repetition_penalty: Annotated[
         float, Meta(ge=0.01, le=100, description="Divides (where negative: multiplies) logits of tokens seen before.")
     ] = 1.0
-    stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=64)] = []
+    stop: Annotated[list[StopString], Meta(max_length=64)] = []
     n: Annotated[int, Meta(ge=1, le=128, description="Completions to sample from the one prompt.")] = 1
     add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS, where the model is used to it.")] = True
     prompt_logprobs: Annotated[

@@ -61,7 +61,7 @@ class Run:
             return
         try:
             refuse_hopeless(self._request, self._engine.tokenizer, self._engine.facts.context_length)
-            rows = to_rows(self._request, self._engine.tokenizer)
+            rows = to_rows(self._request, self._engine.tokenizer, self._engine.facts.context_length)
             if isinstance(self._request, wire.Tokenize):
                 self.ended.set_result(rows)
                 return

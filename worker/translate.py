@@ -6,6 +6,7 @@ To add a kind of job: a branch in `to_rows` and one in `to_result`.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum, inf, isnan
+from typing import Any
 
 import wire
 from engine import Sampling, Tokenizer
@@ -15,6 +16,7 @@ from wire import Floats
 from worker.failure import JobFailed
 
 HOPELESS = 4
+MAX_UNASKED_TOKENS = 4096  # of a generation that does not say how long it may be, where the context has room
 LEAST = -9999.0  # what -inf is written as: JSON has no infinity
 
 
@@ -48,7 +50,7 @@ def _texts(request: wire.Request) -> list[str]:
     return [*texts, request.prompt] if isinstance(request.prompt, str) else texts
 
 
-def to_rows(request: wire.Request, tokenizer: Tokenizer) -> list[Translated]:
+def to_rows(request: wire.Request, tokenizer: Tokenizer, context_length: int) -> list[Translated]:
     """One row per item of a score job, n of a generate job. Raises engine.Refused, JobFailed.
 
     A tokenize job's is not for the engine: its tokens are the answer.
@@ -58,7 +60,7 @@ def to_rows(request: wire.Request, tokenizer: Tokenizer) -> list[Translated]:
     if isinstance(request, wire.Tokenize):
         token_ids, bos_added = _encode_prompt(request, tokenizer)
         return [Translated(Row(token_ids=token_ids), len(token_ids), False, bos_added)]
-    return _to_generating_rows(request, tokenizer)
+    return _to_generating_rows(request, tokenizer, context_length)
 
 
 def _to_scored_row(request: wire.Score, item: wire.ScoreItem, tokenizer: Tokenizer) -> Translated:
@@ -80,19 +82,22 @@ def _to_scored_row(request: wire.Score, item: wire.ScoreItem, tokenizer: Tokeniz
     return Translated(row, num_prompt_tokens, isinstance(prompt, str), bos_added)
 
 
-def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer) -> list[Translated]:
+def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer, context_length: int) -> list[Translated]:
     prompt_ids, bos_added = _encode_prompt(request, tokenizer)
     if not prompt_ids:
         message = "prompt: it is empty, and this model begins no text with a BOS; give at least one character"
         raise JobFailed(wire.Failure(code="invalid", message=message, field="prompt"))
+    max_tokens = request.max_tokens
+    if max_tokens is None:
+        max_tokens = max(1, min(MAX_UNASKED_TOKENS, context_length - len(prompt_ids)))
     stop = tuple(text.encode() for text in request.stop)
     rows = []
     for i in range(request.n):
         sampling = (
             None
-            if request.max_tokens == 0
+            if max_tokens == 0
             else Sampling(
-                max_tokens=request.max_tokens,
+                max_tokens=max_tokens,
                 temperature=request.temperature,
                 top_p=request.top_p,
                 top_k=request.top_k,
@@ -118,12 +123,26 @@ def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer) -> list[Tr
 
 def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer) -> tuple[list[int], bool]:
     if request.messages is not None:
-        messages = [{"role": message.role, "content": message.content} for message in request.messages]
-        token_ids = tokenizer.encode_chat(messages)
+        token_ids = tokenizer.encode_chat([_to_template(message) for message in request.messages])
         return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id
     if isinstance(request.prompt, str):
         return tokenizer.encode(request.prompt, request.add_bos)
     return list(request.prompt or ()), False
+
+
+def _to_template(message: wire.Message) -> dict[str, Any]:
+    """In the shape that chat templates read: OpenAI's, but for arguments, which are an object."""
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        shown["name"] = message.name
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return shown
 
 
 def to_result(

@@ -4,7 +4,6 @@ With vLLM's additions: `prompt_logprobs`, `return_token_ids`, `return_tokens_as_
 `top_k`, `min_p`, `repetition_penalty`.
 """
 
-import hashlib
 import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -12,44 +11,20 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
+from api.openai.sampling import SamplingRequest, Usage, sampled, system_fingerprint, usage_of
 from api.openai.spelling import generated_text, likeliest, offsets, pieces_of_text, spelled
-from wire.request import ModelName, Penalty, Text, TokenId, TokenIds
-
-MAX_SEED = 2**63 - 1
-StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)]
-Bias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
-User = Annotated[str, Meta(description="Has no effect here.")]
+from wire.request import Text, TokenId, TokenIds
 
 
-class CompletionRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A field that is null has its default. One that is not here is refused by its name."""
-
-    model: ModelName
+class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     prompt: Text | Annotated[list[Text | TokenId | TokenIds], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1_000_000, description="0 and -1 keep every token.")] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Seed | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
-    logit_bias: Bias | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=128)] | None = None
     add_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    stream: bool | None = None
-    stream_options: None = None
     suffix: Annotated[None, Meta(description="Not supported.")] = None
-    user: User | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.prompt, list) and len({type(part) for part in self.prompt}) > 1:
@@ -97,12 +72,6 @@ class Choice(Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class Usage(Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
 class Completion(Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -116,25 +85,13 @@ class Completion(Struct, frozen=True, kw_only=True):
 def to_requests(body: CompletionRequest, timeout_s: int) -> list[wire.Generate]:
     """One a prompt, so that the workers of a model share them."""
     tops = max(body.logprobs or 0, body.prompt_logprobs or 0)
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     num_rows = max(body.n or 1, body.best_of or 1)
     wants_logprobs = body.logprobs is not None or body.prompt_logprobs is not None or num_rows > (body.n or 1)
     return [
         wire.Generate(
-            model=body.model,
+            **sampled(body, timeout_s),
             prompt=prompt,
-            timeout_s=timeout_s,
             max_tokens=16 if body.max_tokens is None else body.max_tokens,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=max(body.top_k or 0, 0),
-            min_p=body.min_p or 0.0,
-            seed=None if body.seed is None else body.seed & MAX_SEED,
-            logit_bias=body.logit_bias or {},
-            presence_penalty=body.presence_penalty or 0.0,
-            frequency_penalty=body.frequency_penalty or 0.0,
-            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
-            stop=stop,
             n=num_rows,
             add_bos=body.add_special_tokens is not False,
             prompt_logprobs=bool(body.echo) or body.prompt_logprobs is not None,
@@ -152,25 +109,14 @@ def to_completion(body: CompletionRequest, results: Sequence[wire.Result], id: s
     choices: list[Choice] = []
     for prompt, result in zip(body.prompts, results, strict=True):
         choices += [_to_choice(body, prompt, scored, len(choices) + i) for i, scored in enumerate(_best(result, n))]
-    prompt_tokens = sum(result.usage.prompt_tokens for result in results)
-    completion_tokens = sum(result.usage.completion_tokens for result in results)
     return Completion(
         id=id,
         created=int(time.time()),
         model=body.model,
         choices=choices,
-        usage=Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-        ),
+        usage=usage_of(results),
         system_fingerprint=system_fingerprint(results[0].stamp),
     )
-
-
-def system_fingerprint(stamp: wire.Stamp) -> str:
-    """The same for the same weights, dtype and versions: what the seed of a request may be relied on with."""
-    return f"fp_{hashlib.blake2b(wire.encode(stamp), digest_size=8).hexdigest()}"
 
 
 def _best(result: wire.Result, n: int) -> list[wire.Scored]:

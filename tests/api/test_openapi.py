@@ -37,7 +37,7 @@ def test_the_document_is_whole(document: dict[str, Any]):
     assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ModelCard", "JobPage"} <= set(schemas)
     assert not any("HTTPValidationError" in name for name in schemas)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 16
+    assert len(operations) == 17
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -139,6 +139,7 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
         await call("GET", "/tokenizer_info", query="?model=none")
         synchronous = {
             "/v1/completions": ({"model": "demo", "prompt": "a"}, COMPLETED),
+            "/v1/chat/completions": ({"model": "demo", "messages": [{"role": "user", "content": "a"}]}, COMPLETED),
             "/tokenize": ({"model": "demo", "prompt": "a"}, RESULT),
             "/detokenize": ({"model": "demo", "tokens": [1]}, RESULT),
         }

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
+from client import Client
 from client.demo import free_port
 from client.stack import Stack
 
@@ -26,3 +28,15 @@ def stack(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     state = tmp_path_factory.mktemp("stack")
     with Stack({"demo": str(demo_folder)}, state=state, environ=environ, logs=state / "logs") as stack:
         yield stack
+
+
+@pytest.fixture
+def sdk(stack: Stack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+def native(stack: Stack) -> Iterator[Client]:
+    with Client(stack.url) as client:
+        yield client

@@ -1,6 +1,5 @@
 """`/v1/completions` as OpenAI's own SDK sees it."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import openai
@@ -9,22 +8,9 @@ from openai import OpenAI
 from openai.types import Completion, CompletionChoice
 
 from client import Client
-from client.stack import Stack
 
 PROMPT = "If the file does not exist,"
 EMOJI = "x = '🙂 é'"  # more tokens than characters
-
-
-@pytest.fixture
-def sdk(stack: Stack) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as sdk:
-        yield sdk
-
-
-@pytest.fixture
-def native(stack: Stack) -> Iterator[Client]:
-    with Client(stack.url) as client:
-        yield client
 
 
 def complete(sdk: OpenAI, prompt: object = PROMPT, **options: object) -> Completion:

@@ -57,3 +57,18 @@ def test_rollouts(trl: VLLMClient, stack: Stack):
         for scored, logprobs in zip(native.score("demo", items).sequences, found["logprobs"], strict=True):
             assert [value for (value,) in logprobs] == pytest.approx(scored.logprobs.values(), abs=1e-4)
     assert [ids for (ids,) in found["logprob_token_ids"][0:1][0]] == found["completion_ids"][0]
+
+
+def test_chats(trl: VLLMClient, stack: Stack):
+    messages = [[{"role": "user", "content": "What is a list?"}], [{"role": "user", "content": "import"}]]
+
+    found = trl.chat(messages, n=2, max_tokens=4, logprobs=3)
+
+    assert len(found["completion_ids"]) == 4
+    with Client(stack.url) as native:
+        items = [(found["prompt_ids"][i // 2], ids) for i, ids in enumerate(found["completion_ids"])]
+        scored = native.score("demo", items).sequences
+    for row, ids in enumerate(found["completion_ids"]):
+        for entry, token_id in enumerate(ids):
+            place = found["logprob_token_ids"][row][entry].index(token_id)
+            assert found["logprobs"][row][entry][place] == pytest.approx(scored[row].logprobs[entry], abs=1e-4)

@@ -39,7 +39,7 @@ class FakeTokenizer(Tokenizer):
         ids = [257, *kept.encode()]
         return ids + list((prompt[len(kept) :] + completion).encode()), len(ids), True
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, object]]) -> list[int]:
         return [257, *"\n".join(f"{m['role']}: {m['content']}" for m in messages).encode()]
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -26,7 +26,7 @@ def generate(**asked: object) -> wire.Generate:
 
 
 def translate(request: wire.Request) -> list[Translated]:
-    return to_rows(request, TOKENIZER)
+    return to_rows(request, TOKENIZER, FakeEngine.facts.context_length)
 
 
 def scored(request: wire.Request, rows: list[Translated]) -> wire.Scored:

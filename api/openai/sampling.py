@@ -1,0 +1,89 @@
+"""What both of OpenAI's generating routes take and answer alike. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, TypedDict
+
+from msgspec import Meta, Struct
+
+import wire
+from wire.request import ModelName, Penalty, StopString, TokenId
+
+MAX_SEED = 2**63 - 1
+
+
+class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A field that is null has its default. One that is not here is refused by its name."""
+
+    model: ModelName
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_000_000, description="0 and -1 keep every token.")] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: None = None
+    user: Annotated[str, Meta(description="Has no effect here.")] | None = None
+
+
+class Sampled(TypedDict):
+    """Fields of a wire.Generate."""
+
+    model: str
+    timeout_s: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    logit_bias: dict[int, float]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    stop: list[str]
+
+
+def sampled(body: SamplingRequest, timeout_s: int) -> Sampled:
+    return Sampled(
+        model=body.model,
+        timeout_s=timeout_s,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        seed=None if body.seed is None else body.seed & MAX_SEED,
+        logit_bias=body.logit_bias or {},
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
+    )
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+def usage_of(results: Sequence[wire.Result]) -> Usage:
+    prompt_tokens = sum(result.usage.prompt_tokens for result in results)
+    completion_tokens = sum(result.usage.completion_tokens for result in results)
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+    )
+
+
+def system_fingerprint(stamp: wire.Stamp) -> str:
+    """The same for the same weights, dtype and versions: what the seed of a request may be relied on with."""
+    return f"fp_{hashlib.blake2b(wire.encode(stamp), digest_size=8).hexdigest()}"

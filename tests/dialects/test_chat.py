@@ -1,0 +1,129 @@
+"""`/v1/chat/completions` as OpenAI's own SDK sees it."""
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion
+from openai.types.chat.chat_completion import Choice
+
+import wire
+from client import Client
+
+MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What does os.listdir do?"}]
+
+
+def chat(sdk: OpenAI, messages: object = MESSAGES, **options: object) -> ChatCompletion:
+    return sdk.chat.completions.create(**{"model": "demo", "messages": messages, "temperature": 0} | options)
+
+
+def only(completion: ChatCompletion) -> Choice:
+    (choice,) = completion.choices
+    return choice
+
+
+def joined(choice: Choice) -> bytes:
+    return b"".join(bytes(entry.bytes) for entry in choice.logprobs.content)
+
+
+def test_one_answer(sdk: OpenAI, native: Client):
+    completion = chat(sdk, logprobs=True, top_logprobs=3, max_completion_tokens=12)
+
+    choice = only(completion)
+    assert (completion.object, completion.model) == ("chat.completion", "demo")
+    assert choice.message.role == "assistant"
+    asked = [native_message(message) for message in MESSAGES]
+    expected = native.generate("demo", None, messages=asked, max_tokens=12, temperature=0.0, top_logprobs=3)
+    scored = expected.sequences[0]
+    assert choice.message.content == scored.text
+    assert [entry.logprob for entry in choice.logprobs.content] == scored.logprobs.values()
+    assert len(choice.logprobs.content) == completion.usage.completion_tokens
+    assert joined(choice) == choice.message.content.encode()
+    for entry, ids in zip(choice.logprobs.content, scored.top_ids, strict=True):
+        values = [top.logprob for top in entry.top_logprobs]
+        assert len(ids) == len(values) == 3
+        assert values == sorted(values, reverse=True)
+        assert entry.logprob == values[0]  # greedy
+
+
+def native_message(message: dict[str, str]) -> object:
+    return wire.Message(**message)
+
+
+def test_an_answer_that_ends_by_itself_has_the_end_tokens_entry_and_not_its_text(sdk: OpenAI):
+    completion = chat(sdk, logprobs=True, logit_bias={"2": 100})
+
+    choice = only(completion)
+    assert (choice.message.content, choice.finish_reason) == ("", "stop")
+    (entry,) = choice.logprobs.content
+    assert (entry.token, entry.bytes) == ("<|im_end|>", [])
+    assert completion.usage.completion_tokens == 1
+
+
+def test_entries_join_to_the_content_where_a_stop_string_cuts_a_token(sdk: OpenAI):
+    whole = only(chat(sdk, max_tokens=20)).message.content
+    stop = whole[5:8]
+
+    choice = only(chat(sdk, max_tokens=20, stop=stop, logprobs=True))
+
+    assert choice.message.content == whole[: whole.index(stop)]
+    assert joined(choice) == choice.message.content.encode()
+
+
+def test_without_logprobs_there_are_none(sdk: OpenAI):
+    assert only(chat(sdk, max_tokens=2)).logprobs is None
+
+
+def test_an_answer_of_no_stated_length_ends_at_the_context(sdk: OpenAI):
+    completion = chat(sdk, logit_bias={"2": -100, "0": -100})
+
+    assert only(completion).finish_reason == "length"
+    assert completion.usage.total_tokens == 2048
+
+
+def test_roles_parts_and_tools_reach_the_template(sdk: OpenAI):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Ans"}, {"type": "text", "text": "wer."}]},
+        {"role": "user", "content": "What does os.listdir do?"},
+    ]
+    ids = {"extra_body": {"return_token_ids": True}, "max_tokens": 1}
+    assert chat(sdk, messages, **ids).prompt_token_ids == chat(sdk, **ids).prompt_token_ids
+
+    tools = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
+    tools += [{"role": "tool", "tool_call_id": "c1", "content": "a list"}]
+    assert len(chat(sdk, tools, **ids).prompt_token_ids) > len(chat(sdk, **ids).prompt_token_ids)
+
+
+def test_choices_of_one_chat_differ_by_their_seeds(sdk: OpenAI):
+    first = chat(sdk, n=3, temperature=1, seed=4, max_tokens=8)
+    again = chat(sdk, n=3, temperature=1, seed=4, max_tokens=8)
+
+    contents = [choice.message.content for choice in first.choices]
+    assert len(set(contents)) == 3
+    assert contents == [choice.message.content for choice in again.choices]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "param"),
+    [
+        ({"model": "other"}, openai.NotFoundError, "model"),
+        ({"messages": []}, openai.BadRequestError, "messages"),
+        ({"messages": [{"role": "user"}]}, openai.BadRequestError, "messages[0]"),
+        ({"messages": [{"role": "king", "content": "a"}]}, openai.BadRequestError, "messages[0].role"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format.type"),
+        ({"reasoning_effort": "low"}, openai.BadRequestError, "reasoning_effort"),
+        ({"top_logprobs": 3}, openai.BadRequestError, None),
+        ({"logprobs": True, "top_logprobs": 21}, openai.BadRequestError, "top_logprobs"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, openai.BadRequestError, None),
+        ({"max_tokens": 5000}, openai.BadRequestError, None),
+    ],
+)
+def test_what_is_not_supported_or_wrong_is_refused_by_name(
+    sdk: OpenAI, options: dict[str, object], error: type[openai.APIStatusError], param: str | None
+):
+    with pytest.raises(error) as caught:
+        chat(sdk, **options)
+
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"

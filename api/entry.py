@@ -27,10 +27,11 @@ async def enter(
     key: str | None,
     count: int | None,
     result_ttl_s: int | None = None,
+    ids: Sequence[str] | None = None,
 ) -> list[Submitted]:
     """Past the door and into the queue. What was accepted before under the same key is answered again, whatever the
     door says now: the model may have left since. Raises Refused."""
-    ids = job_ids(owner, key, count)
+    ids = ids or job_ids(owner, key, count)
     try:
         await parts.door.check(messages, is_bulk=count is not None)
     except Refused:
@@ -51,7 +52,7 @@ async def follow(request: Request, parts: State, owner: str, id: str, wait_s: fl
         return await parts.records.read(owner, id)
     started_at = time.monotonic()
     with parts.metrics.waiting.track_inprogress():
-        job = await while_connected(request, _until_ended(parts, owner, id, wait_s))
+        job = await while_connected(request, until_ended(parts, owner, id, wait_s))
     has_ended = job.status not in ("queued", "started")
     parts.metrics.waits.labels(str(has_ended).lower()).observe(time.monotonic() - started_at)
     return job
@@ -80,12 +81,12 @@ def time_limit_s(settings: wire.Settings) -> int:
 
 
 async def _results(parts: State, owner: str, ids: Sequence[str]) -> list[wire.Result]:
-    waits = [asyncio.create_task(_until_ended(parts, owner, id_, parts.settings.max_wait_s)) for id_ in ids]
+    waits = [asyncio.create_task(until_ended(parts, owner, id_, parts.settings.max_wait_s)) for id_ in ids]
     try:
         for ended in asyncio.as_completed(waits):
             job = await ended
             if job.result is None:
-                raise _refusal(job, parts.settings.max_wait_s)
+                raise refusal_of(job, parts.settings.max_wait_s)
         return [result for wait in waits if (result := wait.result().result) is not None]
     finally:
         for wait in waits:
@@ -93,7 +94,7 @@ async def _results(parts: State, owner: str, ids: Sequence[str]) -> list[wire.Re
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-async def _until_ended(parts: State, owner: str, id: str, wait_s: float) -> wire.Job:  # noqa: A002
+async def until_ended(parts: State, owner: str, id: str, wait_s: float) -> wire.Job:  # noqa: A002
     return await parts.waiting.until_ended(id, lambda: parts.records.read(owner, id), wait_s)
 
 
@@ -109,7 +110,7 @@ async def cancel_all(parts: State, owner: str, ids: Sequence[str]) -> None:
             return
 
 
-def _refusal(job: wire.Job, waited_s: float) -> Refused:
+def refusal_of(job: wire.Job, waited_s: float) -> Refused:
     failure = job.failure
     if failure is None:
         return Unavailable(

@@ -107,11 +107,15 @@ class Unavailable(Refused):
         super().__init__(message, headers={"Retry-After": str(REDIS_RETRY_S)})
 
 
-def error_response(request: Request, error: Refused) -> Response:
+def error_reply(error: Refused) -> wire.ErrorReply:
     kind = TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    body = wire.ErrorReply(
+    return wire.ErrorReply(
         error=ErrorBody(code=error.code, message=error.message, type=kind, field=error.field, param=error.field)
     )
+
+
+def error_response(request: Request, error: Refused) -> Response:
+    body = error_reply(error)
     try:
         form = accepted_format(request.headers.getlist("accept"))
     except ValueError:  # the caller accepts neither form; JSON is the likelier to be read by a person

@@ -58,8 +58,9 @@ def _content(kind: Any) -> dict[str, Any]:
     return {media_type: {"schema": schema} for media_type in MEDIA_TYPES.values()}
 
 
-def answers(replies: Mapping[int, Any], errors: Sequence[int]) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: types by status, and the statuses that carry a wire.ErrorReply."""
+def answers(replies: Mapping[int, Any], errors: Sequence[int], events: Any = None) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route: types by status, the statuses that carry a wire.ErrorReply, and the type of the events
+    where 200 may be a stream of them."""
     declared: dict[int | str, dict[str, Any]] = {}
     for status, kind in [*replies.items(), *((status, wire.ErrorReply) for status in (*errors, 500))]:
         declared[status] = {"description": HTTPStatus(status).phrase, "content": _content(kind)}
@@ -67,6 +68,9 @@ def answers(replies: Mapping[int, Any], errors: Sequence[int]) -> dict[int | str
             declared[status]["headers"] = {
                 name: {"description": text, "schema": {"type": "string"}} for name, text in named.items()
             }
+    if events is not None:
+        ok = declared.setdefault(200, {"description": HTTPStatus.OK.phrase, "content": {}})
+        ok["content"]["text/event-stream"] = {"schema": _schema(events)}
     return declared
 
 

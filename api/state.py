@@ -50,7 +50,7 @@ class State:
             records=Records(redis),
             models=models,
             door=Door(models, settings),
-            waiting=Waiting(stream_redis, on_ended=metrics.ended.inc),
+            waiting=Waiting(stream_redis, redis, on_ended=metrics.ended.inc),
             metrics=metrics,
         )
 

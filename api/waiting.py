@@ -1,14 +1,15 @@
-"""Waiting for jobs to end: one reader of the shared stream per process, however many clients wait.
+"""Waiting for jobs to end, and for their tokens: one reader of the shared streams per process for all clients.
 
     worker: MULTI ... XADD done id=J ... EXEC          the job's state and its entry appear together
     here:   1 register for J   2 read J's state once   3 wait for the entry
 
-An end before step 2 is seen by the read; one after step 1 wakes the future. There is no gap between the two.
+An end before step 2 is seen by the read; one after step 1 wakes the future. There is no gap between the two. Tokens are
+passed on to who listens, and nothing waits for them: a job's result holds them all again.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,14 +26,17 @@ RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # pauses after one, two, ... failures 
 
 
 class Waiting:
-    """`redis` should have no timeout below BLOCK_S. `on_ended` is told how many jobs each read saw end."""
+    """`redis` is for the one read that blocks, and should have no timeout below BLOCK_S; `commands` for the others.
+    `on_ended` is told how many jobs each read saw end."""
 
-    def __init__(self, redis: Redis, on_ended: Callable[[int], Any]) -> None:
+    def __init__(self, redis: Redis, commands: Redis, on_ended: Callable[[int], Any]) -> None:
         self._redis = redis
+        self._commands = commands
         self._on_ended = on_ended
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._reader: asyncio.Task[None] | None = None
-        self._position: str | None = None  # id of the last entry that was seen
+        self._listeners: dict[str, set[Callable[[wire.Growth], None]]] = {}
+        self._positions: dict[str, str] = {}  # by stream: id of the last entry that was seen
         self._is_closing = False
         self.is_connected = False
 
@@ -77,6 +81,37 @@ class Waiting:
                     return await read()
 
     @contextmanager
+    def listening(self, ids: Sequence[str], tell: Callable[[wire.Growth], None]) -> Iterator[None]:
+        """`tell` gets every growth of these jobs that comes from now on; it must not block."""
+        for id_ in ids:
+            self._listeners.setdefault(id_, set()).add(tell)
+        try:
+            yield
+        finally:
+            for id_ in ids:
+                self._listeners[id_].discard(tell)
+                if not self._listeners[id_]:
+                    del self._listeners[id_]
+
+    async def past(self, id: str, since: float) -> list[wire.Growth]:  # noqa: A002
+        """What the stream still holds of a job, from `since` (unix, s) on."""
+        found: list[wire.Growth] = []
+        start = f"{int(since * 1000)}-0"
+        while True:
+            entries: Any = await self._commands.xrange(wire.TOKENS, min=start, count=READ_COUNT)
+            for _, fields in entries:
+                found += [growth for growth in wire.parse(fields[b"step"], wire.Step, "msgpack") if growth.id == id]
+            if len(entries) < READ_COUNT:
+                return found
+            start = f"({entries[-1][0].decode()}"
+
+    def _pass_on(self, step: bytes) -> None:
+        if self._listeners:
+            for growth in wire.parse(step, wire.Step, "msgpack"):
+                for tell in self._listeners.get(growth.id, ()):
+                    tell(growth)
+
+    @contextmanager
     def _registered(self, id: str) -> Iterator[asyncio.Future[None]]:  # noqa: A002
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         futures = self._waiters.setdefault(id, set())
@@ -115,16 +150,22 @@ class Waiting:
 
     async def _read_once(self) -> None:
         """One XREAD, from where the last one ended, also when that was on another connection."""
-        if self._position is None:
-            newest: Any = await self._redis.xrevrange(wire.DONE, count=1)
-            self._position = newest[0][0].decode() if newest else "0-0"
+        for stream in (wire.DONE, wire.TOKENS):
+            if stream not in self._positions:
+                newest: Any = await self._redis.xrevrange(stream, count=1)
+                self._positions[stream] = newest[0][0].decode() if newest else "0-0"
         if not self.is_connected:
             await self._redis.ping()
             self.is_connected = True
             self._wake_all()  # entries may be gone from a stream that was away: let everyone look once more
-        streams: Any = await self._redis.xread({wire.DONE: self._position}, count=READ_COUNT, block=int(BLOCK_S * 1000))
-        for _, entries in streams:
+        positions: Any = self._positions
+        streams: Any = await self._redis.xread(positions, count=READ_COUNT, block=int(BLOCK_S * 1000))
+        for stream, entries in sorted(streams, key=lambda part: bool(part[0] == wire.DONE.encode())):  # ends come last
             for entry_id, fields in entries:
-                self._position = entry_id.decode()
-                self._wake(fields[b"id"].decode())
-            self._on_ended(len(entries))
+                self._positions[stream.decode()] = entry_id.decode()
+                if b"id" in fields:
+                    self._wake(fields[b"id"].decode())
+                else:
+                    self._pass_on(fields[b"step"])
+            if stream == wire.DONE.encode():
+                self._on_ended(len(entries))

@@ -7,7 +7,8 @@ from wire.codec import Invalid, decode_outcome, decode_request, encode, encode_j
 from wire.columns import Floats
 from wire.endpoint import Endpoint, is_public, literal_address
 from wire.event import Event, EventData
-from wire.keys import DELIVER, DONE, INFER, WEBHOOKS, Keys, queue_name, queue_names
+from wire.growth import Growth, Step
+from wire.keys import DELIVER, DONE, INFER, TOKENS, WEBHOOKS, Keys, queue_name, queue_names
 from wire.reply import (
     Accepted,
     ErrorBody,
@@ -40,6 +41,7 @@ __all__ = [
     "DELIVER",
     "DONE",
     "INFER",
+    "TOKENS",
     "WEBHOOKS",
     "Accepted",
     "Endpoint",
@@ -51,6 +53,7 @@ __all__ = [
     "FailureCode",
     "Floats",
     "Generate",
+    "Growth",
     "Invalid",
     "Job",
     "JobPage",
@@ -71,6 +74,7 @@ __all__ = [
     "SettingsError",
     "Stamp",
     "Status",
+    "Step",
     "Submission",
     "Tokenize",
     "TokenizerInfo",

@@ -112,6 +112,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     logprobs: bool = True
     top_logprobs: TopLogprobs = 0
     rank: Annotated[bool, Meta(description="Report each token's rank: 1 is the likeliest.")] = False
+    stream: Annotated[bool, Meta(description="Tell of the tokens while they come: `GET /v1/jobs/{id}/events`.")] = False
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):

@@ -13,6 +13,7 @@ from redis.client import Pipeline
 
 from engine import Engine
 from wire import INFER
+from worker.growth import Outlet
 from worker.housekeeping import Chore
 from worker.infer import Infer, engine_settings, stamp_of
 from worker.presence import Presence, card_of, served_model
@@ -32,7 +33,7 @@ class BatchWorker(Worker):
         model, source = served_model(self.settings, self.queue_names())
         self.engine = self.start_engine(source)
         stamp = stamp_of(model, self.engine.facts)
-        self.functions[INFER] = self.infer = Infer(self.engine, stamp)
+        self.functions[INFER] = self.infer = Infer(self.engine, stamp, Outlet(self.connection))
         self.presence = Presence(
             card_of(stamp, self.engine.facts, self.engine.tokenizer, self.name), self.settings.lease_s
         )

@@ -9,17 +9,19 @@ from engine import Engine, EngineSettings, Facts
 from engine import Sequence as Row
 from worker.failure import JobFailed
 from worker.flight import Pending
+from worker.growth import Grower, Outlet
 from worker.job import Job
-from worker.translate import Translated, refuse_hopeless, to_result, to_rows
+from worker.translate import Translated, refuse_hopeless, to_result, to_rows, with_seed
 from worker.version import VERSION
 
 
 class Infer:
     """Callable from the main thread. Tokenizing a long text takes seconds, so it has a thread of its own."""
 
-    def __init__(self, engine: Engine, stamp: wire.Stamp) -> None:
+    def __init__(self, engine: Engine, stamp: wire.Stamp, outlet: Outlet) -> None:
         self.engine = engine
         self.stamp = stamp
+        self.outlet = outlet
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     def __call__(self, job: Job) -> Pending:
@@ -31,9 +33,9 @@ class Infer:
                     message="the job's request is no longer in Redis; submit it again as a new job",
                 )
             )
-        request = wire.decode_request(job.request)
+        request = with_seed(wire.decode_request(job.request), job.id)
         job.request = None  # it may be large, and lies in Redis
-        run = Run(self.engine, request)
+        run = Run(self.engine, request, job.id, self.outlet)
         self._tokenizing.submit(run.start)
         return Pending(run.ended, finish=partial(self._finish, request), cancel=run.cancel)
 
@@ -42,15 +44,18 @@ class Infer:
 
     def close(self) -> None:
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        self.outlet.close()
 
 
 class Run:
     """One request on its way through tokenizer and engine."""
 
-    def __init__(self, engine: Engine, request: wire.Request) -> None:
+    def __init__(self, engine: Engine, request: wire.Request, job_id: str, outlet: Outlet) -> None:
         self.ended: Future[list[Translated]] = Future()  # the rows as the engine left them; never, once canceled
         self._engine = engine
         self._request = request
+        self._job_id = job_id
+        self._outlet = outlet
         self._lock = Lock()  # guards the two below
         self._is_canceled = False
         self._added: Future[list[Row]] | None = None
@@ -68,11 +73,18 @@ class Run:
             with self._lock:
                 if self._is_canceled:
                     return
-                self._added = self._engine.add([translated.row for translated in rows])
+                self._added = self._add([translated.row for translated in rows])
         except BaseException as error:  # whatever it is, the main thread decides what it means
             self.ended.set_exception(error)
         else:
             self._added.add_done_callback(partial(self._pass_on, rows))
+
+    def _add(self, rows: list[Row]) -> "Future[list[Row]]":
+        request = self._request
+        if not isinstance(request, wire.Generate) or not request.stream:
+            return self._engine.add(rows)
+        grower = Grower(self._job_id, rows, request.logprobs, self._engine.tokenizer)
+        return self._engine.add(rows, on_step=lambda grown: self._outlet.put(grower.on_step(grown)))
 
     def cancel(self) -> None:
         with self._lock:

@@ -3,10 +3,13 @@
 To add a kind of job: a branch in `to_rows` and one in `to_result`.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum, inf, isnan
 from typing import Any
+
+from msgspec.structs import replace
 
 import wire
 from engine import Sampling, Tokenizer
@@ -48,6 +51,14 @@ def _texts(request: wire.Request) -> list[str]:
         return [text for item in request.items for text in (item.prompt, item.completion) if isinstance(text, str)]
     texts = [message.content for message in request.messages or ()]
     return [*texts, request.prompt] if isinstance(request.prompt, str) else texts
+
+
+def with_seed(request: wire.Request, job_id: str) -> wire.Request:
+    """Where none was asked for, the job's own: new for each job, and the same when it runs again after a death."""
+    if not isinstance(request, wire.Generate) or request.seed is not None:
+        return request
+    digest = hashlib.blake2b(job_id.encode(), digest_size=7).digest()
+    return replace(request, seed=int.from_bytes(digest, "big"))
 
 
 def to_rows(request: wire.Request, tokenizer: Tokenizer, context_length: int) -> list[Translated]:

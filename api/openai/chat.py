@@ -7,8 +7,9 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
+from api.openai.growing import Piece
 from api.openai.sampling import SamplingRequest, Usage, sampled, system_fingerprint, usage_of
-from api.openai.spelling import spelled
+from api.openai.spelling import content_bytes, spelled
 from wire.request import Text
 
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
@@ -71,8 +72,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError("`top_logprobs` needs `logprobs`: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("`max_tokens` is the old name of `max_completion_tokens`: give one of them")
-        if self.stream:
-            raise ValueError("`stream` is not supported yet: leave it out, or send false")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("`stream_options` needs `stream`: true")
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
@@ -117,6 +118,28 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class Delta(Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoiceChunk(Struct, frozen=True, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChoiceChunk]
+    usage: Usage | UnsetType | None = UNSET  # with `include_usage`: null but in the last, which has no choices
+
+
 def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
     return wire.Generate(
         **sampled(body, timeout_s),
@@ -138,7 +161,7 @@ def to_chat_completion(body: ChatRequest, result: wire.Result, id: str) -> ChatC
             ChatChoice(
                 index=index,
                 message=AnswerMessage(content=scored.text),
-                logprobs=ChatLogprobs(content=_entries(body, scored)) if body.logprobs else None,
+                logprobs=ChatLogprobs(content=_entries(body, scored, content_bytes(scored))) if body.logprobs else None,
                 finish_reason=scored.finish_reason or "length",
                 token_ids=scored.token_ids if wants_ids else UNSET,
             )
@@ -174,11 +197,25 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
         raise ValueError(f"`arguments` of the call of {call.function.name[:80]!r} is no JSON object: {error}") from None
 
 
-def _entries(body: ChatRequest, scored: wire.Scored) -> list[TokenLogprob]:
+def opening(index: int) -> ChatChoiceChunk:
+    """The first chunk of a choice."""
+    return ChatChoiceChunk(index=index, delta=Delta(role="assistant", content=""), logprobs=None, finish_reason=None)
+
+
+def to_chunk(body: ChatRequest, piece: Piece) -> ChatChoiceChunk:
+    return ChatChoiceChunk(
+        index=piece.index,
+        delta=Delta(content=piece.text),
+        logprobs=ChatLogprobs(content=_entries(body, piece.scored, piece.contents)) if body.logprobs else None,
+        finish_reason=piece.finish_reason,
+        token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
+    )
+
+
+def _entries(body: ChatRequest, scored: wire.Scored, pieces: list[bytes]) -> list[TokenLogprob]:
     as_ids = bool(body.return_tokens_as_token_ids)
     assert scored.logprobs is not None
     entries = []
-    pieces = content_bytes(scored)
     columns = zip(scored.token_ids, scored.token_bytes, pieces, scored.logprobs.values(), strict=True)
     for entry, (token_id, piece, kept, logprob) in enumerate(columns):
         assert logprob is not None
@@ -203,13 +240,3 @@ def _tops(scored: wire.Scored, entry: int, as_ids: bool) -> list[TopLogprob]:
         for token_id, piece, value in columns
         if value is not None
     ]
-
-
-def content_bytes(scored: wire.Scored) -> list[bytes]:
-    """What each token adds to `text`: joined, they are its bytes, also where it ends inside a token."""
-    left = len(text) if b"".join(scored.token_bytes).startswith(text := scored.text.encode()) else None
-    pieces = []
-    for piece in scored.token_bytes:
-        pieces.append(piece if left is None else piece[:left])
-        left = None if left is None else left - len(pieces[-1])
-    return pieces

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 import wire
+from api.openai.growing import Piece
 from api.openai.sampling import SamplingRequest, Usage, sampled, system_fingerprint, usage_of
 from api.openai.spelling import generated_text, likeliest, offsets, pieces_of_text, spelled
 from wire.request import Text, TokenId, TokenIds
@@ -33,8 +35,10 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError("`best_of` must be at least `n`")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise ValueError("`max_tokens` 0 generates nothing: it needs `echo`: true or `prompt_logprobs`")
-        if self.stream:
-            raise ValueError("`stream` is not supported yet: leave it out, or send false")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("`stream_options` needs `stream`: true")
+        if self.stream and (self.echo or self.prompt_logprobs is not None or (self.best_of or 1) > (self.n or 1)):
+            raise ValueError("`echo`, `prompt_logprobs` and a `best_of` above `n` cannot be streamed")
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -52,6 +56,14 @@ class Logprobs(Struct, frozen=True, kw_only=True):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]  # the token itself is among them
     text_offset: list[int]  # in characters of `text`
+
+
+class ChoiceChunk(Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class PromptLogprob(Struct, frozen=True, kw_only=True):
@@ -80,6 +92,15 @@ class Completion(Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     usage: Usage
     system_fingerprint: str
+
+
+class CompletionChunk(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[ChoiceChunk]
+    usage: Usage | UnsetType | None = UNSET  # with `include_usage`: null but in the last, which has no choices
 
 
 def to_requests(body: CompletionRequest, timeout_s: int) -> list[wire.Generate]:
@@ -145,6 +166,19 @@ def _to_choice(body: CompletionRequest, prompt: str | list[int], scored: wire.Sc
         prompt_logprobs=UNSET if body.prompt_logprobs is None else _to_prompt_logprobs(scored, body.prompt_logprobs),
         prompt_token_ids=given_ids if body.return_token_ids else UNSET,
         token_ids=scored.token_ids[split:] if body.return_token_ids else UNSET,
+    )
+
+
+def to_chunk(body: CompletionRequest, piece: Piece) -> ChoiceChunk:
+    logprobs = None
+    if body.logprobs is not None:
+        logprobs = replace(_to_logprobs(body, piece.scored, piece.contents), text_offset=piece.text_offset)
+    return ChoiceChunk(
+        index=piece.index,
+        text=piece.text,
+        logprobs=logprobs,
+        finish_reason=piece.finish_reason,
+        token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
 
 

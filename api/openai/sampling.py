@@ -12,6 +12,10 @@ from wire.request import ModelName, Penalty, StopString, TokenId
 MAX_SEED = 2**63 - 1
 
 
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    include_usage: bool | None = None
+
+
 class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A field that is null has its default. One that is not here is refused by its name."""
 
@@ -30,7 +34,7 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
-    stream_options: None = None
+    stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(description="Has no effect here.")] | None = None
 
 
@@ -49,6 +53,7 @@ class Sampled(TypedDict):
     frequency_penalty: float
     repetition_penalty: float
     stop: list[str]
+    stream: bool
 
 
 def sampled(body: SamplingRequest, timeout_s: int) -> Sampled:
@@ -65,6 +70,7 @@ def sampled(body: SamplingRequest, timeout_s: int) -> Sampled:
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
+        stream=bool(body.stream),
     )
 
 

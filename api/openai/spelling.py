@@ -16,14 +16,31 @@ def spelled(token_id: int, piece: bytes, as_ids: bool = False) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
+class TextSoFar:
+    """Bytes of tokens to characters, as they come. What is not UTF-8 becomes U+FFFD."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_characters = 0
+
+    def add(self, pieces: Iterable[bytes]) -> tuple[str, list[int]]:
+        """The characters that are now whole, and where each token begins: inside a character, where that does."""
+        text, starts = "", []
+        for piece in pieces:
+            starts.append(self._num_characters)
+            added = self._decoder.decode(piece)
+            self._num_characters += len(added)
+            text += added
+        return text, starts
+
+    def end(self) -> str:
+        """What stands for a character that never became whole."""
+        return self._decoder.decode(b"", final=True)
+
+
 def offsets(pieces: Iterable[bytes]) -> list[int]:
-    """In characters: where each token begins in the text of all. One inside a character begins where that does."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    starts, num_characters = [], 0
-    for piece in pieces:
-        starts.append(num_characters)
-        num_characters += len(decoder.decode(piece))
-    return starts
+    """In characters: where each token begins in the text of all."""
+    return TextSoFar().add(pieces)[1]
 
 
 def pieces_of_text(scored: Scored, prompt: str | None) -> list[bytes]:
@@ -58,3 +75,14 @@ def likeliest(
             name = spelled(token_id, piece, as_ids)
             found[name] = max(value, found.get(name, value))
     return found
+
+
+def content_bytes(scored: Scored) -> list[bytes]:
+    """What each token adds to `text`: joined, they are its bytes, also where it ends inside a token."""
+    text = scored.text.encode()
+    left = len(text) if b"".join(scored.token_bytes).startswith(text) else None  # None: the bytes are not UTF-8
+    pieces = []
+    for piece in scored.token_bytes:
+        pieces.append(piece if left is None else piece[:left])
+        left = None if left is None else left - len(pieces[-1])
+    return pieces

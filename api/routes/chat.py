@@ -1,18 +1,36 @@
 """/v1/chat/completions: OpenAI's chats, answered when they are done."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+import wire
 from api import openapi
 from api.bodies import read_message
 from api.dependencies import Owner, Parts, known_query
 from api.entry import answer, time_limit_s
 from api.formats import reply
-from api.openai.chat import ChatCompletion, ChatRequest, to_chat_completion, to_request
+from api.openai.chat import (
+    ChatChoiceChunk,
+    ChatChunk,
+    ChatCompletion,
+    ChatRequest,
+    opening,
+    to_chat_completion,
+    to_chunk,
+    to_request,
+)
+from api.openai.chunks import Chunked, chunks_of
+from api.openai.sampling import Usage
+from api.queue import job_ids
 from api.routes.completions import SYNCHRONOUS_ERRORS
+from api.state import State
+from api.stream import DONE, EventStream, events_of
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["openai"], dependencies=[Depends(known_query)])
 
@@ -20,11 +38,39 @@ router = APIRouter(prefix="/v1/chat/completions", tags=["openai"], dependencies=
 @router.post(
     "",
     summary="Answer a chat",
-    responses=openapi.answers({200: ChatCompletion}, SYNCHRONOUS_ERRORS),
+    responses=openapi.answers({200: ChatCompletion}, SYNCHRONOUS_ERRORS, events=ChatChunk),
     openapi_extra=openapi.body(ChatRequest),
 )
 async def chat(request: Request, owner: Owner, parts: Parts) -> Response:
-    """A client that goes away cancels what it asked for."""
+    """A client that goes away cancels what it asked for. With `stream`: ChatChunks as server-sent events."""
     body = await read_message(request, ChatRequest, parts.settings.max_body_bytes)
-    [result] = await answer(request, parts, owner, [to_request(body, time_limit_s(parts.settings))])
-    return reply(to_chat_completion(body, result, f"chatcmpl-{uuid4().hex}"), "json")
+    message = to_request(body, time_limit_s(parts.settings))
+    unique = f"chatcmpl-{uuid4().hex}"
+    if body.stream:
+        return await stream(request, owner, parts, body, message, unique)
+    [result] = await answer(request, parts, owner, [message])
+    return reply(to_chat_completion(body, result, unique), "json")
+
+
+async def stream(
+    request: Request, owner: str, parts: State, body: ChatRequest, message: wire.Generate, unique: str
+) -> Response:
+    ids = job_ids(owner, None, None)
+    events = events_of(parts, owner, [message], ids)
+    await anext(events)  # what is refused is refused before the answer begins
+    chunked = Chunked(body, ids)
+    wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+
+    def chunk(choices: list[ChatChoiceChunk], usage: Usage | None = None) -> ChatChunk:
+        shown = usage if wants_usage else UNSET
+        return ChatChunk(id=unique, created=chunked.created, model=body.model, choices=choices, usage=shown)
+
+    async def chunks() -> AsyncGenerator[ChatChunk | None]:
+        for index in range(body.n or 1):
+            yield chunk([opening(index)])
+        last = (lambda usage: chunk([], usage)) if wants_usage else None
+        async with aclosing(chunks_of(events, chunked, lambda piece: chunk([to_chunk(body, piece)]), last)) as grown:
+            async for one in grown:
+                yield one
+
+    return EventStream(request, chunks(), DONE)

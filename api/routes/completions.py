@@ -3,16 +3,31 @@
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+import wire
 from api import openapi
 from api.bodies import read_message
 from api.dependencies import Owner, Parts, known_query
 from api.entry import answer, time_limit_s
 from api.errors import TooLarge
 from api.formats import reply
-from api.openai.completions import Completion, CompletionRequest, to_completion, to_requests
+from api.openai.chunks import Chunked, chunks_of
+from api.openai.completions import (
+    ChoiceChunk,
+    Completion,
+    CompletionChunk,
+    CompletionRequest,
+    to_chunk,
+    to_completion,
+    to_requests,
+)
+from api.openai.sampling import Usage
+from api.queue import job_ids
+from api.state import State
+from api.stream import DONE, EventStream, events_of
 
 router = APIRouter(prefix="/v1/completions", tags=["openai"], dependencies=[Depends(known_query)])
 
@@ -22,11 +37,11 @@ SYNCHRONOUS_ERRORS = (400, 401, 404, 409, 413, 415, 429, 503)
 @router.post(
     "",
     summary="Complete prompts",
-    responses=openapi.answers({200: Completion}, SYNCHRONOUS_ERRORS),
+    responses=openapi.answers({200: Completion}, SYNCHRONOUS_ERRORS, events=CompletionChunk),
     openapi_extra=openapi.body(CompletionRequest),
 )
 async def complete(request: Request, owner: Owner, parts: Parts) -> Response:
-    """A client that goes away cancels what it asked for."""
+    """A client that goes away cancels what it asked for. With `stream`: CompletionChunks as server-sent events."""
     body = await read_message(request, CompletionRequest, parts.settings.max_body_bytes)
     requests = to_requests(body, time_limit_s(parts.settings))
     if len(requests) > parts.settings.max_bulk_jobs:
@@ -34,5 +49,30 @@ async def complete(request: Request, owner: Owner, parts: Parts) -> Response:
             f"prompt: expected at most {parts.settings.max_bulk_jobs} prompts in one request, found {len(requests)}",
             "prompt",
         )
+    unique = f"cmpl-{uuid4().hex}"
+    if body.stream:
+        return await stream(request, owner, parts, body, requests, unique)
     results = await answer(request, parts, owner, requests)
-    return reply(to_completion(body, results, f"cmpl-{uuid4().hex}"), "json")
+    return reply(to_completion(body, results, unique), "json")
+
+
+async def stream(
+    request: Request, owner: str, parts: State, body: CompletionRequest, requests: list[wire.Generate], unique: str
+) -> Response:
+    ids = job_ids(owner, None, len(requests))
+    events = events_of(parts, owner, requests, ids)
+    await anext(events)  # what is refused is refused before the answer begins
+    chunked = Chunked(body, ids)
+    wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+
+    def chunk(choices: list[ChoiceChunk], usage: Usage | None = None) -> CompletionChunk:
+        shown = usage if wants_usage else UNSET
+        return CompletionChunk(id=unique, created=chunked.created, model=body.model, choices=choices, usage=shown)
+
+    chunks = chunks_of(
+        events,
+        chunked,
+        lambda piece: chunk([to_chunk(body, piece)]),
+        (lambda usage: chunk([], usage)) if wants_usage else None,
+    )
+    return EventStream(request, chunks, DONE)

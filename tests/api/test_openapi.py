@@ -37,7 +37,7 @@ def test_the_document_is_whole(document: dict[str, Any]):
     assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ModelCard", "JobPage"} <= set(schemas)
     assert not any("HTTPValidationError" in name for name in schemas)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 17
+    assert len(operations) == 18
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -112,6 +112,10 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
         await call("POST", "/v1/jobs/{id}/cancel", queued)
         await call("DELETE", "/v1/jobs/{id}", running)
         await call("DELETE", "/v1/jobs/{id}", queued)
+        await call("GET", "/v1/jobs/{id}/events", ended)
+        await call("GET", "/v1/jobs/{id}/events", ended, headers={"Last-Event-ID": "x"})
+        await call("GET", "/v1/jobs/{id}/events", key=None)
+        await call("GET", "/v1/jobs/{id}/events")
         for id_ in (ended, running):
             await call("GET", "/v1/jobs/{id}", id_)
         for method, route in [

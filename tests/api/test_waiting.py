@@ -60,7 +60,7 @@ async def test_no_wake_up_is_lost_when_jobs_end_as_their_waiters_arrive(
 async def test_an_end_between_the_read_and_the_wait_still_wakes(redis: Redis, redis_url: str):
     """The narrowest moment: the job ends after its state was read as queued."""
     stream = AsyncRedis.from_url(redis_url)
-    waiting = Waiting(stream, on_ended=lambda _: None)
+    waiting = Waiting(stream, stream, on_ended=lambda _: None)
     waiting.start()
     await eventually(lambda: waiting.is_alive)
     reads = 0

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 
 import pytest
+from redis import Redis
 
 import wire
 from engine import Sequence
@@ -14,6 +15,7 @@ from engine.errors import Fault
 from tests.worker.conftest import generate
 from tests.worker.fake import FakeEngine, FakeTokenizer
 from worker.flight import Pending
+from worker.growth import Outlet
 from worker.infer import Infer, stamp_of
 from worker.job import Job
 
@@ -64,7 +66,7 @@ def engine() -> Recorder:
 
 @pytest.fixture
 def infer(engine: Recorder) -> Iterator[Infer]:
-    infer = Infer(engine, stamp_of("demo", engine.facts))
+    infer = Infer(engine, stamp_of("demo", engine.facts), Outlet(Redis()))
     yield infer
     engine.tokenizer.may_go_on.set()
     engine.may_add.set()
@@ -73,6 +75,7 @@ def infer(engine: Recorder) -> Iterator[Infer]:
 
 def send(infer: Infer, prompt: str) -> Pending:
     job = Job.__new__(Job)
+    job._id = "j"
     job.request = wire.encode(generate(prompt))
     pending = infer(job)
     assert isinstance(pending, Pending)

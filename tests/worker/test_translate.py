@@ -9,7 +9,7 @@ import wire
 from tests.worker.fake import FakeEngine, FakeTokenizer
 from worker.failure import JobFailed
 from worker.infer import stamp_of
-from worker.translate import Translated, to_result, to_rows
+from worker.translate import Translated, to_result, to_rows, with_seed
 
 TOKENIZER = FakeTokenizer()  # one token a byte, 257 is BOS
 BOS = 257
@@ -309,3 +309,12 @@ def test_a_biased_row_reports_the_distribution_that_it_sampled_from():
 
     assert found.sampled_logprobs is not None
     assert found.sampled_logprobs.values() == [-0.5]
+
+
+def test_a_job_without_a_seed_has_its_own_and_keeps_it():
+    request = generate(prompt="a")
+
+    assert with_seed(request, "j") == with_seed(request, "j")
+    assert with_seed(request, "j") != with_seed(request, "k")
+    assert with_seed(generate(prompt="a", seed=7), "j").seed == 7
+    assert with_seed(score("a", "b"), "j") == score("a", "b")

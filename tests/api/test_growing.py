@@ -1,0 +1,96 @@
+"""What was sent is never taken back, whatever comes late, twice or not at all."""
+
+import pytest
+
+import wire
+from api.openai.growing import Diverged, Growing
+from api.openai.spelling import content_bytes, likeliest, offsets, pieces_of_text, spelled
+
+WORDS = {1: b"Hel", 2: b"lo ", 3: b"\xf0\x9f", 4: b"\x99\x82", 5: b"<end>"}
+
+
+def growth(first: int, *ids: int) -> wire.Growth:
+    return wire.Growth(id="j", sequence=0, first=first, token_ids=list(ids), token_bytes=[WORDS[i] for i in ids])
+
+
+def scored(*ids: int, text: str) -> wire.Scored:
+    return wire.Scored(token_ids=list(ids), token_bytes=[WORDS[i] for i in ids], text=text, finish_reason="stop")
+
+
+def test_pieces_join_to_the_result():
+    growing = Growing(0)
+
+    pieces = [
+        growing.grow(growth(0, 1)),
+        growing.grow(growth(1, 2, 3)),
+        growing.end(scored(1, 2, 3, 4, 5, text="Hello 🙂")),
+    ]
+
+    assert [piece.text for piece in pieces] == ["Hel", "lo ", "🙂"]
+    assert [piece.scored.token_ids for piece in pieces] == [[1], [2, 3], [4, 5]]
+    assert [piece.text_offset for piece in pieces] == [[0], [3, 6], [6, 7]]
+    assert pieces[-1].contents == [b"\x99\x82", b""]
+    assert [piece.finish_reason for piece in pieces] == [None, None, "stop"]
+
+
+def test_what_is_missing_comes_with_the_result_and_what_comes_twice_is_sent_once():
+    growing = Growing(0)
+
+    assert growing.grow(growth(1, 2)) is None
+    assert growing.grow(growth(0, 1)).text == "Hel"
+    assert growing.grow(growth(0, 1)) is None
+    assert growing.grow(growth(0, 1, 2)).text == "lo "
+    assert growing.end(scored(1, 2, text="Hello ")).text == ""
+
+
+def test_a_second_run_that_takes_another_way_is_told():
+    growing = Growing(0)
+    growing.grow(growth(0, 1, 2))
+
+    with pytest.raises(Diverged):
+        growing.grow(growth(0, 2, 1))
+    with pytest.raises(Diverged):
+        growing.end(scored(1, 1, text="HelHel"))
+
+
+def test_a_character_that_stays_unfinished_is_in_the_text():
+    growing = Growing(0)
+
+    first = growing.grow(growth(0, 1, 3))
+
+    assert first.text + growing.end(scored(1, 3, text="Hel\ufffd")).text == "Hel\ufffd"
+
+
+def test_spellings():
+    assert spelled(1, b" caf\xc3\xa9") == " café"
+    assert spelled(7, b"\xe2\x80") == "bytes:\\xe2\\x80"
+    assert spelled(7, b"\xe2\x80", as_ids=True) == "token_id:7"
+
+
+def test_of_strings_that_collide_the_likelier_keeps_its_value():
+    assert likeliest([(1, b"a"), (2, b"a"), (3, b"b")], [-2.0, -1.0, -3.0]) == {"a": -1.0, "b": -3.0}
+    assert likeliest([(2, b"a"), (1, b"a")], [-1.0, -2.0]) == {"a": -1.0}
+
+
+def test_offsets_are_of_characters():
+    assert offsets([b"a", b"\xf0\x9f", b"\x99\x82", b"b"]) == [0, 1, 1, 2]
+
+
+def test_an_echoed_text_is_the_one_that_was_given():
+    def of(*pieces: bytes, bos: bool) -> wire.Scored:
+        return wire.Scored(
+            token_ids=[0] * len(pieces),
+            token_bytes=list(pieces),
+            text="",
+            bos_added=bos,
+            num_reported_prompt_tokens=len(pieces),
+        )
+
+    assert pieces_of_text(of(b"<s>", b" Hi", b" you", bos=True), "Hi you") == [b"", b"Hi", b" you"]
+    assert pieces_of_text(of(b" Hi", bos=False), " Hi") == [b" Hi"]
+    assert pieces_of_text(of(b"<s>", b" Hi", bos=False), None) == [b"<s>", b" Hi"]
+
+
+def test_content_ends_where_the_text_does():
+    assert content_bytes(scored(1, 2, 5, text="Hell")) == [b"Hel", b"l", b""]
+    assert content_bytes(scored(1, 3, text="Hel\ufffd")) == [b"Hel", b"\xf0\x9f"]

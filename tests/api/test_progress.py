@@ -1,0 +1,94 @@
+"""What a client of `/events` is told, wherever it comes in: every entry once, and the place to come back to."""
+
+import asyncio
+import json
+
+import pytest
+from redis import Redis
+
+import wire
+from api.progress import Progress
+from tests.api.conftest import Serving, generate
+from tests.api.fake_worker import STAMP, FakeWorker
+
+
+def growth(first: int, *ids: int, sequence: int = 0, id: str = "j") -> wire.Growth:  # noqa: A002
+    return wire.Growth(id=id, sequence=sequence, first=first, token_ids=list(ids), token_bytes=[b"x"] * len(ids))
+
+
+def result(*rows: list[int]) -> wire.Result:
+    return wire.Result(
+        sequences=[wire.Scored(token_ids=ids, token_bytes=[b"x"] * len(ids), text="x" * len(ids)) for ids in rows],
+        temperature=1.0,
+        usage=wire.Usage(prompt_tokens=1, completion_tokens=sum(map(len, rows))),
+        stamp=STAMP,
+    )
+
+
+def test_entries_are_told_once_and_counted():
+    progress = Progress.parse("")
+
+    (first,) = progress.grow(growth(0, 5, 6))
+    (other,) = progress.grow(growth(0, 9, sequence=2))
+    (more,) = progress.grow(growth(1, 6, 7))
+
+    assert (first.place, other.place, more.place) == ("2", "2,0,1", "3,0,1")
+    assert (more.growth.first, more.growth.token_ids) == (2, [7])
+    assert progress.grow(growth(0, 5)) == []
+
+
+def test_a_client_that_comes_back_goes_on_where_it_was():
+    progress = Progress.parse("2,0")
+
+    assert progress.grow(growth(0, 5)) == []
+    assert progress.grow(growth(3, 8)) == []  # one is missing before it
+    told = progress.end("j", result([5, 6, 7, 8], [1]))
+
+    assert [(one.place, one.growth.first, one.growth.token_ids) for one in told] == [
+        ("4,0", 2, [7, 8]),
+        ("4,1", 0, [1]),
+    ]
+
+
+def test_a_run_that_takes_another_way_voids_what_was_told():
+    progress = Progress.parse("")
+    progress.grow(growth(0, 5, 6))
+
+    restart, again = progress.grow(growth(0, 7))
+
+    assert (restart.restart, restart.place) == (True, "0")
+    assert (again.place, again.growth.token_ids) == ("1", [7])
+
+
+@pytest.mark.parametrize("place", ["x", "1,", "-1", "1;2", "9999999", "1" * 500])
+def test_a_place_that_is_none_is_refused(place: str):
+    with pytest.raises(ValueError, match="Last-Event-ID"):
+        Progress.parse(place)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("last", [None, "1"])
+async def test_a_job_is_followed_from_before_its_tokens_to_its_end(
+    serving: Serving, worker: FakeWorker, redis: Redis, last: str | None
+):
+    """The first token came before anybody listened."""
+    headers = {} if last is None else {"Last-Event-ID": last}
+    async with serving() as http:
+        while (await http.get("/readyz")).status_code != 200:
+            pass
+        id_ = (await http.post("/v1/jobs", json=generate(stream=True))).json()["id"]
+        worker.start(id_)
+        redis.xadd(wire.TOKENS, {"step": wire.encode([growth(0, 5, id=id_), growth(0, 1, id="other")])})
+        following = asyncio.create_task(http.get(f"/v1/jobs/{id_}/events", headers=headers))
+        redis.xadd(wire.TOKENS, {"step": wire.encode([growth(1, 6, id=id_)])})
+        worker.end(id_, result([5, 6, 7]))
+        reply = await following
+
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    events = [dict(line.split(": ", 1) for line in part.splitlines()) for part in reply.text.split("\n\n") if part]
+    tokens = [
+        token for event in events if event["event"] == "tokens" for token in json.loads(event["data"])["token_ids"]
+    ]
+    assert tokens == ([5, 6, 7] if last is None else [6, 7])
+    assert (events[-1]["event"], events[-1]["id"]) == ("end", "3")
+    assert json.loads(events[-1]["data"])["status"] == "finished"

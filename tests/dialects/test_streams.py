@@ -1,0 +1,134 @@
+"""Streams of both generating routes, by OpenAI's own SDK: joined, they are the answer that is not streamed."""
+
+import time
+from collections import defaultdict
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from client.stack import Stack
+
+PROMPTS = ["import", "If the file does not exist,", "x = '🙂"]
+CHAT = [{"role": "user", "content": "What does os.listdir do?"}]
+SHORT = {"temperature": 0, "max_tokens": 8, "logprobs": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt": "import"} | SHORT,
+        {"prompt": PROMPTS, "n": 2, "temperature": 1, "seed": 5, "max_tokens": 12, "logprobs": 2},
+        {"prompt": PROMPTS, "temperature": 1.5, "seed": 2, "max_tokens": 40, "logprobs": 0},  # pieces of characters
+        {"prompt": "If the file does not exist,", "stop": ["the v", "an obj", "is n", "\n"], "max_tokens": 40} | SHORT,
+        {"prompt": "import", "logit_bias": {"2": 100}} | SHORT,  # ends at once
+        {"prompt": "import", "max_tokens": 5},
+    ],
+)
+def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict[str, Any]):
+    options = {"model": "demo"} | options
+    whole = sdk.completions.create(**options)
+
+    chunks = list(sdk.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+    assert len({chunk.id for chunk in chunks}) == 1
+    texts: dict[int, str] = defaultdict(str)
+    columns: dict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    ends: dict[int, str] = {}
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        assert choice.index not in ends
+        texts[choice.index] += choice.text
+        if choice.logprobs is not None:
+            for name, column in choice.logprobs.model_dump().items():
+                columns[choice.index][name] += column
+        if choice.finish_reason:
+            ends[choice.index] = choice.finish_reason
+    if options.get("seed") is None and options.get("temperature") != 0:
+        return  # sampled anew: only its form can be told
+    for choice in whole.choices:
+        assert texts[choice.index] == choice.text
+        assert ends[choice.index] == choice.finish_reason
+        found, expected = columns[choice.index], choice.logprobs.model_dump()
+        assert (found["tokens"], found["text_offset"]) == (expected["tokens"], expected["text_offset"])
+        assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
+        assert [set(top) for top in found["top_logprobs"]] == [set(top) for top in expected["top_logprobs"]]
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 3, "seed": 1, "temperature": 1}, {"stop": "of the"}])
+def test_a_streamed_chat_is_the_one_that_is_not(sdk: OpenAI, options: dict[str, Any]):
+    options = {"model": "demo", "messages": CHAT, "temperature": 0, "max_tokens": 10, "logprobs": True} | options
+    whole = sdk.chat.completions.create(**options, top_logprobs=1)
+
+    chunks = list(sdk.chat.completions.create(**options, top_logprobs=1, stream=True))
+
+    contents: dict[int, str] = defaultdict(str)
+    entries: dict[int, list[Any]] = defaultdict(list)
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        contents[choice.index] += choice.delta.content
+        entries[choice.index] += choice.logprobs.content if choice.logprobs else []
+    assert [chunk.choices[0].delta.role for chunk in chunks[: len(whole.choices)]] == ["assistant"] * len(whole.choices)
+    for choice in whole.choices:
+        assert contents[choice.index] == choice.message.content
+        found = entries[choice.index]
+        assert [entry.token for entry in found] == [entry.token for entry in choice.logprobs.content]
+        assert b"".join(bytes(entry.bytes) for entry in found) == choice.message.content.encode()
+    assert chunks[-1].usage is None
+
+
+def test_tokens_come_while_others_are_computed(sdk: OpenAI):
+    """Most of them before the end, one or a few at a time."""
+    chunks = list(
+        sdk.completions.create(model="demo", prompt="import", max_tokens=200, temperature=0, stream=True, logprobs=0)
+    )
+
+    sizes = [len(chunk.choices[0].logprobs.tokens) for chunk in chunks]
+    assert sum(sizes) == 200
+    assert sizes[-1] < 100
+
+
+def test_what_is_refused_is_refused_before_the_stream(sdk: OpenAI):
+    with pytest.raises(openai.NotFoundError):
+        sdk.completions.create(model="other", prompt="a", stream=True)
+    with pytest.raises(openai.BadRequestError, match="echo"):
+        sdk.completions.create(model="demo", prompt="a", stream=True, echo=True)
+    with pytest.raises(openai.BadRequestError, match="stream_options"):
+        sdk.completions.create(model="demo", prompt="a", stream_options={"include_usage": True})
+
+
+def test_what_fails_later_is_an_error_in_the_stream(sdk: OpenAI):
+    """The worker's tokenizer finds that the text leaves no room."""
+    with pytest.raises(openai.APIError, match="context"):
+        list(sdk.completions.create(model="demo", prompt="import " * 3000, max_tokens=2, stream=True))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_cancels_its_jobs(stack: Stack, stream: bool):
+    body = {"model": "demo", "prompt": ["import"] * 3, "max_tokens": 2000, "temperature": 0, "stream": stream}
+    body |= {"logit_bias": {"2": -100, "0": -100}}
+    known = set(jobs(stack))
+    if stream:
+        with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=30) as reply:
+            next(reply.iter_lines())
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{stack.url}/v1/completions", json=body, timeout=httpx.Timeout(30, read=0.2))
+
+    deadline = time.monotonic() + 20
+    while statuses := [status for id_, status in jobs(stack).items() if id_ not in known]:
+        if set(statuses) == {"canceled"}:
+            break
+        assert "finished" not in statuses
+        assert time.monotonic() < deadline, statuses
+        time.sleep(0.05)
+    assert len(statuses) == 3
+
+
+def jobs(stack: Stack) -> dict[str, str]:
+    page = httpx.get(f"{stack.url}/v1/jobs", params={"limit": 20}, timeout=30).json()
+    return {job["id"]: job["status"] for job in page["jobs"]}

@@ -1,0 +1,121 @@
+"""Tokens of a job that streams are told once, in order, and never one that a stop string may take back."""
+
+import time
+
+import pytest
+from redis import Redis
+
+import wire
+from engine import Sampling
+from engine import Sequence as Row
+from engine.stop import end_if_done
+from tests.worker.conftest import Workers, submit, until
+from tests.worker.fake import FakeTokenizer
+from worker.growth import Grower, Outlet, begun_stop
+
+TOKENIZER = FakeTokenizer()
+
+
+def row_of(*stops: bytes, prompt: bytes = b"p") -> Row:
+    return Row(token_ids=list(prompt), score_from=0, top_logprobs=1, sampling=Sampling(max_tokens=50, stop=stops))
+
+
+def step(grower: Grower, row: Row, token: bytes) -> list[wire.Growth]:
+    """One token of the engine's."""
+    row.token_ids += token
+    row.logprobs += [-float(len(row.token_ids))] * len(token)
+    row.top_ids += [[1]] * len(token)
+    row.top_values += [[-0.5]] * len(token)
+    end_if_done(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
+    return [growth() for growth in grower.on_step([row])]
+
+
+def started(row: Row, with_logprobs: bool = True) -> Grower:
+    row.start_with_unpredicted()
+    return Grower("j", [row], with_logprobs, TOKENIZER)
+
+
+def test_each_step_tells_its_token_with_its_numbers():
+    row = row_of()
+    grower = started(row)
+
+    (first,), (second,) = step(grower, row, b"a"), step(grower, row, b"b")
+
+    assert (first.id, first.sequence, first.first, first.token_ids) == ("j", 0, 0, [97])
+    assert (second.first, second.token_bytes) == (1, [b"b"])
+    assert first.logprobs.values() == [-2.0]  # the prompt's entry comes before and is not told
+    assert (second.top_ids, second.top_bytes, second.top_logprobs[0].values()) == ([[1]], [[b"\x01"]], [-0.5])
+
+
+def test_without_logprobs_none_are_told():
+    row = row_of()
+
+    (growth,) = step(started(row, with_logprobs=False), row, b"a")
+
+    assert growth.logprobs is None
+    assert growth.top_ids is None
+
+
+def test_what_may_begin_a_stop_string_is_held_back_until_it_does_not():
+    row = row_of(b"xyz", b"yq")
+    grower = started(row)
+
+    assert [g.token_bytes for g in step(grower, row, b"a")] == [[b"a"]]
+    assert step(grower, row, b"x") == []
+    assert step(grower, row, b"y") == []
+    (released,) = step(grower, row, b"b")
+    assert (released.first, released.token_bytes) == (1, [b"x", b"y", b"b"])
+    assert step(grower, row, b"y") == []
+    assert step(grower, row, b"q") == []  # the stop string: nothing of it was told
+    assert row.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "held"),
+    [
+        (b"ab", (b"bc",), 1),
+        (b"ab", (b"abc", b"bx"), 2),
+        (b"ab", (b"b",), 0),
+        (b"", (b"a",), 0),
+        (b"aab", (b"aabx",), 3),
+    ],
+)
+def test_how_much_may_begin_a_stop_string(text: bytes, stops: tuple[bytes, ...], held: int):
+    row = row_of(*stops)
+    row.text += text
+
+    assert begun_stop(row) == held
+
+
+def test_what_came_since_the_last_message_is_one_message(redis: Redis):
+    outlet = Outlet(redis)
+    growth = wire.Growth(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])
+
+    def slow() -> wire.Growth:
+        time.sleep(0.2)
+        return growth
+
+    outlet.put([slow])
+    time.sleep(0.05)
+    for _ in range(5):
+        outlet.put([lambda: growth])
+    outlet.close()
+
+    steps = [wire.parse(fields[b"step"], wire.Step, "msgpack") for _, fields in redis.xrange(wire.TOKENS)]
+    assert [len(step) for step in steps] == [1, 5]
+
+
+def test_a_redis_that_is_away_costs_the_stream_and_nothing_else():
+    outlet = Outlet(Redis(port=1, socket_connect_timeout=0.1))
+
+    outlet.put([lambda: wire.Growth(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])])
+
+    outlet.close()
+
+
+def test_a_job_that_does_not_ask_streams_nothing(workers: Workers, redis: Redis):
+    workers.start("--burst")
+    job_id = submit(redis, wire.Generate(model="demo", prompt="a", max_tokens=3))
+    until(lambda: redis.exists(wire.Keys.outcome(job_id)))
+
+    assert redis.xlen(wire.TOKENS) == 0

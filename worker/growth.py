@@ -1,0 +1,138 @@
+"""Tokens of jobs that stream, on their way to Redis while the jobs run: one message for all rows that grew.
+
+    engine's thread   on_step: copies new entries, and goes on
+    this thread       one XADD of all that has come since the last
+
+Redis being slow or away holds up no step: then entries are joined into fewer messages, or are lost, and the API takes
+them from the job's result.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from math import inf
+from threading import Condition, Thread
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+import wire
+from engine import Sequence as Row
+from engine import Tokenizer
+from worker.translate import LEAST
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGES = 10_000  # of the stream, about: steps of all workers
+CLOSE_TIMEOUT_S = 5.0
+MAX_HELD = 100_000  # growths that wait for Redis; above it new ones are dropped
+
+
+class Outlet:
+    """Takes growths from any thread and writes them with its own."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._changed = Condition()  # guards the two below
+        self._growths: list[Callable[[], wire.Growth]] = []
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name="growth", daemon=True)
+        self._thread.start()
+
+    def put(self, growths: Sequence[Callable[[], wire.Growth]]) -> None:
+        """Called here when their turn comes, so that the caller does no work."""
+        with self._changed:
+            if len(self._growths) < MAX_HELD:
+                self._growths += growths
+                self._changed.notify()
+
+    def close(self) -> None:
+        """After what was put is written."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._growths or self._is_closed)
+                if not self._growths:
+                    return
+                growths, self._growths = self._growths, []
+            step: wire.Step = [growth() for growth in growths]
+            try:
+                self._redis.xadd(wire.TOKENS, {"step": wire.encode(step)}, maxlen=MAX_MESSAGES)
+            except RedisError as error:
+                log.warning("tokens of %d rows are not streamed, their results will hold them: %r", len(step), error)
+
+
+class Grower:
+    """What has been told of one job's rows. `on_step` runs on the engine's thread."""
+
+    def __init__(self, job_id: str, rows: Sequence[Row], with_logprobs: bool, tokenizer: Tokenizer) -> None:
+        self._job_id = job_id
+        self._places = {row: place for place, row in enumerate(rows)}
+        self._num_told = [0] * len(rows)
+        self._told_bytes = [0] * len(rows)
+        self._with_logprobs = with_logprobs
+        self._tokenizer = tokenizer
+
+    def on_step(self, rows: Sequence[Row]) -> list[Callable[[], wire.Growth]]:
+        return [growth for row in rows if not row.is_done and (growth := self._grown(row)) is not None]
+
+    def _grown(self, row: Row) -> Callable[[], wire.Growth] | None:
+        place = self._places[row]
+        first = self._num_told[place]
+        end, end_bytes = first, self._told_bytes[place]
+        safe_bytes = len(row.text) - begun_stop(row)
+        for token_id in row.token_ids[row.num_given + first :]:
+            num_bytes = len(self._tokenizer.token_bytes(token_id))
+            if end_bytes + num_bytes > safe_bytes:
+                break
+            end, end_bytes = end + 1, end_bytes + num_bytes
+        if end == first:
+            return None
+        self._num_told[place], self._told_bytes[place] = end, end_bytes
+        token_ids = row.token_ids[row.num_given + first : row.num_given + end]
+        before = len(row.logprobs) - row.num_generated  # entries of the prompt
+        part = slice(before + first, before + end)
+        logprobs = row.logprobs[part] if self._with_logprobs else None
+        tops = (row.top_ids[part], row.top_values[part]) if logprobs is not None and row.top_logprobs else None
+        return lambda: self._growth(place, first, token_ids, logprobs, tops)
+
+    def _growth(
+        self,
+        place: int,
+        first: int,
+        token_ids: list[int],
+        logprobs: list[float | None] | None,
+        tops: tuple[list[list[int]], list[list[float]]] | None,
+    ) -> wire.Growth:
+        spell = self._tokenizer.token_bytes
+        return wire.Growth(
+            id=self._job_id,
+            sequence=place,
+            first=first,
+            token_ids=token_ids,
+            token_bytes=[spell(token_id) for token_id in token_ids],
+            logprobs=None if logprobs is None else wire.Floats(map(_finite, logprobs)),
+            top_ids=None if tops is None else tops[0],
+            top_bytes=None if tops is None else [[spell(token_id) for token_id in ids] for ids in tops[0]],
+            top_logprobs=None if tops is None else [wire.Floats(map(_finite, values)) for values in tops[1]],
+        )
+
+
+def begun_stop(row: Row) -> int:
+    """How many bytes at the end of the row's text may be the beginning of a stop string."""
+    stops = row.sampling.stop if row.sampling else ()
+    longest = 0
+    for stop in stops:
+        for size in range(min(len(stop) - 1, len(row.text)), longest, -1):
+            if row.text.endswith(stop[:size]):
+                longest = size
+                break
+    return longest
+
+
+def _finite(value: float | None) -> float | None:
+    return LEAST if value == -inf else value

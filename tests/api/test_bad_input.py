@@ -79,7 +79,7 @@ BODIES: list[tuple[Any, str | None]] = [
     (generate(prompt=None, messages=[]), "messages"),
     (generate(prompt=None, messages=[{"role": "owner", "content": "hi"}]), "messages[0].role"),
     (generate(prompt=None, messages=[{"role": "user"}]), "messages[0].content"),
-    (generate(prompt=None, messages=[{"role": "user", "content": "x", "name": "n"}]), "messages[0].name"),
+    (generate(prompt=None, messages=[{"role": "user", "content": "x", "mood": "n"}]), "messages[0].mood"),
     (generate(prompt=["a", "b"]), "prompt[0]"),
     (generate(prompt=[[1]]), "prompt[0]"),
     (generate(prompt=[]), "prompt"),

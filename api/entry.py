@@ -12,7 +12,7 @@ from starlette.requests import Request
 import wire
 from api.bodies import while_connected
 from api.errors import BadRequest, Conflict, Failed, Refused, TooLong, Unavailable
-from api.queue import Submitted, job_ids
+from api.queue import Submitted, fingerprint, job_ids
 from api.state import State
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ async def enter(
     except Refused:
         if key is None or not await parts.queue.known(messages, ids):
             raise
-    submitted = await parts.queue.submit(owner, messages, ids, result_ttl_s)
+    named = parts.models.under_own_names(messages)
+    submitted = await parts.queue.submit(owner, named, ids, fingerprint(messages), result_ttl_s)
     for job, message in zip(submitted, messages, strict=True):
         if job.is_replay:
             parts.metrics.replayed.inc()

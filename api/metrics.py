@@ -58,7 +58,7 @@ class Metrics:
 
     async def read_queues(self, redis: Redis, cards: Sequence[wire.ModelCard]) -> None:
         """Depths and registry sizes of every queue; those of models without a worker are added up."""
-        served = {queue for card in cards for queue in wire.queue_names(card.id)} | {wire.WEBHOOKS}
+        served = {queue for card in cards for queue in wire.queue_names(card.id, *card.aliases)} | {wire.WEBHOOKS}
         keys: Any = await redis.smembers("rq:queues")
         queues = sorted({key.decode().removeprefix("rq:queue:") for key in keys} | served)
         async with redis.pipeline(transaction=False) as pipeline:

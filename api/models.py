@@ -1,9 +1,10 @@
 """Which models live workers serve, from the cards that the workers keep in Redis."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 import wire
@@ -30,12 +31,27 @@ class Models:
         return self._cards
 
     async def serving(self, models: Iterable[str]) -> dict[str, list[wire.ModelCard]]:
-        """Cards by model, read again at most once: when they are old, or when one of the models is not among them,
-        for its worker may just have started."""
+        """Cards by name or alias, read again at most once: when they are old, or when one of the models is not among
+        them, for its worker may just have started. Cards of one alias are of one model."""
         wanted = set(models)
-        if time.monotonic() - self._read_at > FRESH_S or not wanted <= {card.id for card in self._cards}:
+        known = {name for card in self._cards for name in (card.id, *card.aliases)}
+        if time.monotonic() - self._read_at > FRESH_S or not wanted <= known:
             await self.cards()
-        return {model: [card for card in self._cards if card.id == model] for model in wanted}
+        return {model: self._named(model) for model in wanted}
+
+    def _named(self, model: str) -> list[wire.ModelCard]:
+        """A model's own name comes before others' aliases; of two models with one alias the first by name has it."""
+        named = [card for card in self._cards if card.id == model]
+        if not named:
+            named = [card for card in self._cards if model in card.aliases]
+        return [card for card in named if card.id == named[0].id]
+
+    def under_own_names(self, requests: Sequence[wire.Request]) -> list[wire.Request]:
+        """Aliases, by the cards read last, replaced by the name whose queues the model's workers drain first."""
+        owns = {alias: self._named(alias)[0].id for card in self._cards for alias in card.aliases}
+        return [
+            replace(request, model=owns[request.model]) if request.model in owns else request for request in requests
+        ]
 
     def unserved(self, model: str, field: str = "model") -> ModelNotServed:
         served = f"live models: {', '.join(self.names)}" if self.names else "no worker is live"
@@ -47,5 +63,5 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        """Of the models read last."""
+        """Of the models read last, without aliases."""
         return sorted({card.id for card in self._cards})

@@ -39,12 +39,17 @@ class Queue:
         self._delete = redis.register_script(scripts.joinpath("delete.lua").read_text())
 
     async def submit(
-        self, owner: str, requests: Sequence[wire.Request], ids: Sequence[str], result_ttl_s: int | None = None
+        self,
+        owner: str,
+        requests: Sequence[wire.Request],
+        ids: Sequence[str],
+        print_: str,
+        result_ttl_s: int | None = None,
     ) -> list[Submitted]:
-        """All of them or none, in one round trip. Raises Conflict, QueueFull, TooLarge."""
+        """All of them or none, in one round trip. `print_` is the fingerprint of the submission as it came. Raises
+        Conflict, QueueFull, TooLarge."""
         ttl_s = result_ttl_s or self._settings.result_ttl_s
         bodies = [wire.encode(request) for request in requests]
-        print_ = fingerprint(bodies)
         args: list[str | bytes | int | float] = [
             self._settings.max_queue_depth,
             time.time_ns() // 1000,
@@ -69,7 +74,7 @@ class Queue:
 
     async def known(self, requests: Sequence[wire.Request], ids: Sequence[str]) -> bool:
         """Whether an earlier call with the same Idempotency-Key left all of these jobs. Raises Conflict."""
-        print_ = fingerprint([wire.encode(request) for request in requests])
+        print_ = fingerprint(requests)
         async with self._redis.pipeline(transaction=False) as pipeline:
             for id_ in ids:
                 pipeline.hget(RqJob.key_for(id_), "fingerprint")
@@ -134,10 +139,10 @@ def _listed(words: Sequence[str]) -> str:
     return ", ".join(words[:-1]) + f" or {words[-1]}"
 
 
-def fingerprint(bodies: Sequence[bytes]) -> str:
+def fingerprint(requests: Sequence[wire.Request]) -> str:
     """Of a whole submission, in its canonical form: JSON and msgpack of one request are the same."""
     digest = hashlib.blake2b(digest_size=16)
-    for body in bodies:
+    for body in map(wire.encode, requests):
         digest.update(len(body).to_bytes(8, "big") + body)
     return digest.hexdigest()
 

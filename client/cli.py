@@ -29,7 +29,9 @@ app = typer.Typer(
 Model = Annotated[
     list[str] | None,
     typer.Option(
-        "--model", metavar="NAME=FOLDER_OR_HUB_ID", help="Serve a model; repeatable. Default: the demo model."
+        "--model",
+        metavar="NAME[,ALIAS...]=FOLDER_OR_HUB_ID",
+        help="Serve a model; repeatable. Default: the demo model.",
     ),
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
@@ -64,15 +66,16 @@ def serve(
     """Run everything on this machine until Ctrl-C: Redis, the API, one worker a model, the webhook worker."""
     environ = options(host=host, port=port, dtype=dtype, log_level=log_level)
     settings = load(environ)
-    models = dict(parse_model(spec) for spec in model or [f"demo={DEMO_MODEL}"])
-    if len(models) < len(model or []):
+    specs = model or [f"demo={DEMO_MODEL}"]
+    names = [name for spec in specs for name in parse_model(spec)[0]]
+    if len(set(names)) < len(names):
         fail("--model: the same NAME is given twice")
     url = redis_url or os.environ.get("SCOREPOOL_REDIS_URL") or os.environ.get("REDIS_URL")
     on_sigterm_exit()
     try:
-        with Stack(models, state=state_of(settings), environ=environ, redis_url=url) as stack:
+        with Stack(specs, state=state_of(settings), environ=environ, redis_url=url) as stack:
             print(f"ready {stack.url}", flush=True)  # noqa: T201
-            print(example(stack.url, next(iter(models))), flush=True)  # noqa: T201
+            print(example(stack.url, names[0]), flush=True)  # noqa: T201
             stack.watch()
     except (StackError, RedisServerError) as error:
         fail(str(error))
@@ -90,7 +93,7 @@ def api(host: Host = None, port: Port = None, redis_url: RedisUrl = None, log_le
 def worker(
     rq_options: typer.Context,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME=FOLDER_OR_HUB_ID", help="Default: $SCOREPOOL_MODEL.")
+        str | None, typer.Option(metavar="NAME[,ALIAS...]=FOLDER_OR_HUB_ID", help="Default: $SCOREPOOL_MODEL.")
     ] = None,
     webhooks: Annotated[bool, typer.Option("--webhooks", help="Deliver webhooks instead of serving a model.")] = False,
     redis_url: RedisUrl = None,
@@ -154,7 +157,7 @@ def state_of(settings: wire.Settings) -> Path:
         fail(f"no folder for what must be kept: {error}. Set SCOREPOOL_STATE_DIR to one that you may write")
 
 
-def parse_model(spec: str) -> tuple[str, str]:
+def parse_model(spec: str) -> tuple[list[str], str]:
     try:
         return wire.parse_model(spec)
     except wire.SettingsError as error:

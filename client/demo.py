@@ -40,7 +40,7 @@ def run(folder: str, state: Path, console: Console) -> None:
     try:
         with Receiver(secret) as receiver:
             console.print("Starting Redis, the API, an MLX worker and a webhook worker ...")
-            with Stack({MODEL: folder}, state=place, environ=environ, logs=place / "logs") as stack:
+            with Stack([f"{MODEL}={folder}"], state=place, environ=environ, logs=place / "logs") as stack:
                 console.print(f"ready {stack.url}\n")
                 with Client(stack.url) as client:
                     show_score(client, receiver, console)

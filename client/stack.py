@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -28,9 +28,9 @@ class StackError(RuntimeError):
     """A part did not start; the message says which and shows the end of what it said."""
 
 
-def worker_command(model: str) -> list[str]:
-    """RQ's own command line for the worker of one served name."""
-    return [rq(), "worker", "-w", "worker.BatchWorker", "--with-scheduler", *wire.queue_names(model)]
+def worker_command(names: Sequence[str]) -> list[str]:
+    """RQ's own command line for the worker of one model, by its names."""
+    return [rq(), "worker", "-w", "worker.BatchWorker", "--with-scheduler", *wire.queue_names(*names)]
 
 
 def webhook_command() -> list[str]:
@@ -74,20 +74,20 @@ def refuse_taken_port(host: str, port: int) -> None:
 class Stack:
     """Runs while the context is open; `url` answers once it is entered.
 
-    `models` maps a served name to a folder or hub id. `environ` holds SCOREPOOL_* settings that go to every process.
+    `models` are as SCOREPOOL_MODEL: `NAME=FOLDER_OR_HUB_ID`. `environ` holds settings that go to every process.
     A part that dies is started again by `watch` or `revive`, as launchd or systemd would.
     """
 
     def __init__(
         self,
-        models: Mapping[str, str],
+        models: Sequence[str],
         *,
         state: Path,
         environ: Mapping[str, str],
         redis_url: str | None = None,
         logs: Path | None = None,
     ) -> None:
-        self.models = models
+        self.models = {wire.parse_model(spec)[0][0]: spec for spec in models}  # by name
         self.settings = wire.Settings.load({**os.environ, **environ})
         self.url = f"http://{reachable(self.settings.host)}:{self.settings.port}"
         self.redis = None if redis_url else RedisServer(state / "redis", appendfsync=self.settings.redis_appendfsync)
@@ -110,9 +110,9 @@ class Stack:
             self._start("api", api_command(), {})
             if self.settings.webhook_secret:  # without one the API accepts no job that has a webhook
                 self._start("webhooks", from_any_folder(webhook_command()), {})
-            for name, folder in self.models.items():
-                command = from_any_folder(worker_command(name))
-                self._start(f"worker {name}", command, {"SCOREPOOL_MODEL": f"{name}={folder}"})
+            for name, spec in self.models.items():
+                command = from_any_folder(worker_command(wire.parse_model(spec)[0]))
+                self._start(f"worker {name}", command, {"SCOREPOOL_MODEL": spec})
             self._wait_until_ready()
         except BaseException:
             self._open.close()

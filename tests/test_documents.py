@@ -18,7 +18,9 @@ def test_every_setting_is_documented_with_its_default(root: Path):
     assert {name.lower(): default for name, default in rows} == expected
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/deploy.md", "docs/openai.md", "docs/settings.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/architecture.md", "docs/deploy.md", "docs/openai.md", "docs/settings.md"]
+)
 def test_every_file_that_a_document_names_exists(document: str, root: Path):
     text = (root / document).read_text()
     named = set(re.findall(r"`((?:api|client|engine|models|tests|wire|worker|deploy|docs)/[\w./-]+)`", text))

@@ -35,7 +35,7 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
     }
     state = tmp_path_factory.mktemp("stack")
     stopped = threading.Event()
-    with Stack({"demo": str(root / "models" / "demo")}, state=state, environ=environ, logs=state / "logs") as stack:
+    with Stack([f"demo={root / 'models' / 'demo'}"], state=state, environ=environ, logs=state / "logs") as stack:
 
         def revive() -> None:
             while not stopped.wait(0.2):

@@ -48,6 +48,10 @@ def queue_name(model: str, priority: Priority) -> str:
     return model if priority == "normal" else f"{model}:{priority}"
 
 
-def queue_names(model: str) -> list[str]:
-    """A model's queues, the first to be drained first."""
-    return [queue_name(model, priority) for priority in get_args(Priority)]
+def queue_names(*names: str) -> list[str]:
+    """The queues of a model, the first to be drained first.
+
+    Jobs for an alias are in the queues of the model's first name, but for those that came while no worker was live and
+    nobody knew whose alias it is.
+    """
+    return [queue_name(name, priority) for priority in get_args(Priority) for name in names]

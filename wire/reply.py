@@ -48,6 +48,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     vocab_size: int
     self_test: str  # "passed", or what the engine does about what failed
     worker: str
+    aliases: list[str] = []  # other names under which it is asked for
     created: int = 0  # unix, s: when the worker had loaded it
     tokenizer: "TokenizerInfo | None" = None  # left out of lists: see `GET /tokenizer_info`
 
@@ -68,6 +69,7 @@ class Model(Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "scorepool"
+    root: str  # the name on the results' stamps; another than `id` where that is an alias
     max_model_len: int  # the widest of its workers' contexts, in tokens
 
 
@@ -75,7 +77,7 @@ class ModelList(Struct, frozen=True, kw_only=True):
     """`data` names each model once; `models` says what each of its live workers serves."""
 
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[Model] = []
     models: list[ModelCard]
 
 

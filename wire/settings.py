@@ -21,18 +21,22 @@ class SettingsError(ValueError):
     """Says which variable is wrong and what would be right."""
 
 
-def parse_model(spec: str) -> tuple[str, str]:
-    """`NAME=FOLDER_OR_HUB_ID` -> (NAME, FOLDER_OR_HUB_ID). Raises SettingsError."""
-    name, _, source = spec.partition("=")
-    try:
-        msgspec.convert(name, ModelName)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"model {spec!r}: the name must be NAME=FOLDER_OR_HUB_ID: {error}") from None
+def parse_model(spec: str) -> tuple[list[str], str]:
+    """`NAME[,ALIAS...]=FOLDER_OR_HUB_ID` -> ([NAME, ALIAS, ...], FOLDER_OR_HUB_ID). Raises SettingsError."""
+    listed, _, source = spec.partition("=")
+    names = listed.split(",")
+    for name in names:
+        try:
+            msgspec.convert(name, ModelName)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"model {spec!r}: the name must be NAME[,ALIAS...]=FOLDER_OR_HUB_ID: {error}") from None
+        if name == WEBHOOKS:
+            raise SettingsError(f"model {spec!r}: the name {WEBHOOKS!r} belongs to the queue of deliveries")
     if not source:
-        raise SettingsError(f"model {spec!r}: expected NAME=FOLDER_OR_HUB_ID")
-    if name == WEBHOOKS:
-        raise SettingsError(f"model {spec!r}: the name {WEBHOOKS!r} belongs to the queue of deliveries")
-    return name, source
+        raise SettingsError(f"model {spec!r}: expected NAME[,ALIAS...]=FOLDER_OR_HUB_ID")
+    if len(set(names)) < len(names):
+        raise SettingsError(f"model {spec!r}: the same name is given twice")
+    return names, source
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -56,7 +60,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     result_ttl_s: Count = 86_400
 
     # worker
-    model: str = ""  # NAME=FOLDER_OR_HUB_ID
+    model: str = ""  # NAME[,ALIAS...]=FOLDER_OR_HUB_ID
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     mode: Literal["default", "exact"] = "default"  # exact: bit for bit the same in any batch, slower
     max_jobs_in_flight: Count = 64

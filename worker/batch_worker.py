@@ -30,12 +30,12 @@ class BatchWorker(Worker):
         self.presence: Presence | None = None
 
     def open(self) -> None:
-        model, source = served_model(self.settings, self.queue_names())
+        (model, *aliases), source = served_model(self.settings, self.queue_names())
         self.engine = self.start_engine(source)
         stamp = stamp_of(model, self.engine.facts)
         self.functions[INFER] = self.infer = Infer(self.engine, stamp, Outlet(self.connection))
         self.presence = Presence(
-            card_of(stamp, self.engine.facts, self.engine.tokenizer, self.name), self.settings.lease_s
+            card_of(stamp, self.engine.facts, self.engine.tokenizer, self.name, aliases), self.settings.lease_s
         )
 
     def start_engine(self, source: str) -> Engine:

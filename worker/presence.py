@@ -6,22 +6,22 @@ from collections.abc import Iterable
 from redis.client import Pipeline
 
 from engine import Facts, Tokenizer
-from wire import Keys, ModelCard, Settings, SettingsError, Stamp, TokenizerInfo, encode, queue_names
+from wire import Keys, ModelCard, Settings, SettingsError, Stamp, TokenizerInfo, encode, parse_model, queue_names
 
 
-def served_model(settings: Settings, queues: Iterable[str]) -> tuple[str, str]:
-    """The model's name, and the folder or hub id to load it from. Raises SettingsError."""
-    model, _, source = settings.model.partition("=")
-    if not model or not source:
-        raise SettingsError(f"SCOREPOOL_MODEL is {settings.model!r}; give NAME=FOLDER_OR_HUB_ID, the model to serve")
-    for name in queues:
-        if name not in queue_names(model):
-            own = ", ".join(queue_names(model))
-            raise SettingsError(f"queue {name!r} is not one of those of SCOREPOOL_MODEL={settings.model}: {own}")
-    return model, source
+def served_model(settings: Settings, queues: Iterable[str]) -> tuple[list[str], str]:
+    """The model's names, and the folder or hub id to load it from. Raises SettingsError."""
+    if not settings.model:
+        raise SettingsError("SCOREPOOL_MODEL is not set; give NAME=FOLDER_OR_HUB_ID, the model to serve")
+    names, source = parse_model(settings.model)
+    for queue in queues:
+        if queue not in queue_names(*names):
+            own = ", ".join(queue_names(*names))
+            raise SettingsError(f"queue {queue!r} is not one of those of SCOREPOOL_MODEL={settings.model}: {own}")
+    return names, source
 
 
-def card_of(stamp: Stamp, facts: Facts, tokenizer: Tokenizer, worker: str) -> ModelCard:
+def card_of(stamp: Stamp, facts: Facts, tokenizer: Tokenizer, worker: str, aliases: list[str]) -> ModelCard:
     return ModelCard(
         id=stamp.model,
         stamp=stamp,
@@ -29,6 +29,7 @@ def card_of(stamp: Stamp, facts: Facts, tokenizer: Tokenizer, worker: str) -> Mo
         vocab_size=facts.vocab_size,
         self_test=facts.self_test,
         worker=worker,
+        aliases=aliases,
         created=int(time.time()),
         tokenizer=TokenizerInfo(
             bos_token=tokenizer.bos_token,

@@ -40,13 +40,18 @@ async def model(id: str, _: Owner, form: ReplyFormat, parts: Parts) -> Response:
 
 
 def by_name(cards: Iterable[wire.ModelCard]) -> list[wire.Model]:
-    """Each name once, in order; its oldest worker's age, its widest worker's context."""
+    """Each name and alias once; its oldest worker's age, its widest worker's context."""
     models: dict[str, list[wire.ModelCard]] = {}
     for card in cards:
         models.setdefault(card.id, []).append(card)
+    for card in cards:
+        for alias in card.aliases:
+            if alias not in models or models[alias][0].id == card.id != alias:
+                models.setdefault(alias, []).append(card)
     return [
         wire.Model(
             id=name,
+            root=cards[0].id,
             created=min(card.created for card in cards),
             max_model_len=max(card.context_length for card in cards),
         )

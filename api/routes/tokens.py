@@ -79,11 +79,13 @@ async def tokenizer_info(
 
 async def card_of(parts: State, model: str | None) -> wire.ModelCard:
     """Of the model, or of the only one that is served. Raises ModelNotServed, BadRequest."""
-    cards = await parts.models.cards()
-    names = parts.models.names
-    if model is None and len(names) > 1:
-        raise BadRequest(f"model: several are served, so say which of {', '.join(names)}", "model")
-    for card in cards:
-        if model in (None, card.id):
-            return card
-    raise parts.models.unserved(model or "")
+    if model is None:
+        await parts.models.cards()
+        names = parts.models.names
+        if len(names) > 1:
+            raise BadRequest(f"model: several are served, so say which of {', '.join(names)}", "model")
+        model = names[0] if names else ""
+    cards = (await parts.models.serving([model]))[model]
+    if not cards:
+        raise parts.models.unserved(model)
+    return cards[0]

@@ -103,7 +103,7 @@ def test_jobs_of_yesterday_are_there_when_serve_is_started_again(tmp_path: Path)
     [
         (["serve"], {"SCOREPOOL_PROT": "1"}, "did you mean SCOREPOOL_PORT?"),
         (["serve", "--log-level", "loud"], {}, "SCOREPOOL_LOG_LEVEL='LOUD'"),
-        (["serve", "--model", "demo"], {}, "NAME=FOLDER_OR_HUB_ID"),
+        (["serve", "--model", "demo"], {}, "NAME[,ALIAS...]=FOLDER_OR_HUB_ID"),
         (["serve", "--model", "a=x", "--model", "a=y"], {}, "given twice"),
         (["serve", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
         (["serve", "--model", "gone=/no/such/folder"], {}, "/no/such/folder"),

@@ -26,7 +26,7 @@ def stack(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "1",
     }
     state = tmp_path_factory.mktemp("stack")
-    with Stack({"demo": str(demo_folder)}, state=state, environ=environ, logs=state / "logs") as stack:
+    with Stack([f"demo,gpt-4o-mini={demo_folder}"], state=state, environ=environ, logs=state / "logs") as stack:
         yield stack
 
 

@@ -6,8 +6,11 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types import Completion, CompletionChoice
+from redis import Redis
 
+import wire
 from client import Client
+from client.stack import Stack
 
 PROMPT = "If the file does not exist,"
 EMOJI = "x = '🙂 é'"  # more tokens than characters
@@ -201,3 +204,27 @@ def test_what_is_not_supported_or_wrong_is_refused_by_name(
     assert caught.value.type == "invalid_request_error"
     assert caught.value.code
     assert caught.value.body["message"]
+
+
+def test_a_model_has_as_many_names_as_it_is_given(sdk: OpenAI, native: Client):
+    by_alias = complete(sdk, model="gpt-4o-mini")
+
+    assert by_alias.model == "gpt-4o-mini"
+    assert only(by_alias).text == only(complete(sdk)).text
+    assert by_alias.system_fingerprint == complete(sdk).system_fingerprint
+    assert native.generate("gpt-4o-mini", PROMPT, max_tokens=1).stamp.model == "demo"
+    assert {model.id: model.root for model in sdk.models.list()} == {"demo": "demo", "gpt-4o-mini": "demo"}
+    assert sdk.models.retrieve("gpt-4o-mini").max_model_len == 2048
+    with pytest.raises(openai.NotFoundError):
+        sdk.models.retrieve("gpt-4o")
+
+
+def test_a_job_for_an_alias_that_came_before_its_worker_is_run(stack: Stack, native: Client):
+    """It lies in the alias's own queue, for then nobody knew whose alias it was."""
+    with Redis.from_url(stack.redis_url) as redis:
+        job_id = native.submit(wire.Generate(model="later", prompt="a", max_tokens=1, wait_for_model=True))
+        redis.lrem("rq:queue:later", 1, job_id)
+        redis.hset(f"rq:job:{job_id}", "origin", "gpt-4o-mini")
+        redis.rpush("rq:queue:gpt-4o-mini", job_id)
+
+    assert native.result(job_id, timeout_s=60).usage.completion_tokens == 1

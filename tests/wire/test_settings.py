@@ -31,8 +31,11 @@ def test_a_secret_is_not_repeated_when_its_variable_is_refused():
     assert "hush" not in str(caught.value)
 
 
-@pytest.mark.parametrize("spec", ["demo", "demo=", "=x", "a b=x", "a:high=x", "webhooks=x"])
+@pytest.mark.parametrize(
+    "spec", ["demo", "demo=", "=x", "a b=x", "a:high=x", "webhooks=x", "a,=x", "a,a=x", "a,webhooks=x"]
+)
 def test_a_model_is_name_and_source(spec: str):
     with pytest.raises(wire.SettingsError):
         wire.parse_model(spec)
-    assert wire.parse_model("qwen/3=/models/q=3") == ("qwen/3", "/models/q=3")
+    assert wire.parse_model("qwen/3=/models/q=3") == (["qwen/3"], "/models/q=3")
+    assert wire.parse_model("a,b/c=x") == (["a", "b/c"], "x")

@@ -72,7 +72,7 @@ def main() -> None:
 
 def _stack(model: models.Model, state: Path) -> Stack:
     environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_DTYPE": "float32"}
-    return Stack({model.name: str(model.folder)}, state=state, environ=environ, logs=state / "logs")
+    return Stack([f"{model.name}={model.folder}"], state=state, environ=environ, logs=state / "logs")
 
 
 def draw_job(draw: Random, num_items: int, vocab_size: int) -> Job:

@@ -1,0 +1,102 @@
+"""OpenAI's SDK raises its own exception for each way in which a request ends badly."""
+
+import asyncio
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+from rq.job import JobStatus
+
+import wire
+from tests.api.conftest import ALICE, KEYS, Serving, bearer, eventually, generate
+from tests.api.fake_worker import FakeWorker
+
+pytestmark = pytest.mark.anyio
+
+
+def sdk_of(http: httpx.AsyncClient, key: str = ALICE) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key=key, http_client=http, max_retries=0)
+
+
+async def complete(sdk: AsyncOpenAI, prompt: object = "a", **options: object) -> object:
+    return await sdk.completions.create(model="demo", prompt=prompt, **options)
+
+
+async def test_a_wrong_key_and_a_large_body_and_a_full_queue(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS, max_queue_depth=2, max_body_bytes=2000, max_bulk_jobs=5) as http:
+        with pytest.raises(openai.AuthenticationError) as unknown:
+            await complete(sdk_of(http, "wrong"))
+        assert unknown.value.type == "authentication_error"
+
+        with pytest.raises(openai.APIStatusError) as large:
+            await complete(sdk_of(http), "a" * 3000)
+        assert large.value.status_code == 413
+        with pytest.raises(openai.APIStatusError, match="at most 5 prompts"):
+            await complete(sdk_of(http), ["a"] * 6)
+
+        await http.post("/v1/jobs", json=generate(), headers=bearer(ALICE))
+        with pytest.raises(openai.RateLimitError) as full:
+            await complete(sdk_of(http), ["a", "b"])
+        assert full.value.type == "rate_limit_error"
+        assert int(full.value.response.headers["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "error"),
+    [
+        (wire.Failure(code="invalid", message="no", field="prompt"), JobStatus.FAILED, openai.BadRequestError),
+        (wire.Failure(code="too_long", message="too long"), JobStatus.FAILED, openai.BadRequestError),
+        (wire.Failure(code="canceled", message="canceled"), JobStatus.STOPPED, openai.ConflictError),
+        (wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED, openai.InternalServerError),
+        (wire.Failure(code="timeout", message="slow"), JobStatus.FAILED, openai.InternalServerError),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failed_job_is_an_exception_and_takes_its_neighbours_with_it(
+    serving: Serving,
+    worker: FakeWorker,
+    failure: wire.Failure,
+    status: JobStatus,
+    error: type[openai.APIStatusError],
+    stream: bool,
+):
+    async def call(sdk: AsyncOpenAI) -> None:
+        answer = await complete(sdk, ["a", "b"], stream=stream)
+        async for _ in answer:  # only reached by a stream
+            pass
+
+    async with serving() as http:
+        calling = asyncio.create_task(call(sdk_of(http)))
+        await eventually(lambda: len(worker.waiting()) == 2)
+        first, second = worker.waiting()
+        worker.end(first, failure, status)
+        with pytest.raises(openai.APIError if stream else error, match=failure.message) as caught:
+            await calling
+        assert caught.value.body["code"]
+        assert (await http.get(f"/v1/jobs/{second}")).json()["status"] == "canceled"
+
+
+@pytest.mark.parametrize("options", [{}, {"stream": True}])
+async def test_a_request_that_waits_too_long_is_canceled_and_told_so(
+    serving: Serving, worker: FakeWorker, options: dict[str, bool]
+):
+    async def call(sdk: AsyncOpenAI) -> None:
+        async for _ in await complete(sdk, **options):
+            pass
+
+    async with serving(max_wait_s=0.1) as http:
+        with pytest.raises(openai.APIError, match="no answer within"):
+            await call(sdk_of(http))
+        [job] = (await http.get("/v1/jobs")).json()["jobs"]
+        assert job["status"] == "canceled"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/models/demo", "/tokenize"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_a_method_that_is_none_is_told_in_the_same_form(serving: Serving, path: str, method: str):
+    async with serving() as http:
+        error = (await http.request(method, path)).json()["error"]
+
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]

@@ -1,5 +1,7 @@
 """Streams of both generating routes, by OpenAI's own SDK: joined, they are the answer that is not streamed."""
 
+import os
+import signal
 import time
 from collections import defaultdict
 from typing import Any
@@ -132,3 +134,31 @@ def test_a_client_that_goes_away_cancels_its_jobs(stack: Stack, stream: bool):
 def jobs(stack: Stack) -> dict[str, str]:
     page = httpx.get(f"{stack.url}/v1/jobs", params={"limit": 20}, timeout=30).json()
     return {job["id"]: job["status"] for job in page["jobs"]}
+
+
+def test_a_stream_goes_on_where_it_was_when_its_worker_is_killed(stack: Stack, sdk: OpenAI):
+    """A job without a seed keeps its own, so that its second run takes the way of the first."""
+    asked: dict[str, Any] = {"model": "demo", "prompt": "import", "max_tokens": 400, "logprobs": 0}
+    asked |= {"logit_bias": {"2": -100, "0": -100}, "extra_body": {"return_token_ids": True}}
+    chunks = []
+    for chunk in sdk.completions.create(**asked, stream=True, timeout=120):
+        chunks.append(chunk)
+        if len(chunks) == 5:
+            os.kill(stack.pid("worker demo"), signal.SIGKILL)
+            revive(stack)
+
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert sum(len(choice.token_ids) for choice in choices) == 400
+    offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
+    assert offsets == sorted(offsets)
+    assert offsets[-1] < sum(len(choice.text) for choice in choices)
+    assert choices[-1].finish_reason == "length"
+
+
+def revive(stack: Stack) -> None:
+    deadline = time.monotonic() + 60
+    killed = stack.pid("worker demo")
+    while stack.pid("worker demo") == killed:
+        stack.revive()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,6 +1,7 @@
 """Every message that crosses a process boundary, and the codec. Imports msgspec and nothing else.
 
-To add a kind of job: a Struct in `request.py`, a line in `Request`, a branch in `worker/translate.py`.
+To add a kind of job: a Struct in `request.py`, a line in `Request`, branches in `worker/translate.py` and
+`worker/report.py`.
 """
 
 from wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse

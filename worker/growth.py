@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 import wire
 from engine import Sequence as Row
 from engine import Tokenizer
-from worker.translate import LEAST
+from worker.report import LEAST
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from worker.failure import JobFailed
 from worker.flight import Pending
 from worker.growth import Grower, Outlet
 from worker.job import Job
-from worker.translate import Translated, refuse_hopeless, to_result, to_rows, with_seed
+from worker.report import to_result
+from worker.translate import Translated, refuse_hopeless, to_rows, with_seed
 from worker.version import VERSION
 
 

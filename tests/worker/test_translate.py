@@ -9,7 +9,8 @@ import wire
 from tests.worker.fake import FakeEngine, FakeTokenizer
 from worker.failure import JobFailed
 from worker.infer import stamp_of
-from worker.translate import Translated, to_result, to_rows, with_seed
+from worker.report import to_result
+from worker.translate import Translated, to_rows, with_seed
 
 TOKENIZER = FakeTokenizer()  # one token a byte, 257 is BOS
 BOS = 257

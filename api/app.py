@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from api import errors, openapi
 from api.loopback import LoopbackOnly
 from api.metrics import Timed
-from api.routes import jobs, models, operations
+from api.routes import deliveries, endpoints, jobs, models, operations
 from api.state import State
 from wire import Settings
 
@@ -27,7 +27,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     app = FastAPI(title="scorepool", version=openapi.VERSION, lifespan=lifespan, redirect_slashes=False, redoc_url=None)
     app.state.parts = parts
-    for subject in (jobs, models, operations):
+    for subject in (jobs, models, endpoints, deliveries, operations):
         app.include_router(subject.router)
     errors.install(app)
     openapi.install(app)

@@ -8,7 +8,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from api.auth import Keyring
+from api.deliveries import Deliveries
 from api.door import Door
+from api.endpoints import Endpoints
 from api.metrics import Metrics
 from api.models import Models
 from api.queue import Queue
@@ -31,6 +33,8 @@ class State:
     records: Records
     models: Models
     door: Door
+    endpoints: Endpoints
+    deliveries: Deliveries
     waiting: Waiting
     metrics: Metrics
 
@@ -41,6 +45,7 @@ class State:
         stream_redis = _connect(settings.redis_url, BLOCK_S + REDIS_TIMEOUT_S, 1)
         metrics = Metrics()
         models = Models(redis)
+        endpoints = Endpoints(redis, settings)
         return cls(
             settings=settings,
             keyring=Keyring.load(settings),
@@ -49,7 +54,9 @@ class State:
             queue=Queue(redis, settings),
             records=Records(redis),
             models=models,
-            door=Door(models, settings),
+            door=Door(models, endpoints),
+            endpoints=endpoints,
+            deliveries=Deliveries(redis, settings),
             waiting=Waiting(stream_redis, on_ended=metrics.ended.inc),
             metrics=metrics,
         )

@@ -72,7 +72,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     # webhooks
     webhook_secret: str = ""  # whsec_...; several, space-separated, all sign (rotation)
     webhook_allow_private: bool = False  # allow http and addresses that are not public
-    webhook_max_in_flight: Count = 50
+    webhook_max_in_flight: Count = 200
     webhook_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 15.0  # of one attempt, from the lookup of the name on
 
     def job_url(self, id: str) -> str:  # noqa: A002

@@ -43,6 +43,8 @@ class Job(rq.job.Job):
     crashes = 0
     cancel_requested = False
     unreadable: Exception | None = None
+    fields: Mapping[str, bytes] = MappingProxyType({})  # of its hash, as they were read; RQ's and others'
+    notes: Mapping[str, str] = MappingProxyType({})  # fields that its function wants written with its end
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Job(rq.job.Job):
         """RQ's webhooks are dropped: they are one unsigned, unguarded attempt on the worker's main thread."""
         super().restore(raw_data)
         self.webhooks = []
-        fields = {as_text(name): value for name, value in raw_data.items()}
+        fields = self.fields = {as_text(name): value for name, value in raw_data.items()}
         self.crashes = int(fields.get("crashes") or 0)
         self.cancel_requested = as_text(fields.get("cancel_requested") or "") == "1"
         self.has_outcome = "kind" in fields or self.name() == INFER

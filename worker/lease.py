@@ -16,7 +16,7 @@ from redis.client import Pipeline
 from rq.queue import Queue
 from rq.utils import as_text, now, utcformat
 
-from wire import DONE, WEBHOOKS, Keys
+from wire import DONE, OUTBOX, Keys
 
 GRACE_S = 86_400  # beyond a lease's end, before RQ's own cleaners may take the job
 
@@ -29,7 +29,7 @@ CLAIM = _source("lease.lua", "claim.lua")
 EXTEND = _source("extend.lua")
 RECLAIM = _source("lease.lua", "reclaim.lua")
 RELEASE = _source("release.lua")
-SETTLE = _source("settle.lua")
+SETTLE = OUTBOX + _source("settle.lua")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,25 +146,8 @@ def settle(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_req
     EVAL, not EVALSHA: in a MULTI a script that Redis has forgotten (it was restarted) would fail alone, and the rest go
     through.
     """
-    delivery_id = Keys.delivery(job_id)
-    keys = [
-        f"rq:job:{job_id}",
-        Keys.outcome(job_id),
-        Keys.request(job_id),
-        DONE,
-        f"rq:job:{delivery_id}",
-        f"rq:queue:{WEBHOOKS}",
-        "rq:queues",
-    ]
-    arguments: list[bytes | str | int] = [
-        job_id,
-        outcome,
-        max(0, ttl_s),
-        int(keep_request),
-        delivery_id,
-        utcformat(now()),
-        Keys.bell(WEBHOOKS),
-    ]
+    keys = [f"rq:job:{job_id}", Keys.outcome(job_id), Keys.request(job_id), DONE]
+    arguments: list[bytes | str | int] = [job_id, outcome, max(0, ttl_s), int(keep_request), utcformat(now())]
     pipeline.eval(SETTLE, len(keys), *keys, *arguments)
 
 

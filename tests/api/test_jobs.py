@@ -137,18 +137,21 @@ async def test_bulk_answers_in_the_order_of_the_requests(serving: Serving, worke
     assert [worker.start(job.id).priority for job in accepted] == ["low", "normal", "high", "low"]
 
 
-async def test_a_webhook_gets_a_delivery_job_that_waits_in_no_queue(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_a_webhook_gets_its_delivery_when_the_job_ends(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         id_ = await submit(http, score(webhook=HOOK))
         plain = await submit(http)
+    assert redis.hget(f"rq:job:{id_}", "webhook") == HOOK.encode()
+    assert not redis.exists(f"rq:job:{wire.Keys.delivery(id_)}")
+    worker.end(id_)
+    worker.end(plain)
     delivery = worker.job(wire.Keys.delivery(id_))
 
     assert delivery.func_name == wire.DELIVER
-    assert (delivery.args, delivery.kwargs) == ([], {"job_id": id_})
-    assert (delivery.origin, delivery.get_status()) == (wire.WEBHOOKS, JobStatus.DEFERRED)
+    assert (delivery.args, delivery.kwargs) == ([], {})
+    assert (delivery.origin, delivery.get_status()) == (wire.WEBHOOKS, JobStatus.QUEUED)
     assert (delivery.retries_left, delivery.retry_intervals) == (9, [60])
-    assert redis.llen("rq:queue:webhooks") == 0
-    assert redis.hget(f"rq:job:{id_}", "webhook") == HOOK.encode()
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [delivery.id.encode()]
     assert not redis.exists(f"rq:job:{wire.Keys.delivery(plain)}")
 
 

@@ -51,9 +51,7 @@ def submit(
         pipeline.hset(f"rq:job:{job_id}", mapping=mapping | (fields or {}))
         pipeline.set(wire.Keys.request(job_id), body)
         if webhook:
-            delivery = wire.Keys.delivery(job_id)
-            data = JSONSerializer.dumps([wire.DELIVER, None, [], {"job_id": job_id}])
-            pipeline.hset(f"rq:job:{delivery}", mapping={"data": data, "status": "deferred", "origin": wire.WEBHOOKS})
+            pipeline.hset(f"rq:job:{job_id}", mapping={"owner": "alice", "webhook": "https://hooks.example/"})
         pipeline.sadd("rq:queues", f"rq:queue:{queue}")
         pipeline.rpush(f"rq:queue:{queue}", job_id)
         pipeline.publish(wire.Keys.bell(queue), job_id)

@@ -1,10 +1,10 @@
--- Write a job's one outcome, wake who waits for it, and let its webhook go. Runs inside the MULTI in which RQ ends the job.
+-- Write a job's one outcome, wake who waits for it, and let its webhooks go. Runs inside the MULTI in which RQ ends the
+-- job. Put wire.OUTBOX before it.
 --
--- KEYS  rq:job:<job>, scorepool:outcome:<job>, scorepool:request:<job>, scorepool:done,
---       rq:job:<delivery>, rq:queue:webhooks, rq:queues
--- ARGV  job id, outcome, ttl_s (0: for ever), keep the request ('1' or '0'), delivery id, now, bell
-local job, outcome, request, done, delivery, webhooks, queues = unpack(KEYS)
-local id, body, ttl_s, keep, delivery_id, iso, bell = unpack(ARGV)
+-- KEYS  rq:job:<job>, scorepool:outcome:<job>, scorepool:request:<job>, scorepool:done
+-- ARGV  job id, outcome, ttl_s (0: for ever), keep the request ('1' or '0'), now
+local job, outcome, request, done = unpack(KEYS)
+local id, body, ttl_s, keep, iso = unpack(ARGV)
 
 if redis.call('EXISTS', outcome) == 1 then return 0 end  -- a job that is queued again loses its old outcome at the claim
 redis.call('SET', outcome, body)
@@ -17,12 +17,5 @@ elseif ttl_s ~= '0' then
   redis.call('EXPIRE', request, ttl_s)
 end
 
-local status = redis.call('HGET', delivery, 'status')
-if status and status ~= 'queued' and status ~= 'started' and status ~= 'scheduled' then
-  redis.call('HSET', delivery, 'status', 'queued', 'enqueued_at', iso)
-  redis.call('PERSIST', delivery)
-  redis.call('RPUSH', webhooks, delivery_id)
-  redis.call('SADD', queues, webhooks)
-  redis.call('PUBLISH', bell, delivery_id)
-end
+announce(id, iso, ttl_s == '0' and KEPT_S or tonumber(ttl_s))
 return 1

@@ -1,7 +1,7 @@
 """What comes from a client: a body, read up to a limit whatever its headers claim; and the news that it has gone."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -56,9 +56,17 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             raise ClientDisconnect
         return await tasks[0]
     finally:
-        for task in tasks:
+        await _end(tasks)
+
+
+async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Once is not enough: redis-py loses a cancellation that meets it while it connects."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        _, pending = await asyncio.wait(pending, timeout=0.1)
+    await asyncio.gather(*tasks, return_exceptions=True)  # what a task raised is of no interest any more
 
 
 async def _until_gone(request: Request) -> None:

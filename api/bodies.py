@@ -7,14 +7,17 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 import wire
-from api.errors import TooLarge, UnsupportedMedia
+from api.errors import TooLarge, TooSlow, UnsupportedMedia
 from api.formats import Format, sent_format
 
 T = TypeVar("T")
 
+CHUNK_S = 30.0  # within which a body must go on
+BODY_S = 600.0  # within which it must end
+
 
 async def read_message(request: Request, kind: type[T], max_bytes: int) -> T:
-    """Raises UnsupportedMedia, TooLarge, wire.Invalid."""
+    """Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
     form = body_format(request)
     return wire.parse(await read_body(request, max_bytes), kind, form)
 
@@ -37,10 +40,15 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if claimed.isdecimal() and int(claimed) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(BODY_S), asyncio.timeout(CHUNK_S) as patience:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+                patience.reschedule(asyncio.get_running_loop().time() + CHUNK_S)
+    except TimeoutError:
+        raise TooSlow(f"the body stopped after {len(body)} bytes; it must go on within {CHUNK_S:g} s") from None
     return bytes(body)
 
 

@@ -65,6 +65,15 @@ class NotAcceptable(Refused):
     status, code = 406, "not_acceptable"
 
 
+class TooSlow(Refused):
+    """The rest of the body is not waited for, so the connection cannot be used again."""
+
+    status, code = 408, "too_slow"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"Connection": "close"})
+
+
 class Conflict(Refused):
     status, code = 409, "conflict"
 
@@ -109,9 +118,10 @@ def _methods_of(request: Request) -> list[str]:
     """All that the application's routes take at the request's path."""
     routes = request.app.routes
     scopes = {method: {**request.scope, "method": method} for method in METHODS}
-    return [
+    allowed = [
         method for method, scope in scopes.items() if any(route.matches(scope)[0] == Match.FULL for route in routes)
     ]
+    return sorted({*allowed, "HEAD"}) if "GET" in allowed else allowed
 
 
 def install(app: FastAPI) -> None:

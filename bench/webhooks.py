@@ -2,9 +2,9 @@
 
     python bench/webhooks.py [--per-second 300] [--seconds 20] [--hanging 10] [--workers 1]
 
-Two runs through real `rq worker` processes, a real Redis and a receiver in a process of its own: first with all receivers
-well, then with some that accept and say nothing. Prints deliveries per second and the wait from the event to the POST of
-the receivers that are well. Deliveries to a receiver that hangs are lost time by design: they are not waited for.
+Two runs through real `rq worker` processes, a real Redis and a receiver in a process of its own: first with all
+receivers well, then with some that accept and say nothing. Prints deliveries per second and the wait from the event to
+the POST of the receivers that are well. What goes to a receiver that hangs is late by design, and not waited for.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import ClassVar
 
 from redis import Redis
 from rq.utils import now, utcformat
@@ -37,7 +38,7 @@ ANSWER = b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"
 class Receiver(asyncio.Protocol):
     """Notes when each webhook-id came. On a path that begins with /hang it says nothing for ever."""
 
-    seen: dict[str, float] = {}
+    seen: ClassVar[dict[str, float]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -80,7 +81,8 @@ def workers(url: str, count: int) -> Iterator[None]:
         "SCOREPOOL_DRAIN_TIMEOUT_S": "1",
     }
     command = [*webhook_command(), "--quiet"]
-    processes = [subprocess.Popen(command, env=environ, cwd=ROOT, stderr=subprocess.DEVNULL) for _ in range(count)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    processes = [subprocess.Popen(command, env=environ, cwd=ROOT, **quiet) for _ in range(count)]
     try:
         yield
     finally:

@@ -62,7 +62,7 @@ async def replay(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Resp
     "/replay",
     status_code=202,
     summary="Send failed events again",
-    responses=openapi.answers({202: wire.Replayed}, (400, 401, 406, 413, 415, 503)),
+    responses=openapi.answers({202: wire.Replayed}, (400, 401, 406, 408, 413, 415, 503)),
     openapi_extra=openapi.body(wire.Replay),
 )
 async def replay_failed(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:

@@ -13,14 +13,14 @@ from api.formats import reply
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], dependencies=[Depends(known_query)])
 
-BODY_ERRORS = (400, 401, 404, 406, 413, 415, 503)
+BODY_ERRORS = (400, 401, 404, 406, 408, 413, 415, 503)
 
 
 @router.post(
     "/endpoints",
     status_code=201,
     summary="Register an endpoint",
-    responses=openapi.answers({201: wire.WebhookSecret}, (400, 401, 406, 409, 413, 415, 503)),
+    responses=openapi.answers({201: wire.WebhookSecret}, (400, 401, 406, 408, 409, 413, 415, 503)),
     openapi_extra=openapi.body(wire.Registration),
 )
 async def register(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:

@@ -73,7 +73,19 @@ def test_fuzzed_requests_fail_one_by_one(redis: Redis, workers: Workers):
 
 def test_fuzzed_fields_of_jobs_harm_only_their_job(redis: Redis, workers: Workers):
     rng = random.Random(SEED)
-    values = [b"", b"\x80\x04K\x01.", b"NaN", b"-1", b"9" * 400, b"[", b"\xff\xfe", b"os.system", b"x" * 100_000]
+    values = [
+        b"",
+        b"\x80\x04K\x01.",
+        b"NaN",
+        b"-1",
+        b"9" * 400,
+        b"[",
+        b"7",
+        b"[[]]",
+        b"\xff\xfe",
+        b"os.system",
+        b"x" * 100_000,
+    ]
     bad = [submit(redis, generate(), fields={field: rng.choice(values)}) for field in FIELDS for _ in range(3)]
     for strange in ("", ":", "a:b", "\xff", "../x", "x" * 5000):
         redis.rpush("rq:queue:demo", strange.encode("latin-1"))

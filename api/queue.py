@@ -97,7 +97,7 @@ class Queue:
         """At once while it waits; a running job is marked, and its worker told. Raises NotFound, Conflict."""
         check_id(id)
         answer = await self._cancel(
-            keys=[RqJob.key_for(id), wire.Keys.request(id), wire.Keys.outcome(id), wire.DONE],
+            keys=[RqJob.key_for(id), wire.Keys.request(id), wire.Keys.outcome(id), wire.DONE, wire.Keys.outcomes],
             args=[
                 *(id, owner, CANCELED, self._settings.result_ttl_s, iso_now(), f"{time.time():.6f}"),
                 PUBSUB_CHANNEL_TEMPLATE % "",

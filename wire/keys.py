@@ -15,6 +15,8 @@ class Keys:
 
     models = "scorepool:models"  # zset: worker name by the time (unix, s) at which its card expires
 
+    outcomes = "scorepool:outcomes"  # hash: how many jobs ended, by `result` or the failure's code
+
     @staticmethod
     def request(id: str) -> str:  # noqa: A002
         return f"scorepool:request:{id}"

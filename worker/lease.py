@@ -146,7 +146,7 @@ def settle(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_req
     EVAL, not EVALSHA: in a MULTI a script that Redis has forgotten (it was restarted) would fail alone, and the rest go
     through.
     """
-    keys = [f"rq:job:{job_id}", Keys.outcome(job_id), Keys.request(job_id), DONE]
+    keys = [f"rq:job:{job_id}", Keys.outcome(job_id), Keys.request(job_id), DONE, Keys.outcomes]
     arguments: list[bytes | str | int] = [job_id, outcome, max(0, ttl_s), int(keep_request), utcformat(now())]
     pipeline.eval(SETTLE, len(keys), *keys, *arguments)
 

@@ -1,6 +1,6 @@
 -- Cancel one job: at once if it waits, by asking its worker if it runs. Put wire.OUTBOX before it.
 --
--- KEYS     the job's RQ hash, its request, its outcome, the stream of ended jobs
+-- KEYS     the job's RQ hash, its request, its outcome, the stream of ended jobs, how many ended by code
 -- ARGV     id, owner, outcome to record (wire.Failure), seconds that an outcome is kept, now (ISO), now (unix, s),
 --          prefix of the workers' channels
 --
@@ -42,5 +42,6 @@ redis.call('EXPIRE', job, ttl)
 redis.call('DEL', request)
 redis.call('SET', outcome, failure, 'EX', ttl)
 redis.call('XADD', done, 'MAXLEN', '~', 10000, '*', 'id', id)
+redis.call('HINCRBY', KEYS[5], 'canceled', 1)
 announce(id, iso, tonumber(ttl))
 return {'canceled'}

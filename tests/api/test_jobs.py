@@ -219,7 +219,7 @@ async def test_a_deleted_job_leaves_no_key_behind(serving: Serving, worker: Fake
 
     assert (replies, gone) == ([204] * 3, [404] * 3)
     assert listed == {"jobs": [], "next_cursor": None}
-    assert set(redis.keys()) - before <= {b"rq:queues", wire.DONE.encode()}
+    assert set(redis.keys()) - before <= {b"rq:queues", wire.DONE.encode(), wire.Keys.outcomes.encode()}
     assert before - set(redis.keys()) == set()
 
 

@@ -74,9 +74,11 @@ class Job(rq.job.Job):
         return job
 
     def restore(self, raw_data: Any) -> None:
-        """RQ's webhooks are dropped: they are one unsigned, unguarded attempt on the worker's main thread."""
-        super().restore(raw_data)
-        self.webhooks = []
+        """RQ's webhooks are dropped: they are one unsigned, unguarded attempt on the worker's main thread. So is a meta
+        that is no JSON: RQ would keep it in a form that it cannot write again."""
+        super().restore({name: value for name, value in raw_data.items() if as_text(name) != "webhooks"})
+        if "unserialized" in self.meta:
+            self.meta = {}
         fields = self.fields = {as_text(name): value for name, value in raw_data.items()}
         self.crashes = int(fields.get("crashes") or 0)
         self.cancel_requested = as_text(fields.get("cancel_requested") or "") == "1"

@@ -58,7 +58,8 @@ def poison(redis: Redis, canary: Path) -> list[str]:
 
 def environment(root: Path) -> dict[str, str]:
     """Of an operator as docs/operations.md has it: RQ's tools load our classes."""
-    return {**os.environ, "PYTHONPATH": str(root), "RQ_WORKER_CLASS": "worker.BatchWorker"}
+    ours = {"RQ_WORKER_CLASS": "worker.BatchWorker", "RQ_JOB_CLASS": "worker.Job", "RQ_QUEUE_CLASS": "worker.Queue"}
+    return {**os.environ, "PYTHONPATH": str(root), **ours}
 
 
 def test_a_worker_and_rqs_own_tools_run_nothing_of_it(redis: Redis, workers: Workers, root: Path, canary: Path):
@@ -69,7 +70,8 @@ def test_a_worker_and_rqs_own_tools_run_nothing_of_it(redis: Redis, workers: Wor
     def operate() -> None:
         for command in commands:
             arguments = [str(Path(sys.executable).with_name("rq")), *command, "--url", workers.redis_url]
-            subprocess.run(arguments, cwd=root, env=environment(root), capture_output=True, timeout=60)
+            done = subprocess.run(arguments, cwd=root, env=environment(root), capture_output=True, timeout=60)
+            assert done.returncode == 0, (command, done.stderr)
 
     operate()
     workers.start("--burst").wait(timeout=30)

@@ -59,7 +59,7 @@ def receive(pipe: Connection) -> None:
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(Receiver, "127.0.0.1", 0, backlog=4096)
+        server = await loop.create_server(Receiver, "0.0.0.0", 0, backlog=4096)
         pipe.send(server.sockets[0].getsockname()[1])
         while True:
             await loop.run_in_executor(None, pipe.recv)
@@ -107,7 +107,7 @@ def feed(redis: Redis, port: int, per_second: int, seconds: int, hanging: int) -
         id_ = f"wh_{number:032x}"
         if receiver >= hanging:
             put[id_] = time.monotonic()
-        script(args=[id_, utcformat(now()), f"http://127.0.0.1:{port}/{name}"])
+        script(args=[id_, utcformat(now()), f"http://127.0.1.{receiver + 1}:{port}/{name}"])
     return put
 
 

@@ -41,6 +41,15 @@ local function deliver(id, owner, ttl_s, iso, what)
   end
 end
 
+-- The id of an endpoint that wants to hear of the event, or nil. Raises an error for a text that is no endpoint.
+local function wants(text, event)
+  local endpoint = cjson.decode(text).endpoint
+  if endpoint.disabled_at and endpoint.disabled_at ~= cjson.null then return nil end
+  for _, wanted in ipairs(endpoint.events) do
+    if wanted == event then return endpoint.id .. '' end
+  end
+end
+
 -- Tell of a job that has just ended: its own webhook, and its owner's endpoints that want to hear of it.
 local function announce(id, iso, ttl_s)
   local job = 'rq:job:' .. id
@@ -59,12 +68,8 @@ local function announce(id, iso, ttl_s)
   end
   if url then tell(event_id, 'url', url) end
   for _, text in ipairs(endpoints) do
-    local endpoint = cjson.decode(text).endpoint
-    if endpoint.disabled_at == cjson.null or not endpoint.disabled_at then
-      for _, wanted in ipairs(endpoint.events) do
-        if wanted == event then tell(event_id .. '_' .. endpoint.id, 'endpoint', endpoint.id) end
-      end
-    end
+    local is_read, endpoint = pcall(wants, text, event)  -- a text that cannot be read must not keep a job from ending
+    if is_read and endpoint then tell(event_id .. '_' .. endpoint, 'endpoint', endpoint) end
   end
   if #ids > 0 then
     local before = redis.call('HGET', job, 'deliveries')

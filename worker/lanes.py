@@ -5,11 +5,15 @@ to half of all, and falls back to the twentieth while it has said nothing for SL
 row without an answer the lane is shut, and one attempt at a time asks whether the receiver is back: after 30 s, 60 s,
 ... 15 minutes.
 
+A receiver is an owner's host and port, whatever the path. All receivers of one owner together have at most three
+quarters of all deliveries in flight, so that one who names ever new hosts that hang delays the others little.
+
 A delivery that finds no room is told when there will be: each that is put off is given a place behind those put off
 before, as far apart as the receiver's own pace. What is put off is not counted as tried.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
@@ -39,17 +43,20 @@ class Lanes:
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._least = max(1, capacity // 20)
         self._most = max(1, capacity // 2)
+        self._most_of_owner = max(1, capacity * 3 // 4)
         self._clock = clock
         self._lock = Lock()
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._owners: Counter[str] = Counter()  # in flight
 
-    def enter(self, receiver: str) -> float:
+    def enter(self, owner: str, receiver: str) -> float:
         """0.0: there is room, and it is taken until `leave`. Otherwise the seconds after which to come again."""
         with self._lock:
             now = self._clock()
-            lane = self._lane(receiver)
+            lane = self._lane(owner, receiver)
             width = self._width(lane, now)
-            if lane.in_flight < width:
+            if lane.in_flight < width and self._owners[owner] < self._most_of_owner:
+                self._owners[owner] += 1
                 if lane.in_flight == 0:
                     lane.quiet_since = now
                 lane.in_flight += 1
@@ -58,12 +65,15 @@ class Lanes:
             lane.next_place_at = at + lane.pace_s / max(1, width)
             return min(at - now, MAX_WAIT_S)
 
-    def leave(self, receiver: str, elapsed_s: float, is_answered: bool) -> None:
+    def leave(self, owner: str, receiver: str, elapsed_s: float, is_answered: bool) -> None:
         """An attempt that entered is over."""
         with self._lock:
             now = self._clock()
-            lane = self._lane(receiver)
+            lane = self._lane(owner, receiver)
             lane.in_flight -= 1
+            self._owners[owner] -= 1
+            if not self._owners[owner]:
+                del self._owners[owner]
             lane.pace_s += (elapsed_s - lane.pace_s) / 8
             if is_answered:
                 lane.width = min(lane.width + 1, self._most)
@@ -84,10 +94,10 @@ class Lanes:
         is_slow = lane.in_flight > 0 and now - lane.quiet_since > SLOW_S
         return self._least if is_slow else lane.width
 
-    def _lane(self, receiver: str) -> Lane:
-        lane = self._lanes.get(receiver)
+    def _lane(self, owner: str, receiver: str) -> Lane:
+        lane = self._lanes.get((owner, receiver))
         if lane is None:
             if len(self._lanes) >= MAX_LANES:
                 self._lanes = {name: lane for name, lane in self._lanes.items() if lane.in_flight}
-            lane = self._lanes[receiver] = Lane(width=self._least)
+            lane = self._lanes[owner, receiver] = Lane(width=self._least)
         return lane

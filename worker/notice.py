@@ -52,11 +52,6 @@ class Notice:
             attempts=parse(job.fields.get("attempts", b"[]"), list[DeliveryAttempt]),
         )
 
-    @property
-    def receiver(self) -> str:
-        """Whose lane it takes."""
-        return f"{self.owner} {self.endpoint or self.url.partition('?')[0]}"
-
     def body(self, settings: Settings) -> bytes:
         """The same bytes at every attempt."""
         data: EventData | TestData

@@ -73,29 +73,29 @@ class Deliver:
             raise self._give_up(job, "its endpoint was deleted")
         if subscriber and subscriber.endpoint.disabled_at is not None:
             raise self._give_up(job, f"its endpoint is disabled: {subscriber.endpoint.disabled_reason}")
-        wait_s = self._lanes.enter(notice.receiver)
+        url = subscriber.endpoint.url if subscriber else notice.url
+        receiver = url.partition("://")[2].partition("/")[0].partition("?")[0].lower()
+        wait_s = self._lanes.enter(notice.owner, receiver)
         if wait_s:
             return self._put_off(job, notice, wait_s)
-        future = self._threads.submit(self._attempt, notice, subscriber)
-        future.add_done_callback(partial(self._leave, notice.receiver, time.monotonic()))
+        future = self._threads.submit(self._attempt, notice, url, subscriber)
+        future.add_done_callback(partial(self._leave, notice.owner, receiver, time.monotonic()))
         return Pending(future, finish=lambda attempt: self._finish(job, notice, attempt), cancel=future.cancel)
 
     def close(self) -> None:
         self._sender.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _attempt(self, notice: Notice, subscriber: Subscriber | None) -> Attempt:
-        url, own = notice.url, ""
-        if subscriber is not None:
-            url, own = subscriber.endpoint.url, " ".join(subscriber.current_secrets(time.time()))
+    def _attempt(self, notice: Notice, url: str, subscriber: Subscriber | None) -> Attempt:
+        own = " ".join(subscriber.current_secrets(time.time())) if subscriber else ""
         attempt = self._sender.send(url, notice.id, notice.body(self._settings), signers(own) if own else ())
         if subscriber is not None and attempt.status == GONE:
             self._subscribers.disable(notice.owner, subscriber.endpoint.id, "the receiver answered HTTP 410, Gone")
         return attempt
 
-    def _leave(self, receiver: str, started_at: float, future: "Future[Attempt]") -> None:
+    def _leave(self, owner: str, receiver: str, started_at: float, future: "Future[Attempt]") -> None:
         is_answered = not future.cancelled() and future.exception() is None and future.result().status is not None
-        self._lanes.leave(receiver, time.monotonic() - started_at, is_answered)
+        self._lanes.leave(owner, receiver, time.monotonic() - started_at, is_answered)
 
     def _finish(self, job: Job, notice: Notice, attempt: Attempt) -> dict[str, Any]:
         """What RQ records: the delivery is done, or to be tried again, or (Undeliverable) has failed for good."""

@@ -202,7 +202,7 @@ def test_a_slow_receiver_does_not_hold_up_the_others(redis: Redis, deliver: Deli
 def test_what_is_put_off_was_not_tried_and_is_given_up_after_days(redis: Redis, hook: Receiver):
     deliver = Deliver(replace(SETTINGS, webhook_max_in_flight=1), redis)
     job = delivery(redis, hook.url)
-    assert deliver._lanes.enter(Notice.of(job).receiver) == 0.0
+    assert deliver._lanes.enter("alice", f"127.0.0.1:{hook.port}") == 0.0
     again = run(deliver, job)
     assert isinstance(again, Again)
     assert again["put_off_s"] >= 1
@@ -253,6 +253,16 @@ def test_every_endpoint_that_wants_the_event_is_told_beside_the_jobs_own_webhook
     assert own.headers["webhook-id"] != endpoint.headers["webhook-id"]
     assert redis.llen("rq:queue:webhooks") == 2
     assert redis.zcard(wire.Keys.deliveries("alice")) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "7", "{}", '{"endpoint": 5}', '{"endpoint": {"id": [], "events": ["job.finished"]}}']
+)
+def test_an_endpoint_that_cannot_be_read_keeps_no_job_from_ending(redis: Redis, hook: Receiver, text: str):
+    redis.hset(wire.Keys.endpoints("alice"), "x", text)
+    subscribe(redis, hook.url)
+    announce(redis, ID)
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{ID}_{'e' * 16}".encode()]
 
 
 def test_while_a_secret_is_rotated_both_sign_and_then_the_new_one_alone(redis: Redis, hook: Receiver):

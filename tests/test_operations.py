@@ -60,7 +60,7 @@ def test_what_was_accepted_before_a_backup_ends_after_a_restore(root: Path, tmp_
 
 def test_rqs_tools_tell_the_truth_with_the_variables_of_the_document(redis: Redis, redis_url: str, root: Path):
     text = (root / "docs/operations.md").read_text()
-    [block] = re.findall(r"```sh\n(export RQ_REDIS_URL.*?)```", text, re.DOTALL)
+    [block] = re.findall(r"```sh\n(export SCOREPOOL_REDIS_URL.*?)```", text, re.DOTALL)
     shown = dict(re.findall(r"(\w+)=(\S+)", block))
     urls = {"RQ_REDIS_URL": redis_url, "SCOREPOOL_REDIS_URL": redis_url}
     environ = {**os.environ, **shown, "PYTHONPATH": str(root), **urls}

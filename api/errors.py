@@ -21,7 +21,7 @@ from wire.reply import ErrorBody
 
 logger = logging.getLogger(__name__)
 
-METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 REDIS_RETRY_S = 2  # what a client is told to wait when Redis does not answer
 
 
@@ -66,8 +66,6 @@ class NotAcceptable(Refused):
 
 
 class TooSlow(Refused):
-    """The rest of the body is not waited for, so the connection cannot be used again."""
-
     status, code = 408, "too_slow"
 
     def __init__(self, message: str) -> None:
@@ -121,7 +119,7 @@ def _methods_of(request: Request) -> list[str]:
     allowed = [
         method for method, scope in scopes.items() if any(route.matches(scope)[0] == Match.FULL for route in routes)
     ]
-    return sorted({*allowed, "HEAD"}) if "GET" in allowed else allowed
+    return sorted([*allowed, "HEAD"]) if "GET" in allowed else allowed  # see head.py
 
 
 def install(app: FastAPI) -> None:

@@ -1,10 +1,10 @@
-"""HEAD, wherever there is GET: the same answer without its body."""
+"""HEAD is answered as GET is, without the body."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Head:
-    """ASGI middleware."""
+class HeadAsGet:
+    """ASGI middleware. Must be the outermost, so that all others see a GET."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

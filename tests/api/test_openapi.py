@@ -183,7 +183,7 @@ async def test_what_comes_is_what_was_declared(
             if method != "DELETE":
                 await call(method, route, headers=none)
         await call_webhooks(call, worker)
-        monkeypatch.setattr(api.bodies, "CHUNK_S", 0.01)
+        monkeypatch.setattr(api.bodies, "BODY_GRACE_S", 0.01)
         for path, methods in document["paths"].items():
             for method in methods.keys() & {"post", "patch"}:
                 if "408" in methods[method]["responses"]:

@@ -15,7 +15,7 @@ def function_of(
     if job.cancel_requested:
         raise Stopped
     if job.crashes >= crash_limit:
-        raise Crashed(f"the job was in flight at {job.crashes} deaths of its worker, so it is not tried again")
+        raise Crashed(f"its worker died {job.crashes} times while it ran this job alone, so it is not tried again")
     name = job.name()
     if job.unreadable is not None or name is None or job.instance is not None:
         raise _refusal("the job's record is not what this version writes: its data must be JSON, not pickle")

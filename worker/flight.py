@@ -23,7 +23,7 @@ class Stopped(Exception):
 
 
 class Crashed(Exception):
-    """The job was in flight at too many deaths of its worker."""
+    """Too many workers died that ran this job alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ class Job(rq.job.Job):
     outcome: bytes | None = None
     request: bytes | None = None
     has_outcome = False  # jobs of the API have; other functions' jobs only have RQ's result
-    crashes = 0
+    company: int | None = None  # most jobs that may be in flight with it: one of them may have killed a worker
+    crashes = 0  # deaths of a worker that it had to itself
     cancel_requested = False
     unreadable: Exception | None = None
 
@@ -73,6 +74,7 @@ class Job(rq.job.Job):
         super().restore(raw_data)
         self.webhooks = []
         fields = {as_text(name): value for name, value in raw_data.items()}
+        self.company = int(fields["company"]) if "company" in fields else None
         self.crashes = int(fields.get("crashes") or 0)
         self.cancel_requested = as_text(fields.get("cancel_requested") or "") == "1"
         self.has_outcome = "kind" in fields or self.name() == INFER

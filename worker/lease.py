@@ -70,7 +70,8 @@ class Leases:
     ) -> list[Row] | None:
         """Lease at most `room` jobs, in one round trip; None while workers are suspended.
 
-        `limit` is how many may be in flight in all, which may be fewer than there is room for: see `company`.
+        `limit` is how many may be in flight in all: fewer than there is room for, where a job in flight may have killed
+        a worker (see lua/reclaim.lua). The next job is held to its own limit by the script.
         """
         rows = self._claim(
             keys=_keys(queues),
@@ -126,18 +127,6 @@ class Leases:
 
     def _terms(self) -> list[str | int | float]:
         return [self.worker_name, self.lease_ms, time.time(), utcformat(now()), GRACE_S]
-
-
-def company(crashes: Iterable[int], limit: int) -> int:
-    """How many jobs may be in flight beside ones that were in flight at so many deaths of their workers.
-
-    One crash may be bad luck, so such jobs run in small company; from the second on alone, so that the culprit is found
-    and innocents keep their strikes few. The same rule, for the next job, is in lua/claim.lua.
-    """
-    worst = max(crashes, default=0)
-    if worst == 0:
-        return limit
-    return min(limit, 8) if worst == 1 else 1
 
 
 def settle(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_request: bool) -> None:

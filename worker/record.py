@@ -145,7 +145,7 @@ class Record:
 
     def _write(self, flight: Flight, pipeline: Pipeline) -> None:
         flight.execution.delete(job=flight.job, pipeline=pipeline)
-        pipeline.hdel(flight.job.key, "crashes")  # it came to an end, so it is none that kills workers
+        pipeline.hdel(flight.job.key, "crashes", "company")  # it came to an end, so it is none that kills workers
         if flight.retry_delay_s is not None:
             self._write_again(flight, flight.retry_delay_s, pipeline)
         elif flight.error is not None:

@@ -37,7 +37,7 @@ from worker.failure import JobFailed
 from worker.flight import Flight, Stopped
 from worker.housekeeping import Chore, Housekeeping
 from worker.job import Callback, Job, Queue
-from worker.lease import Leases, Row, company
+from worker.lease import Leases, Row
 from worker.neighbours import orphans
 from worker.process import WorkerProcess
 from worker.record import Record
@@ -204,7 +204,7 @@ class Worker(WorkerProcess):
         self._is_dry = True
         if room <= 0 or self._stop_requested:
             return
-        limit = company((flight.job.crashes for flight in self.flights.values()), self.capacity)
+        limit = min([self.capacity, *(flight.job.company or self.capacity for flight in self.flights.values())])
         round_robin = self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN
         if self._dequeue_strategy == DequeueStrategy.RANDOM:
             random.shuffle(self._ordered_queues)

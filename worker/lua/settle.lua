@@ -10,7 +10,7 @@ if redis.call('EXISTS', outcome) == 1 then return 0 end  -- a job that is queued
 redis.call('SET', outcome, body)
 if ttl_s ~= '0' then redis.call('EXPIRE', outcome, ttl_s) end
 redis.call('XADD', done, 'MAXLEN', '~', 10000, '*', 'id', id)
-redis.call('HDEL', job, 'cancel_requested', 'crashes')
+redis.call('HDEL', job, 'cancel_requested', 'crashes', 'company')
 if keep == '0' then
   redis.call('DEL', request)
 elseif ttl_s ~= '0' then

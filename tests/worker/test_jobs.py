@@ -7,6 +7,7 @@ import pytest
 from redis import Redis
 from rq import Callback, Repeat, Retry
 from rq.command import send_stop_job_command
+from rq.job import Dependency
 from rq.job import Job as StockJob
 from rq.serializers import JSONSerializer
 
@@ -196,6 +197,38 @@ def test_a_failed_job_that_is_requeued_by_hand_gets_a_new_outcome(redis: Redis, 
 
     until(lambda: isinstance(outcome(redis, job_id), wire.Result))
     assert done(redis) == [job_id, job_id]
+
+
+def test_a_requeued_job_keeps_its_request_and_begins_its_webhooks_schedule_anew(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate("NAN"), webhook=True)
+    workers.start("--burst").wait(timeout=20)
+    delivery = f"rq:job:{wire.Keys.delivery(job_id)}"
+    redis.hset(delivery, mapping={"status": "failed", "number_of_retries": 9})  # its ten attempts are spent
+    redis.lpop("rq:queue:webhooks")
+    redis.set(wire.Keys.request(job_id), wire.encode(generate(max_tokens=100_000)), ex=60)
+    workers.rq("requeue", "--queue", "demo", job_id)
+    workers.start()
+    until(lambda: redis.zcard("rq:wip:demo"))
+
+    assert redis.ttl(wire.Keys.request(job_id)) == -1
+    send_stop_job_command(redis, job_id, serializer=JSONSerializer)
+    until(lambda: outcome(redis, job_id))
+    assert redis.hmget(delivery, "status", "number_of_retries") == [b"queued", None]
+
+
+def test_jobs_that_end_at_once_each_release_their_own_dependents(redis: Redis, workers: Workers):
+    queue = Queue("demo", connection=redis)
+    parents = [queue.enqueue("add", n) for n in range(6)]
+    dependents = [queue.enqueue("add", 1, depends_on=parent) for parent in parents]
+    both = queue.enqueue("add", 1, depends_on=parents[:2])
+    broken = queue.enqueue("add", "a")
+    never = queue.enqueue("add", 1, depends_on=broken)
+    anyway = queue.enqueue("add", 1, depends_on=Dependency(jobs=[broken], allow_failure=True))
+
+    workers.start("--burst", worker="FunctionsWorker").wait(timeout=20)
+
+    assert [job.get_status() for job in (*dependents, both, anyway)] == ["finished"] * 8
+    assert never.get_status() == "deferred"  # as RQ leaves it: what it waits for has failed
 
 
 def test_the_bell_wakes_an_idle_worker_at_once(redis: Redis, workers: Workers):

@@ -20,6 +20,7 @@ end
 local status = redis.call('HGET', delivery, 'status')
 if status and status ~= 'queued' and status ~= 'started' and status ~= 'scheduled' then
   redis.call('HSET', delivery, 'status', 'queued', 'enqueued_at', iso)
+  redis.call('HDEL', delivery, 'number_of_retries')  -- another end is another message: its schedule begins anew
   redis.call('PERSIST', delivery)
   redis.call('RPUSH', webhooks, delivery_id)
   redis.call('SADD', queues, webhooks)

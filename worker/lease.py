@@ -1,4 +1,4 @@
-"""How a worker holds jobs: claim, extend, reclaim, release; and settle, a job's end. The only file that runs the Lua.
+"""How a worker holds jobs: claim, extend, reclaim, release; and settle, a job's end. Runs all of the Lua but due.lua.
 
 A lease lives in RQ's own keys (drawn in lua/lease.lua). Its end is the expiry of the execution's hash in Redis, so the
 clocks of the Macs need not agree. Who holds it no more is fenced off: see `standing` and worker/record.py.

@@ -37,7 +37,7 @@ def rest(redis: Redis, timeout_s: float) -> None:
         assert time.monotonic() < deadline, f"jobs or deliveries still wait or run: {busy}"
         try:
             for delivery in redis.zrange(f"rq:scheduled:{wire.WEBHOOKS}", 0, -1):
-                redis.zadd(f"rq:scheduled:{wire.WEBHOOKS}", {delivery: time.time()}, xx=True)
+                redis.zadd(f"rq:scheduled:{wire.WEBHOOKS}", {delivery: 0}, xx=True)
             queues = [*wire.queue_names("demo"), wire.WEBHOOKS]
             keys = [f"rq:{kind}:{queue}" for queue in queues for kind in ("queue", "wip", "scheduled")]
             busy = [key for key in keys if redis.exists(key)]

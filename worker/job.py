@@ -43,6 +43,7 @@ class Job(rq.job.Job):
     company: int | None = None  # most jobs that may be in flight with it: one of them may have killed a worker
     crashes = 0  # deaths of a worker that it had to itself
     cancel_requested = False
+    expires_at: float | None = None  # unix, s
     unreadable: Exception | None = None
 
     def __init__(
@@ -76,6 +77,7 @@ class Job(rq.job.Job):
         fields = {as_text(name): value for name, value in raw_data.items()}
         self.company = int(fields["company"]) if "company" in fields else None
         self.crashes = int(fields.get("crashes") or 0)
+        self.expires_at = float(fields["expires_at"]) if "expires_at" in fields else None
         self.cancel_requested = as_text(fields.get("cancel_requested") or "") == "1"
         self.has_outcome = "kind" in fields or self.name() == INFER
 

@@ -89,7 +89,7 @@ class Record:
         return ours, parents[1:]
 
     def _release_dependents(self, parent: Flight, pipeline: Pipeline) -> None:
-        """Into their queues, in the transaction that ends what they wait for. RQ itself calls MULTI, if it queues any."""
+        """Into their queues, in the transaction that ends what they wait for. RQ itself calls MULTI."""
         parent.job._status = _status(parent)
         parent.queue.enqueue_dependents(parent.job, pipeline=pipeline, refresh_job_status=False)
 

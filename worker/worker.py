@@ -34,7 +34,7 @@ from engine.errors import Fault, LoadError
 from wire import SettingsError
 from worker.admission import function_of
 from worker.failure import JobFailed
-from worker.flight import Flight, Stopped
+from worker.flight import Expired, Flight, Stopped
 from worker.housekeeping import Chore, Housekeeping
 from worker.job import Callback, Job, Queue
 from worker.lease import Leases, Row
@@ -247,8 +247,7 @@ class Worker(WorkerProcess):
         if self.flights:
             self._idle_since = time.monotonic()
         for flight in self.flights.values():
-            if flight.deadline is not None and time.monotonic() >= flight.deadline:
-                flight.fail(JobTimeoutException(f"ran longer than its timeout of {flight.job.timeout} s"))
+            flight.check_deadline()
 
     def _patience_s(self) -> float:
         if not self._is_dry or any(flight.is_over for flight in self.flights.values()):
@@ -289,7 +288,9 @@ class Worker(WorkerProcess):
         self.log.info("%s: %s (%s)", flight.queue.name, job.description if self.log_job_description else "", job.id)
         timeout_s = max(0, int(job.timeout or Queue.DEFAULT_TIMEOUT))
         if timeout_s:
-            flight.deadline = time.monotonic() + timeout_s
+            flight.due_in(timeout_s, JobTimeoutException(f"ran longer than its timeout of {job.timeout} s"))
+        if job.expires_at is not None:
+            flight.due_in(job.expires_at - time.time(), Expired())
         try:
             function = function_of(job, self.functions, self.settings.crash_limit)
             with self._interruptible(), self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):

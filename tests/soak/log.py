@@ -5,11 +5,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 
 class Log:
-    """Thread-safe."""
+    """Thread-safe. Use as a context; it can be read afterwards."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,5 +27,8 @@ class Log:
             for line in lines:
                 yield json.loads(line)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._file.close()

@@ -51,15 +51,14 @@ def rest(redis: Redis, timeout_s: float) -> None:
 def soak(
     root: Path, folder: Path, *, seed: int, worker: str, model: str, num_jobs: int, num_signals: int, duration_s: float
 ) -> Audit:
-    told, heard = Log(folder / "driver.log"), Log(folder / "receiver.log")
-    signals = Log(folder / "chaos.log")
+    told, heard, sent = (Log(folder / f"{name}.log") for name in ("driver", "receiver", "chaos"))
     cluster = Cluster(folder, root, worker=worker, model=model, settings=SETTINGS)
-    with receiver(SECRET, heard) as webhook, cluster, cluster.connect() as redis:
+    with told, heard, sent, receiver(SECRET, heard) as webhook, cluster, cluster.connect() as redis:
         cluster.wait_until_ready()
         driver = Driver(cluster.urls, webhook, told, seed, num_jobs, duration_s)
         driver.start()
         try:
-            Chaos(cluster, signals, seed, num_signals, duration_s / num_signals).run()
+            Chaos(cluster, sent, seed, num_signals, duration_s / num_signals).run()
             driver.join()
             rest(redis, timeout_s=60 + duration_s)
         finally:

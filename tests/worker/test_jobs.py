@@ -136,6 +136,19 @@ def test_the_timeout_of_one_job_among_thirty_ends_only_that_job(redis: Redis, wo
     assert sorted(done(redis)) == sorted([slow, *others])
 
 
+def test_a_job_is_not_run_after_its_expires_at_nor_beyond_it(redis: Redis, workers: Workers):
+    late = submit(redis, generate(), webhook=True, fields={"expires_at": repr(time.time() - 0.01)})
+    running = submit(redis, generate(max_tokens=100_000), fields={"expires_at": repr(time.time() + 4)})
+    in_time = submit(redis, generate(), fields={"expires_at": repr(time.time() + 60)})
+
+    workers.start("--burst").wait(timeout=30)
+
+    assert failure(redis, late).code == failure(redis, running).code == "expired"
+    assert status(redis, late) == "failed"
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{late}".encode()]
+    assert isinstance(outcome(redis, in_time), wire.Result)
+
+
 def test_a_stop_command_cancels_one_running_job(redis: Redis, workers: Workers):
     long, other = submit(redis, generate(max_tokens=100_000)), submit(redis, generate(max_tokens=200))
     workers.start("--burst")

@@ -22,10 +22,11 @@ KEPT = [
         r"rq:(?:finished|failed|canceled):(?:demo|demo:high|demo:low|webhooks)",
         r"rq:queues",
         r"rq:workers(?::.*)?",
-        r"scorepool:(?:done|probe)",
+        r"scorepool:(?:done|models|probe)",
     )
 ]
-PASSING = re.compile(r"rq:worker:.*|rq:clean_registries:.*|rq:scheduler-lock:.*|scorepool:card:.*|scorepool:models")
+# Of workers that were killed: these pass by themselves.
+PASSING = re.compile(r"rq:(?:worker|scheduler|scheduler-lock|clean_registries):.*|scorepool:card:.*")
 
 
 class Audit:
@@ -134,7 +135,7 @@ class Audit:
                 id_ = match.groupdict().get("id")
                 if id_ is not None and id_ not in self._in_redis:
                     self.findings["key of no job"].append(key)
-            elif not PASSING.fullmatch(key):
+            elif not PASSING.fullmatch(key) or self._redis.ttl(key) == -1:
                 self.findings["key left over"].append(key)
         for queue in [*wire.queue_names("demo"), wire.WEBHOOKS]:
             for registry in ("finished", "failed", "canceled"):

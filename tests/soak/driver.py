@@ -9,6 +9,7 @@ import json
 import random
 import threading
 import time
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -46,8 +47,7 @@ class Driver:
         self._num_jobs = num_jobs
         self._duration_s = duration_s
         self._lock = threading.Lock()
-        self._num_accepted = 0
-        self._ids: list[str] = []  # accepted, oldest first
+        self._ids: dict[str, None] = {}  # accepted, oldest first
         self._submitted = threading.Event()
         self._ended = threading.Event()
         self._submitters = [threading.Thread(target=self._submit, args=(n,)) for n in range(3)]
@@ -72,8 +72,7 @@ class Driver:
         started_at = time.monotonic()
         with httpx.Client(timeout=20.0, trust_env=False) as http:
             for turn in range(10**9):
-                with self._lock:
-                    share = self._num_accepted / self._num_jobs
+                share = len(self._ids) / self._num_jobs
                 if share >= 1 or self._ended.is_set():
                     return
                 late_s = time.monotonic() - started_at - share * self._duration_s
@@ -116,10 +115,8 @@ class Driver:
 
     def _accepted(self, ids: list[str], jobs: list[dict[str, Any]]) -> None:
         with self._lock:
-            new = [(id_, job) for id_, job in zip(ids, jobs, strict=True)]
-            self._num_accepted += len(new)
-            self._ids += ids
-        for id_, job in new:
+            self._ids |= dict.fromkeys(ids)
+        for id_, job in zip(ids, jobs, strict=True):
             self._log.write("accepted", id=id_, webhook="webhook" in job)
 
     def _cancel(self, http: httpx.Client, rng: random.Random, id_: str) -> None:
@@ -135,9 +132,7 @@ class Driver:
         rng = random.Random(f"{self._seed} read {number}")
         with httpx.Client(timeout=20.0, trust_env=False) as http:
             while not self._ended.wait(0.02):
-                with self._lock:
-                    recent = self._ids[-2000:] if rng.random() < 0.7 else self._ids
-                    id_ = rng.choice(recent) if recent else None
+                id_ = self._any(rng)
                 if id_ is None:
                     continue
                 try:
@@ -148,6 +143,13 @@ class Driver:
                     self._saw(reply.json())
                 elif reply.status_code not in AGAIN:
                     self._log.write("unexpected answer", to="read", id=id_, status=reply.status_code)
+
+    def _any(self, rng: random.Random) -> str | None:
+        """More often a recent one."""
+        with self._lock:
+            newest_first = islice(reversed(self._ids), 2000 if rng.random() < 0.9 else None)
+            ids = list(newest_first)
+        return rng.choice(ids) if ids else None
 
     def _saw(self, job: dict[str, Any]) -> None:
         """Logged also while it has not ended: an end must not be taken back."""

@@ -45,10 +45,12 @@ class Record:
         self.report = report  # RQ's handle_exception(job, type, error, traceback)
         self.log = log
 
-    def end(self, flights: Sequence[Flight], still_flying: Flight | None) -> list[Flight]:
+    def end(
+        self, flights: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus = WorkerStatus.IDLE
+    ) -> list[Flight]:
         """Record the end of every flight that is still ours; return those.
 
-        `still_flying` is what RQ shows as the worker's current job afterwards.
+        `still_flying` is what RQ shows as the worker's current job afterwards; without one, its state is `rest`.
         """
         for flight in flights:
             if not flight.is_decided:
@@ -58,13 +60,15 @@ class Record:
         left = list(flights)
         while left:
             try:
-                ours, left = self._commit(left, still_flying)
+                ours, left = self._commit(left, still_flying, rest)
                 recorded += ours
             except WatchError:  # a beat or a cancel touched one of the jobs, or another job now depends on one
                 continue
         return recorded
 
-    def _commit(self, flights: Sequence[Flight], still_flying: Flight | None) -> tuple[list[Flight], list[Flight]]:
+    def _commit(
+        self, flights: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus
+    ) -> tuple[list[Flight], list[Flight]]:
         """One transaction. Returns the flights recorded, and those still to be: RQ releases the dependents of one job
         at a time."""
         with self.connection.pipeline() as pipeline:
@@ -84,7 +88,7 @@ class Record:
                 pipeline.multi()
             for flight in ours:
                 self._write(flight, pipeline)
-            self._count(ours, still_flying, pipeline)
+            self._count(ours, still_flying, rest, pipeline)
             pipeline.execute()
         return ours, parents[1:]
 
@@ -209,7 +213,9 @@ class Record:
             "execution_ended_at": flight.job.ended_at,
         }
 
-    def _count(self, ours: Sequence[Flight], still_flying: Flight | None, pipeline: Pipeline) -> None:
+    def _count(
+        self, ours: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus, pipeline: Pipeline
+    ) -> None:
         """The worker's own fields, which `rq info` and dashboards show."""
         key = self.leases.worker_key
         num_failed = sum(flight.error is not None for flight in ours)
@@ -218,7 +224,7 @@ class Record:
         pipeline.hincrby(key, "failed_job_count", num_failed)
         pipeline.hincrbyfloat(key, "total_working_time", working_s)
         if still_flying is None:
-            pipeline.hset(key, "state", WorkerStatus.IDLE)
+            pipeline.hset(key, "state", rest)
             pipeline.hdel(key, "current_job")
         else:
             pipeline.hset(key, "current_job", still_flying.job.id)

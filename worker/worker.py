@@ -171,7 +171,8 @@ class Worker(WorkerProcess):
         if not over:
             return
         still_flying = next((flight for flight in self.flights.values() if not flight.is_over), None)
-        recorded = set(self.record.end(over, still_flying))
+        rest = WorkerStatus.SUSPENDED if self._is_suspended else WorkerStatus.IDLE
+        recorded = set(self.record.end(over, still_flying, rest))
         for flight in over:
             del self.flights[flight.member]
             if flight not in recorded:
@@ -185,7 +186,7 @@ class Worker(WorkerProcess):
 
     def _maintain(self) -> None:
         if time.monotonic() >= self._reclaim_at and self._is_steady():
-            self._reclaim_at = time.monotonic() + self.settings.lease_s / 2
+            self._reclaim_at = time.monotonic() + self.settings.lease_s / 4
             num_back, rows = self.leases.reclaim(self.queues, self.settings.crash_limit)
             if num_back:
                 self.log.warning("took %d jobs back from workers that are gone", num_back)

@@ -87,7 +87,7 @@ def test_a_minute_of_signals_breaks_no_promise(root: Path, tmp_path: Path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_hundred_thousand_jobs_and_a_hundred_signals(root: Path, tmp_path: Path):
+def test_a_hundred_thousand_jobs_and_two_hundred_signals(root: Path, tmp_path: Path):
     audit = soak(
         root,
         tmp_path,
@@ -95,7 +95,7 @@ def test_a_hundred_thousand_jobs_and_a_hundred_signals(root: Path, tmp_path: Pat
         worker="tests.worker.fake.FakeWorker",
         model="fake",
         num_jobs=100_000,
-        num_signals=100,
+        num_signals=200,
         duration_s=600,
     )
 

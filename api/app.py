@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import errors, openapi
+from api.head import HeadAsGet
 from api.loopback import LoopbackOnly
 from api.metrics import Timed
 from api.routes import jobs, models, operations
@@ -34,4 +35,5 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     if not parts.keyring:
         app.add_middleware(LoopbackOnly)
     app.add_middleware(Timed, metrics=parts.metrics)
+    app.add_middleware(HeadAsGet)
     return app

@@ -7,14 +7,18 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 import wire
-from api.errors import TooLarge, UnsupportedMedia
+from api.errors import TooLarge, TooSlow, UnsupportedMedia
 from api.formats import Format, sent_format
 
 T = TypeVar("T")
 
+# Whoever sends more slowly holds a connection for nothing.
+BODY_GRACE_S = 20.0
+BODY_BYTES_PER_S = 16 * 1024
+
 
 async def read_message(request: Request, kind: type[T], max_bytes: int) -> T:
-    """Raises UnsupportedMedia, TooLarge, wire.Invalid."""
+    """Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
     form = body_format(request)
     return wire.parse(await read_body(request, max_bytes), kind, form)
 
@@ -37,10 +41,19 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if claimed.isdecimal() and int(claimed) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+    started_at = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(started_at + BODY_GRACE_S) as patience:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+                patience.reschedule(started_at + BODY_GRACE_S + len(body) / BODY_BYTES_PER_S)
+    except TimeoutError:
+        raise TooSlow(
+            f"{len(body)} bytes of the body came in time; expected {BODY_BYTES_PER_S} a second, "
+            f"after a grace of {BODY_GRACE_S:g} s"
+        ) from None
     return bytes(body)
 
 

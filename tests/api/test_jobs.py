@@ -59,6 +59,17 @@ async def test_a_job_keeps_its_expires_at_where_the_worker_looks_before_it_reads
     assert request.expires_at == expires_at
 
 
+async def test_head_is_get_without_the_body(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        id_ = await submit(http)
+        for path in (f"/v1/jobs/{id_}", "/v1/jobs", "/v1/models", "/healthz", "/readyz"):
+            got, head = await http.get(path), await http.head(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert head.headers["content-type"] == got.headers["content-type"]
+        assert (await http.head(f"/v1/jobs/{'0' * 32}")).status_code == 404
+        assert (await http.head(f"/v1/jobs/{id_}/cancel")).status_code == 405
+
+
 async def test_the_bell_of_the_queue_rings_once_per_submission(serving: Serving, worker: FakeWorker, redis: Redis):
     with redis.pubsub() as bell:
         bell.subscribe(wire.Keys.bell("demo"))

@@ -5,8 +5,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from api import bodies
 from api.app import create_app
-from tests.api.conftest import ALICE, KEYS, Serving, bearer, score
+from tests.api.conftest import ALICE, KEYS, Serving, bearer, score, trickle
 from tests.api.fake_worker import FakeWorker
 from wire import Settings
 
@@ -125,6 +126,9 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
             if method != "DELETE":
                 await call(method, route, headers=none)
         for route, wrap in (("/v1/jobs", lambda one: one), ("/v1/jobs/bulk", lambda one: [one])):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(bodies, "BODY_GRACE_S", 0.05)
+                await call("POST", route, content=trickle(), headers={"Content-Type": "application/json"})
             key = {"Idempotency-Key": "k"}
             await call("POST", route, json=wrap(score()), headers=key)
             await call("POST", route, json=wrap(score(rank=True)), headers=key)

@@ -8,7 +8,7 @@ DEBIAN_VENV = { test "$$(id -u)" = 0 && apt-get --version >/dev/null 2>&1 && apt
 	apt-get install -y -qq python3-venv && "$(PYTHON)" -m venv --clear .venv; }
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-.PHONY: demo serve test check bench clean
+.PHONY: demo serve test soak check bench clean
 
 demo: .venv/all
 	$(BIN)/scorepool demo
@@ -18,6 +18,9 @@ serve: .venv/all
 
 test: .venv/dev
 	$(BIN)/python -m pytest tests
+
+soak: .venv/dev
+	$(BIN)/python -m pytest tests -m soak -s
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -1,5 +1,6 @@
 """What is refused before it is queued though it is well formed: a model nobody serves, ids it does not know, ..."""
 
+import time
 from collections.abc import Iterator, Sequence
 
 import wire
@@ -22,6 +23,12 @@ class Door:
     def _check_one(self, request: wire.Request, cards: Sequence[wire.ModelCard], where: str) -> None:
         if request.model == wire.WEBHOOKS:
             raise BadRequest(f"{where}model: {wire.WEBHOOKS!r} is the name of the webhooks' queue", f"{where}model")
+        if request.expires_at is not None and request.expires_at <= time.time():
+            raise BadRequest(
+                f"{where}expires_at: expected a time to come, in seconds since 1970, found {request.expires_at:.3f}; "
+                f"now it is {time.time():.3f}",
+                f"{where}expires_at",
+            )
         if request.webhook is not None:
             self._endpoints.check_url(request.webhook, f"{where}webhook")
         if not cards and not request.wait_for_model:

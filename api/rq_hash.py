@@ -35,6 +35,8 @@ def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str
     )
     job.enqueued_at = now()
     ours = {"owner": owner, "model": request.model, "kind": kind}
+    if request.expires_at is not None:
+        ours["expires_at"] = repr(request.expires_at)
     if request.webhook is not None:
         ours["webhook"] = request.webhook
     return _flat(job, ours)

@@ -6,6 +6,7 @@ from typing import Self
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from api.auth import Keyring
 from api.deliveries import Deliveries
@@ -18,7 +19,7 @@ from api.records import Records
 from api.waiting import BLOCK_S, Waiting
 from wire import Settings, SettingsError
 
-REDIS_TIMEOUT_S = 5.0  # of a command, and of waiting for a free connection
+REDIS_TIMEOUT_S = 4.0  # of a command, and of waiting for a free connection
 REDIS_CONNECT_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 64
 
@@ -69,7 +70,8 @@ class State:
 
 def _connect(url: str, timeout_s: float, max_connections: int) -> Redis:
     """One more try at once: a connection that idled through a restart of Redis fails once. Every write is a script that
-    finds its own job when it is run again, so a retry repeats nothing."""
+    finds its own job when it is run again, so a retry repeats nothing. A Redis that does not answer is not asked twice:
+    the client is told, and may."""
     try:
         pool = BlockingConnectionPool.from_url(
             url,
@@ -77,7 +79,7 @@ def _connect(url: str, timeout_s: float, max_connections: int) -> Redis:
             timeout=REDIS_TIMEOUT_S,
             socket_timeout=timeout_s,
             socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 1),
+            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         )
     except ValueError as error:
         raise SettingsError(f"SCOREPOOL_REDIS_URL: {error}") from None

@@ -81,8 +81,10 @@ def workers(url: str, count: int) -> Iterator[None]:
         "SCOREPOOL_DRAIN_TIMEOUT_S": "1",
     }
     command = [*webhook_command(), "--quiet"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    processes = [subprocess.Popen(command, env=environ, cwd=ROOT, **quiet) for _ in range(count)]
+    processes = [
+        subprocess.Popen(command, env=environ, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(count)
+    ]
     try:
         yield
     finally:

@@ -66,7 +66,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_running_rows: Count = 32
     lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs
     drain_timeout_s: Seconds = 60.0
-    crash_limit: Count = 5  # a job in flight at so many deaths of its worker fails with `crashed`
+    crash_limit: Count = 5  # a job that ran alone at so many deaths of its worker fails with `crashed`
     stall_timeout_s: Seconds = 300.0  # a step that takes longer ends the worker
 
     # webhooks

@@ -41,8 +41,10 @@ class Job(rq.job.Job):
     outcome: bytes | None = None
     request: bytes | None = None
     has_outcome = False  # jobs of the API have; other functions' jobs only have RQ's result
-    crashes = 0
+    company: int | None = None  # most jobs that may be in flight with it: one of them may have killed a worker
+    crashes = 0  # deaths of a worker that it had to itself
     cancel_requested = False
+    expires_at: float | None = None  # unix, s
     unreadable: Exception | None = None
     fields: Mapping[str, bytes] = MappingProxyType({})  # of its hash, as they were read; RQ's and others'
     notes: Mapping[str, str] = MappingProxyType({})  # fields that its function wants written with its end
@@ -80,7 +82,9 @@ class Job(rq.job.Job):
         if "unserialized" in self.meta:
             self.meta = {}
         fields = self.fields = {as_text(name): value for name, value in raw_data.items()}
+        self.company = int(fields["company"]) if "company" in fields else None
         self.crashes = int(fields.get("crashes") or 0)
+        self.expires_at = float(fields["expires_at"]) if "expires_at" in fields else None
         self.cancel_requested = as_text(fields.get("cancel_requested") or "") == "1"
         self.has_outcome = "kind" in fields or self.name() == INFER
 

@@ -43,6 +43,10 @@ BODIES: list[tuple[Any, str | None]] = [
     (score(timeout_s=86_401), "timeout_s"),
     (score(timeout_s=1.5), "timeout_s"),
     (score(timeout_s="10"), "timeout_s"),
+    (score(expires_at=1.0), "expires_at"),
+    (score(expires_at=-1), "expires_at"),
+    (score(expires_at=1e300), "expires_at"),
+    (score(expires_at="2030-01-01"), "expires_at"),
     (score(wait_for_model="yes"), "wait_for_model"),
     # score
     ({"type": "score", "model": "demo"}, "items"),

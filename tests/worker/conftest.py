@@ -102,14 +102,21 @@ class Workers:
         queues: tuple[str, ...] = ("demo:high", "demo", "demo:low"),
         **environ: str,
     ) -> subprocess.Popen[bytes]:
+        return self._start("worker", worker, *options, *queues, **environ)
+
+    def start_pool(self, *options: str, **environ: str) -> subprocess.Popen[bytes]:
+        """`rq worker-pool`, with processes of its own."""
+        return self._start("worker-pool", "FakeWorker", *options, "demo:high", "demo", "demo:low", **environ)
+
+    def _start(self, kind: str, worker: str, *arguments: str, **environ: str) -> subprocess.Popen[bytes]:
         settings = {"SCOREPOOL_MODEL": "demo=fake", "SCOREPOOL_LEASE_S": "1", "PYTHONPATH": str(self.root)}
         command = [
             str(Path(sys.executable).parent / "rq"),
-            *("worker", "-w", f"tests.worker.fake.{worker}", "-u", self.redis_url),
+            *(kind, "-w", f"tests.worker.fake.{worker}", "-u", self.redis_url),
         ]
         with self.log_path.open("ab") as log:
             process = subprocess.Popen(
-                [*command, *options, *queues],
+                [*command, *arguments],
                 cwd=self.root,
                 env=os.environ | settings | environ,
                 stdout=log,

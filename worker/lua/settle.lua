@@ -16,7 +16,7 @@ if redis.call('HGET', job, 'status') ~= 'finished' then
   code = is_read and type(failure) == 'table' and failure.code or 'internal'
 end
 redis.call('HINCRBY', outcomes, code, 1)
-redis.call('HDEL', job, 'cancel_requested', 'crashes')
+redis.call('HDEL', job, 'cancel_requested', 'crashes', 'company')
 if keep == '0' then
   redis.call('DEL', request)
 elseif ttl_s ~= '0' then

@@ -33,6 +33,11 @@ def can_be_shared(cache: Cache) -> bool:
     )
 
 
+def smallest_window(cache: Cache) -> int | None:
+    """Tokens that the layer with the least memory of them attends to; None: all attend to all."""
+    return min((layer.max_size for layer in _flat(cache) if isinstance(layer, RotatingKVCache)), default=None)
+
+
 def copied(cache: Cache) -> Cache:
     """What is written to the copy is not seen in the original: the arrays are shared until then."""
     return [type(layer).from_state(tree_map(_own_handle, layer.state)) for layer in cache]

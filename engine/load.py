@@ -9,8 +9,10 @@ from engine import blas
 _BLAS = blas.load()
 
 import hashlib
+import inspect
 import logging
 import os
+import time
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -19,15 +21,16 @@ from typing import Any
 import mlx.core as mx
 from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map_with_path
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from engine import cache as caches
+from engine import positions
 from engine.batch import Batch, Exact, Merged, Single
-from engine.config import read_config
+from engine.config import read_config, refuse_overlooked
 from engine.errors import LoadError
 from engine.facts import Facts
 from engine.runner import ModelRunner
-from engine.selftest import SHARING, find_fault, reference_logprobs, trial_rows
+from engine.selftest import SHARING, find_fault, reference_logprobs, trial_rows, window_row
 from engine.settings import EngineSettings
 from engine.tap import Halves, split_model
 from engine.tokenizer import Tokenizer
@@ -51,6 +54,7 @@ _CONTENT = (  # what the numbers depend on, and what is fetched from the hub
     "*.jinja",
 )
 CACHE_LIMIT_BYTES = 2**29  # of buffers that mlx keeps for reuse
+_ROUTER_BIAS = "e_score_correction_bias"  # which expert a token goes to depends on it
 _CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _UNLIMITED_TOKENS = 2**31  # of a model whose cache does not grow
 _UNSTATED_CONTEXT_LENGTH = 32_768  # of recurrent models, which have no limit of their own
@@ -61,6 +65,7 @@ def open_model(settings: EngineSettings) -> ModelRunner:
     folder = _find(settings.model)
     model, config = _load(folder)
     _cast(model, settings.dtype)
+    limit = positions.settle(model, config)
     tokenizer = _load_tokenizer(folder, config)
     mx.set_cache_limit(CACHE_LIMIT_BYTES)
     halves = split_model(model)
@@ -74,7 +79,7 @@ def open_model(settings: EngineSettings) -> ModelRunner:
         mode=settings.mode if isinstance(batch, Merged | Exact) else "one row at a time",
         backend=_backend(),
         versions={name: version(name) for name in ("mlx", "mlx-lm")},
-        context_length=_context_length(config),
+        context_length=_context_length(config, limit),
         max_cached_tokens=_max_cached_tokens(model, settings),
         vocab_size=vocab_size,
         self_test=self_test,
@@ -114,10 +119,31 @@ def _find(model: str) -> Path:
 
 def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
     try:
-        model, config = load_model(folder, model_config=read_config(folder), trust_remote_code=False)
+        model, config = load_model(
+            folder, model_config=read_config(folder), get_model_classes=_classes, trust_remote_code=False
+        )
     except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
         raise LoadError(f"mlx-lm cannot load {folder}: {type(error).__name__}: {error}") from error
+    _refuse_dropped_bias(folder, model)
     return model, config
+
+
+def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    model_class, args_class = _get_classes(config)
+    refuse_overlooked(config, set(inspect.signature(args_class).parameters))
+    return model_class, args_class
+
+
+def _refuse_dropped_bias(folder: Path, model: Any) -> None:
+    """mlx-lm drops weights that an architecture has no use for; of ernie4_5_moe it drops one that it should use."""
+    weights: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    is_held = any(name.endswith(_ROUTER_BIAS) for name, _ in weights)
+    if is_held:
+        return
+    stored: list[dict[str, mx.array]] = [mx.load(str(file)) for file in folder.glob(_WEIGHTS)]  # type: ignore[misc] # lazy
+    biases = [weight for file in stored for name, weight in file.items() if name.endswith(_ROUTER_BIAS)]
+    if any(bool((bias != 0).any().item()) for bias in biases):
+        raise LoadError(f"{folder} has weights {_ROUTER_BIAS}, which mlx-lm drops: its logprobs would be wrong")
 
 
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
@@ -148,20 +174,26 @@ def _cast(model: Any, dtype: str) -> None:
 def _choose_batch(model: Any, halves: Halves, vocab_size: int, mode: str) -> tuple[Batch, str]:
     """The fastest way to run rows that passes its self-test, and what that said. Raises LoadError if none."""
     rows = trial_rows(vocab_size)
+    started = time.perf_counter()
     reference = reference_logprobs(model, rows)
+    mx.eval(reference)
+    seconds = time.perf_counter() - started
     if not all(mx.isfinite(mx.logsumexp(logprobs)).item() for logprobs in reference):
         raise LoadError("the model's logits are not finite on a few test tokens; another dtype may help")
+    window = caches.smallest_window(caches.new(model))
+    longest = window_row(window, vocab_size, seconds) if window else None
+    passed = f"passed; too slow to test beyond its window of {window} tokens" if window and not longest else "passed"
     faults: list[str] = []
     for kind in (Exact,) if mode == "exact" else (Merged, Single):
         batch: Batch = kind(model, halves)
-        fault = find_fault(batch, halves, reference, rows)
+        fault = find_fault(batch, halves, reference, rows, longest)
         if fault is not None and fault.startswith(SHARING):
             log.warning("prompts are not shared: %s", fault)
             batch = kind(model, halves, can_share=False)
-            if find_fault(batch, halves, reference, rows) is None:
-                return batch, f"passed, but every row computes its whole prompt: {fault}"
+            if find_fault(batch, halves, reference, rows, longest) is None:
+                return batch, f"{passed}; every row computes its whole prompt: {fault}"
         if fault is None:
-            return batch, f"served one row at a time: {faults[0]}" if faults else "passed"
+            return batch, f"served one row at a time: {faults[0]}" if faults else passed
         log.warning("%s of %s failed its self-test: %s", kind.__name__, type(model).__module__, fault)
         faults.append(fault)
     raise LoadError(f"the model failed its self-test: {'; one row at a time, '.join(faults)}")
@@ -217,7 +249,17 @@ def _backend() -> str:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
-def _context_length(config: dict[str, Any]) -> int:
+def _context_length(config: dict[str, Any], limit: int | None) -> int:
+    stated = _stated_context_length(config)
+    if limit is None or limit >= stated:
+        return stated
+    log.warning(
+        "context is %d of %d tokens: beyond it mlx-lm does not treat positions as the model does", limit, stated
+    )
+    return limit
+
+
+def _stated_context_length(config: dict[str, Any]) -> int:
     for settings in (config, config.get("text_config") or {}):
         for key in _CONTEXT_LENGTH_KEYS:
             if isinstance(settings.get(key), int):

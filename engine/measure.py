@@ -126,7 +126,8 @@ def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple
             raise ValueError("a row is asked for a token that it does not generate")
         samplings.append(sequence.sampling)
         keys.append(sampling.noise_key(sequence.noise_seed, asks[row].position - sequence.num_given))
+    if len(sampled_rows) == len(asks):  # a step that only decodes
+        return sampling.sample(logits, samplings, keys)
     rows = mx.array(sampled_rows)
-    drawn, logprobs = sampling.sample(logits[rows], samplings, keys)
-    token_ids[rows] = drawn.astype(mx.int32)
+    token_ids[rows], logprobs = sampling.sample(logits[rows], samplings, keys)
     return token_ids, logprobs

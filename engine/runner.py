@@ -23,7 +23,7 @@ from engine.tap import Halves
 from engine.tokenizer import Tokenizer
 
 LOGITS_BYTES = 64 * 2**20  # of one chunk of rows, in the model's dtype and in float32
-EXACT_ROWS = 16  # of one chunk in exact mode, where every head has one shape
+EXACT_ROWS = 16  # of every head in exact mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class ModelRunner:
             asks += [Ask(chunk.sequence, position + 1) for chunk in chunks for position in chunk.predictors]
             hidden.append(self._batch.prefill(chunks))
         parts = self._measure(asks, mx.concatenate(hidden))
+        asks = [ask for part in parts for ask in part.asks]
         self._sampled = {ask.sequence: index for index, ask in enumerate(asks) if ask.is_sampled}
         self._token_ids = mx.concatenate([part.token_ids for part in parts]) if parts else mx.array([], dtype=mx.int32)
         return Step(parts)
@@ -73,19 +74,27 @@ class ModelRunner:
 
     def _last_ids(self, sequences: list[Sequence]) -> mx.array:
         """[rows]: the tokens that the last launch samples, known to the host or not."""
-        return self._token_ids[mx.array([self._sampled[sequence] for sequence in sequences])]
+        index = [self._sampled[sequence] for sequence in sequences]
+        is_all = index == list(range(self._token_ids.shape[0]))  # nothing was prefilled since, and nobody left
+        return self._token_ids if is_all else self._token_ids[mx.array(index)]
 
     def _measure(self, asks: list[Ask], rows: mx.array) -> list[Measured]:
         """In chunks of rows, so that no more than LOGITS_BYTES of logits are there at a time."""
-        is_exact = self.facts.mode == "exact"
-        step = EXACT_ROWS if is_exact else rows_at_once(self.facts.vocab_size, rows.dtype.size)
-        parts: list[Measured] = []
-        for start in range(0, len(asks), step):
-            part = rows[start : start + step]
-            if is_exact:
-                part = mx.pad(part, [(0, step - part.shape[0]), (0, 0)])
-            parts.append(measure(asks[start : start + step], self._halves.head(part).astype(mx.float32)))
-        return parts
+        if self.facts.mode == "exact":
+            return [self._measure_slots(asks, rows, slots) for slots in _slotted(asks)]
+        step = rows_at_once(self.facts.vocab_size, rows.dtype.size)
+        starts = range(0, len(asks), step)
+        return [measure(asks[at : at + step], self._logits(rows[at : at + step])) for at in starts]
+
+    def _measure_slots(self, asks: list[Ask], rows: mx.array, slots: dict[int, int]) -> Measured:
+        """A head of EXACT_ROWS rows, the asks' in their slots, anything in the others."""
+        index = [slots.get(slot, 0) for slot in range(EXACT_ROWS)]
+        logits = self._logits(rows[mx.array(index)])
+        taken = sorted(slots, key=lambda slot: slots[slot])
+        return measure([asks[slots[slot]] for slot in taken], logits[mx.array(taken)])
+
+    def _logits(self, rows: mx.array) -> mx.array:
+        return self._halves.head(rows).astype(mx.float32)
 
     def _record(self, ask: Ask, entry: Entry) -> EngineError | None:
         if not isfinite(entry.normalizer) or isnan(entry.logprob):
@@ -102,6 +111,25 @@ class ModelRunner:
 def rows_at_once(vocab_size: int, item_size: int) -> int:
     """How many rows of logits fit into LOGITS_BYTES beside their float32 copy."""
     return max(1, LOGITS_BYTES // (vocab_size * (item_size + 4)))
+
+
+def _slotted(asks: list[Ask]) -> list[dict[int, int]]:
+    """For each head of exact mode: in which of its rows, the slot, which ask stands.
+
+    A row's rounding may depend on its place in the block that a kernel is given, so a token's place follows from its
+    position. A sequence's asks keep their order over the heads.
+    """
+    heads: list[dict[int, int]] = []
+    last: dict[Sequence, int] = {}  # the head that a sequence's asks have come to
+    free: dict[int, int] = {}  # the first head behind those where a slot is taken
+    for index, ask in enumerate(asks):
+        slot = ask.position % EXACT_ROWS
+        head = max(last.get(ask.sequence, 0), free.get(slot, 0))
+        if head == len(heads):
+            heads.append({})
+        heads[head][slot] = index
+        last[ask.sequence], free[slot] = head, head + 1
+    return heads
 
 
 def append(sequence: Sequence, entry: Entry) -> None:

@@ -22,13 +22,15 @@ def noise_key(seed: int, index: int) -> int:
 
 
 def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple[mx.array, mx.array]:
-    """Token ids [rows] and their logprobs [rows] under the distribution sampled from: 0 for a greedy row.
+    """Token ids [rows] int32 and their logprobs [rows] under the distribution sampled from: 0 for a greedy row.
 
     logits [rows, vocab] float32; one Sampling and one noise key a row. A row with NaN gives a token, and NaN
     unless it is greedy.
     """
-    token_ids, logprobs = mx.argmax(logits, axis=-1), mx.zeros(logits.shape[0])
     rows = [row for row, sampling in enumerate(samplings) if sampling.temperature]
+    if len(rows) == len(samplings):
+        return _draw(logits, samplings, keys)
+    token_ids, logprobs = mx.argmax(logits, axis=-1).astype(mx.int32), mx.zeros(logits.shape[0])
     if rows:
         index = mx.array(rows)
         drawn = _draw(logits[index], [samplings[row] for row in rows], [keys[row] for row in rows])
@@ -41,7 +43,7 @@ def _draw(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple
     # The largest becomes 0 before the division, so that no temperature overflows.
     scaled = _filter((logits - logits.max(axis=-1, keepdims=True)) / temperature, samplings)
     noise = mx.stack([mx.random.gumbel(logits.shape[-1:], key=mx.random.key(key)) for key in keys])
-    token_ids = mx.argmax(scaled + noise, axis=-1)
+    token_ids = mx.argmax(scaled + noise, axis=-1).astype(mx.int32)
     chosen = mx.take_along_axis(scaled, token_ids[:, None], axis=-1)[:, 0]
     return token_ids, chosen - scoring.log_normalizer(scaled)
 

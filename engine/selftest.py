@@ -3,6 +3,9 @@
 mlx-lm's caches go wrong for some architectures in a padded batch (gemma2 raises, mamba v1 is off by nats),
 silently for some. Every way that the engine runs a row is compared with the plainest one: the whole row
 through the model, alone, without a cache and without a tap.
+
+Rows of a few tokens cross no sliding window. A longer one is run too where a forward of the window's length is
+quick, which it is on a GPU and for small windows; otherwise `window_row` gives none, and the outcome says so.
 """
 
 from collections.abc import Callable
@@ -23,19 +26,30 @@ _TOLERANCE = {mx.float32: 1e-3, mx.float16: 3e-2, mx.bfloat16: 2e-1}
 SHARING = "a prompt that rows share"
 _GIVEN = (13, 7, 4)  # tokens of the prompts
 _NUM_DECODED = 3
+_BEYOND = 6  # tokens of the longest row behind the sliding window
+_MOST_WINDOW_S = 0.6  # of one forward of the window's length, of which there are three
 
 
-def find_fault(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> str | None:
+def find_fault(
+    batch: Batch,
+    halves: Halves,
+    reference: list[mx.array],
+    rows: list[list[int]],
+    longest: list[int] | None = None,
+) -> str | None:
     """What this batch does wrong, or None. It is given back empty unless it raised.
 
     rows       token ids, the prompts of _GIVEN lengths and what is decoded after them
     reference  [length, vocab] float32 logprobs of each of `rows`
+    longest    token ids of a row that the sliding window does not hold
     """
     checks: dict[str, Callable[[], float]] = {
         "a padded batch without caches": lambda: _scored(batch, halves, reference, rows),
         "a batch that generates": lambda: _generated(batch, halves, reference, rows),
         "a prompt in chunks": lambda: _chunked(batch, halves, reference, rows),
     }
+    if longest is not None:
+        checks["a row longer than the sliding window"] = lambda: _beyond(batch, halves, longest)
     if batch.can_share:
         checks[SHARING] = lambda: _shared(batch, halves, reference, rows)
     for name, check in checks.items():
@@ -51,6 +65,15 @@ def find_fault(batch: Batch, halves: Halves, reference: list[mx.array], rows: li
 def trial_rows(vocab_size: int) -> list[list[int]]:
     draw = Random(0)  # noqa: S311
     return [[draw.randrange(vocab_size) for _ in range(given + _NUM_DECODED)] for given in _GIVEN]
+
+
+def window_row(window: int, vocab_size: int, seconds: float) -> list[int] | None:
+    """A row that crosses the window, if that is quick where the trial rows took `seconds`."""
+    num_trial_tokens = sum(_GIVEN) + len(_GIVEN) * _NUM_DECODED
+    if seconds * window / num_trial_tokens > _MOST_WINDOW_S:
+        return None
+    draw = Random(1)  # noqa: S311
+    return [draw.randrange(vocab_size) for _ in range(window + _BEYOND)]
 
 
 def reference_logprobs(model: Any, rows: list[list[int]]) -> list[mx.array]:
@@ -119,6 +142,32 @@ def _chunked(batch: Batch, halves: Halves, reference: list[mx.array], rows: list
     second = batch.prefill([Chunk(sequence, middle, sequence.num_prefill)])
     expected = [reference[0][t] for t in range(sequence.num_prefill)]
     return _difference(halves, mx.concatenate([first, second]), expected)
+
+
+def _beyond(batch: Batch, halves: Halves, row: list[int]) -> float:
+    """The row's last tokens: scored in two chunks, and generated beside a short row."""
+    right = _log_softmax(halves.head(halves.hidden(mx.array([row]))[0, -_NUM_DECODED - 1 :]))
+    expected = [right[place] for place in range(_NUM_DECODED + 1)]
+    scored = Sequence(token_ids=row, score_from=len(row) - _NUM_DECODED)
+    middle = len(row) // 2
+    chunks = Chunk(scored, 0, middle), Chunk(scored, middle, scored.num_prefill)
+    hidden = mx.concatenate([batch.prefill([chunk]) for chunk in chunks])
+    differences = [_difference(halves, hidden, expected[:-1])]
+
+    decoding = [_generating(row), _generating(row[:7])]
+    for sequence in decoding:
+        sequence.num_computed = sequence.num_given
+    hidden = batch.prefill([_whole(sequence) for sequence in decoding])
+    differences.append(_difference(halves, hidden[:1], expected[:1]))
+    for place, token_id in enumerate(row[-_NUM_DECODED:], 1):
+        for sequence in decoding:
+            sequence.token_ids.append(token_id)
+        hidden = batch.decode(decoding, mx.array([token_id] * 2))
+        differences.append(_difference(halves, hidden[:1], expected[place : place + 1]))
+        for sequence in decoding:
+            sequence.num_computed += 1
+    batch.release(decoding)
+    return max(differences)
 
 
 def _shared(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:

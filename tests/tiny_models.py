@@ -4,10 +4,12 @@
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -15,6 +17,7 @@ VOCAB_SIZE = 512
 CONTEXT_LENGTH = 512
 BOS, EOS, PAD = 0, 1, 2
 SLIDING_WINDOW = 16
+ORACLE_FOLDER = "transformers"  # in a model's folder, where transformers reads another layout
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -50,14 +53,115 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True},
     "qwen3_28_layers": {"model_type": "qwen3", "tie_word_embeddings": True, "num_hidden_layers": 28},
-    "gemma2": {"model_type": "gemma2", "sliding_window": 4096, "query_pre_attn_scalar": 16},
+    "gpt_neox": {
+        "model_type": "gpt_neox",
+        "intermediate_size": 256,
+        "hidden_act": "gelu_pytorch_tanh",  # as mlx-lm computes it, whatever is stated
+        "rope_parameters": {"rope_type": "default", "rope_theta": 3000.0, "partial_rotary_factor": 0.25},
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 3000.0, "partial_rotary_factor": 0.5},
+    },
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe",
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 0,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 3000.0},
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": SLIDING_WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "phi3_longrope": {
+        "model_type": "phi3",
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        },
+        "original_max_position_embeddings": 128,
+        "sliding_window": None,
+    },
+    "gemma2": {  # softcaps that bend, as the default 30 and 50 hardly do at this size
+        "model_type": "gemma2",
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "mamba": {"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "time_step_rank": 4, "expand": 2},
+    "mamba2": {
+        "model_type": "mamba2",
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 1,
+        "expand": 2,
+        "conv_kernel": 4,
+        "chunk_size": 16,
+    },
+    "gpt_bigcode": {
+        "model_type": "gpt_bigcode",
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_inner": 128,
+        "n_positions": CONTEXT_LENGTH,
+        "activation_function": "gelu",
+    },
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "M*-",
+        "num_hidden_layers": 3,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+        "conv_kernel": 4,
+        "chunk_size": 16,
+        "sliding_window": None,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "num_hidden_layers": 3,
         "sliding_window": SLIDING_WINDOW,
         "query_pre_attn_scalar": 16,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-        "sliding_window_pattern": 3,
         "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50_000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
@@ -91,6 +195,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+_EMBEDDING_SCALE = {"gemma2": 0.15, "gemma3": 0.15, "mamba": 0.15}
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -124,14 +229,18 @@ def build(name: str, folder: Path) -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for path, weight in model.named_parameters():
-            if "embed_tokens" in path or "lm_head" in path:
-                weight.normal_(0, 0.15 if name.startswith("gemma") else 0.3)
-            elif "norm" in path:
+            if any(part in path for part in ("embed", "lm_head", "wte", "wpe")):
+                weight.normal_(0, _EMBEDDING_SCALE.get(name, 0.3))
+            elif "norm" in path or "ln_" in path:
                 weight.add_(0.1 * torch.randn_like(weight))
-            elif weight.ndim == 2:
+            elif "sinks" in path:
+                weight.normal_(0, 1)
+            elif weight.ndim == 2 or "experts" in path:
                 weight.normal_(0, 0.08)
     build_tokenizer().save_pretrained(folder)
     model.save_pretrained(folder)
+    if name == "gpt_oss":
+        _split_experts(folder)
     _write_layer_types_as_checkpoints_do(folder / "config.json", _KINDS[name])
 
 
@@ -141,6 +250,32 @@ def _write_layer_types_as_checkpoints_do(path: Path, kind: dict[str, Any]) -> No
     if "layer_types" in kind:
         config["layer_types"] = kind["layer_types"]
         path.write_text(json.dumps(config, indent=2))
+
+
+def _split_experts(folder: Path) -> None:
+    """gpt-oss as mlx-lm's converter publishes it. Gate and up lie interleaved in what transformers saves, and
+    unquantised experts have no `.weight` there: mlx-lm reads OpenAI's own mxfp4 blocks and its own layout.
+
+    transformers' layout goes into the folder `transformers` beside, for the oracle.
+    """
+    (folder / ORACLE_FOLDER).mkdir()
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(folder / file, folder / ORACLE_FOLDER / file)
+    weights: dict[str, torch.Tensor] = {}
+    for path, weight in load_file(folder / "model.safetensors").items():
+        experts, _, last = path.rpartition(".")
+        if last in ("gate_up_proj", "gate_up_proj_bias"):
+            kind = "bias" if last.endswith("bias") else "weight"
+            for start, part in enumerate(("gate_proj", "up_proj")):
+                half = weight[..., start::2]
+                weights[f"{experts}.{part}.{kind}"] = half if kind == "bias" else half.transpose(-1, -2)
+        elif last in ("down_proj", "down_proj_bias") and experts.endswith("experts"):
+            kind = "bias" if last.endswith("bias") else "weight"
+            weights[f"{experts}.down_proj.{kind}"] = weight if kind == "bias" else weight.transpose(-1, -2)
+        else:
+            weights[path] = weight
+    contiguous = {path: weight.contiguous() for path, weight in weights.items()}
+    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -362,6 +362,7 @@ async def test_models_lists_a_card_for_each_live_worker(serving: Serving, worker
 
     assert [(card["id"], card["worker"]) for card in models] == [("another", "w3"), ("demo", "w1"), ("demo", "w2")]
     assert models[1]["stamp"]["fingerprint"]
+    assert models[1]["self_test"] == "passed"
     assert (models[1]["context_length"], models[1]["vocab_size"]) == (64, 1000)
 
 

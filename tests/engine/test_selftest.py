@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from engine import Engine, EngineSettings, Sequence, selftest
 from engine.batch import Batch, Merged, Single
+from engine.config import read_config
 from engine.tap import FullLogits, Tap, split_model
-from tests.tiny_models import VOCAB_SIZE, TinyModels
+from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
 
 @pytest.fixture
@@ -52,6 +53,35 @@ def test_a_cache_that_forgets_is_found(model: Any):
 
     assert "off by" in (find_fault(model, Merged, forgets) or "")
     assert "off by" in (find_fault(model, Single, forgets) or "")
+
+
+def test_a_window_that_slides_wrongly_is_found(tiny_models: TinyModels):
+    model, _ = load_model(tiny_models("gemma3"), model_config=read_config(tiny_models("gemma3")))
+
+    def slips(token_ids: mx.array, cache: Any = None) -> mx.array:
+        """Wrong once the window is full, and in a cache alone."""
+        is_full = cache is not None and mx.max(mx.array(cache[0].offset)).item() + token_ids.shape[1] > SLIDING_WINDOW
+        return model(token_ids, cache=cache) + is_full * mx.arange(VOCAB_SIZE)
+
+    rows = selftest.trial_rows(VOCAB_SIZE)
+    reference = selftest.reference_logprobs(model, rows)
+    longest = selftest.window_row(SLIDING_WINDOW, VOCAB_SIZE, seconds=0.0)
+    for kind in (Merged, Single):
+        assert (
+            selftest.find_fault(kind(model, split_model(model)), split_model(model), reference, rows, longest) is None
+        )
+        fault = selftest.find_fault(kind(model, FullLogits(slips)), FullLogits(slips), reference, rows, longest)
+        assert fault is not None
+
+
+def test_a_window_too_long_to_cross_in_time_is_named(tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch):
+    assert selftest.window_row(4096, VOCAB_SIZE, seconds=1.0) is None
+    monkeypatch.setattr(selftest, "_MOST_WINDOW_S", 0.0)
+
+    engine = Engine(EngineSettings(model=str(tiny_models("gemma3"))))
+    engine.close()
+
+    assert engine.facts.self_test == f"passed; too slow to test beyond its window of {SLIDING_WINDOW} tokens"
 
 
 def test_a_model_that_raises_in_a_batch_is_found(model: Any):

@@ -1,0 +1,129 @@
+"""Where mlx-lm's architecture overlooks what a checkpoint says, the engine mends it, stays within it, or refuses."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from engine import Engine, EngineSettings, LoadError, Sequence, TooLong
+from engine.config import read_config, refuse_overlooked
+from tests.engine.oracle import Oracle, assert_agrees
+from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
+
+YARN = {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.fixture
+def edited(tiny_models: TinyModels, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a tiny model whose config.json has these values instead."""
+
+    def edit(name: str, **values: object) -> Path:
+        folder = Path(shutil.copytree(tiny_models(name), tmp_path / "model"))
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        return folder
+
+    return edit
+
+
+@pytest.fixture
+def open_engine() -> Iterator[Callable[[Path], Engine]]:
+    engines: list[Engine] = []
+
+    def open_(folder: Path) -> Engine:
+        engines.append(Engine(EngineSettings(model=str(folder))))
+        return engines[-1]
+
+    yield open_
+    for engine in engines:
+        engine.close()
+
+
+def row_of(length: int) -> Sequence:
+    draw = Random(length)
+    return Sequence(token_ids=[draw.randrange(3, VOCAB_SIZE) for _ in range(length)], score_from=0, top_logprobs=5)
+
+
+def stays_within(limit: int, engine: Engine, oracle: Oracle) -> None:
+    longest = row_of(limit)
+    engine.add([longest]).result(60)
+    assert_agrees(longest, oracle)
+    with pytest.raises(TooLong, match=f"context is {limit} tokens"):
+        engine.add([row_of(limit + 1)])
+
+
+@pytest.mark.parametrize(("name", "model_type"), [("gemma2", "gemma2"), ("llama", "mistral")])
+def test_a_sliding_window_that_mlx_lm_does_not_have_ends_the_context(
+    edited: Callable[..., Path], open_engine: Callable[[Path], Engine], name: str, model_type: str
+):
+    folder = edited(name, model_type=model_type, sliding_window=SLIDING_WINDOW)
+
+    stays_within(SLIDING_WINDOW, open_engine(folder), Oracle(folder))
+
+
+def test_a_window_that_is_switched_off_ends_nothing(edited: Callable[..., Path], open_engine: Callable[[Path], Engine]):
+    folder = edited("llama", sliding_window=SLIDING_WINDOW, use_sliding_window=False)
+
+    assert open_engine(folder).facts.context_length > SLIDING_WINDOW
+
+
+def test_longrope_is_served_as_far_as_its_short_factors_reach(
+    tiny_models: TinyModels, open_engine: Callable[[Path], Engine]
+):
+    folder = tiny_models("phi3_longrope")
+
+    stays_within(128, open_engine(folder), Oracle(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("qwen3_moe", {"rope_parameters": YARN, "rope_theta": None}, "rotary positions .*yarn.* qwen3_moe"),
+        ("qwen3_moe", {"rope_scaling": YARN, "rope_theta": 3000.0, "rope_parameters": None}, "rotary positions .*yarn"),
+        ("qwen3", {"partial_rotary_factor": 0.5}, "rotary positions"),
+        ("qwen3", {"rope_theta": 77.0}, "rotary positions .*10000"),  # it says two things
+        ("gemma3", {"sliding_window_pattern": 2}, "sliding layers"),
+        ("llama", {"logits_scaling": 8.0}, "logits_scaling 8.0"),
+        ("ernie4_5_moe", {}, "e_score_correction_bias"),
+    ],
+)
+def test_what_would_be_silently_wrong_is_refused(
+    edited: Callable[..., Path], name: str, values: dict[str, Any], reason: str
+):
+    with pytest.raises(LoadError, match=reason):
+        Engine(EngineSettings(model=str(edited(name, **values))))
+
+
+def test_an_architecture_that_weighs_experts_otherwise_is_refused():
+    refuse_overlooked({"model_type": "jamba", "num_experts": 1}, {"num_experts"})
+    with pytest.raises(LoadError, match="experts"):
+        refuse_overlooked({"model_type": "jamba", "num_experts": 16}, {"num_experts"})
+
+
+@pytest.mark.parametrize(
+    ("saved", "found"),
+    [
+        ({"rope_parameters": {"rope_theta": 5.0}}, {"rope_theta": 5.0, "rotary_emb_base": 5.0, "rope_scaling": None}),
+        ({"rope_parameters": YARN}, {"rope_theta": 3000.0, "rope_scaling": {**YARN, "type": "yarn"}}),
+        ({"num_local_experts": 8}, {"num_experts": 8}),
+        ({"n_positions": 64}, {"n_ctx": 64}),
+        ({"hidden_size": 64, "num_attention_heads": 4}, {"head_dim": 16}),
+        ({"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}, {"sliding_window_pattern": 3}),
+        ({"text_config": {"num_local_experts": 8}}, {"text_config": {"num_local_experts": 8, "num_experts": 8}}),
+    ],
+)
+def test_renamed_keys_get_their_old_names_and_no_key_is_changed(
+    tmp_path: Path, saved: dict[str, Any], found: dict[str, Any]
+):
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    config = read_config(tmp_path)
+    assert config.items() >= found.items()
+    assert "text_config" in saved or config.items() >= saved.items()
+
+    kept = {key: "its own" for key in found if key != "text_config"} | saved
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    assert "text_config" in saved or read_config(tmp_path).items() >= kept.items()

@@ -1,0 +1,117 @@
+"""The known ways to lose or move an entry, each put into the engine to see that the checks go red.
+
+They are what reviewers found in another engine: a window that begins one token late, chunks whose entries are dropped
+or that are passed over after the first, one ordinary row that switches scoring off for all, and a cached prefix that
+swallows the position which predicts the first new token.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from random import Random
+
+import pytest
+
+from engine import Engine, EngineError, EngineSettings, Sampling, Sequence
+from engine.scheduler import Chunk, Plan, Scheduler
+from tests.engine.oracle import Oracle, assert_agrees
+from tests.tiny_models import BOS, VOCAB_SIZE, TinyModels
+
+PROMPT = [BOS] + [Random(4).randrange(3, VOCAB_SIZE) for _ in range(99)]
+RIGHT = Chunk.predictors.fget
+
+
+def first_wanted(chunk: Chunk) -> int:
+    sequence = chunk.sequence
+    return max(0, (sequence.num_given if sequence.score_from is None else sequence.score_from) - 1)
+
+
+def one_late(chunk: Chunk) -> range:
+    return range(max(chunk.start, first_wanted(chunk) + 1), chunk.end)
+
+
+def last_chunk_alone(chunk: Chunk) -> range:
+    return RIGHT(chunk) if chunk.is_last else range(0)
+
+
+def first_chunk_alone(chunk: Chunk) -> range:
+    return RIGHT(chunk) if first_wanted(chunk) >= chunk.start else range(0)
+
+
+def all_or_none(chunk: Chunk) -> range:
+    beside = getattr(all_or_none, "chunks", [])
+    is_plain = any(other.sequence.score_from is None for other in beside)
+    return range(chunk.end - 1, chunk.end) if is_plain else RIGHT(chunk)
+
+
+def after_a_border(chunk: Chunk) -> range:
+    """What a hit of a cached prefix leaves when its end is the window's begin."""
+    return range(max(chunk.start, first_wanted(chunk) + (chunk.start > 0)), chunk.end)
+
+
+def scored(length: int, score_from: int) -> Sequence:
+    draw = Random(length)
+    return Sequence(token_ids=[BOS] + [draw.randrange(3, VOCAB_SIZE) for _ in range(length - 1)], score_from=score_from)
+
+
+def rows() -> list[Sequence]:
+    """Beside a row that generates: a one-token prompt, windows that begin at, before and behind borders of chunks."""
+    plain = Sequence(token_ids=[BOS, 9], sampling=Sampling(max_tokens=3, seed=1))
+    windows = [(3, 1), (5, 4), (80, 0), (80, 17), (70, 33), (70, 69), (66, 2)]
+    return [plain, *(scored(length, score_from) for length, score_from in windows)]
+
+
+@pytest.fixture
+def engine(tiny_models: TinyModels) -> Iterator[Engine]:
+    """One that may be broken."""
+    engine = Engine(EngineSettings(model=str(tiny_models("llama")), max_batch_tokens=32))
+    yield engine
+    engine.close()
+
+
+def assert_every_entry_is_there(engine: Engine, oracle: Oracle, timeout_s: float = 60) -> None:
+    sequences = rows()
+    wait([engine.add([sequence]) for sequence in sequences], timeout_s)
+    for sequence in sequences:
+        assert_agrees(sequence, oracle)
+
+
+def test_windows_in_chunks_beside_a_generating_row_are_whole(engine: Engine, oracle: Oracle):
+    assert_every_entry_is_there(engine, oracle)
+
+
+@pytest.mark.parametrize("bug", [one_late, last_chunk_alone, first_chunk_alone, all_or_none, after_a_border])
+def test_each_known_bug_is_seen(
+    engine: Engine, oracle: Oracle, bug: Callable[[Chunk], range], monkeypatch: pytest.MonkeyPatch
+):
+    def plan(scheduler: Scheduler) -> Plan:
+        found = right_plan(scheduler)
+        all_or_none.chunks = [chunk for forward in found.prefill for chunk in forward]
+        return found
+
+    right_plan = Scheduler.plan
+    monkeypatch.setattr(Scheduler, "plan", plan)
+    monkeypatch.setattr(Chunk, "predictors", property(bug))
+
+    with pytest.raises((AssertionError, EngineError)):
+        assert_every_entry_is_there(engine, oracle, timeout_s=1)  # some rows never end
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "granitehybrid", "mamba2"])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_shared_prompt_keeps_the_entry_that_its_last_token_predicts(
+    engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle], name: str, together: bool
+):
+    """Completions of one prompt, scored one after the other and at once: a hit must not swallow the predictor."""
+    engine = engine_of(name)
+    completions = [[7], [7, 8, 9], [30, 31], [7, 8, 40, 41, 42], []]
+    sequences = [
+        Sequence(token_ids=PROMPT + completion, score_from=100, top_logprobs=3, rank=True) for completion in completions
+    ]
+    sequences.append(Sequence(token_ids=[*PROMPT, 7, 8], score_from=0))
+    sequences.append(Sequence(token_ids=list(PROMPT), sampling=Sampling(max_tokens=4, temperature=0)))
+
+    for group in [sequences] if together else [[sequence] for sequence in sequences]:
+        engine.add(group).result(60)
+
+    for sequence in sequences:
+        assert_agrees(sequence, oracle_of(name))

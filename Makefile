@@ -20,7 +20,7 @@ test: .venv/dev
 	$(BIN)/python -m pytest tests
 
 soak: .venv/dev
-	$(BIN)/python -m pytest tests -m soak
+	$(BIN)/python -m pytest tests -m soak -s
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -6,9 +6,21 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import errors, openapi
+from api.head import HeadAsGet
 from api.loopback import LoopbackOnly
 from api.metrics import Timed
-from api.routes import chat, completions, events, jobs, models, operations, tokens
+from api.routes import (
+    chat,
+    completions,
+    deliveries,
+    docs,
+    endpoints,
+    events,
+    jobs,
+    models,
+    operations,
+    tokens,
+)
 from api.state import State
 from wire import Settings
 
@@ -25,13 +37,21 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         finally:
             await parts.close()
 
-    app = FastAPI(title="scorepool", version=openapi.VERSION, lifespan=lifespan, redirect_slashes=False, redoc_url=None)
+    app = FastAPI(
+        title="scorepool",
+        version=openapi.VERSION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.parts = parts
-    for subject in (jobs, events, models, completions, chat, tokens, operations):
+    for subject in (jobs, events, models, completions, chat, tokens, endpoints, deliveries, operations, docs):
         app.include_router(subject.router)
     errors.install(app)
     openapi.install(app)
     if not parts.keyring:
         app.add_middleware(LoopbackOnly)
     app.add_middleware(Timed, metrics=parts.metrics)
+    app.add_middleware(HeadAsGet)
     return app

@@ -1,20 +1,24 @@
 """What comes from a client: a body, read up to a limit whatever its headers claim; and the news that it has gone."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 import wire
-from api.errors import TooLarge, UnsupportedMedia
+from api.errors import TooLarge, TooSlow, UnsupportedMedia
 from api.formats import Format, sent_format
 
 T = TypeVar("T")
 
+# Whoever sends more slowly holds a connection for nothing.
+BODY_GRACE_S = 20.0
+BODY_BYTES_PER_S = 16 * 1024
+
 
 async def read_message(request: Request, kind: type[T], max_bytes: int) -> T:
-    """Raises UnsupportedMedia, TooLarge, wire.Invalid."""
+    """Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
     form = body_format(request)
     return wire.parse(await read_body(request, max_bytes), kind, form)
 
@@ -37,10 +41,19 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if claimed.isdecimal() and int(claimed) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+    started_at = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(started_at + BODY_GRACE_S) as patience:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+                patience.reschedule(started_at + BODY_GRACE_S + len(body) / BODY_BYTES_PER_S)
+    except TimeoutError:
+        raise TooSlow(
+            f"{len(body)} bytes of the body came in time; expected {BODY_BYTES_PER_S} a second, "
+            f"after a grace of {BODY_GRACE_S:g} s"
+        ) from None
     return bytes(body)
 
 
@@ -56,9 +69,17 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             raise ClientDisconnect
         return await tasks[0]
     finally:
-        for task in tasks:
+        await _end(tasks)
+
+
+async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Once is not enough: redis-py loses a cancellation that meets it while it connects."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        _, pending = await asyncio.wait(pending, timeout=0.1)
+    await asyncio.gather(*tasks, return_exceptions=True)  # what a task raised is of no interest any more
 
 
 async def _until_gone(request: Request) -> None:

@@ -1,16 +1,18 @@
 """What is refused before it is queued though it is well formed: a model nobody serves, ids it does not know, ..."""
 
+import time
 from collections.abc import Iterator, Sequence
 
 import wire
+from api.endpoints import Endpoints
 from api.errors import BadRequest
 from api.models import Models
 
 
 class Door:
-    def __init__(self, models: Models, settings: wire.Settings) -> None:
+    def __init__(self, models: Models, endpoints: Endpoints) -> None:
         self._models = models
-        self._settings = settings
+        self._endpoints = endpoints
 
     async def check(self, requests: Sequence[wire.Request], is_bulk: bool) -> None:
         """Fields of a bulk are named from `[index]` on. Raises BadRequest, ModelNotServed."""
@@ -21,23 +23,18 @@ class Door:
     def _check_one(self, request: wire.Request, cards: Sequence[wire.ModelCard], where: str) -> None:
         if request.model == wire.WEBHOOKS:
             raise BadRequest(f"{where}model: {wire.WEBHOOKS!r} is the name of the webhooks' queue", f"{where}model")
+        if request.expires_at is not None and request.expires_at <= time.time():
+            raise BadRequest(
+                f"{where}expires_at: expected a time to come, in seconds since 1970, found {request.expires_at:.3f}; "
+                f"now it is {time.time():.3f}",
+                f"{where}expires_at",
+            )
         if request.webhook is not None:
-            self._check_webhook(request.webhook, f"{where}webhook")
+            self._endpoints.check_url(request.webhook, f"{where}webhook")
         if not cards and not request.wait_for_model:
             raise self._models.unserved(request.model, f"{where}model")
         if cards:
             _check_tokens(request, cards, where)
-
-    def _check_webhook(self, url: str, field: str) -> None:
-        if not self._settings.webhook_secret:
-            raise BadRequest(
-                f"{field}: this server signs no webhooks; its operator sets SCOREPOOL_WEBHOOK_SECRET to allow them",
-                field,
-            )
-        try:
-            wire.Endpoint.parse(url, self._settings.webhook_allow_private)
-        except ValueError as error:
-            raise BadRequest(f"{field}: {error}, found {url[:80]!r}", field) from None
 
 
 def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where: str) -> None:

@@ -21,7 +21,7 @@ from wire.reply import ErrorBody
 
 logger = logging.getLogger(__name__)
 
-METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}  # OpenAI's
 REDIS_RETRY_S = 2  # what a client is told to wait when Redis does not answer
 
@@ -68,6 +68,13 @@ class ModelNotServed(Refused):
 
 class NotAcceptable(Refused):
     status, code = 406, "not_acceptable"
+
+
+class TooSlow(Refused):
+    status, code = 408, "too_slow"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"Connection": "close"})
 
 
 class Conflict(Refused):
@@ -127,9 +134,10 @@ def _methods_of(request: Request) -> list[str]:
     """All that the application's routes take at the request's path."""
     routes = request.app.routes
     scopes = {method: {**request.scope, "method": method} for method in METHODS}
-    return [
+    allowed = [
         method for method, scope in scopes.items() if any(route.matches(scope)[0] == Match.FULL for route in routes)
     ]
+    return sorted([*allowed, "HEAD"]) if "GET" in allowed else allowed  # see head.py
 
 
 def install(app: FastAPI) -> None:

@@ -1,17 +1,14 @@
 """What Prometheus reads. No label holds an owner, an id, or a name that a caller made up."""
 
 import time
-from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from redis.asyncio import Redis
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import wire
+from api.readings import Readings
 
-UNSERVED = "(unserved)"  # stands for every queue whose model no worker serves now
-REGISTRIES = {"started": "wip", "finished": "finished", "failed": "failed", "canceled": "canceled"}
 REPLY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -45,38 +42,13 @@ class Metrics:
             registry=self.registry,
         )
         self.waiting = Gauge("scorepool_clients_waiting", "Clients waiting for a job now.", registry=self.registry)
-        self.jobs = Gauge(
-            "scorepool_queue_jobs", "Jobs in Redis, by queue and state.", ("queue", "state"), registry=self.registry
-        )
-        self.workers = Gauge("scorepool_workers", "Live workers.", ("model",), registry=self.registry)
         self.redis_up = Gauge("scorepool_redis_up", "1 when Redis answered this scrape.", registry=self.registry)
+        self.readings = Readings(self.registry)
         for kind in get_args(wire.Kind):
             self.submitted.labels(kind)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
-
-    async def read_queues(self, redis: Redis, cards: Sequence[wire.ModelCard]) -> None:
-        """Depths and registry sizes of every queue; those of models without a worker are added up."""
-        served = {queue for card in cards for queue in wire.queue_names(card.id, *card.aliases)} | {wire.WEBHOOKS}
-        keys: Any = await redis.smembers("rq:queues")
-        queues = sorted({key.decode().removeprefix("rq:queue:") for key in keys} | served)
-        async with redis.pipeline(transaction=False) as pipeline:
-            for queue in queues:
-                pipeline.llen(f"rq:queue:{queue}")
-                for registry in REGISTRIES.values():
-                    pipeline.zcard(f"rq:{registry}:{queue}")
-            sizes = iter(await pipeline.execute())
-        self.jobs.clear()
-        for queue in queues:
-            for state in ("queued", *REGISTRIES):
-                self.jobs.labels(queue if queue in served else UNSERVED, state).inc(next(sizes))
-        self.workers.clear()
-        for card in cards:
-            self.workers.labels(card.id).inc()
-
-
-assert {"queued", *REGISTRIES} == set(get_args(wire.Status))
 
 
 class Timed:

@@ -15,7 +15,7 @@ from rq.job import Job as RqJob
 import wire
 from api.errors import Conflict, QueueFull, TooLarge
 from api.records import ENDED, STATUSES, absent, check_id
-from api.rq_hash import delivery_hash, iso_now, run_hash
+from api.rq_hash import iso_now, run_hash
 
 CANCELED = wire.encode(wire.Failure(code="canceled", message="canceled by its owner before it was started"))
 DRAIN_WINDOW_S = 60  # over which the speed of a queue is measured
@@ -35,7 +35,7 @@ class Queue:
         self._settings = settings
         scripts = files(__package__).joinpath("lua")
         self._submit = redis.register_script(scripts.joinpath("submit.lua").read_text())
-        self._cancel = redis.register_script(scripts.joinpath("cancel.lua").read_text())
+        self._cancel = redis.register_script(wire.OUTBOX + scripts.joinpath("cancel.lua").read_text())
         self._delete = redis.register_script(scripts.joinpath("delete.lua").read_text())
 
     async def submit(
@@ -57,9 +57,8 @@ class Queue:
         ]
         for id_, request, body in zip(ids, requests, bodies, strict=True):
             run = run_hash(id_, owner, request, ttl_s)
-            delivery = delivery_hash(id_, ttl_s) if request.webhook else []
             args += (id_, wire.queue_name(request.model, request.priority), print_, wire.Keys.request(id_), body)
-            args += (RqJob.key_for(wire.Keys.delivery(id_)), len(run), len(delivery), *run, *delivery)
+            args += (len(run), *run)
         answer = await self._submit(keys=[wire.Keys.owned(owner)], args=args)
         match answer:
             case [b"accepted", statuses]:
@@ -105,10 +104,10 @@ class Queue:
         """At once while it waits; a running job is marked, and its worker told. Raises NotFound, Conflict."""
         check_id(id)
         answer = await self._cancel(
-            keys=[RqJob.key_for(id), wire.Keys.request(id), wire.Keys.outcome(id), wire.DONE],
+            keys=[RqJob.key_for(id), wire.Keys.request(id), wire.Keys.outcome(id), wire.DONE, wire.Keys.outcomes],
             args=[
                 *(id, owner, CANCELED, self._settings.result_ttl_s, iso_now(), f"{time.time():.6f}"),
-                *(wire.Keys.delivery(id), wire.WEBHOOKS, wire.Keys.bell(""), PUBSUB_CHANNEL_TEMPLATE % ""),
+                PUBSUB_CHANNEL_TEMPLATE % "",
             ],
         )
         match answer:
@@ -121,8 +120,8 @@ class Queue:
         """Raises NotFound, Conflict."""
         check_id(id)
         answer = await self._delete(
-            keys=[wire.Keys.owned(owner), wire.Keys.request(id), wire.Keys.outcome(id)],
-            args=[id, owner, wire.Keys.delivery(id)],
+            keys=[wire.Keys.owned(owner), wire.Keys.request(id), wire.Keys.outcome(id), wire.Keys.deliveries(owner)],
+            args=[id, owner],
         )
         match answer:
             case [b"absent"]:

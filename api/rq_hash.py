@@ -13,10 +13,6 @@ import wire
 _NOWHERE = Redis()
 
 RUN_RETRIES = 3
-# Of a delivery whose worker itself failed. Receivers that fail are the delivery's own matter: it keeps their schedule.
-DELIVERY_RETRIES = 9
-DELIVERY_RETRY_S = 60
-DELIVERY_TIMEOUT_S = 120  # of one attempt; the HTTP timeout ends it long before
 
 
 def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str | bytes]:  # noqa: A002
@@ -39,29 +35,11 @@ def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str
     )
     job.enqueued_at = now()
     ours = {"owner": owner, "model": request.model, "kind": kind}
+    if request.expires_at is not None:
+        ours["expires_at"] = repr(request.expires_at)
     if request.webhook is not None:
         ours["webhook"] = request.webhook
     return _flat(job, ours)
-
-
-def delivery_hash(id: str, ttl_s: int) -> list[str | bytes]:  # noqa: A002
-    """The hash of the job that tells a webhook. It waits in no queue until the job `id` ends."""
-    job = Job.create(
-        wire.DELIVER,
-        args=[],
-        kwargs={"job_id": id},
-        id=wire.Keys.delivery(id),
-        connection=_NOWHERE,
-        serializer=JSONSerializer,
-        origin=wire.WEBHOOKS,
-        status=JobStatus.DEFERRED,
-        description="webhook",
-        timeout=DELIVERY_TIMEOUT_S,
-        retry=Retry(max=DELIVERY_RETRIES, interval=DELIVERY_RETRY_S),
-        result_ttl=ttl_s,
-        failure_ttl=ttl_s,
-    )
-    return _flat(job, {})
 
 
 def _flat(job: Job, ours: Mapping[str, str]) -> list[str | bytes]:

@@ -6,9 +6,12 @@ from typing import Self
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from api.auth import Keyring
+from api.deliveries import Deliveries
 from api.door import Door
+from api.endpoints import Endpoints
 from api.metrics import Metrics
 from api.models import Models
 from api.queue import Queue
@@ -16,7 +19,7 @@ from api.records import Records
 from api.waiting import BLOCK_S, Waiting
 from wire import Settings, SettingsError
 
-REDIS_TIMEOUT_S = 5.0  # of a command, and of waiting for a free connection
+REDIS_TIMEOUT_S = 4.0  # of a command, and of waiting for a free connection
 REDIS_CONNECT_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 64
 
@@ -31,6 +34,8 @@ class State:
     records: Records
     models: Models
     door: Door
+    endpoints: Endpoints
+    deliveries: Deliveries
     waiting: Waiting
     metrics: Metrics
 
@@ -41,6 +46,7 @@ class State:
         stream_redis = _connect(settings.redis_url, BLOCK_S + REDIS_TIMEOUT_S, 1)
         metrics = Metrics()
         models = Models(redis)
+        endpoints = Endpoints(redis, settings)
         return cls(
             settings=settings,
             keyring=Keyring.load(settings),
@@ -49,7 +55,9 @@ class State:
             queue=Queue(redis, settings),
             records=Records(redis),
             models=models,
-            door=Door(models, settings),
+            door=Door(models, endpoints),
+            endpoints=endpoints,
+            deliveries=Deliveries(redis, settings),
             waiting=Waiting(stream_redis, redis, on_ended=metrics.ended.inc),
             metrics=metrics,
         )
@@ -62,7 +70,8 @@ class State:
 
 def _connect(url: str, timeout_s: float, max_connections: int) -> Redis:
     """One more try at once: a connection that idled through a restart of Redis fails once. Every write is a script that
-    finds its own job when it is run again, so a retry repeats nothing."""
+    finds its own job when it is run again, so a retry repeats nothing. A Redis that does not answer is not asked twice:
+    the client is told, and may."""
     try:
         pool = BlockingConnectionPool.from_url(
             url,
@@ -70,7 +79,7 @@ def _connect(url: str, timeout_s: float, max_connections: int) -> Redis:
             timeout=REDIS_TIMEOUT_S,
             socket_timeout=timeout_s,
             socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 1),
+            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         )
     except ValueError as error:
         raise SettingsError(f"SCOREPOOL_REDIS_URL: {error}") from None

@@ -51,10 +51,11 @@ class Column:
     """values[i] belongs to row rows[i]. On its way; `read` waits for it."""
 
     rows: list[int]
-    values: mx.array
+    values: mx.array | None  # None: of no rows
 
     def read(self) -> dict[int, Any]:
-        return dict(zip(self.rows, self.values.tolist(), strict=True))  # type: ignore[arg-type]
+        values: list[Any] = [] if self.values is None else self.values.tolist()  # type: ignore[assignment]
+        return dict(zip(self.rows, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,8 @@ class Measured:
     """Of one chunk of logits: `asks`, one a row, and their columns in the order of Entry's fields."""
 
     asks: list[Ask]
+    token_ids: mx.array  # [rows], sampled ones included
     columns: list[Column]
-
-    @property
-    def token_ids(self) -> mx.array:
-        """[rows], sampled ones included."""
-        return self.columns[0].values
 
     def read(self) -> list[Entry]:
         """One an ask. Waits for the device."""
@@ -88,7 +85,7 @@ def measure(asks: list[Ask], logits: mx.array) -> Measured:
     def where(wanted: Callable[[Sequence], object], compute: Callable[[mx.array], mx.array]) -> Column:
         """A column of the rows whose sequence wants it."""
         rows = [row for row, ask in enumerate(asks) if wanted(ask.sequence)]
-        return Column(rows, compute(mx.array(rows)) if rows else mx.array([]))
+        return Column(rows, compute(mx.array(rows)) if rows else None)
 
     k = max(ask.sequence.top_logprobs for ask in asks)
     top_ids = where(lambda s: s.top_logprobs, lambda rows: scoring.top_k(logits[rows], k))
@@ -102,11 +99,11 @@ def measure(asks: list[Ask], logits: mx.array) -> Measured:
         top_ids,
         where(
             lambda s: s.top_logprobs,
-            lambda rows: scoring.logprobs_of_many(logits[rows], normalizers[rows], top_ids.values),
+            lambda rows: scoring.logprobs_of_many(logits[rows], normalizers[rows], _computed(top_ids)),
         ),
     ]
-    mx.async_eval([column.values for column in columns])
-    return Measured(asks, columns)
+    mx.async_eval([column.values for column in columns if column.values is not None])
+    return Measured(asks, token_ids, columns)
 
 
 def _entry(values: list[Any]) -> Entry:
@@ -114,12 +111,18 @@ def _entry(values: list[Any]) -> Entry:
     return Entry(*values)
 
 
-def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple[mx.array, mx.array]:
+def _computed(column: Column) -> mx.array:
+    if column.values is None:
+        raise ValueError("nobody asks for the column")
+    return column.values
+
+
+def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple[mx.array, mx.array | None]:
     """The token of every row, and the sampled ones' logprobs under the distribution sampled from."""
     given = [0 if ask.is_sampled else ask.sequence.token_ids[ask.position] for ask in asks]
     token_ids = mx.array(given, dtype=mx.int32)
     if not sampled_rows:
-        return token_ids, mx.array([])
+        return token_ids, None
     samplings, keys = [], []
     for row in sampled_rows:
         sequence = asks[row].sequence

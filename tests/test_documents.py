@@ -19,7 +19,16 @@ def test_every_setting_is_documented_with_its_default(root: Path):
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/architecture.md", "docs/deploy.md", "docs/openai.md", "docs/settings.md"]
+    "document",
+    [
+        "README.md",
+        "SECURITY.md",
+        "docs/architecture.md",
+        "docs/deploy.md",
+        "docs/openai.md",
+        "docs/operations.md",
+        "docs/settings.md",
+    ],
 )
 def test_every_file_that_a_document_names_exists(document: str, root: Path):
     text = (root / document).read_text()
@@ -28,6 +37,6 @@ def test_every_file_that_a_document_names_exists(document: str, root: Path):
     assert [name for name in named | linked if not (root / name).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/deploy.md", "docs/openai.md"])
+@pytest.mark.parametrize("name", ["README.md", "SECURITY.md", "docs/deploy.md", "docs/openai.md", "docs/operations.md"])
 def test_no_document_names_a_place_of_the_machine_it_was_written_on(name: str, root: Path):
     assert str(root.parent) + "/" not in (root / name).read_text()

@@ -7,9 +7,10 @@ To add a kind of job: a Struct in `request.py`, a line in `Request`, branches in
 from wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
 from wire.columns import Floats
 from wire.endpoint import Endpoint, is_public, literal_address
-from wire.event import Event, EventData
+from wire.event import Event, EventData, TestData
 from wire.growth import Growth, Step
 from wire.keys import DELIVER, DONE, INFER, TOKENS, WEBHOOKS, Keys, queue_name, queue_names
+from wire.outbox import DELIVERY_KEPT_S, OUTBOX
 from wire.reply import (
     Accepted,
     ErrorBody,
@@ -37,14 +38,39 @@ from wire.request import (
 )
 from wire.result import Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
 from wire.settings import Settings, SettingsError, parse_model
+from wire.webhook import (
+    ALL_EVENTS,
+    Change,
+    Delivery,
+    DeliveryAttempt,
+    DeliveryPage,
+    DeliveryState,
+    Registration,
+    Replay,
+    Replayed,
+    SigningSecret,
+    Subscriber,
+    TestEvent,
+    WebhookEndpoint,
+    WebhookEndpoints,
+    WebhookSecret,
+)
 
 __all__ = [
+    "ALL_EVENTS",
     "DELIVER",
+    "DELIVERY_KEPT_S",
     "DONE",
     "INFER",
+    "OUTBOX",
     "TOKENS",
     "WEBHOOKS",
     "Accepted",
+    "Change",
+    "Delivery",
+    "DeliveryAttempt",
+    "DeliveryPage",
+    "DeliveryState",
     "Endpoint",
     "ErrorBody",
     "ErrorReply",
@@ -66,6 +92,9 @@ __all__ = [
     "ModelList",
     "Outcome",
     "Priority",
+    "Registration",
+    "Replay",
+    "Replayed",
     "Request",
     "Result",
     "Score",
@@ -73,14 +102,21 @@ __all__ = [
     "Scored",
     "Settings",
     "SettingsError",
+    "SigningSecret",
     "Stamp",
     "Status",
     "Step",
     "Submission",
+    "Subscriber",
+    "TestData",
+    "TestEvent",
     "Tokenize",
     "TokenizerInfo",
     "ToolCall",
     "Usage",
+    "WebhookEndpoint",
+    "WebhookEndpoints",
+    "WebhookSecret",
     "decode_outcome",
     "decode_request",
     "encode",

@@ -12,9 +12,13 @@ class EventData(Struct, frozen=True, kw_only=True):
     url: str  # of the job, result included
 
 
-class Event(Struct, frozen=True, kw_only=True):
-    """One job ended. The same job's event is the same bytes, however often it is sent."""
+class TestData(Struct, frozen=True, kw_only=True):
+    endpoint_id: str
 
-    type: Literal["job.finished", "job.failed", "job.canceled"]
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One job ended, or somebody tests an endpoint. One event is the same bytes, however often it is sent."""
+
+    type: Literal["job.finished", "job.failed", "job.canceled", "webhook.test"]
     timestamp: str  # ISO 8601, UTC: when the job ended
-    data: EventData
+    data: EventData | TestData

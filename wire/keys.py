@@ -5,7 +5,7 @@ from typing import get_args
 from wire.request import Priority
 
 INFER = "worker.infer"  # the job function: run one wire.Request on the engine
-DELIVER = "worker.webhook.deliver"  # the job function: tell one webhook that one job ended
+DELIVER = "worker.webhook.deliver"  # the job function: tell one receiver of one event
 WEBHOOKS = "webhooks"  # the queue of deliveries
 TOKENS = "scorepool:tokens"  # stream: one entry {step} per step of a worker whose rows stream
 DONE = "scorepool:done"  # stream: one entry {id} per job that ended
@@ -15,6 +15,8 @@ class Keys:
     """Every key of ours by name. `id` is a job's."""
 
     models = "scorepool:models"  # zset: worker name by the time (unix, s) at which its card expires
+
+    outcomes = "scorepool:outcomes"  # hash: how many jobs ended, by `result` or the failure's code
 
     @staticmethod
     def request(id: str) -> str:  # noqa: A002
@@ -26,8 +28,18 @@ class Keys:
 
     @staticmethod
     def delivery(id: str) -> str:  # noqa: A002
-        """The id of the RQ job that delivers this job's webhook; also the `webhook-id`, constant over retries."""
+        """The id of the RQ job that delivers this job's own webhook; also the `webhook-id`, constant over retries."""
         return f"wh_{id}"
+
+    @staticmethod
+    def endpoints(owner: str) -> str:
+        """hash: an owner's webhook endpoints, id: wire.Subscriber in JSON."""
+        return f"scorepool:endpoints:{owner}"
+
+    @staticmethod
+    def deliveries(owner: str) -> str:
+        """zset: ids of an owner's deliveries by the time (unix, s) of their making."""
+        return f"scorepool:deliveries:{owner}"
 
     @staticmethod
     def owned(owner: str) -> str:

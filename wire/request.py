@@ -27,6 +27,9 @@ class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: ModelName
     priority: Priority = "normal"
     timeout_s: Annotated[int, Meta(ge=1, le=86_400, description="Seconds from its start after which it fails.")] = 600
+    expires_at: (
+        Annotated[float, Meta(ge=0, le=1e11, description="Unix time, in seconds, after which it is not run.")] | None
+    ) = None
     webhook: (
         Annotated[str, Meta(min_length=1, max_length=2048, description="URL that is told when the job ends.")] | None
     ) = None

@@ -11,6 +11,7 @@ FailureCode = Literal[
     "too_long",  # more tokens than the model's context or the worker's budget
     "numeric",  # the model computed NaN
     "timeout",  # ran longer than its timeout_s
+    "expired",  # did not end before its expires_at
     "canceled",  # by its owner
     "crashed",  # took its worker down too often
     "internal",  # a fault of ours

@@ -70,13 +70,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_running_rows: Count = 32
     lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs
     drain_timeout_s: Seconds = 60.0
-    crash_limit: Count = 5  # a job in flight at so many deaths of its worker fails with `crashed`
+    crash_limit: Count = 5  # a job that ran alone at so many deaths of its worker fails with `crashed`
     stall_timeout_s: Seconds = 300.0  # a step that takes longer ends the worker
 
     # webhooks
     webhook_secret: str = ""  # whsec_...; several, space-separated, all sign (rotation)
     webhook_allow_private: bool = False  # allow http and addresses that are not public
-    webhook_max_in_flight: Count = 50
+    webhook_max_in_flight: Count = 200
     webhook_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 15.0  # of one attempt, from the lookup of the name on
 
     def job_url(self, id: str) -> str:  # noqa: A002

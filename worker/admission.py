@@ -1,21 +1,27 @@
 """Which function a job runs, if it may run at all."""
 
+import time
 from collections.abc import Callable, Mapping
 
 from wire import Failure
 from worker.failure import JobFailed
-from worker.flight import Crashed, Stopped
+from worker.flight import Crashed, Expired, Stopped
 from worker.job import Job
 
 
 def function_of(
     job: Job, functions: Mapping[str, Callable[[Job], object]], crash_limit: int
 ) -> Callable[[Job], object]:
-    """The listed function that the job names. Raises Stopped, Crashed or JobFailed: what keeps it from running."""
+    """The listed function that the job names.
+
+    Raises what keeps it from running: Stopped, Expired, Crashed or JobFailed.
+    """
     if job.cancel_requested:
         raise Stopped
+    if job.expires_at is not None and job.expires_at <= time.time():
+        raise Expired
     if job.crashes >= crash_limit:
-        raise Crashed(f"the job was in flight at {job.crashes} deaths of its worker, so it is not tried again")
+        raise Crashed(f"its worker died {job.crashes} times while it ran this job alone, so it is not tried again")
     name = job.name()
     if job.unreadable is not None or name is None or job.instance is not None:
         raise _refusal("the job's record is not what this version writes: its data must be JSON, not pickle")

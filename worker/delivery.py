@@ -7,6 +7,7 @@ import base64
 import contextlib
 import ssl
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +19,6 @@ from standardwebhooks import Webhook
 
 from wire import Endpoint, Settings, SettingsError
 from worker.guard import Guard, addresses
-from worker.silence import Silence
 from worker.version import VERSION
 
 MAX_ANSWER_BYTES = 64 * 1024
@@ -54,17 +54,14 @@ class Sender:
         self._allow_private = settings.webhook_allow_private
         self._timeout_s = settings.webhook_timeout_s
         self._tls = tls_context()
-        self._silence = Silence()
         self._lookups = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="lookup")
 
-    def send(self, url: str, message_id: str, body: bytes) -> Attempt:
-        """POST once."""
+    def send(self, url: str, message_id: str, body: bytes, signers: Sequence[Webhook] = ()) -> Attempt:
+        """POST once, signed by `signers`, or else with the operator's secrets."""
         try:
             endpoint = Endpoint.parse(url, self._allow_private)
         except ValueError as error:  # it was taken when the operator allowed more
             return Attempt("refused", 0, error=str(error), is_final=True)
-        if self._silence.is_silent(endpoint.host):
-            return Attempt(endpoint.host, 0, error="not tried, because the last attempts there all timed out")
         started_at = time.monotonic()
         guard = Guard(
             started_at + self._timeout_s,
@@ -73,13 +70,11 @@ class Sender:
         )
 
         try:
-            status, headers = self._post(endpoint, guard, message_id, body)
+            sent = self._headers(endpoint, message_id, body, signers or self._signers)
+            status, headers = self._post(endpoint, guard, body, sent)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError) as error:
-            if isinstance(error, httpcore.TimeoutException):
-                self._silence.timed_out(endpoint.host)
             elapsed_ms = _ms_since(started_at)
             return Attempt(endpoint.host, elapsed_ms, error=f"{type(error).__name__}: {str(error)[:200]}")
-        self._silence.heard(endpoint.host)
         return Attempt(
             endpoint.host,
             _ms_since(started_at),
@@ -92,19 +87,21 @@ class Sender:
         self._lookups.shutdown(wait=False, cancel_futures=True)
 
     def _post(
-        self, endpoint: Endpoint, guard: Guard, message_id: str, body: bytes
+        self, endpoint: Endpoint, guard: Guard, body: bytes, headers: dict[bytes | str, bytes | str]
     ) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Returns the answer's status and headers. A redirect is an answer like any other."""
         origin = httpcore.Origin(endpoint.scheme.encode(), endpoint.host.encode(), endpoint.port)
         url = httpcore.URL(scheme=endpoint.scheme, host=endpoint.host, port=endpoint.port, target=endpoint.target)
         with (
             httpcore.HTTPConnection(origin, ssl_context=self._tls, network_backend=guard) as connection,
-            connection.stream("POST", url, headers=self._headers(endpoint, message_id, body), content=body) as response,
+            connection.stream("POST", url, headers=headers, content=body) as response,
         ):
             _drain(response)
             return response.status, response.headers
 
-    def _headers(self, endpoint: Endpoint, message_id: str, body: bytes) -> dict[bytes | str, bytes | str]:
+    def _headers(
+        self, endpoint: Endpoint, message_id: str, body: bytes, signers: Sequence[Webhook]
+    ) -> dict[bytes | str, bytes | str]:
         now = datetime.now(UTC)
         is_default_port = endpoint.port == (443 if endpoint.scheme == "https" else 80)
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
@@ -115,7 +112,7 @@ class Sender:
             "user-agent": f"scorepool/{VERSION}",
             "webhook-id": message_id,
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": " ".join(signer.sign(message_id, now, body.decode()) for signer in self._signers),
+            "webhook-signature": " ".join(signer.sign(message_id, now, body.decode()) for signer in signers),
         }
 
 

@@ -3,14 +3,15 @@
 wire.Invalid, engine.Refused  invalid          Stopped              canceled
 engine.TooLong                too_long         Crashed              crashed
 engine.Numeric                numeric          anything else        internal
-JobTimeoutException           timeout          JobFailed            what it says
+JobTimeoutException           timeout          Expired              expired
+JobFailed                     what it says
 """
 
 from rq.timeouts import JobTimeoutException
 
 from engine.errors import Numeric, Refused, TooLong
 from wire import Failure, Invalid
-from worker.flight import Crashed, Stopped
+from worker.flight import Crashed, Expired, Stopped
 
 
 class JobFailed(Exception):
@@ -39,6 +40,8 @@ def explain(error: BaseException, timeout_s: float | None) -> Failure:
                 code="timeout",
                 message=f"the job ran longer than its timeout_s of {timeout_s}; ask for more, or for less work",
             )
+        case Expired():
+            return Failure(code="expired", message="the job had not ended at its expires_at", field="expires_at")
         case Stopped():
             return Failure(code="canceled", message="canceled by its owner")
         case Crashed():

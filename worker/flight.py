@@ -1,4 +1,4 @@
-"""One job in flight: from its lease to the moment that its end is recorded. No Redis, no clock.
+"""One job in flight: from its lease to the moment that its end is recorded. No Redis.
 
     leased ──► running ──► over ──► recorded (worker/record.py), and forgotten
           └──────────────►┘
@@ -6,6 +6,7 @@
 It is over exactly once, with a value or with an error; what comes later is dropped. Only the main thread touches it.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,8 +23,12 @@ class Stopped(Exception):
     """The job's owner canceled it."""
 
 
+class Expired(Exception):
+    """The job's `expires_at` is over."""
+
+
 class Crashed(Exception):
-    """The job was in flight at too many deaths of its worker."""
+    """Too many workers died that ran this job alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class Flight:
     execution: Execution
     pending: Pending | None = None
     deadline: float | None = None  # time.monotonic()
+    overdue: Exception | None = None  # what it fails with then
 
     is_over: bool = False
     value: object = None
@@ -54,6 +60,16 @@ class Flight:
     def member(self) -> str:
         """The name of its lease."""
         return f"{self.job.id}:{self.execution.id}"
+
+    def due_in(self, seconds: float, overdue: Exception) -> None:
+        """Set a deadline; of several the first counts."""
+        deadline = time.monotonic() + seconds
+        if self.deadline is None or deadline < self.deadline:
+            self.deadline, self.overdue = deadline, overdue
+
+    def check_deadline(self) -> None:
+        if self.deadline is not None and self.overdue is not None and time.monotonic() >= self.deadline:
+            self.fail(self.overdue)
 
     def run(self, function: Callable[[Job], object]) -> None:
         """Call the job's function: the job is over when it returns, unless it goes on elsewhere."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Any, ClassVar
 
 import rq.job
@@ -18,6 +18,7 @@ from rq.utils import as_text
 from wire import INFER, Failure, encode
 from worker.lease import Row, settle
 
+MAX_NUMBER = 10**10  # in a job's record: seconds and counts beyond it are no one's honest wish
 DEFAULT_TTL_S = 86_400  # of the outcome of a job that does not say
 
 # `resolve_serializer(None)` and the command line's default name these: with them replaced, `rq worker`, `rq info` and
@@ -40,9 +41,13 @@ class Job(rq.job.Job):
     outcome: bytes | None = None
     request: bytes | None = None
     has_outcome = False  # jobs of the API have; other functions' jobs only have RQ's result
-    crashes = 0
+    company: int | None = None  # most jobs that may be in flight with it: one of them may have killed a worker
+    crashes = 0  # deaths of a worker that it had to itself
     cancel_requested = False
+    expires_at: float | None = None  # unix, s
     unreadable: Exception | None = None
+    fields: Mapping[str, bytes] = MappingProxyType({})  # of its hash, as they were read; RQ's and others'
+    notes: Mapping[str, str] = MappingProxyType({})  # fields that its function wants written with its end
 
     def __init__(
         self,
@@ -56,26 +61,44 @@ class Job(rq.job.Job):
     def from_row(cls, row: Row, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
         """The leased job. What cannot be read is kept in `unreadable`, for the job to fail with."""
         job = cls(row.job_id, connection)
-        job.request = row.request
-        job.callbacks = callbacks
         try:
             job.restore(row.fields)
+            job._check()
         except Exception as error:  # whatever somebody wrote into the hash is this job's fault alone
+            job = cls(row.job_id, connection)  # nothing of what was read before is kept: it may be no better
             job.data = row.fields[b"data"]
             job.has_outcome = b"kind" in row.fields
             job.unreadable = error
+        job.request = row.request
+        job.callbacks = callbacks
         job.origin = row.queue.name
         job._status = rq.job.JobStatus.STARTED
         return job
 
     def restore(self, raw_data: Any) -> None:
-        """RQ's webhooks are dropped: they are one unsigned, unguarded attempt on the worker's main thread."""
-        super().restore(raw_data)
-        self.webhooks = []
-        fields = {as_text(name): value for name, value in raw_data.items()}
+        """RQ's webhooks are dropped: they are one unsigned, unguarded attempt on the worker's main thread. So is a meta
+        that is no JSON: RQ would keep it in a form that it cannot write again."""
+        super().restore({name: value for name, value in raw_data.items() if as_text(name) != "webhooks"})
+        if "unserialized" in self.meta:
+            self.meta = {}
+        fields = self.fields = {as_text(name): value for name, value in raw_data.items()}
+        self.company = int(fields["company"]) if "company" in fields else None
         self.crashes = int(fields.get("crashes") or 0)
+        self.expires_at = float(fields["expires_at"]) if "expires_at" in fields else None
         self.cancel_requested = as_text(fields.get("cancel_requested") or "") == "1"
         self.has_outcome = "kind" in fields or self.name() == INFER
+
+    def _check(self) -> None:
+        """What RQ reads without looking, and stumbles over when it writes the job's end. Raises ValueError."""
+        numbers = (self.timeout, self.result_ttl, self.failure_ttl, self.retries_left, self.repeats_left)
+        for number in (*numbers, self.number_of_retries, self.crashes):
+            if number is not None and not -MAX_NUMBER <= float(number) <= MAX_NUMBER:
+                raise ValueError(f"a number of the job's record is beyond {MAX_NUMBER}")
+        for intervals in (self.retry_intervals, self.repeat_intervals):
+            if intervals is not None and not _is_list_of(intervals, int | float):
+                raise ValueError("the intervals of the job's record are no list of numbers")
+        if not _is_list_of(self._dependency_ids, str):
+            raise ValueError("the dependencies of the job's record are no list of ids")
 
     def name(self) -> str | None:
         """Of the function; None if the data is not the JSON that it should be."""
@@ -146,6 +169,10 @@ class Queue(rq.queue.Queue):
     @classmethod
     def of(cls, queue: rq.queue.Queue) -> "Queue":
         return queue if isinstance(queue, cls) else cls(queue.name, connection=queue.connection)
+
+
+def _is_list_of(value: object, kind: type | UnionType) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def age_s(since: datetime | None, until: datetime) -> float:

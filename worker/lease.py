@@ -1,7 +1,7 @@
-"""How a worker holds jobs: claim, extend, reclaim, release; and settle, a job's end. The only file that runs the Lua.
+"""How a worker holds jobs: claim, extend, reclaim, release; and settle, a job's end. Runs all of the Lua but due.lua.
 
 A lease lives in RQ's own keys (drawn in lua/lease.lua). Its end is the expiry of the execution's hash in Redis, so the
-clocks of the Macs need not agree. Who holds it no more is fenced off: see `held` and worker/record.py.
+clocks of the Macs need not agree. Who holds it no more is fenced off: see `standing` and worker/record.py.
 """
 
 import time
@@ -16,7 +16,7 @@ from redis.client import Pipeline
 from rq.queue import Queue
 from rq.utils import as_text, now, utcformat
 
-from wire import DONE, WEBHOOKS, Keys
+from wire import DONE, OUTBOX, Keys
 
 GRACE_S = 86_400  # beyond a lease's end, before RQ's own cleaners may take the job
 
@@ -29,7 +29,7 @@ CLAIM = _source("lease.lua", "claim.lua")
 EXTEND = _source("extend.lua")
 RECLAIM = _source("lease.lua", "reclaim.lua")
 RELEASE = _source("release.lua")
-SETTLE = _source("settle.lua")
+SETTLE = OUTBOX + _source("settle.lua")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class Leases:
     ) -> list[Row] | None:
         """Lease at most `room` jobs, in one round trip; None while workers are suspended.
 
-        `limit` is how many may be in flight in all, which may be fewer than there is room for: see `company`.
+        `limit` is how many may be in flight in all: fewer than there is room for, where a job in flight may have killed
+        a worker (see lua/reclaim.lua). The next job is held to its own limit by the script.
         """
         rows = self._claim(
             keys=_keys(queues),
@@ -115,29 +116,22 @@ class Leases:
         if keys:
             self.connection.delete(*keys)
 
-    def held(self, flights: Sequence[Held]) -> list[bool]:
-        """Whether each lease is still ours and its job still there."""
+    def standing(self, flights: Sequence[Held]) -> list[tuple[bool, bool]]:
+        """Of each: whether the lease is still ours and its job still there, and whether other jobs depend on it."""
         with self.connection.pipeline(transaction=False) as pipeline:
             for flight in flights:
+                job_id = flight.member.partition(":")[0]
                 pipeline.zscore(flight.queue.started_job_registry.key, flight.member)
-                pipeline.hexists(f"rq:job:{flight.member.partition(':')[0]}", "data")
-            answers = pipeline.execute()
-        return [score is not None and bool(exists) for score, exists in zip(answers[::2], answers[1::2], strict=True)]
+                pipeline.hexists(f"rq:job:{job_id}", "data")
+                pipeline.exists(f"rq:job:{job_id}:dependents")
+            answers = iter(pipeline.execute())
+        return [
+            (score is not None and bool(is_there), bool(has_dependents))
+            for score, is_there, has_dependents in zip(answers, answers, answers, strict=True)
+        ]
 
     def _terms(self) -> list[str | int | float]:
         return [self.worker_name, self.lease_ms, time.time(), utcformat(now()), GRACE_S]
-
-
-def company(crashes: Iterable[int], limit: int) -> int:
-    """How many jobs may be in flight beside ones that were in flight at so many deaths of their workers.
-
-    One crash may be bad luck, so such jobs run in small company; from the second on alone, so that the culprit is found
-    and innocents keep their strikes few. The same rule, for the next job, is in lua/claim.lua.
-    """
-    worst = max(crashes, default=0)
-    if worst == 0:
-        return limit
-    return min(limit, 8) if worst == 1 else 1
 
 
 def settle(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_request: bool) -> None:
@@ -146,25 +140,8 @@ def settle(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_req
     EVAL, not EVALSHA: in a MULTI a script that Redis has forgotten (it was restarted) would fail alone, and the rest go
     through.
     """
-    delivery_id = Keys.delivery(job_id)
-    keys = [
-        f"rq:job:{job_id}",
-        Keys.outcome(job_id),
-        Keys.request(job_id),
-        DONE,
-        f"rq:job:{delivery_id}",
-        f"rq:queue:{WEBHOOKS}",
-        "rq:queues",
-    ]
-    arguments: list[bytes | str | int] = [
-        job_id,
-        outcome,
-        max(0, ttl_s),
-        int(keep_request),
-        delivery_id,
-        utcformat(now()),
-        Keys.bell(WEBHOOKS),
-    ]
+    keys = [f"rq:job:{job_id}", Keys.outcome(job_id), Keys.request(job_id), DONE, Keys.outcomes]
+    arguments: list[bytes | str | int] = [job_id, outcome, max(0, ttl_s), int(keep_request), utcformat(now())]
     pipeline.eval(SETTLE, len(keys), *keys, *arguments)
 
 

@@ -24,11 +24,8 @@ def orphans(connection: Redis, queues: Sequence[Queue]) -> list[str]:
 
     For a worker that has claimed nothing yet: a lease under its own name is one of its predecessor.
     """
-    members = [
-        as_text(member)  # type: ignore[arg-type]
-        for queue in queues
-        for member in connection.zrange(queue.started_job_registry.key, 0, -1)
-    ]
+    found = [member for queue in queues for member in connection.zrange(queue.started_job_registry.key, 0, -1)]
+    members = [member.decode() for member in found if member.isascii()]  # type: ignore[union-attr] # others are none
     with connection.pipeline(transaction=False) as pipeline:
         for member in members:
             pipeline.hget(f"rq:execution:{member}", "worker_name")
@@ -40,7 +37,7 @@ def orphans(connection: Redis, queues: Sequence[Queue]) -> list[str]:
 def is_dead(connection: Redis, name: str) -> bool:
     """Whether the worker of that name ran on this machine, in a process that is gone."""
     host, pid = connection.hmget(f"rq:worker:{name}", "machine", "pid")
-    if not host or not pid or as_text(host) != machine():
+    if not host or not pid or not pid.isdigit() or host != machine().encode():
         return False
     if int(pid) == os.getpid():  # ours now: the only process of a container has the same number each time
         return True

@@ -45,38 +45,57 @@ class Record:
         self.report = report  # RQ's handle_exception(job, type, error, traceback)
         self.log = log
 
-    def end(self, flights: Sequence[Flight], still_flying: Flight | None) -> list[Flight]:
+    def end(
+        self, flights: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus = WorkerStatus.IDLE
+    ) -> list[Flight]:
         """Record the end of every flight that is still ours; return those.
 
-        `still_flying` is what RQ shows as the worker's current job afterwards.
+        `still_flying` is what RQ shows as the worker's current job afterwards; without one, its state is `rest`.
         """
         for flight in flights:
             if not flight.is_decided:
                 self._decide(flight)
                 flight.is_decided = True
-        while True:
+        recorded: list[Flight] = []
+        left = list(flights)
+        while left:
             try:
-                ours, num_dependents = self._commit(flights, still_flying)
-                break
-            except WatchError:  # a beat or a cancel touched one of the jobs
+                ours, left = self._commit(left, still_flying, rest)
+                recorded += ours
+            except WatchError:  # a beat or a cancel touched one of the jobs, or another job now depends on one
                 continue
-        if num_dependents:
-            for flight in ours:
-                if flight.retry_delay_s is None:
-                    flight.queue.enqueue_dependents(flight.job)
-        return ours
+        return recorded
 
-    def _commit(self, flights: Sequence[Flight], still_flying: Flight | None) -> tuple[list[Flight], int]:
+    def _commit(
+        self, flights: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus
+    ) -> tuple[list[Flight], list[Flight]]:
+        """One transaction. Returns the flights recorded, and those still to be: RQ releases the dependents of one job
+        at a time."""
         with self.connection.pipeline() as pipeline:
-            pipeline.watch(*(flight.job.key for flight in flights))
-            held = self.leases.held(flights)
-            ours = [flight for flight, is_held in zip(flights, held, strict=True) if is_held]
-            pipeline.multi()
+            keys = [key for flight in flights for key in (flight.job.key, flight.job.dependents_key)]
+            pipeline.watch(*keys)
+            standing = list(zip(flights, self.leases.standing(flights), strict=True))
+            ours = [flight for flight, (is_held, _) in standing if is_held]
+            parents = [
+                flight
+                for flight, (is_held, has_dependents) in standing
+                if is_held and has_dependents and flight.retry_delay_s is None
+            ]
+            if parents:
+                ours = [flight for flight in ours if flight not in parents[1:]]
+                self._release_dependents(parents[0], pipeline)
+            if not pipeline.explicit_transaction:
+                pipeline.multi()
             for flight in ours:
                 self._write(flight, pipeline)
-            self._count(ours, still_flying, pipeline)
-            pipeline.exists(*(flight.job.dependents_key for flight in flights))
-            return ours, pipeline.execute()[-1]
+            self._count(ours, still_flying, rest, pipeline)
+            pipeline.execute()
+        return ours, parents[1:]
+
+    def _release_dependents(self, parent: Flight, pipeline: Pipeline) -> None:
+        """Into their queues, in the transaction that ends what they wait for. RQ itself calls MULTI."""
+        parent.job._status = _status(parent)
+        parent.queue.enqueue_dependents(parent.job, pipeline=pipeline, refresh_job_status=False)
 
     # What the end is: decided once, before the first attempt to write it.
 
@@ -145,7 +164,9 @@ class Record:
 
     def _write(self, flight: Flight, pipeline: Pipeline) -> None:
         flight.execution.delete(job=flight.job, pipeline=pipeline)
-        pipeline.hdel(flight.job.key, "crashes")  # it came to an end, so it is none that kills workers
+        pipeline.hdel(flight.job.key, "crashes", "company")  # it came to an end, so it is none that kills workers
+        if flight.job.notes:
+            pipeline.hset(flight.job.key, mapping=flight.job.notes)  # type: ignore[arg-type]
         if flight.retry_delay_s is not None:
             self._write_again(flight, flight.retry_delay_s, pipeline)
         elif flight.error is not None:
@@ -164,7 +185,7 @@ class Record:
 
     def _write_failure(self, flight: Flight, error: BaseException, pipeline: Pipeline) -> None:
         job = flight.job
-        job.set_status(JobStatus.STOPPED if isinstance(error, Stopped) else JobStatus.FAILED, pipeline=pipeline)
+        job.set_status(_status(flight), pipeline=pipeline)
         if isinstance(error, JobFailed | Stopped):
             text = str(error) or "Job stopped by user."
         else:
@@ -194,7 +215,9 @@ class Record:
             "execution_ended_at": flight.job.ended_at,
         }
 
-    def _count(self, ours: Sequence[Flight], still_flying: Flight | None, pipeline: Pipeline) -> None:
+    def _count(
+        self, ours: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus, pipeline: Pipeline
+    ) -> None:
         """The worker's own fields, which `rq info` and dashboards show."""
         key = self.leases.worker_key
         num_failed = sum(flight.error is not None for flight in ours)
@@ -203,7 +226,14 @@ class Record:
         pipeline.hincrby(key, "failed_job_count", num_failed)
         pipeline.hincrbyfloat(key, "total_working_time", working_s)
         if still_flying is None:
-            pipeline.hset(key, "state", WorkerStatus.IDLE)
+            pipeline.hset(key, "state", rest)
             pipeline.hdel(key, "current_job")
         else:
             pipeline.hset(key, "current_job", still_flying.job.id)
+
+
+def _status(flight: Flight) -> JobStatus:
+    """Of a job that ends."""
+    if flight.error is None:
+        return JobStatus.FINISHED
+    return JobStatus.STOPPED if isinstance(flight.error, Stopped) else JobStatus.FAILED

@@ -1,10 +1,28 @@
-"""RQ's scheduler as a chore of the worker. RQ forks it, and Metal does not survive a fork."""
+"""RQ's scheduler as a chore of the worker. RQ forks it, and Metal does not survive a fork.
 
+RQ lets one scheduler at a time look at a queue, and a killed one keeps its lock for a minute. Ours moves a job in one
+step, so all may look, and a retry is not late because a worker died. The locks are held for RQ's own schedulers.
+"""
+
+import time
+from importlib import resources
+from typing import Any
+
+from rq.queue import Queue
 from rq.scheduler import RQScheduler
+from rq.utils import now, utcformat
+
+from wire import Keys
+
+DUE = resources.files("worker.lua").joinpath("due.lua").read_text()
 
 
 class Scheduler(RQScheduler):
-    """Moves jobs whose time has come (retries, `enqueue_at`) to their queues, for the queues whose lock it holds."""
+    """Moves jobs whose time has come (retries, `enqueue_at`) to their queues."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._due = self.connection.register_script(DUE)
 
     def start(self) -> None:
         self._status = self.Status.STARTED
@@ -16,3 +34,12 @@ class Scheduler(RQScheduler):
             self.acquire_locks()
         self.heartbeat()
         self.enqueue_scheduled_jobs()
+
+    def enqueue_scheduled_jobs(self) -> None:
+        queues = [Queue(name, connection=self.connection) for name in sorted(self._queue_names)]
+        self._due(
+            keys=[
+                key for queue in queues for key in (f"rq:scheduled:{queue.name}", queue.key, queue.redis_queues_keys)
+            ],
+            args=[time.time(), utcformat(now()), *(Keys.bell(queue.name) for queue in queues)],
+        )

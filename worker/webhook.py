@@ -1,44 +1,44 @@
-"""The job function wire.DELIVER: tell a job's webhook that it ended, and try again for three days.
+"""The job function wire.DELIVER: tell one receiver of one event, and try again for three days.
 
     rq worker -w worker.WebhookWorker webhooks --with-scheduler
 
-A delivery is an RQ job of its own, released in the transaction that ends the job it tells of. RQ keeps its retries: a
-failed attempt returns `Again`, which RQ records as the attempt's result, and RQ's scheduler brings the delivery back,
-so a killed worker forgets nothing. The worst that a kill does is a second POST of the same bytes, with the same
-webhook-id.
+A delivery is an RQ job of its own, made in the transaction that ends the job it tells of, with all that its attempts
+need (worker/notice.py). RQ keeps its retries: a failed attempt returns `Again`, which RQ records as the attempt's
+result, and RQ's scheduler brings the delivery back, so a killed worker forgets nothing. The worst that a kill does is a
+second POST of the same bytes, with the same webhook-id.
 """
 
 import logging
+import math
 import random
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 from redis import Redis
 from rq.job import Retry
-from rq.utils import as_text
 
-from wire import DELIVER, Event, EventData, Settings, encode_json
-from worker.delivery import MAX_RETRY_AFTER_S, Attempt, Sender
+from wire import DELIVER, DeliveryAttempt, Settings, Subscriber
+from worker.delivery import MAX_RETRY_AFTER_S, Attempt, Sender, signers
 from worker.flight import Pending
 from worker.job import Job
+from worker.lanes import Lanes
+from worker.notice import Notice
+from worker.subscribers import Subscribers
 from worker.worker import Worker
 
 # Standard Webhooks' schedule: ten attempts, the last about 75 hours after the first.
 SCHEDULE_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 JITTER = 0.2  # of each wait, on top, so that a receiver that comes back is not met by all at once
-
-_ENDED: dict[str, Literal["finished", "failed", "canceled"]] = {  # RQ's word: ours
-    "finished": "finished",
-    "failed": "failed",
-    "canceled": "canceled",
-    "stopped": "canceled",
-}
+GIVE_UP_S = 4 * 86_400  # since the first attempt was due: ends what a receiver's silence would put off for ever
+GONE = 410
 
 log = logging.getLogger("rq.worker.webhook")  # below RQ's own, which has the handlers
 
 
 class Undeliverable(Exception):
-    """This webhook will not be told any more, unless somebody requeues the delivery."""
+    """This receiver will not be told any more, unless somebody replays the delivery."""
 
 
 class Again(Retry, dict[str, Any]):
@@ -46,7 +46,7 @@ class Again(Retry, dict[str, Any]):
 
     def __init__(self, report: dict[str, Any], interval_s: int) -> None:
         dict.__init__(self, report)
-        Retry.__init__(self, max=len(SCHEDULE_S), interval=interval_s)
+        Retry.__init__(self, max=10**6, interval=interval_s)  # ours to count: RQ counts what was put off, too
 
 
 class Deliver:
@@ -57,36 +57,55 @@ class Deliver:
 
     def __init__(self, settings: Settings, connection: Redis) -> None:
         self._settings = settings
-        self._connection = connection
         self._sender = Sender(settings)
+        self._lanes = Lanes(settings.webhook_max_in_flight)
+        self._subscribers = Subscribers(connection)
         self._threads = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="delivery")
 
-    def __call__(self, job: Job) -> Pending:
-        future = self._threads.submit(self._attempt, job.id, job.kwargs["job_id"])
-        return Pending(future, finish=lambda attempt: self._finish(job, attempt), cancel=future.cancel)
+    def __call__(self, job: Job) -> Pending | Again:
+        """Raises Undeliverable."""
+        try:
+            notice = Notice.of(job)
+        except ValueError as error:
+            raise self._give_up(job, f"its record cannot be read: {error}") from None
+        subscriber = self._subscribers.get(notice.owner, notice.endpoint) if notice.endpoint else None
+        if notice.endpoint and subscriber is None:
+            raise self._give_up(job, "its endpoint was deleted")
+        if subscriber and subscriber.endpoint.disabled_at is not None:
+            raise self._give_up(job, f"its endpoint is disabled: {subscriber.endpoint.disabled_reason}")
+        url = subscriber.endpoint.url if subscriber else notice.url
+        receiver = url.partition("://")[2].partition("/")[0].partition("?")[0].lower()
+        wait_s = self._lanes.enter(notice.owner, receiver)
+        if wait_s:
+            return self._put_off(job, notice, wait_s)
+        future = self._threads.submit(self._attempt, notice, url, subscriber)
+        future.add_done_callback(partial(self._leave, notice.owner, receiver, time.monotonic()))
+        return Pending(future, finish=lambda attempt: self._finish(job, notice, attempt), cancel=future.cancel)
 
     def close(self) -> None:
         self._sender.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _attempt(self, delivery_id: str, job_id: str) -> Attempt | str:
-        """What came of it; a str says why there is nothing to deliver."""
-        names = ("status", "model", "ended_at", "webhook")
-        values = self._connection.hmget(f"rq:job:{job_id}", names)  # of the job that ended, not of the delivery
-        status, model, ended_at, url = (as_text(value) if value else "" for value in values)
-        if not status or not url:
-            return "the job was deleted, or its time is over"
-        if status not in _ENDED:
-            return "the job runs again; its next end will be delivered"
-        body = payload(job_id, _ENDED[status], model, ended_at, self._settings.job_url(job_id))
-        return self._sender.send(url, delivery_id, body)
+    def _attempt(self, notice: Notice, url: str, subscriber: Subscriber | None) -> Attempt:
+        own = " ".join(subscriber.current_secrets(time.time())) if subscriber else ""
+        attempt = self._sender.send(url, notice.id, notice.body(self._settings), signers(own) if own else ())
+        if subscriber is not None and attempt.status == GONE:
+            self._subscribers.disable(notice.owner, subscriber.endpoint.id, "the receiver answered HTTP 410, Gone")
+        return attempt
 
-    def _finish(self, job: Job, attempt: Attempt | str) -> dict[str, Any]:
+    def _leave(self, owner: str, receiver: str, started_at: float, future: "Future[Attempt]") -> None:
+        is_answered = not future.cancelled() and future.exception() is None and future.result().status is not None
+        self._lanes.leave(owner, receiver, time.monotonic() - started_at, is_answered)
+
+    def _finish(self, job: Job, notice: Notice, attempt: Attempt) -> dict[str, Any]:
         """What RQ records: the delivery is done, or to be tried again, or (Undeliverable) has failed for good."""
-        if isinstance(attempt, str):
-            log.info("%s: not delivered: %s", job.id, attempt)
-            return {"delivered": False, "reason": attempt}
-        number = (job.number_of_retries or 0) + 1
+        number = notice.tries + 1
+        seen = DeliveryAttempt(
+            at=round(time.time() - attempt.elapsed_ms / 1000, 3),
+            elapsed_ms=attempt.elapsed_ms,
+            status=attempt.status,
+            error=attempt.error,
+        )
         report = {
             "delivered": attempt.is_delivered,
             "attempt": number,
@@ -94,24 +113,28 @@ class Deliver:
             "error": attempt.error,
             "elapsed_ms": attempt.elapsed_ms,
         }
+        job.notes = notice.after(seen)
         if attempt.is_delivered:
             log.info("%s: delivered to %s", job.id, attempt)
             return report
         if attempt.is_final or number > len(SCHEDULE_S):
-            job.retries_left = 0
             why = "not to be tried again" if attempt.is_final else f"given up after {number} attempts"
-            raise Undeliverable(f"{why}: {attempt}")
+            raise self._give_up(job, f"{why}: {attempt}")
         interval_s = wait_s(number, attempt.retry_after_s)
         log.warning("%s: attempt %d failed, the next in %d s: %s", job.id, number, interval_s, attempt)
         return Again(report | {"retry_in_s": interval_s}, interval_s)
 
+    def _put_off(self, job: Job, notice: Notice, wait_s: float) -> Again:
+        """Its receiver has as many deliveries as it is given, or has been silent: see worker/lanes.py."""
+        if notice.since and time.time() - notice.since > GIVE_UP_S:
+            raise self._give_up(job, f"given up after {notice.tries} attempts: its receiver has not answered for days")
+        interval_s = math.ceil(wait_s)
+        return Again({"delivered": False, "put_off_s": interval_s}, interval_s)
 
-def payload(
-    job_id: str, status: Literal["finished", "failed", "canceled"], model: str, ended_at: str, url: str
-) -> bytes:
-    """The same bytes for the same job, at every attempt."""
-    data = EventData(id=job_id, status=status, model=model, url=url)
-    return encode_json(Event(type=f"job.{status}", timestamp=ended_at, data=data))  # type: ignore[arg-type]
+    def _give_up(self, job: Job, reason: str) -> Undeliverable:
+        job.retries_left = 0
+        job.notes = {**job.notes, "reason": reason}
+        return Undeliverable(reason)
 
 
 def wait_s(number: int, retry_after_s: int | None) -> int:

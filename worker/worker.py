@@ -34,10 +34,10 @@ from engine.errors import Fault, LoadError
 from wire import SettingsError
 from worker.admission import function_of
 from worker.failure import JobFailed
-from worker.flight import Flight, Stopped
+from worker.flight import Expired, Flight, Stopped
 from worker.housekeeping import Chore, Housekeeping
 from worker.job import Callback, Job, Queue
-from worker.lease import Leases, Row, company
+from worker.lease import Leases, Row
 from worker.neighbours import orphans
 from worker.process import WorkerProcess
 from worker.record import Record
@@ -171,7 +171,8 @@ class Worker(WorkerProcess):
         if not over:
             return
         still_flying = next((flight for flight in self.flights.values() if not flight.is_over), None)
-        recorded = set(self.record.end(over, still_flying))
+        rest = WorkerStatus.SUSPENDED if self._is_suspended else WorkerStatus.IDLE
+        recorded = set(self.record.end(over, still_flying, rest))
         for flight in over:
             del self.flights[flight.member]
             if flight not in recorded:
@@ -185,7 +186,7 @@ class Worker(WorkerProcess):
 
     def _maintain(self) -> None:
         if time.monotonic() >= self._reclaim_at and self._is_steady():
-            self._reclaim_at = time.monotonic() + self.settings.lease_s / 2
+            self._reclaim_at = time.monotonic() + self.settings.lease_s / 4
             num_back, rows = self.leases.reclaim(self.queues, self.settings.crash_limit)
             if num_back:
                 self.log.warning("took %d jobs back from workers that are gone", num_back)
@@ -204,7 +205,7 @@ class Worker(WorkerProcess):
         self._is_dry = True
         if room <= 0 or self._stop_requested:
             return
-        limit = company((flight.job.crashes for flight in self.flights.values()), self.capacity)
+        limit = min([self.capacity, *(flight.job.company or self.capacity for flight in self.flights.values())])
         round_robin = self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN
         if self._dequeue_strategy == DequeueStrategy.RANDOM:
             random.shuffle(self._ordered_queues)
@@ -247,8 +248,7 @@ class Worker(WorkerProcess):
         if self.flights:
             self._idle_since = time.monotonic()
         for flight in self.flights.values():
-            if flight.deadline is not None and time.monotonic() >= flight.deadline:
-                flight.fail(JobTimeoutException(f"ran longer than its timeout of {flight.job.timeout} s"))
+            flight.check_deadline()
 
     def _patience_s(self) -> float:
         if not self._is_dry or any(flight.is_over for flight in self.flights.values()):
@@ -289,7 +289,9 @@ class Worker(WorkerProcess):
         self.log.info("%s: %s (%s)", flight.queue.name, job.description if self.log_job_description else "", job.id)
         timeout_s = max(0, int(job.timeout or Queue.DEFAULT_TIMEOUT))
         if timeout_s:
-            flight.deadline = time.monotonic() + timeout_s
+            flight.due_in(timeout_s, JobTimeoutException(f"ran longer than its timeout of {job.timeout} s"))
+        if job.expires_at is not None:
+            flight.due_in(job.expires_at - time.time(), Expired())
         try:
             function = function_of(job, self.functions, self.settings.crash_limit)
             with self._interruptible(), self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):

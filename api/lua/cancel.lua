@@ -1,14 +1,14 @@
--- Cancel one job: at once if it waits, by asking its worker if it runs.
+-- Cancel one job: at once if it waits, by asking its worker if it runs. Put wire.OUTBOX before it.
 --
--- KEYS     the job's RQ hash, its request, its outcome, the stream of ended jobs
+-- KEYS     the job's RQ hash, its request, its outcome, the stream of ended jobs, how many ended by code
 -- ARGV     id, owner, outcome to record (wire.Failure), seconds that an outcome is kept, now (ISO), now (unix, s),
---          id of its delivery job, name of the deliveries' queue, prefix of the bells, prefix of the workers' channels
+--          prefix of the workers' channels
 --
 -- Returns {'absent'} | {'canceled'} | {'asked'} | {'ended', RQ status}
 
 local job, request, outcome, done = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local id, owner, failure, ttl, iso, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
-local delivery, deliveries, bell, workers = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+local workers = ARGV[7]
 
 local known = redis.call('HMGET', job, 'owner', 'status', 'origin', 'worker_name')
 local status, queue, worker = known[2], known[3], known[4]
@@ -42,10 +42,6 @@ redis.call('EXPIRE', job, ttl)
 redis.call('DEL', request)
 redis.call('SET', outcome, failure, 'EX', ttl)
 redis.call('XADD', done, 'MAXLEN', '~', 10000, '*', 'id', id)
-if redis.call('EXISTS', 'rq:job:' .. delivery) == 1 then
-  redis.call('HSET', 'rq:job:' .. delivery, 'status', 'queued', 'enqueued_at', iso)
-  redis.call('SADD', 'rq:queues', 'rq:queue:' .. deliveries)
-  redis.call('RPUSH', 'rq:queue:' .. deliveries, delivery)
-  redis.call('PUBLISH', bell .. deliveries, 1)
-end
+redis.call('HINCRBY', KEYS[5], 'canceled', 1)
+announce(id, iso, tonumber(ttl))
 return {'canceled'}

@@ -1,12 +1,12 @@
--- Remove every trace of a job that has ended, and of its delivery, whatever state that is in.
+-- Remove every trace of a job that has ended, and of its deliveries, whatever state they are in.
 --
--- KEYS     the owner's jobs, the job's request, its outcome
--- ARGV     id, owner, id of its delivery job
+-- KEYS     the owner's jobs, the job's request, its outcome, the owner's deliveries
+-- ARGV     id, owner
 --
 -- Returns {'absent'} | {'deleted'} | {'alive', RQ status}
 
-local id, owner, delivery = ARGV[1], ARGV[2], ARGV[3]
-local known = redis.call('HMGET', 'rq:job:' .. id, 'owner', 'status')
+local id, owner = ARGV[1], ARGV[2]
+local known = redis.call('HMGET', 'rq:job:' .. id, 'owner', 'status', 'deliveries')
 if known[1] ~= owner then
   return {'absent'}
 end
@@ -33,7 +33,10 @@ local function forget(job)
 end
 
 forget(id)
-forget(delivery)
+for delivery in string.gmatch(known[3] or '', '[^ ]+') do
+  forget(delivery)
+  redis.call('ZREM', KEYS[4], delivery)
+end
 redis.call('DEL', KEYS[2], KEYS[3])
 redis.call('ZREM', KEYS[1], id)
 return {'deleted'}

@@ -4,9 +4,8 @@
 -- ARGV[1]  most jobs that may wait in one queue
 -- ARGV[2]  now (unix, us)
 -- ARGV[3]  prefix of the bells
--- then for each job: id, queue, fingerprint of the body, key of the request, the request, key of its delivery's hash,
---   how many arguments its RQ hash has (name, value, name, value, ...), how many its delivery's (0 without webhook),
---   the former, the latter
+-- then for each job: id, queue, fingerprint of the body, key of the request, the request,
+--   how many arguments its RQ hash has (name, value, name, value, ...), these
 --
 -- Returns {'accepted', {status, ...}}: '' for a job that is new, its RQ status for one that was there already;
 --      or {'conflict', index}: a job of that id came with another body;
@@ -21,7 +20,7 @@ local i = FIRST
 while i <= #ARGV do
   local id, queue, fingerprint = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   starts[#starts + 1] = i
-  i = i + 8 + tonumber(ARGV[i + 6]) + tonumber(ARGV[i + 7])
+  i = i + 6 + tonumber(ARGV[i + 5])
   local known = redis.call('HMGET', 'rq:job:' .. id, 'fingerprint', 'status')
   if not known[1] then
     statuses[#statuses + 1] = ''
@@ -49,17 +48,12 @@ end
 local num_new = 0
 for job, at in ipairs(starts) do
   if statuses[job] == '' then
-    local id, queue, fingerprint, request, body, delivery = unpack(ARGV, at, at + 5)
-    local run_from, delivery_from = at + 8, at + 8 + tonumber(ARGV[at + 6])
-    local to = delivery_from + tonumber(ARGV[at + 7]) - 1
+    local id, queue, fingerprint, request, body, num_fields = unpack(ARGV, at, at + 5)
     local stamp = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
-    redis.call('HSET', 'rq:job:' .. id, 'fingerprint', fingerprint, 'created', stamp, unpack(ARGV, run_from, delivery_from - 1))
+    redis.call('HSET', 'rq:job:' .. id, 'fingerprint', fingerprint, 'created', stamp, unpack(ARGV, at + 6, at + 5 + num_fields))
     redis.call('SET', request, body)
     redis.call('ZADD', owned, stamp, id)
     redis.call('RPUSH', 'rq:queue:' .. queue, id)
-    if to >= delivery_from then
-      redis.call('HSET', delivery, unpack(ARGV, delivery_from, to))
-    end
     num_new = num_new + 1
     created = created + 1
   end

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])
 
 Bulk = Annotated[list[wire.Request], Meta(min_length=1)]
-SUBMIT_ERRORS = (400, 401, 404, 406, 409, 413, 415, 429, 503)
+SUBMIT_ERRORS = (400, 401, 404, 406, 408, 409, 413, 415, 429, 503)
 
 
 @router.post(

@@ -60,12 +60,12 @@ async def health(parts: Parts) -> Response:
     responses={200: {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(parts: Parts) -> Response:
-    """Of this process, and the queues' sizes when Redis answers."""
+    """Of this process; and of queues, workers and deliveries when Redis answers."""
     try:
-        await parts.metrics.read_queues(parts.redis, await parts.models.cards())
+        await parts.metrics.readings.read(parts.redis, await parts.models.cards())
         parts.metrics.redis_up.set(1)
     except RedisError as error:
-        logger.warning("metrics without queue sizes: %r", error)
-        parts.metrics.jobs.clear()
+        logger.warning("metrics without what Redis knows: %r", error)
+        parts.metrics.readings.forget()
         parts.metrics.redis_up.set(0)
     return Response(parts.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -33,6 +33,13 @@ def generate(**changes: Any) -> dict[str, Any]:
     return {"type": "generate", "model": "demo", "prompt": "a"} | changes
 
 
+async def trickle() -> AsyncIterator[bytes]:
+    """A body that never ends, one byte at a time."""
+    while True:
+        yield b" "
+        await asyncio.sleep(0.02)
+
+
 async def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - it happens in Redis

@@ -81,6 +81,12 @@ class FakeWorker:
     def cancel(self, id: str) -> None:  # noqa: A002
         self.end(id, CANCELED, JobStatus.STOPPED)
 
+    def fail_delivery(self, id: str, reason: str = "HTTP 410") -> None:  # noqa: A002
+        job = self.job(id)
+        self.redis.lrem(f"rq:queue:{job.origin}", 1, id)
+        self.redis.hset(job.key, mapping={"status": "failed", "reason": reason})
+        self.redis.zadd(f"rq:failed:{job.origin}", {id: time.time() + 86_400})
+
     def end(self, id: str, outcome: wire.Outcome = RESULT, status: JobStatus = JobStatus.FINISHED) -> None:  # noqa: A002
         job = self.job(id)
         with self.redis.pipeline(transaction=True) as pipeline:
@@ -94,4 +100,5 @@ class FakeWorker:
             pipeline.set(wire.Keys.outcome(id), wire.encode(outcome), ex=100)
             pipeline.xadd(f"rq:results:{id}", {"type": "1"})
             pipeline.xadd(wire.DONE, {"id": id}, maxlen=10_000)
+            pipeline.eval(f"{wire.OUTBOX}\nannounce(ARGV[1], ARGV[2], 100)", 0, id, utcformat(now()))
             pipeline.execute()

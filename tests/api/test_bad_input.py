@@ -43,6 +43,10 @@ BODIES: list[tuple[Any, str | None]] = [
     (score(timeout_s=86_401), "timeout_s"),
     (score(timeout_s=1.5), "timeout_s"),
     (score(timeout_s="10"), "timeout_s"),
+    (score(expires_at=1.0), "expires_at"),
+    (score(expires_at=-1), "expires_at"),
+    (score(expires_at=1e300), "expires_at"),
+    (score(expires_at="2030-01-01"), "expires_at"),
     (score(wait_for_model="yes"), "wait_for_model"),
     # score
     ({"type": "score", "model": "demo"}, "items"),
@@ -347,7 +351,12 @@ async def test_a_public_https_webhook_is_accepted(serving: Serving, worker: Fake
 
 @pytest.mark.parametrize(
     ("path", "allowed"),
-    [("/v1/jobs", "GET, POST"), (f"/v1/jobs/{'0' * 32}", "DELETE, GET"), ("/healthz", "GET"), ("/docs", "GET, HEAD")],
+    [
+        ("/v1/jobs", "GET, HEAD, POST"),
+        (f"/v1/jobs/{'0' * 32}", "DELETE, GET, HEAD"),
+        ("/healthz", "GET, HEAD"),
+        ("/docs", "GET, HEAD"),
+    ],
 )
 async def test_405_names_every_method_of_the_path(serving: Serving, path: str, allowed: str):
     async with serving() as http:

@@ -1,6 +1,7 @@
 """A job over HTTP from submission to deletion."""
 
 import asyncio
+import time
 
 import httpx
 import msgspec
@@ -44,6 +45,29 @@ async def test_an_accepted_job_lies_on_its_queue_as_rq_would_have_put_it(
     assert redis.hmget(f"rq:job:{id_}", "owner", "model", "kind") == [b"local", b"demo", b"score"]
     assert isinstance(worker.start(id_), wire.Score)
     assert redis.ttl(wire.Keys.request(id_)) == -1
+
+
+async def test_a_job_keeps_its_expires_at_where_the_worker_looks_before_it_reads_the_request(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    expires_at = time.time() + 60.123456789
+    async with serving() as http:
+        id_ = await submit(http, score(expires_at=expires_at))
+
+    assert float(redis.hget(f"rq:job:{id_}", "expires_at")) == expires_at
+    request = worker.start(id_)
+    assert request.expires_at == expires_at
+
+
+async def test_head_is_get_without_the_body(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        id_ = await submit(http)
+        for path in (f"/v1/jobs/{id_}", "/v1/jobs", "/v1/models", "/healthz", "/readyz"):
+            got, head = await http.get(path), await http.head(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert head.headers["content-type"] == got.headers["content-type"]
+        assert (await http.head(f"/v1/jobs/{'0' * 32}")).status_code == 404
+        assert (await http.head(f"/v1/jobs/{id_}/cancel")).status_code == 405
 
 
 async def test_the_bell_of_the_queue_rings_once_per_submission(serving: Serving, worker: FakeWorker, redis: Redis):
@@ -137,18 +161,21 @@ async def test_bulk_answers_in_the_order_of_the_requests(serving: Serving, worke
     assert [worker.start(job.id).priority for job in accepted] == ["low", "normal", "high", "low"]
 
 
-async def test_a_webhook_gets_a_delivery_job_that_waits_in_no_queue(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_a_webhook_gets_its_delivery_when_the_job_ends(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         id_ = await submit(http, score(webhook=HOOK))
         plain = await submit(http)
+    assert redis.hget(f"rq:job:{id_}", "webhook") == HOOK.encode()
+    assert not redis.exists(f"rq:job:{wire.Keys.delivery(id_)}")
+    worker.end(id_)
+    worker.end(plain)
     delivery = worker.job(wire.Keys.delivery(id_))
 
     assert delivery.func_name == wire.DELIVER
-    assert (delivery.args, delivery.kwargs) == ([], {"job_id": id_})
-    assert (delivery.origin, delivery.get_status()) == (wire.WEBHOOKS, JobStatus.DEFERRED)
+    assert (delivery.args, delivery.kwargs) == ([], {})
+    assert (delivery.origin, delivery.get_status()) == (wire.WEBHOOKS, JobStatus.QUEUED)
     assert (delivery.retries_left, delivery.retry_intervals) == (9, [60])
-    assert redis.llen("rq:queue:webhooks") == 0
-    assert redis.hget(f"rq:job:{id_}", "webhook") == HOOK.encode()
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [delivery.id.encode()]
     assert not redis.exists(f"rq:job:{wire.Keys.delivery(plain)}")
 
 
@@ -216,7 +243,7 @@ async def test_a_deleted_job_leaves_no_key_behind(serving: Serving, worker: Fake
 
     assert (replies, gone) == ([204] * 3, [404] * 3)
     assert listed == {"jobs": [], "next_cursor": None}
-    assert set(redis.keys()) - before <= {b"rq:queues", wire.DONE.encode()}
+    assert set(redis.keys()) - before <= {b"rq:queues", wire.DONE.encode(), wire.Keys.outcomes.encode()}
     assert before - set(redis.keys()) == set()
 
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from tests.api.conftest import Serving, score
+from api import bodies
+from tests.api.conftest import Serving, score, trickle
 from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -31,6 +32,16 @@ async def test_a_chunked_body_is_cut_off_at_the_limit(serving: Serving, worker: 
             assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
             assert reply.headers["connection"] == "close"
             assert num_sent == 6
+
+
+async def test_a_body_that_trickles_is_given_up(serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch):
+    """A sender keeps its connection only as long as the body comes on."""
+    monkeypatch.setattr(bodies, "BODY_GRACE_S", 0.3)
+
+    async with serving() as http, asyncio.timeout(10):
+        reply = await http.post("/v1/jobs", content=trickle(), headers=JSON)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (408, "too_slow")
+    assert reply.headers["connection"] == "close"
 
 
 async def test_a_content_length_is_believed_only_when_it_is_too_large(serving: Serving, worker: FakeWorker):

@@ -1,13 +1,16 @@
 """The document says what really comes."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import jsonschema
 import pytest
 
+import api.bodies
 from api.app import create_app
-from tests.api.conftest import ALICE, KEYS, Serving, bearer, eventually, score
+from api.endpoints import MAX_ENDPOINTS
+from tests.api.conftest import ALICE, KEYS, Serving, bearer, eventually, score, trickle
 from tests.api.fake_worker import COMPLETED, RESULT, FakeWorker
 from wire import Settings
 
@@ -37,7 +40,7 @@ def test_the_document_is_whole(document: dict[str, Any]):
     assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ModelCard", "JobPage"} <= set(schemas)
     assert not any("HTTPValidationError" in name for name in schemas)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 18
+    assert len(operations) == 29
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -74,6 +77,53 @@ def test_bodies_are_declared_for_json_and_msgpack(document: dict[str, Any]):
         assert not schema.is_valid(wrap(score(model="demo\n")))
 
 
+WEBHOOK_ROUTES = [
+    ("POST", "/v1/webhooks/endpoints"),
+    ("GET", "/v1/webhooks/endpoints"),
+    ("GET", "/v1/webhooks/endpoints/{id}"),
+    ("PATCH", "/v1/webhooks/endpoints/{id}"),
+    ("DELETE", "/v1/webhooks/endpoints/{id}"),
+    ("POST", "/v1/webhooks/endpoints/{id}/secret"),
+    ("POST", "/v1/webhooks/test"),
+    ("GET", "/v1/webhooks/deliveries"),
+    ("GET", "/v1/webhooks/deliveries/{id}"),
+    ("POST", "/v1/webhooks/deliveries/{id}/replay"),
+    ("POST", "/v1/webhooks/deliveries/replay"),
+]
+
+
+async def call_webhooks(call: Callable[..., Awaitable[Any]], worker: FakeWorker) -> None:
+    """What the routes of webhooks answer, besides what every route answers to a bad header or query."""
+    endpoints, one = "/v1/webhooks/endpoints", "/v1/webhooks/endpoints/{id}"
+    url = {"url": "https://hooks.example/"}
+    id_ = (await call("POST", endpoints, json=url))["endpoint"]["id"]
+    for method, route in (
+        ("POST", endpoints),
+        ("PATCH", one),
+        ("POST", "/v1/webhooks/test"),
+        ("POST", "/v1/webhooks/deliveries/replay"),
+    ):
+        await call(method, route, id_, content=b"", headers={"Content-Type": "text/plain"})
+        await call(method, route, id_, content=b" " * 6000, headers={"Content-Type": "application/json"})
+    await call("GET", endpoints)
+    await call("GET", one, id_)
+    await call("POST", one + "/secret", id_)
+    test = {"endpoint_id": id_}
+    delivery = (await call("POST", "/v1/webhooks/test", json=test))["id"]
+    await call("GET", "/v1/webhooks/deliveries")
+    await call("GET", "/v1/webhooks/deliveries/{id}", delivery)
+    await call("POST", "/v1/webhooks/deliveries/{id}/replay", delivery)
+    worker.fail_delivery(delivery)
+    await call("POST", "/v1/webhooks/deliveries/{id}/replay", delivery)
+    await call("POST", "/v1/webhooks/deliveries/replay", json={"since": 0})
+    await call("PATCH", one, id_, json={"disabled": True})
+    await call("POST", "/v1/webhooks/test", json=test)
+    await call("DELETE", one, id_)
+    await call("POST", "/v1/webhooks/test", json=test)
+    for _ in range(MAX_ENDPOINTS + 1):
+        await call("POST", endpoints, json=url)
+
+
 @pytest.mark.anyio
 async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWorker, document: dict[str, Any]):
     """Every route, and every status that it declares except 500 and 503, by a request that gets it."""
@@ -96,7 +146,6 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
             seen.add((method.lower(), route, reply.status_code))
             return reply.json() if reply.content and reply.headers["content-type"] == "application/json" else None
 
-        assert (await http.get("/docs")).status_code == 200
         assert (await http.get("/openapi.json")).json() == document
         while (await http.get("/readyz")).status_code != 200:
             pass
@@ -121,14 +170,21 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
         for method, route in [
             ("GET", "/v1/jobs/{id}"), ("DELETE", "/v1/jobs/{id}"), ("POST", "/v1/jobs/{id}/cancel"),
             ("GET", "/v1/jobs"), ("GET", "/v1/models"), ("POST", "/v1/jobs"), ("POST", "/v1/jobs/bulk"),
-            ("GET", "/v1/models/{id}"), ("GET", "/tokenizer_info"),
+            ("GET", "/v1/models/{id}"), ("GET", "/tokenizer_info"), *WEBHOOK_ROUTES,
         ]:  # fmt: skip
             await call(method, route, key=None)
             await call(method, route, query="?unknown=1")
             if "{id}" in route or method == "GET":
-                await call(method, route)
+                await call(method, route, json={} if method == "PATCH" else None)
             if method != "DELETE":
                 await call(method, route, headers=none)
+        await call_webhooks(call, worker)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(api.bodies, "BODY_GRACE_S", 0.05)
+            for path, methods in document["paths"].items():
+                for method in methods.keys() & {"post", "patch"}:
+                    if "408" in methods[method]["responses"]:
+                        await call(method, path, content=trickle(), headers={"Content-Type": "application/json"})
         for route, wrap in (("/v1/jobs", lambda one: one), ("/v1/jobs/bulk", lambda one: [one])):
             key = {"Idempotency-Key": "k"}
             await call("POST", route, json=wrap(score()), headers=key)

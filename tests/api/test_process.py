@@ -87,9 +87,11 @@ def is_up(http: httpx.Client) -> bool:
 def redis_server(folder: Path) -> Iterator[str]:
     command = [get_binary_path(), "--port", "0", "--unixsocket", str(folder / "s"), "--dir", str(folder)]
     with subprocess.Popen([*command, "--appendonly", "yes", "--save", ""], stdout=subprocess.DEVNULL) as server:
-        wait_until_up(f"unix://{folder / 's'}")
-        yield f"unix://{folder / 's'}"
-        server.kill()
+        try:
+            wait_until_up(f"unix://{folder / 's'}")
+            yield f"unix://{folder / 's'}"
+        finally:
+            server.kill()
 
 
 def test_it_serves_without_mlx_and_lets_waiting_clients_go_when_it_stops(
@@ -135,6 +137,25 @@ def test_it_lives_through_a_redis_that_is_away(root: Path, tmp_path: Path):
             eventually(lambda: is_ready(http))
             threading.Timer(0.2, lambda: FakeWorker(redis).end(id_)).start()
             assert http.get(f"/v1/jobs/{id_}?wait=25").json()["status"] == "finished"
+
+
+def test_a_redis_that_stands_still_is_told_within_seconds(root: Path, tmp_path: Path):
+    (tmp_path / "redis").mkdir()
+    with redis_server(tmp_path / "redis") as url, Redis.from_url(url) as redis:
+        FakeWorker(redis).show_card()
+        pid = redis.info("server")["process_id"]
+        with running(root, url, tmp_path / "log") as (http, _):
+            eventually(lambda: is_ready(http))
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                for method, path in [("POST", "/v1/jobs"), ("GET", "/v1/jobs"), ("GET", "/readyz")]:
+                    started_at = time.monotonic()
+                    reply = http.request(method, path, json=score() if method == "POST" else None)
+                    assert reply.status_code == 503
+                    assert time.monotonic() - started_at < 10, (method, path)  # 4 s, twice where it connects anew
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            eventually(lambda: is_ready(http))
 
 
 def check_unavailable(http: httpx.Client) -> None:

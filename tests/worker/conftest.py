@@ -51,9 +51,7 @@ def submit(
         pipeline.hset(f"rq:job:{job_id}", mapping=mapping | (fields or {}))
         pipeline.set(wire.Keys.request(job_id), body)
         if webhook:
-            delivery = wire.Keys.delivery(job_id)
-            data = JSONSerializer.dumps([wire.DELIVER, None, [], {"job_id": job_id}])
-            pipeline.hset(f"rq:job:{delivery}", mapping={"data": data, "status": "deferred", "origin": wire.WEBHOOKS})
+            pipeline.hset(f"rq:job:{job_id}", mapping={"owner": "alice", "webhook": "https://hooks.example/"})
         pipeline.sadd("rq:queues", f"rq:queue:{queue}")
         pipeline.rpush(f"rq:queue:{queue}", job_id)
         pipeline.publish(wire.Keys.bell(queue), job_id)
@@ -104,14 +102,21 @@ class Workers:
         queues: tuple[str, ...] = ("demo:high", "demo", "demo:low"),
         **environ: str,
     ) -> subprocess.Popen[bytes]:
+        return self._start("worker", worker, *options, *queues, **environ)
+
+    def start_pool(self, *options: str, **environ: str) -> subprocess.Popen[bytes]:
+        """`rq worker-pool`, with processes of its own."""
+        return self._start("worker-pool", "FakeWorker", *options, "demo:high", "demo", "demo:low", **environ)
+
+    def _start(self, kind: str, worker: str, *arguments: str, **environ: str) -> subprocess.Popen[bytes]:
         settings = {"SCOREPOOL_MODEL": "demo=fake", "SCOREPOOL_LEASE_S": "1", "PYTHONPATH": str(self.root)}
         command = [
             str(Path(sys.executable).parent / "rq"),
-            *("worker", "-w", f"tests.worker.fake.{worker}", "-u", self.redis_url),
+            *(kind, "-w", f"tests.worker.fake.{worker}", "-u", self.redis_url),
         ]
         with self.log_path.open("ab") as log:
             process = subprocess.Popen(
-                [*command, *options, *queues],
+                [*command, *arguments],
                 cwd=self.root,
                 env=os.environ | settings | environ,
                 stdout=log,

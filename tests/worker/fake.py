@@ -14,7 +14,7 @@ from redis import Redis
 
 from engine import Engine, Facts, Numeric, Sequence, Tokenizer
 from engine.errors import Fault
-from worker import BatchWorker, Job
+from worker import BatchWorker, Job, Queue
 
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
 
@@ -161,3 +161,11 @@ class FunctionsWorker(FakeWorker):
             "sleep": lambda job: time.sleep(job.args[0]),
         }
         self.callbacks |= {"note": note}
+
+
+class DyingParent(FunctionsWorker):
+    """Dies when it is about to put the dependents of an ended job on their queues."""
+
+    def open(self) -> None:
+        super().open()
+        Queue.enqueue_dependents = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]

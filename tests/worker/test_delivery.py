@@ -17,7 +17,6 @@ import worker.delivery
 from tests.worker.receiver import Receiver, raw_server, receiver
 from wire import Settings, SettingsError
 from worker.delivery import MAX_ANSWER_BYTES, Sender, retry_after_s, signers
-from worker.silence import MAX_TIMEOUTS, PAUSE_S, Silence
 
 OLD, NEW = ("whsec_" + base64.b64encode(bytes([fill]) * 24).decode() for fill in (1, 2))
 BODY = b'{"type":"job.finished"}'
@@ -136,31 +135,6 @@ def test_a_silent_receiver_is_left_when_the_time_is_over():
     assert attempt.error is not None
     assert attempt.error.startswith("ReadTimeout")
     assert attempt.elapsed_ms >= 300
-
-
-def test_a_silent_host_is_tried_seldom_so_that_its_deliveries_hold_up_no_others():
-    quick = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True, webhook_timeout_s=0.05))
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # never accepts
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        errors = [quick.send(url, "wh_1", BODY).error for _ in range(MAX_TIMEOUTS + 3)]
-    quick.close()
-    assert ["not tried" in str(error) for error in errors] == [False] * MAX_TIMEOUTS + [True] * 3
-
-
-def test_a_silent_host_is_asked_again_now_and_then_and_forgiven_when_it_answers():
-    now_s = 0.0
-    silence = Silence(clock=lambda: now_s)
-    for _ in range(MAX_TIMEOUTS):
-        assert not silence.is_silent("hooks.example")
-        silence.timed_out("hooks.example")
-    assert silence.is_silent("hooks.example")
-    assert not silence.is_silent("other.example")
-
-    now_s = PAUSE_S
-    assert not silence.is_silent("hooks.example")
-    assert silence.is_silent("hooks.example")  # one at a time asks
-    silence.heard("hooks.example")
-    assert not silence.is_silent("hooks.example")
 
 
 def test_an_endless_answer_is_cut_off_and_its_status_stands(sender: Sender):

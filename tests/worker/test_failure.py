@@ -6,7 +6,7 @@ from rq.timeouts import JobTimeoutException
 import wire
 from engine.errors import Numeric, Refused, TooLong
 from worker.failure import JobFailed, explain
-from worker.flight import Crashed, Stopped
+from worker.flight import Crashed, Expired, Stopped
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,8 @@ from worker.flight import Crashed, Stopped
         (Numeric("NaN"), "numeric"),
         (JobTimeoutException("late"), "timeout"),
         (Stopped(), "canceled"),
-        (Crashed("in flight at 5 deaths of its worker"), "crashed"),
+        (Crashed("its worker died 5 times"), "crashed"),
+        (Expired(), "expired"),
         (JobFailed(wire.Failure(code="internal", message="gone")), "internal"),
         (KeyError("prompt"), "internal"),
     ],

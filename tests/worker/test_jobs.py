@@ -7,6 +7,7 @@ import pytest
 from redis import Redis
 from rq import Callback, Repeat, Retry
 from rq.command import send_stop_job_command
+from rq.job import Dependency
 from rq.job import Job as StockJob
 from rq.serializers import JSONSerializer
 
@@ -41,6 +42,7 @@ def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(red
         "rq:finished:demo",
         f"scorepool:outcome:{job_id}",
         "scorepool:done",
+        "scorepool:outcomes",
     }
     assert status(redis, job_id) == "finished"
     assert redis.hget(f"rq:job:{job_id}", "meta") is None
@@ -135,6 +137,19 @@ def test_the_timeout_of_one_job_among_thirty_ends_only_that_job(redis: Redis, wo
     assert sorted(done(redis)) == sorted([slow, *others])
 
 
+def test_a_job_is_not_run_after_its_expires_at_nor_beyond_it(redis: Redis, workers: Workers):
+    late = submit(redis, generate(), webhook=True, fields={"expires_at": repr(time.time() - 0.01)})
+    running = submit(redis, generate(max_tokens=100_000), fields={"expires_at": repr(time.time() + 4)})
+    in_time = submit(redis, generate(), fields={"expires_at": repr(time.time() + 60)})
+
+    workers.start("--burst").wait(timeout=30)
+
+    assert failure(redis, late).code == failure(redis, running).code == "expired"
+    assert status(redis, late) == "failed"
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{late}".encode()]
+    assert isinstance(outcome(redis, in_time), wire.Result)
+
+
 def test_a_stop_command_cancels_one_running_job(redis: Redis, workers: Workers):
     long, other = submit(redis, generate(max_tokens=100_000)), submit(redis, generate(max_tokens=200))
     workers.start("--burst")
@@ -196,6 +211,38 @@ def test_a_failed_job_that_is_requeued_by_hand_gets_a_new_outcome(redis: Redis, 
 
     until(lambda: isinstance(outcome(redis, job_id), wire.Result))
     assert done(redis) == [job_id, job_id]
+
+
+def test_a_requeued_job_keeps_its_request_and_tells_of_its_new_end_as_of_another(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate("NAN"), webhook=True)
+    workers.start("--burst").wait(timeout=20)
+    redis.set(wire.Keys.request(job_id), wire.encode(generate(max_tokens=100_000)), ex=60)
+    workers.rq("requeue", "--queue", "demo", job_id)
+    workers.start()
+    until(lambda: redis.zcard("rq:wip:demo"))
+
+    assert redis.ttl(wire.Keys.request(job_id)) == -1
+    send_stop_job_command(redis, job_id, serializer=JSONSerializer)
+    until(lambda: outcome(redis, job_id))
+    first = wire.Keys.delivery(job_id)
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [first.encode(), f"{first}-2".encode()]
+    events = [redis.hget(f"rq:job:{id_}", "event") for id_ in (first, f"{first}-2")]
+    assert events == [b"job.failed", b"job.canceled"]
+
+
+def test_jobs_that_end_at_once_each_release_their_own_dependents(redis: Redis, workers: Workers):
+    queue = Queue("demo", connection=redis)
+    parents = [queue.enqueue("add", n) for n in range(6)]
+    dependents = [queue.enqueue("add", 1, depends_on=parent) for parent in parents]
+    both = queue.enqueue("add", 1, depends_on=parents[:2])
+    broken = queue.enqueue("add", "a")
+    never = queue.enqueue("add", 1, depends_on=broken)
+    anyway = queue.enqueue("add", 1, depends_on=Dependency(jobs=[broken], allow_failure=True))
+
+    workers.start("--burst", worker="FunctionsWorker").wait(timeout=20)
+
+    assert [job.get_status() for job in (*dependents, both, anyway)] == ["finished"] * 8
+    assert never.get_status() == "deferred"  # as RQ leaves it: what it waits for has failed
 
 
 def test_the_bell_wakes_an_idle_worker_at_once(redis: Redis, workers: Workers):

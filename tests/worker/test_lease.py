@@ -6,7 +6,7 @@ from redis import Redis
 import wire
 from tests.worker.conftest import generate, status, submit
 from worker import Queue
-from worker.lease import Leases, Row, company
+from worker.lease import Leases, Row
 
 
 @pytest.fixture
@@ -35,22 +35,51 @@ def test_a_claim_brings_the_requests_in_the_order_of_the_queue(redis: Redis, que
 
 
 @pytest.mark.parametrize(
-    ("crashes", "others", "taken"), [(0, 20, 12), (1, 0, 8), (1, 7, 1), (1, 8, 0), (2, 0, 1), (2, 1, 0)]
+    ("company", "others", "taken"),
+    [(None, 20, 12), (8, 0, 8), (8, 7, 1), (8, 8, 0), (1, 0, 1), (1, 1, 0), (0, 0, 1)],
 )
-def test_jobs_that_were_there_at_deaths_get_little_company(
-    redis: Redis, queue: Queue, crashes: int, others: int, taken: int
+def test_suspects_get_no_more_company_than_they_may_have(
+    redis: Redis, queue: Queue, company: int | None, others: int, taken: int
 ):
     for _ in range(12):
-        submit(redis, generate(), fields={"crashes": crashes})
+        submit(redis, generate(), fields={} if company is None else {"company": company})
 
     assert len(claim(redis, queue, in_flight=others)) == taken
 
 
-def test_nobody_joins_a_suspect_in_flight():
-    assert company([0, 0], 32) == 32
-    assert company([0, 1], 32) == 8
-    assert company([1, 2], 32) == 1
-    assert company([1], 4) == 4
+def die(redis: Redis, rows: list[Row]) -> None:
+    """As the expiry of a dead worker's leases, and the next worker's look at them."""
+    for row in rows:
+        redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")
+
+
+def test_each_shared_death_halves_the_company_and_only_deaths_alone_count(redis: Redis, queue: Queue):
+    ids = [submit(redis, generate()) for _ in range(9)]
+    seen = []
+    while True:
+        rows = claim(redis, queue)
+        die(redis, rows)
+        _, to_end = leases(redis, "other").reclaim([queue], crash_limit=2)
+        if to_end:
+            break
+        first = redis.hmget(f"rq:job:{rows[0].job_id}", "company", "crashes")
+        seen.append((len(rows), *first))
+
+    assert seen == [(9, b"4", None), (4, b"2", None), (2, b"1", None), (1, b"1", b"1")]
+    assert [row.fields[b"crashes"] for row in to_end] == [b"2"]
+    assert sorted(i.decode() for i in redis.lrange(queue.key, 0, -1)) == sorted(set(ids) - {to_end[0].job_id})
+
+
+def test_leases_of_one_death_that_end_one_by_one_count_each_other(redis: Redis, queue: Queue):
+    first, second = [submit(redis, generate()) for _ in range(2)]
+    rows = claim(redis, queue)
+
+    for row in rows:
+        die(redis, [row])
+        leases(redis, "other").reclaim([queue], crash_limit=1)
+
+    assert redis.hmget(f"rq:job:{first}", "company", "crashes") == [b"1", None]
+    assert redis.hmget(f"rq:job:{second}", "company", "crashes") == [b"1", None]
 
 
 def test_a_claim_is_bounded_in_bytes(redis: Redis, queue: Queue):
@@ -69,7 +98,7 @@ def test_a_lease_that_is_over_goes_back_to_the_front_and_is_lost_to_its_holder(r
 
     assert (num_back, to_end) == (1, [])
     assert [i.decode() for i in redis.lrange(queue.key, 0, -1)] == [first, second]
-    assert redis.hmget(f"rq:job:{first}", "crashes", "retries_left") == [b"1", b"3"]
+    assert redis.hmget(f"rq:job:{first}", "company", "retries_left") == [b"1", b"3"]
 
 
 def test_a_live_lease_is_left_alone(redis: Redis, queue: Queue):

@@ -1,6 +1,7 @@
 """The worker is RQ's worker to whoever runs it: options, `rq info`, scheduler, queues' order, presence."""
 
 import signal
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -121,6 +122,19 @@ def test_the_scheduler_runs_in_the_workers_own_process(redis: Redis, workers: Wo
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(timeout=20) == 0
     assert redis.get("rq:scheduler-lock:demo") is None
+
+
+def test_a_retry_is_not_late_when_another_schedulers_process_was_killed(redis: Redis, workers: Workers):
+    killed = workers.start("--with-scheduler", worker="FunctionsWorker")
+    until(lambda: redis.get("rq:scheduler-lock:demo"))
+    killed.kill()
+    killed.wait()
+    assert redis.ttl("rq:scheduler-lock:demo") > 30
+    job = Queue("demo", connection=redis).enqueue_in(timedelta(seconds=1), "add", 1)
+
+    workers.start("--with-scheduler", worker="FunctionsWorker")
+
+    until(lambda: job.get_status() == "finished")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Deliveries as jobs: what is told, when it is tried again, and when it ends. Real Redis, real receivers."""
 
 import base64
+import dataclasses
 import json
 import os
 import signal
@@ -10,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 from rq.job import JobStatus, Retry
 from rq.results import Result
@@ -22,10 +25,12 @@ from standardwebhooks import Webhook
 import wire
 from client.stack import rq, webhook_command
 from tests.worker.receiver import Receiver, raw_server, receiver
+from worker.flight import Pending
 from worker.job import Job
-from worker.webhook import JITTER, SCHEDULE_S, Again, Deliver, Undeliverable, payload, wait_s
+from worker.notice import Notice
+from worker.webhook import GIVE_UP_S, JITTER, SCHEDULE_S, Again, Deliver, Undeliverable, wait_s
 
-SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
+SECRET, OWN_SECRET = ("whsec_" + base64.b64encode(fill * 32).decode() for fill in (b"s", b"o"))
 SETTINGS = wire.Settings(
     webhook_secret=SECRET, webhook_allow_private=True, public_url="https://pool.example/", webhook_timeout_s=10
 )
@@ -46,34 +51,41 @@ def deliver(redis: Redis) -> Iterator[Deliver]:
     deliver.close()
 
 
-def end_job(redis: Redis, url: str, job_id: str = ID, status: str = "finished") -> None:
-    """A job that has ended, as its worker leaves it."""
-    redis.hset(f"rq:job:{job_id}", mapping={"status": status, "model": "demo", "ended_at": ENDED_AT, "webhook": url})
+def announce(redis: Redis, job_id: str, status: str = "finished") -> None:
+    """As the scripts do that end a job."""
+    redis.hset(f"rq:job:{job_id}", mapping={"status": status, "model": "demo", "ended_at": ENDED_AT, "owner": "alice"})
+    redis.eval(f"{wire.OUTBOX}\nannounce(ARGV[1], ARGV[2], 600)", 0, job_id, utcformat(now()))
 
 
-def delivery(redis: Redis, job_id: str = ID) -> Job:
-    """Its delivery job, as the API makes it: the hash that is there from the submission on."""
-    return Job.create(
-        wire.DELIVER,
-        args=[],
-        kwargs={"job_id": job_id},
-        id=wire.Keys.delivery(job_id),
-        connection=redis,
-        serializer=JSONSerializer,
-        origin=wire.WEBHOOKS,
-        status=JobStatus.DEFERRED,
-        description="webhook",
-        timeout=120,
-        retry=Retry(max=9, interval=[60]),
-        result_ttl=600,
-        failure_ttl=600,
+def delivery(redis: Redis, url: str, job_id: str = ID, status: str = "finished") -> Job:
+    """That of a job with a webhook that has just ended, before it is claimed."""
+    redis.hset(f"rq:job:{job_id}", "webhook", url)
+    announce(redis, job_id, status)
+    return fetch(redis, wire.Keys.delivery(job_id))
+
+
+def fetch(redis: Redis, delivery_id: str) -> Job:
+    return Job.fetch(delivery_id, connection=redis, serializer=JSONSerializer)
+
+
+def subscribe(redis: Redis, url: str, owner: str = "alice", **changes: Any) -> wire.Subscriber:
+    """An endpoint as the API registers it."""
+    endpoint = wire.WebhookEndpoint(
+        id="e" * 16, url=url, events=list(wire.ALL_EVENTS), description="", created_at=1.0, **changes
     )
+    subscriber = wire.Subscriber(endpoint=endpoint, secrets=[wire.SigningSecret(secret=OWN_SECRET)])
+    redis.hset(wire.Keys.endpoints(owner), endpoint.id, wire.encode_json(subscriber))
+    return subscriber
 
 
 def run(deliver: Deliver, job: Job) -> object:
-    """What the worker gets from one attempt."""
-    pending = deliver(job)
-    return pending.finish(pending.future.result(timeout=20))
+    """What the worker gets from one attempt; what it is to remember is written, as the worker does."""
+    try:
+        answer = deliver(job)
+        return answer.finish(answer.future.result(timeout=20)) if isinstance(answer, Pending) else answer
+    finally:
+        job.connection.hset(job.key, mapping={"retries_left": job.retries_left or 0, **job.notes})
+        job.refresh()
 
 
 @pytest.mark.parametrize(
@@ -83,8 +95,7 @@ def run(deliver: Deliver, job: Job) -> object:
 def test_the_payload_says_how_the_job_ended_and_where_its_result_is(
     redis: Redis, deliver: Deliver, hook: Receiver, rq_status: str, status: str
 ):
-    end_job(redis, hook.url, status=rq_status)
-    report = run(deliver, delivery(redis))
+    report = run(deliver, delivery(redis, hook.url, status=rq_status))
 
     assert isinstance(report, dict)
     assert report["delivered"]
@@ -98,8 +109,8 @@ def test_the_payload_says_how_the_job_ended_and_where_its_result_is(
 
 def test_every_attempt_sends_the_same_bytes_under_the_same_id(redis: Redis, deliver: Deliver, hook: Receiver):
     hook.answers = [(500, {}), (204, {})]
-    end_job(redis, hook.url)
-    job = delivery(redis)
+    job = delivery(redis, hook.url)
+    redis.delete(f"rq:job:{ID}")  # its time may be over long before the schedule is
     assert isinstance(run(deliver, job), Again)
     assert not isinstance(run(deliver, job), Again)
 
@@ -110,25 +121,23 @@ def test_every_attempt_sends_the_same_bytes_under_the_same_id(redis: Redis, deli
     assert "." not in ids.pop()
 
 
-def test_the_payload_stays_far_below_20_kilobytes():
-    model = "m" * 128
-    assert len(payload(ID, "canceled", model, ENDED_AT, "https://pool.example/" + "p" * 2048)) < 20_000
+def test_the_payload_stays_far_below_20_kilobytes(redis: Redis, hook: Receiver):
+    notice = dataclasses.replace(Notice.of(delivery(redis, hook.url)), model="m" * 128)
+    assert len(notice.body(wire.Settings(public_url="https://pool.example/" + "p" * 2048))) < 20_000
 
 
 def test_a_failed_attempt_is_tried_again_by_the_schedule_with_jitter(redis: Redis, deliver: Deliver, hook: Receiver):
     hook.answers = [(500, {})]
-    end_job(redis, hook.url)
-    job = delivery(redis)
+    job = delivery(redis, hook.url)
     for number, scheduled_s in enumerate(SCHEDULE_S):
-        job.number_of_retries = number or None  # as RQ counts
         again = run(deliver, job)
         assert isinstance(again, Again)
         assert scheduled_s <= Retry.get_interval(number, again.intervals) <= scheduled_s * (1 + JITTER)
-        assert again.max > number
-    job.number_of_retries = len(SCHEDULE_S)
+        assert again.max > 100 * number
     with pytest.raises(Undeliverable, match=r"given up after 10 attempts: .*HTTP 500"):
         run(deliver, job)
     assert not job.should_retry
+    assert [attempt.status for attempt in Notice.of(job).attempts] == [500] * 10
 
 
 def test_the_waits_differ_so_that_receivers_are_not_met_by_all_at_once():
@@ -146,54 +155,171 @@ def test_retry_after_makes_the_wait_longer_and_never_shorter(number: int, asked_
 @pytest.mark.parametrize("status", [429, 503, 500, 302])
 def test_retry_after_is_honoured_with_any_failure(redis: Redis, deliver: Deliver, hook: Receiver, status: int):
     hook.answers = [(status, {"Retry-After": "4000"})]
-    end_job(redis, hook.url)
-    again = run(deliver, delivery(redis))
+    again = run(deliver, delivery(redis, hook.url))
     assert isinstance(again, Again)
     assert again.intervals == [4000]
 
 
 def test_gone_ends_the_delivery_for_good(redis: Redis, deliver: Deliver, hook: Receiver):
     hook.answers = [(410, {})]
-    end_job(redis, hook.url)
-    job = delivery(redis)
+    job = delivery(redis, hook.url)
     with pytest.raises(Undeliverable, match=r"not to be tried again: .*HTTP 410"):
         run(deliver, job)
     assert not job.should_retry
 
 
 def test_a_url_that_may_not_be_a_webhook_is_not_tried_again(redis: Redis, deliver: Deliver):
-    end_job(redis, "http://user:hush@127.0.0.1/")
-    job = delivery(redis)
+    job = delivery(redis, "http://user:hush@127.0.0.1/")
     with pytest.raises(Undeliverable, match="user name or password") as refusal:
         run(deliver, job)
     assert "hush" not in str(refusal.value)
     assert not job.should_retry
 
 
-@pytest.mark.parametrize("state", ["deleted", "queued again"])
-def test_a_delivery_without_an_ended_job_ends_quietly(redis: Redis, deliver: Deliver, hook: Receiver, state: str):
-    if state == "queued again":
-        end_job(redis, hook.url, status="queued")
-    report = run(deliver, delivery(redis))
-    assert isinstance(report, dict)
-    assert not isinstance(report, Again)
-    assert report["delivered"] is False
-    assert hook.received == []
+def test_a_job_that_is_run_again_and_ends_again_is_another_event(redis: Redis, deliver: Deliver, hook: Receiver):
+    first = delivery(redis, hook.url, status="failed")
+    announce(redis, ID, "finished")
+    second = fetch(redis, f"wh_{ID}-2")
+    for job in (first, second):
+        run(deliver, job)
+    sent = [(received.headers["webhook-id"], json.loads(received.body)["type"]) for received in hook.received]
+    assert sent == [(f"wh_{ID}", "job.failed"), (f"wh_{ID}-2", "job.finished")]
 
 
 def test_a_slow_receiver_does_not_hold_up_the_others(redis: Redis, deliver: Deliver, hook: Receiver):
     served = threading.Event()
-    slow_id = "f" * 32
-    end_job(redis, hook.url)
     with raw_server(lambda _connection: served.wait(20) and None) as port:
-        end_job(redis, f"http://127.0.0.1:{port}/", job_id=slow_id)
-        slow = deliver(delivery(redis, slow_id))
-        for _ in range(3):
-            run(deliver, delivery(redis))
+        slow = deliver(delivery(redis, f"http://127.0.0.1:{port}/", job_id="f" * 32))
+        assert isinstance(slow, Pending)
+        for number in range(3):
+            run(deliver, delivery(redis, hook.url, job_id=str(number) * 32))
         assert not slow.future.done()
         served.set()
         assert slow.future.result(timeout=20).status is None
     assert len(hook.received) == 3
+
+
+def test_what_is_put_off_was_not_tried_and_is_given_up_after_days(redis: Redis, hook: Receiver):
+    deliver = Deliver(replace(SETTINGS, webhook_max_in_flight=1), redis)
+    job = delivery(redis, hook.url)
+    assert deliver._lanes.enter("alice", f"127.0.0.1:{hook.port}") == 0.0
+    again = run(deliver, job)
+    assert isinstance(again, Again)
+    assert again["put_off_s"] >= 1
+    assert Notice.of(job).tries == 0
+    assert hook.received == []
+
+    redis.hset(job.key, "since", time.time() - GIVE_UP_S - 1)
+    job.refresh()
+    with pytest.raises(Undeliverable, match="not answered for days"):
+        run(deliver, job)
+    assert b"not answered for days" in redis.hget(job.key, "reason")
+    deliver.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"event": "dance"}, {"since": "soon"}, {"attempts": "[1]"}, {"attempts": b"\x80\x04"}, {"owner": b"\xff"}],
+)
+def test_a_record_that_cannot_be_read_fails_and_crashes_nothing(
+    redis: Redis, deliver: Deliver, hook: Receiver, fields: dict[str, str | bytes]
+):
+    job = delivery(redis, hook.url)
+    redis.hset(job.key, mapping=fields)
+    job.refresh()
+    with pytest.raises(Undeliverable, match="cannot be read"):
+        run(deliver, job)
+    assert hook.received == []
+
+
+# To endpoints that an owner registered.
+
+
+def test_every_endpoint_that_wants_the_event_is_told_beside_the_jobs_own_webhook(
+    redis: Redis, deliver: Deliver, hook: Receiver
+):
+    subscriber = subscribe(redis, hook.url)
+    for number, changes in enumerate([{"events": ["job.failed"]}, {"disabled_at": 1.0}]):
+        other = replace(subscriber.endpoint, id=str(number) * 16, **changes)
+        redis.hset(wire.Keys.endpoints("alice"), other.id, wire.encode_json(replace(subscriber, endpoint=other)))
+    subscribe(redis, hook.url, owner="bob")
+    run(deliver, delivery(redis, hook.url))
+    run(deliver, fetch(redis, f"wh_{ID}_{'e' * 16}"))
+
+    own, endpoint = hook.received
+    assert own.body == endpoint.body
+    Webhook(SECRET).verify(own.body, dict(own.headers))
+    Webhook(OWN_SECRET).verify(endpoint.body, dict(endpoint.headers))
+    assert own.headers["webhook-id"] != endpoint.headers["webhook-id"]
+    assert redis.llen("rq:queue:webhooks") == 2
+    assert redis.zcard(wire.Keys.deliveries("alice")) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "7", "{}", '{"endpoint": 5}', '{"endpoint": {"id": [], "events": ["job.finished"]}}']
+)
+def test_an_endpoint_that_cannot_be_read_keeps_no_job_from_ending(redis: Redis, hook: Receiver, text: str):
+    redis.hset(wire.Keys.endpoints("alice"), "x", text)
+    subscribe(redis, hook.url)
+    announce(redis, ID)
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{ID}_{'e' * 16}".encode()]
+
+
+def test_while_a_secret_is_rotated_both_sign_and_then_the_new_one_alone(redis: Redis, hook: Receiver):
+    subscriber = subscribe(redis, hook.url)
+    new = "whsec_" + base64.b64encode(b"n" * 32).decode()
+    for expires_at, signs in [(time.time() + 60, True), (time.time() - 60, False)]:
+        old = wire.SigningSecret(secret=OWN_SECRET, expires_at=expires_at)
+        rotated = replace(subscriber, secrets=[wire.SigningSecret(secret=new), old])
+        redis.hset(wire.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(rotated))
+        announce(redis, ID)
+        deliver = Deliver(SETTINGS, redis)
+        [*_, id_] = redis.lrange("rq:queue:webhooks", 0, -1)
+        run(deliver, fetch(redis, id_.decode()))
+        deliver.close()
+        received = hook.received[-1]
+        Webhook(new).verify(received.body, dict(received.headers))
+        assert len(received.headers["webhook-signature"].split()) == 1 + signs
+        if signs:
+            Webhook(OWN_SECRET).verify(received.body, dict(received.headers))
+
+
+def test_gone_disables_the_endpoint_until_its_owner_enables_it(redis: Redis, hook: Receiver):
+    hook.answers = [(410, {})]
+    subscriber = subscribe(redis, hook.url)
+    deliver = Deliver(SETTINGS, redis)
+    announce(redis, ID)
+    job = fetch(redis, f"wh_{ID}_{'e' * 16}")
+    with pytest.raises(Undeliverable, match="HTTP 410"):
+        run(deliver, job)
+    deliver.close()
+
+    stored = wire.parse(redis.hget(wire.Keys.endpoints("alice"), subscriber.endpoint.id), wire.Subscriber)
+    assert stored.endpoint.disabled_at == pytest.approx(time.time(), abs=60)
+    assert "410" in str(stored.endpoint.disabled_reason)
+    assert stored.secrets == subscriber.secrets
+    announce(redis, "f" * 32)
+    assert redis.llen("rq:queue:webhooks") == 1  # told nothing from now on
+
+    deliver = Deliver(SETTINGS, redis)
+    with pytest.raises(Undeliverable, match="disabled: the receiver answered HTTP 410"):
+        run(deliver, job)
+    redis.hset(wire.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(stored.enabled()))
+    deliver.close()
+    deliver = Deliver(SETTINGS, redis)
+    hook.answers = [(204, {})]
+    run(deliver, job)
+    deliver.close()
+    assert len(hook.received) == 2
+
+
+def test_a_delivery_to_an_endpoint_that_was_deleted_fails(redis: Redis, deliver: Deliver, hook: Receiver):
+    subscriber = subscribe(redis, hook.url)
+    announce(redis, ID)
+    redis.hdel(wire.Keys.endpoints("alice"), subscriber.endpoint.id)
+    with pytest.raises(Undeliverable, match="its endpoint was deleted"):
+        run(deliver, fetch(redis, f"wh_{ID}_{'e' * 16}"))
+    assert hook.received == []
 
 
 # Through `rq worker`.
@@ -222,15 +348,6 @@ def webhook_worker(redis_url: str, root: Path, **settings: str) -> Iterator[subp
             print(process.communicate(timeout=30)[0])
 
 
-def release(redis: Redis, job: Job) -> None:
-    """As the script does that ends the job."""
-    job.save()
-    redis.hset(job.key, mapping={"status": "queued", "enqueued_at": utcformat(now())})
-    redis.sadd("rq:queues", f"rq:queue:{wire.WEBHOOKS}")
-    redis.rpush(f"rq:queue:{wire.WEBHOOKS}", job.id)
-    redis.publish(wire.Keys.bell(wire.WEBHOOKS), job.id)
-
-
 def wait_until(is_so: Callable[[], object], timeout_s: float = 30) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
@@ -247,10 +364,8 @@ def test_rq_records_every_attempt_and_its_scheduler_brings_the_delivery_back(
     redis: Redis, redis_url: str, root: Path, hook: Receiver
 ):
     hook.answers = [(503, {}), (204, {})]
-    end_job(redis, hook.url)
-    job = delivery(redis)
+    job = delivery(redis, hook.url)
     with webhook_worker(redis_url, root):
-        release(redis, job)
         wait_until(lambda: job.get_status() == JobStatus.SCHEDULED)
         assert redis.zcard(f"rq:scheduled:{wire.WEBHOOKS}") == 1
         wait_until(lambda: job.get_status() == JobStatus.FINISHED)
@@ -263,8 +378,7 @@ def test_rq_records_every_attempt_and_its_scheduler_brings_the_delivery_back(
 
 
 def test_a_delivery_survives_the_death_of_its_worker(redis: Redis, redis_url: str, root: Path, hook: Receiver):
-    end_job(redis, hook.url)
-    job = delivery(redis)
+    job = delivery(redis, hook.url)
     killed = False
 
     def die(connection: object) -> None:
@@ -274,11 +388,10 @@ def test_a_delivery_survives_the_death_of_its_worker(redis: Redis, redis_url: st
         killed = True
 
     with raw_server(die) as port:
-        redis.hset(f"rq:job:{ID}", "webhook", f"http://127.0.0.1:{port}/")
+        redis.hset(job.key, "url", f"http://127.0.0.1:{port}/")
         with webhook_worker(redis_url, root) as process:
-            release(redis, job)
             wait_until(lambda: killed)
-    redis.hset(f"rq:job:{ID}", "webhook", hook.url)
+    redis.hset(job.key, "url", hook.url)
     with webhook_worker(redis_url, root):
         wait_until(lambda: hook.received)
         wait_until(lambda: job.get_status() == JobStatus.FINISHED)
@@ -289,10 +402,8 @@ def test_a_delivery_that_is_given_up_is_a_failed_job_that_says_why_and_can_be_re
     redis: Redis, redis_url: str, root: Path, hook: Receiver
 ):
     hook.answers = [(410, {})]
-    end_job(redis, hook.url)
-    job = delivery(redis)
+    job = delivery(redis, hook.url)
     with webhook_worker(redis_url, root):
-        release(redis, job)
         wait_until(lambda: job.get_status() == JobStatus.FAILED)
     assert redis.zcard(f"rq:failed:{wire.WEBHOOKS}") == 1
     [result] = Result.all(job, serializer=JSONSerializer)
@@ -317,8 +428,7 @@ def test_a_worker_with_a_bad_secret_does_not_start_and_says_why(redis_url: str, 
 
 
 def test_deaths_of_its_worker_only_put_a_delivery_off(redis: Redis, redis_url: str, root: Path):
-    job = delivery(redis)
-    release(redis, job)
+    job = delivery(redis, "http://127.0.0.1:1/")
     redis.hset(job.key, "crashes", 5)
     with webhook_worker(redis_url, root):
         wait_until(lambda: job.get_status() == JobStatus.SCHEDULED)

@@ -13,13 +13,6 @@ if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
 local rows, num_bytes = {}, 0
 local max_bytes = 64 * 1024 * 1024  -- of requests in one reply; the next claim takes what is left
 
--- How many jobs may be in flight beside one that was in flight at so many deaths of its worker.
-local function company(crashes)
-  if crashes == 0 then return limit end
-  if crashes == 1 then return math.min(limit, 8) end
-  return 1
-end
-
 -- The id at the head of the queue whose job still exists; ids of jobs that expired or were deleted are dropped.
 local function head(queue)
   while true do
@@ -35,8 +28,8 @@ local function take(index)
   local queue, wip = KEYS[2 * index - 1], KEYS[2 * index]
   local id = head(queue)
   if not id then return 'empty' end
-  local crashes = tonumber(redis.call('HGET', 'rq:job:' .. id, 'crashes') or '0') or 0
-  local allowed = company(crashes)
+  local company = tonumber(redis.call('HGET', 'rq:job:' .. id, 'company') or '')  -- see reclaim.lua
+  local allowed = math.min(limit, math.max(1, company or limit))
   if in_flight + 1 > allowed then return 'alone' end
   limit = allowed
   in_flight = in_flight + 1

@@ -18,5 +18,6 @@ local function lease(index, id, execution, wip, worker, lease_ms, now, iso, grac
   redis.call('ZADD', wip, now + grace_s, member)
   redis.call('HSET', job, 'status', 'started', 'started_at', iso, 'last_heartbeat', iso, 'worker_name', worker)
   redis.call('PERSIST', job)
+  redis.call('PERSIST', 'scorepool:request:' .. id)  -- it expires where a failed job was queued again by hand
   return {index, id, execution, redis.call('HGETALL', job), redis.call('GET', 'scorepool:request:' .. id)}
 end

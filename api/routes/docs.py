@@ -1,0 +1,43 @@
+"""/docs: the OpenAPI document as one page that loads nothing, neither from here nor from a public server."""
+
+import json
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+router = APIRouter(include_in_schema=False)
+
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
+code,pre,summary{{font-family:ui-monospace,monospace}}pre{{overflow:auto;background:#8881;padding:1rem}}
+@media(prefers-color-scheme:dark){{body{{background:#111;color:#ddd}}a{{color:#9cf}}}}</style>
+<h1>{title}</h1><p>{summary} The same as JSON, for tools: <a href="openapi.json">openapi.json</a>.</p>
+<h2>Routes</h2>{routes}<h2>Messages</h2>{schemas}</html>"""
+
+
+@router.get("/docs")
+async def docs(request: Request) -> HTMLResponse:
+    headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    return HTMLResponse(page(request.app.openapi()), headers=headers)
+
+
+def page(document: dict[str, Any]) -> str:
+    routes = [
+        _folded(f"{method.upper()} {path}", operation, operation.get("description", operation.get("summary", "")))
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    messages = document["components"]["schemas"]
+    schemas = [_folded(name, schema, schema.get("description", "")) for name, schema in messages.items()]
+    title, summary = document["info"]["title"], document["info"]["summary"]
+    return _PAGE.format(
+        title=escape(title), summary=escape(summary), routes="\n".join(routes), schemas="\n".join(schemas)
+    )
+
+
+def _folded(name: str, content: Any, text: str) -> str:
+    body = escape(json.dumps(content, indent=1, ensure_ascii=False))
+    return f"<details><summary>{escape(name)}</summary><p>{escape(text)}</p><pre>{body}</pre></details>"

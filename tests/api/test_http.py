@@ -1,0 +1,39 @@
+"""What every route does alike."""
+
+import re
+
+import pytest
+
+from tests.api.conftest import Serving, score
+from tests.api.fake_worker import FakeWorker
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_head_is_get_without_the_body(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        id_ = (await http.post("/v1/jobs", json=score())).json()["id"]
+        for path in (
+            f"/v1/jobs/{id_}",
+            "/v1/jobs",
+            "/v1/models",
+            "/v1/webhooks/endpoints",
+            "/healthz",
+            "/openapi.json",
+        ):
+            head, get = await http.head(path), await http.get(path)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers == get.headers
+        assert (await http.head(f"/v1/jobs/{'0' * 32}")).status_code == 404
+        assert (await http.head(f"/v1/jobs/{id_}/cancel")).status_code == 405
+
+
+async def test_the_documentation_loads_nothing_from_elsewhere(serving: Serving):
+    async with serving() as http:
+        page = await http.get("/docs")
+        document = (await http.get("/openapi.json")).json()
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"<(script|link|img|iframe)|\bsrc=|url\(|@import", page.text)
+    for path in document["paths"]:
+        assert path in page.text

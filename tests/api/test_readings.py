@@ -1,0 +1,76 @@
+"""What an operator sees at /metrics of the queue as a whole, and that its dashboard asks for nothing else."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from redis import Redis
+from rq.job import JobStatus
+from rq.utils import now, utcformat
+
+import wire
+from tests.api.conftest import Serving, score
+from tests.api.fake_worker import FakeWorker
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_metrics_tell_ages_outcomes_workers_and_deliveries(serving: Serving, worker: FakeWorker, redis: Redis):
+    redis.sadd("rq:workers:demo", "rq:worker:w1", "rq:worker:dead")
+    redis.hset("rq:worker:w1", "last_heartbeat", utcformat(now()))
+    redis.hset(wire.Keys.outcomes, mapping={"result": 7, "numeric": 2, "made-up": 5})
+    async with serving() as http:
+        hook = {"webhook": "https://hooks.example/"}
+        ids = [(await http.post("/v1/jobs", json=score(**hook))).json()["id"] for _ in range(3)]
+        worker.end(ids[0])
+        worker.end(ids[1], wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED)
+        worker.fail_delivery(wire.Keys.delivery(ids[1]))
+        redis.hset(f"rq:job:{ids[2]}", "enqueued_at", "2026-01-01T00:00:00.000000Z")
+        await http.post(f"/v1/jobs/{(await http.post('/v1/jobs', json=score())).json()['id']}/cancel")
+        text = (await http.get("/metrics")).text
+
+    assert 'scorepool_outcomes_total{code="result"} 7.0' in text
+    assert 'scorepool_outcomes_total{code="canceled"} 1.0' in text
+    assert 'scorepool_outcomes_total{code="timeout"} 0.0' in text
+    assert "made-up" not in text
+    assert 'scorepool_webhook_deliveries{state="queued"} 1.0' in text
+    assert 'scorepool_webhook_deliveries{state="failed"} 1.0' in text
+    assert 'scorepool_workers{model="demo"} 1.0' in text
+    assert 'scorepool_workers{model="webhooks"} 0.0' in text
+    [age] = re.findall(r'scorepool_queue_oldest_seconds{queue="demo"} (\S+)', text)
+    assert float(age) == pytest.approx(time.time() - 1767225600, abs=60)
+    [beat] = re.findall(r'scorepool_worker_heartbeat_age_seconds{model="demo"} (\S+)', text)
+    assert float(beat) < 60
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\bscorepool_\w+", expression))
+
+
+def expressions(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["expr"]] if isinstance(node.get("expr"), str) else []
+        return own + [text for value in node.values() for text in expressions(value)]
+    return [text for value in node for text in expressions(value)] if isinstance(node, list) else []
+
+
+@pytest.mark.parametrize("file", ["deploy/grafana.json", "deploy/alerts.yml"])
+async def test_dashboard_and_alerts_ask_only_for_metrics_that_exist(
+    serving: Serving, worker: FakeWorker, root: Path, file: str
+):
+    async with serving() as http:
+        await http.post("/v1/jobs", json=score())
+        text = (await http.get("/metrics")).text
+    exposed = set(re.findall(r"^# TYPE (scorepool_\w+)", text, re.MULTILINE))
+    series = exposed | {f"{name}_{part}" for name in exposed for part in ("bucket", "count", "sum")}
+    content = (root / file).read_text()
+    asked = expressions(json.loads(content) if file.endswith("json") else yaml.safe_load(content))
+    assert len(asked) >= 8
+    for expression in asked:
+        assert names_in(expression), expression
+        assert names_in(expression) <= series, expression
+        assert expression.count("(") == expression.count(")")

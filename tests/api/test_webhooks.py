@@ -1,0 +1,250 @@
+"""Endpoints and deliveries over HTTP: what their owner may see and do."""
+
+import time
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+from rq.job import JobStatus
+
+import wire
+from api.endpoints import MAX_ENDPOINTS
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
+from tests.api.fake_worker import FakeWorker
+
+pytestmark = pytest.mark.anyio
+URL = "https://hooks.example/in?token=hush"
+
+
+async def register(http: httpx.AsyncClient, **changes: Any) -> dict[str, Any]:
+    reply = await http.post("/v1/webhooks/endpoints", json={"url": URL} | changes)
+    assert reply.status_code == 201, reply.text
+    return reply.json()
+
+
+async def end_jobs(http: httpx.AsyncClient, worker: FakeWorker, count: int, **changes: Any) -> list[str]:
+    ids = [(await http.post("/v1/jobs", json=score(**changes))).json()["id"] for _ in range(count)]
+    for id_ in ids:
+        worker.end(id_)
+    return ids
+
+
+async def deliveries(http: httpx.AsyncClient, query: str = "") -> list[dict[str, Any]]:
+    reply = await http.get(f"/v1/webhooks/deliveries{query}")
+    assert reply.status_code == 200, reply.text
+    return reply.json()["deliveries"]
+
+
+async def test_an_endpoints_secret_is_shown_once_and_once_more_when_it_is_rotated(serving: Serving):
+    async with serving() as http:
+        registered = await register(http, events=["job.failed"], description="ops")
+        id_ = registered["endpoint"]["id"]
+        read = await http.get(f"/v1/webhooks/endpoints/{id_}")
+        listed = await http.get("/v1/webhooks/endpoints")
+        rotated = (await http.post(f"/v1/webhooks/endpoints/{id_}/secret")).json()
+
+    assert registered["secret"].startswith("whsec_")
+    assert read.json() == registered["endpoint"] == listed.json()["endpoints"][0]
+    assert (read.json()["url"], read.json()["events"], read.json()["disabled_at"]) == (URL, ["job.failed"], None)
+    assert "whsec_" not in read.text + listed.text
+    assert rotated["secret"] != registered["secret"]
+    assert rotated["previous_expires_at"] == pytest.approx(time.time() + 86_400, abs=60)
+
+
+async def test_rotation_keeps_the_old_secret_beside_the_new_one_for_a_day(serving: Serving, redis: Redis):
+    async with serving() as http:
+        registered = await register(http)
+        id_ = registered["endpoint"]["id"]
+        secrets = [registered["secret"]]
+        secrets += [(await http.post(f"/v1/webhooks/endpoints/{id_}/secret")).json()["secret"] for _ in range(2)]
+    subscriber = wire.parse(redis.hget(wire.Keys.endpoints("local"), id_), wire.Subscriber)
+
+    assert subscriber.current_secrets(time.time()) == [secrets[2], secrets[1]]
+    assert subscriber.current_secrets(time.time() + 90_000) == [secrets[2]]
+
+
+async def test_an_endpoint_is_changed_disabled_enabled_and_deleted(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        id_ = (await register(http))["endpoint"]["id"]
+        path = f"/v1/webhooks/endpoints/{id_}"
+        moved = (await http.patch(path, json={"url": "https://new.example/", "events": ["job.failed"]})).json()
+        await end_jobs(http, worker, 1)
+        assert redis.llen("rq:queue:webhooks") == 0
+        await http.patch(path, json={"events": ["job.finished"]})
+        disabled = (await http.patch(path, json={"disabled": True})).json()
+        again = (await http.patch(path, json={"disabled": True})).json()
+        await end_jobs(http, worker, 1)
+        assert redis.llen("rq:queue:webhooks") == 0
+        enabled = (await http.patch(path, json={"disabled": False})).json()
+        await end_jobs(http, worker, 1)
+        assert redis.llen("rq:queue:webhooks") == 1
+        assert (await http.delete(path)).status_code == 204
+        assert [(await http.request(method, path)).status_code for method in ("GET", "DELETE")] == [404, 404]
+        await end_jobs(http, worker, 1)
+        assert redis.llen("rq:queue:webhooks") == 1
+
+    assert (moved["url"], moved["events"]) == ("https://new.example/", ["job.failed"])
+    assert "its owner" in disabled["disabled_reason"]
+    assert again == disabled
+    assert (enabled["disabled_at"], enabled["disabled_reason"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "url"),
+        ({"url": "http://hooks.example/"}, "url"),
+        ({"url": "https://127.1/"}, "url"),
+        ({"url": "https://user:pass@hooks.example/"}, "url"),
+        ({"url": URL, "events": []}, "events"),
+        ({"url": URL, "events": ["job.eaten"]}, "events[0]"),
+        ({"url": URL, "secret": "mine"}, "secret"),
+    ],
+)
+async def test_a_bad_registration_is_refused_and_names_its_field(serving: Serving, body: Any, field: str, redis: Redis):
+    async with serving() as http:
+        reply = await http.post("/v1/webhooks/endpoints", json=body)
+        good = (await register(http))["endpoint"]["id"]
+        changed = await http.patch(f"/v1/webhooks/endpoints/{good}", json=body) if body else reply
+    assert (reply.status_code, reply.json()["error"]["field"]) == (400, field)
+    assert (changed.status_code, changed.json()["error"]["field"]) == (400, field)
+
+
+async def test_a_server_without_a_secret_registers_no_endpoint(serving: Serving):
+    async with serving(webhook_secret="") as http:
+        reply = await http.post("/v1/webhooks/endpoints", json={"url": URL})
+    assert reply.status_code == 400
+    assert "SCOREPOOL_WEBHOOK_SECRET" in reply.json()["error"]["message"]
+
+
+async def test_an_owner_has_so_many_endpoints_and_no_more(serving: Serving):
+    async with serving() as http:
+        for _ in range(MAX_ENDPOINTS):
+            await register(http)
+        reply = await http.post("/v1/webhooks/endpoints", json={"url": URL})
+    assert reply.status_code == 409
+
+
+async def test_deliveries_are_listed_newest_first_in_pages_and_by_state(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        endpoint_id = (await register(http))["endpoint"]["id"]
+        ids = await end_jobs(http, worker, 5, webhook=URL)
+        everything = await deliveries(http)
+        worker.fail_delivery(wire.Keys.delivery(ids[1]))
+        failed = await deliveries(http, "?state=failed")
+        pending = await deliveries(http, "?state=pending&limit=200")
+        to_endpoint = await deliveries(http, f"?endpoint_id={endpoint_id}")
+        paged, cursor = [], ""
+        while cursor is not None:
+            page = (await http.get(f"/v1/webhooks/deliveries?limit=3{cursor and '&cursor=' + cursor}")).json()
+            paged += page["deliveries"]
+            cursor = page["next_cursor"]
+
+    assert len(everything) == 10
+    assert [one["id"] for one in paged] == [one["id"] for one in everything]
+    assert [one["job_id"] for one in everything[::2]] == list(reversed(ids))
+    assert {one["url"] for one in everything} == {"https://hooks.example/in", None}
+    assert [(one["job_id"], one["state"], one["reason"]) for one in failed] == [(ids[1], "failed", "HTTP 410")]
+    assert len(pending) == 9
+    assert len(to_endpoint) == 5
+
+
+async def test_a_delivery_shows_its_attempts_and_when_the_next_is_due(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        [job_id] = await end_jobs(http, worker, 1, webhook=URL)
+        id_ = wire.Keys.delivery(job_id)
+        attempts = [wire.DeliveryAttempt(at=float(number), elapsed_ms=5, status=500) for number in range(3)]
+        redis.hset(f"rq:job:{id_}", mapping={"status": "scheduled", "attempts": wire.encode_json(attempts)})
+        redis.zadd("rq:scheduled:webhooks", {id_: 1234.0})
+        read = (await http.get(f"/v1/webhooks/deliveries/{id_}")).json()
+        [listed] = await deliveries(http)
+
+    assert (read["id"], read["state"], read["event"], read["job_id"]) == (id_, "pending", "job.finished", job_id)
+    assert [attempt["at"] for attempt in read["attempts"]] == [0.0, 1.0, 2.0]
+    assert [attempt["at"] for attempt in listed["attempts"]] == [2.0]
+    assert read["next_attempt_at"] == 1234.0
+
+
+async def test_a_delivery_can_be_read_and_replayed_after_its_job_is_forgotten(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        [job_id] = await end_jobs(http, worker, 1, webhook=URL)
+        redis.delete(f"rq:job:{job_id}", wire.Keys.outcome(job_id))
+        id_ = wire.Keys.delivery(job_id)
+        on_its_way = await http.post(f"/v1/webhooks/deliveries/{id_}/replay")
+        worker.fail_delivery(id_)
+        redis.expire(f"rq:job:{id_}", 100)
+        replayed = await http.post(f"/v1/webhooks/deliveries/{id_}/replay")
+
+    assert on_its_way.status_code == 409
+    assert (replayed.status_code, replayed.json()["state"], replayed.json()["reason"]) == (202, "pending", None)
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [id_.encode()]
+    assert redis.zcard("rq:failed:webhooks") == 0
+    assert redis.ttl(f"rq:job:{id_}") == -1
+    assert worker.job(id_).get_status() == JobStatus.QUEUED
+
+
+async def test_all_failed_since_a_time_are_replayed_and_no_others(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        ids = [wire.Keys.delivery(id_) for id_ in await end_jobs(http, worker, 230, webhook=URL)]
+        for id_ in ids[:-2]:
+            worker.fail_delivery(id_)
+        for id_ in ids[:5]:  # of old
+            redis.zadd(wire.Keys.deliveries("local"), {id_: 1000.0})
+        redis.delete("rq:queue:webhooks")
+        since = {"since": time.time() - 600}
+        elsewhere = await http.post("/v1/webhooks/deliveries/replay", json=since | {"endpoint_id": "other"})
+        replayed = await http.post("/v1/webhooks/deliveries/replay", json=since)
+        again = await http.post("/v1/webhooks/deliveries/replay", json=since)
+
+    assert (elsewhere.json(), replayed.json(), again.json()) == ({"replayed": 0}, {"replayed": 223}, {"replayed": 0})
+    assert {id_.decode() for id_ in redis.lrange("rq:queue:webhooks", 0, -1)} == set(ids[5:-2])
+
+
+async def test_a_test_event_is_a_delivery_of_its_own(serving: Serving, redis: Redis):
+    async with serving() as http:
+        endpoint_id = (await register(http))["endpoint"]["id"]
+        sent = await http.post("/v1/webhooks/test", json={"endpoint_id": endpoint_id})
+        listed = await deliveries(http)
+        absent = await http.post("/v1/webhooks/test", json={"endpoint_id": "none"})
+        await http.patch(f"/v1/webhooks/endpoints/{endpoint_id}", json={"disabled": True})
+        disabled = await http.post("/v1/webhooks/test", json={"endpoint_id": endpoint_id})
+
+    assert (sent.status_code, absent.status_code, disabled.status_code) == (202, 404, 409)
+    assert (sent.json()["event"], sent.json()["job_id"]) == ("webhook.test", None)
+    assert sent.headers["location"] == f"/v1/webhooks/deliveries/{sent.json()['id']}"
+    assert listed == [sent.json()]
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [sent.json()["id"].encode()]
+
+
+async def test_another_keys_endpoints_and_deliveries_are_not_there(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving(api_keys=KEYS) as http:
+        http.headers = bearer(ALICE)
+        endpoint_id = (await register(http))["endpoint"]["id"]
+        [job_id] = await end_jobs(http, worker, 1, webhook=URL)
+        id_ = wire.Keys.delivery(job_id)
+        worker.fail_delivery(id_)
+        http.headers = bearer(BOB)
+        statuses = [
+            (await http.request(method, f"/v1/webhooks{path}", json=body)).status_code
+            for method, path, body in [
+                ("GET", f"/endpoints/{endpoint_id}", None),
+                ("PATCH", f"/endpoints/{endpoint_id}", {"disabled": True}),
+                ("DELETE", f"/endpoints/{endpoint_id}", None),
+                ("POST", f"/endpoints/{endpoint_id}/secret", None),
+                ("POST", "/test", {"endpoint_id": endpoint_id}),
+                ("GET", f"/deliveries/{id_}", None),
+                ("POST", f"/deliveries/{id_}/replay", None),
+            ]
+        ]
+        listed = (await http.get("/v1/webhooks/endpoints")).json()["endpoints"], await deliveries(http)
+        replayed = (await http.post("/v1/webhooks/deliveries/replay", json={"since": 0})).json()
+
+    assert statuses == [404] * 7
+    assert listed == ([], [])
+    assert replayed == {"replayed": 0}
+    assert redis.zcard("rq:failed:webhooks") == 1

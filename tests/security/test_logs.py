@@ -1,0 +1,80 @@
+"""What real processes write at INFO holds no prompt, no completion, no key, no secret and no query of a URL."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from redis import Redis
+
+from client.stack import webhook_command
+from tests.api.conftest import ALICE, KEYS, SECRET, bearer, score
+from tests.api.test_process import eventually, free_port, is_ready
+from tests.worker.conftest import Workers, outcome
+from tests.worker.receiver import receiver
+
+PROMPT, COMPLETION, CHAT = "what-the-prompt-says", "what-the-completion-says", "what-the-chat-says"
+
+
+@pytest.fixture
+def environ(redis_url: str, root: Path) -> dict[str, str]:
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("SCOREPOOL_", "RQ_"))},
+        "PYTHONPATH": str(root),
+        "SCOREPOOL_REDIS_URL": redis_url,
+        "RQ_REDIS_URL": redis_url,
+        "SCOREPOOL_PORT": str(free_port()),
+        "SCOREPOOL_API_KEYS": KEYS,
+        "SCOREPOOL_WEBHOOK_SECRET": SECRET,
+        "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "true",
+    }
+
+
+@pytest.fixture
+def log(root: Path, environ: dict[str, str], tmp_path: Path) -> Iterator[Path]:
+    """Of the API and the webhook worker, which run meanwhile."""
+    path = tmp_path / "processes"
+    with path.open("wb") as out:
+        commands = [[sys.executable, "-m", "api"], webhook_command()]
+        processes = [subprocess.Popen(one, cwd=root, env=environ, stdout=out, stderr=out) for one in commands]
+        yield path
+        for process in processes:
+            process.terminate()
+            process.wait(30)
+
+
+def test_the_logs_of_api_worker_and_webhook_worker_keep_secrets(
+    redis: Redis, workers: Workers, environ: dict[str, str], log: Path
+):
+    workers.start()
+    jobs = [
+        score(items=[{"prompt": PROMPT, "completion": COMPLETION}]),
+        {"type": "generate", "model": "demo", "prompt": PROMPT + "NAN", "max_tokens": 2},
+        {"type": "generate", "model": "demo", "prompt": "BUG", "max_tokens": 2},
+        {"type": "generate", "model": "demo", "messages": [{"role": "user", "content": CHAT}], "max_tokens": 2},
+        score(items=[{"prompt": PROMPT, "completion": COMPLETION}], typo=PROMPT),
+        score(items=[{"prompt": [PROMPT], "completion": COMPLETION}]),
+    ]
+    url = f"http://127.0.0.1:{environ['SCOREPOOL_PORT']}"
+    with receiver() as hook, httpx.Client(base_url=url, headers=bearer(ALICE), timeout=30, trust_env=False) as http:
+        eventually(lambda: is_ready(http))
+        eventually(lambda: http.get("/v1/models").json()["models"])
+        hook.answers = [(500, {}), (204, {})]
+        registered = http.post("/v1/webhooks/endpoints", json={"url": hook.url}).json()
+        replies = [http.post("/v1/jobs", json=job | {"webhook": hook.url}) for job in jobs]
+        http.post("/v1/jobs", content=PROMPT, headers={"Content-Type": "application/json"})
+        http.get("/v1/jobs", headers={"Authorization": f"Bearer {ALICE}-mistyped"})
+        ids = [reply.json()["id"] for reply in replies if reply.status_code == 202]
+        eventually(lambda: all(outcome(redis, id_) for id_ in ids))
+        eventually(lambda: len(hook.received) >= 2 * len(ids))
+        http.post(f"/v1/webhooks/endpoints/{registered['endpoint']['id']}/secret")
+
+    said = log.read_text() + workers.log
+    assert len(ids) == 4
+    assert "delivered to 127.0.0.1" in said
+    assert "POST /v1/jobs" in said
+    for secret in (PROMPT, COMPLETION, CHAT, ALICE, SECRET, registered["secret"], "hush", KEYS.partition(":")[2][:64]):
+        assert secret not in said

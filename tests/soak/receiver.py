@@ -1,0 +1,52 @@
+"""The webhook's other side: logs every POST, and fails the first attempt of some."""
+
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from tests.soak.log import Log
+
+FAIL_ONE_IN = 20  # messages whose first attempt is answered 500
+
+
+@contextmanager
+def receiver(secret: str, log: Log) -> Iterator[str]:
+    """Yields the URL."""
+    failed: set[str] = set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            id_ = headers["webhook-id"]
+            try:
+                Webhook(secret).verify(body, headers)
+                is_signed = True
+            except WebhookVerificationError:
+                is_signed = False
+            status = 204
+            if zlib.crc32(id_.encode()) % FAIL_ONE_IN == 0 and id_ not in failed:
+                failed.add(id_)
+                status = 500
+            log.write("delivery", id=id_, body=body.decode(), is_signed=is_signed, status=status)
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A sender that was killed hangs up."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/hook"
+        server.shutdown()
+        thread.join()

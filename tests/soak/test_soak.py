@@ -1,0 +1,104 @@
+"""Nothing accepted is lost, nothing recorded changes, whoever dies: driver, chaos, and an auditor at the end.
+
+The last lines of each test's output are the auditor's; `pytest -s` shows them also when it is content.
+"""
+
+import time
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from redis.exceptions import RedisError
+
+import wire
+from tests.soak.audit import Audit
+from tests.soak.chaos import Chaos
+from tests.soak.cluster import Cluster
+from tests.soak.driver import Driver
+from tests.soak.log import Log
+from tests.soak.receiver import receiver
+
+SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+SETTINGS = {
+    "SCOREPOOL_WEBHOOK_SECRET": SECRET,
+    "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "1",
+    "SCOREPOOL_LEASE_S": "3",
+    "SCOREPOOL_DRAIN_TIMEOUT_S": "4",
+    "SCOREPOOL_LOG_LEVEL": "WARNING",
+    "FAKE_STEP_S": "0.005",
+}
+
+
+def rest(redis: Redis, timeout_s: float) -> None:
+    """Wait until nothing waits or runs. A delivery that waits for its next attempt is not waited for: it is due now."""
+    deadline = time.monotonic() + timeout_s
+    busy: list[str] = []
+    while True:
+        assert time.monotonic() < deadline, f"jobs or deliveries still wait or run: {busy}"
+        try:
+            for delivery in redis.zrange(f"rq:scheduled:{wire.WEBHOOKS}", 0, -1):
+                redis.zadd(f"rq:scheduled:{wire.WEBHOOKS}", {delivery: 0}, xx=True)
+            queues = [*wire.queue_names("demo"), wire.WEBHOOKS]
+            keys = [f"rq:{kind}:{queue}" for queue in queues for kind in ("queue", "wip", "scheduled")]
+            busy = [key for key in keys if redis.exists(key)]
+            if not busy:
+                return
+        except RedisError as error:
+            print(error)
+        time.sleep(0.5)
+
+
+def soak(
+    root: Path, folder: Path, *, seed: int, worker: str, model: str, num_jobs: int, num_signals: int, duration_s: float
+) -> Audit:
+    told, heard, sent = (Log(folder / f"{name}.log") for name in ("driver", "receiver", "chaos"))
+    cluster = Cluster(folder, root, worker=worker, model=model, settings=SETTINGS)
+    with told, heard, sent, receiver(SECRET, heard) as webhook, cluster, cluster.connect() as redis:
+        cluster.wait_until_ready()
+        driver = Driver(cluster.urls, webhook, told, seed, num_jobs, duration_s)
+        driver.start()
+        try:
+            Chaos(cluster, sent, seed, num_signals, duration_s / num_signals).run()
+            driver.join()
+            rest(redis, timeout_s=60 + duration_s)
+        finally:
+            driver.stop()
+            cluster.stop()
+        return Audit(redis, told, heard)
+
+
+@pytest.mark.timeout(300)
+def test_a_minute_of_signals_breaks_no_promise(root: Path, tmp_path: Path):
+    audit = soak(
+        root,
+        tmp_path,
+        seed=1,
+        worker="worker.BatchWorker",
+        model=str(root / "models" / "demo"),
+        num_jobs=600,
+        num_signals=20,
+        duration_s=50,
+    )
+
+    print(audit)
+    assert audit.findings == {}
+    assert audit.counts["accepted"] >= 600
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_jobs_and_two_hundred_signals(root: Path, tmp_path: Path):
+    audit = soak(
+        root,
+        tmp_path,
+        seed=2,
+        worker="tests.worker.fake.FakeWorker",
+        model="fake",
+        num_jobs=100_000,
+        num_signals=200,
+        duration_s=600,
+    )
+
+    print(audit)
+    assert audit.findings == {}
+    assert audit.counts["accepted"] >= 100_000

@@ -1,0 +1,89 @@
+"""docs/operations.md, tried on real processes: a backup under load, a restore, and RQ's tools as they are shown."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+from redis import Redis
+
+import wire
+from client.redis_server import RedisServer
+from tests.api.conftest import score
+from tests.api.fake_worker import FakeWorker
+from tests.api.test_process import eventually, is_ready, running
+from tests.worker.conftest import Workers, outcome, status
+
+
+def back_up(server: RedisServer, copy: Path) -> None:
+    """As the document has it, with redis-py for redis-cli."""
+    with Redis.from_url(server.url) as redis:
+        redis.config_set("auto-aof-rewrite-percentage", 0)
+        eventually(lambda: redis.info("persistence")["aof_rewrite_in_progress"] == 0)
+        shutil.copytree(server.folder / "appendonlydir", copy / "appendonlydir")
+        redis.config_set("auto-aof-rewrite-percentage", 100)
+
+
+def test_what_was_accepted_before_a_backup_ends_after_a_restore(root: Path, tmp_path: Path):
+    accepted: list[str] = []
+    stopped = threading.Event()
+
+    def load(http: httpx.Client) -> None:
+        while not stopped.is_set():
+            accepted.append(http.post("/v1/jobs", json=score(wait_for_model=True)).json()["id"])
+
+    with RedisServer(tmp_path / "a") as server, running(root, server.url, tmp_path / "log") as (http, _):
+        eventually(lambda: is_ready(http))
+        endpoint = http.get("/v1/webhooks/endpoints").json()
+        driver = threading.Thread(target=load, args=(http,))
+        driver.start()
+        eventually(lambda: len(accepted) > 30)
+        before = list(accepted)
+        back_up(server, tmp_path / "b")
+        stopped.set()
+        driver.join()
+
+    with RedisServer(tmp_path / "b") as server, Redis.from_url(server.url) as redis:
+        workers = Workers(server.url, root, tmp_path)
+        workers.start("--burst").wait(timeout=60)
+        assert endpoint == {"endpoints": []}
+        assert all(isinstance(outcome(redis, id_), wire.Result) for id_ in before)
+        assert {status(redis, id_) for id_ in before} == {"finished"}
+        with running(root, server.url, tmp_path / "log") as (http, _):
+            eventually(lambda: is_ready(http))
+            assert http.get(f"/v1/jobs/{before[0]}").json()["status"] == "finished"
+
+
+def test_rqs_tools_tell_the_truth_with_the_variables_of_the_document(redis: Redis, redis_url: str, root: Path):
+    text = (root / "docs/operations.md").read_text()
+    [block] = re.findall(r"```sh\n(export SCOREPOOL_REDIS_URL.*?)```", text, re.DOTALL)
+    shown = dict(re.findall(r"(\w+)=(\S+)", block))
+    urls = {"RQ_REDIS_URL": redis_url, "SCOREPOOL_REDIS_URL": redis_url}
+    environ = {**os.environ, **shown, "PYTHONPATH": str(root), **urls}
+    FakeWorker(redis).show_card()
+
+    def rq(*arguments: str) -> str:
+        command = [str(Path(sys.executable).with_name("rq")), *arguments]
+        done = subprocess.run(command, env=environ, cwd=root, check=True, capture_output=True, text=True, timeout=60)
+        return done.stdout
+
+    redis.sadd("rq:queues", "rq:queue:demo")
+    rq("suspend")
+    assert "demo" in rq("info")
+    assert redis.exists("rq:suspended")
+    rq("resume")
+    assert not redis.exists("rq:suspended")
+
+
+def test_every_metric_that_the_document_names_is_in_the_code(root: Path):
+    text = (root / "docs/operations.md").read_text()
+    source = "".join((root / "api" / name).read_text() for name in ("metrics.py", "readings.py"))
+    for name in set(re.findall(r"`scorepool_(\w+)", text)):
+        assert name.removesuffix("_total") in source, name
+    alerts = (root / "deploy/alerts.yml").read_text()
+    for name in set(re.findall(r"`(Scorepool\w+)`", text)):
+        assert f"alert: {name}" in alerts

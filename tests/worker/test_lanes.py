@@ -1,0 +1,98 @@
+"""A receiver that hangs or is gone holds little of what everybody needs."""
+
+from worker.lanes import MAX_FAILURES, MAX_WAIT_S, PAUSES_S, SLOW_S, Lanes
+
+CAPACITY = 200
+SHARE = CAPACITY // 20
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def fill(lanes: Lanes, receiver: str, most: int = CAPACITY) -> int:
+    """How many enter at once."""
+    return next((count for count in range(most) if lanes.enter("alice", receiver)), most)
+
+
+def fail(lanes: Lanes, receiver: str, count: int) -> None:
+    for _ in range(count):
+        assert lanes.enter("alice", receiver) == 0.0
+        lanes.leave("alice", receiver, 15.0, is_answered=False)
+
+
+def test_ten_receivers_that_hang_leave_half_of_all_to_the_others():
+    lanes = Lanes(CAPACITY, Clock())
+    assert sum(fill(lanes, f"hanging {number}") for number in range(10)) == CAPACITY / 2
+    assert fill(lanes, "healthy", 1) == 1
+
+
+def test_a_receiver_earns_a_wider_lane_with_every_answer_up_to_half_of_all():
+    lanes = Lanes(CAPACITY, Clock())
+    for _ in range(CAPACITY):
+        assert lanes.enter("alice", "hook") == 0.0
+        lanes.leave("alice", "hook", 0.01, is_answered=True)
+    assert fill(lanes, "hook") == CAPACITY // 2
+
+
+def test_a_receiver_that_begins_to_hang_falls_back_to_its_share():
+    clock = Clock()
+    lanes = Lanes(CAPACITY, clock)
+    for _ in range(CAPACITY):
+        assert lanes.enter("alice", "hook") == 0.0
+        lanes.leave("alice", "hook", 0.01, is_answered=True)
+    assert fill(lanes, "hook", SHARE) == SHARE
+    clock.now_s += SLOW_S * 1.1
+    assert lanes.enter("alice", "hook") > 0
+    lanes.leave("alice", "hook", 1.1, is_answered=True)
+    assert lanes.enter("alice", "hook") == 0.0
+
+
+def test_a_silent_receiver_is_asked_by_one_at_a_time_ever_more_seldom_and_forgiven_when_it_answers():
+    clock = Clock()
+    lanes = Lanes(CAPACITY, clock)
+    fail(lanes, "hook", MAX_FAILURES)
+    for pause_s in [*PAUSES_S, PAUSES_S[-1]]:
+        assert lanes.enter("alice", "hook") > 0
+        clock.now_s += pause_s
+        assert lanes.enter("alice", "hook") == 0.0
+        assert lanes.enter("alice", "hook") > 0
+        lanes.leave("alice", "hook", 15.0, is_answered=False)
+    clock.now_s += PAUSES_S[-1]
+    assert lanes.enter("alice", "hook") == 0.0
+    lanes.leave("alice", "hook", 0.1, is_answered=True)
+    assert fill(lanes, "hook") == SHARE + 1
+    assert fill(lanes, "another") == SHARE
+
+
+def test_what_is_put_off_comes_back_one_after_the_other_and_not_all_at_once():
+    lanes = Lanes(CAPACITY, Clock())
+    fail(lanes, "hook", MAX_FAILURES)
+    waits = [lanes.enter("alice", "hook") for _ in range(1000)]
+    assert waits == sorted(waits)
+    assert waits[0] == PAUSES_S[0]
+    assert waits[-1] == MAX_WAIT_S
+    assert len(set(waits[:20])) == 20
+
+
+def test_an_owner_who_names_ever_new_hosts_leaves_a_quarter_to_the_others():
+    lanes = Lanes(CAPACITY, Clock())
+    taken = sum(lanes.enter("mallory", f"{number}.evil.example") == 0.0 for number in range(10 * CAPACITY))
+    assert taken == CAPACITY * 3 / 4
+    assert fill(lanes, "hook") == SHARE
+    lanes.leave("mallory", "0.evil.example", 15.0, is_answered=False)
+    assert lanes.enter("mallory", "new.evil.example") == 0.0
+
+
+def test_attempts_that_fail_together_shut_a_lane_for_one_pause():
+    clock = Clock()
+    lanes = Lanes(CAPACITY, clock)
+    for _ in range(SHARE):
+        assert lanes.enter("alice", "hook") == 0.0
+    for _ in range(SHARE):
+        lanes.leave("alice", "hook", 15.0, is_answered=False)
+    clock.now_s += PAUSES_S[0]
+    assert lanes.enter("alice", "hook") == 0.0

@@ -1,0 +1,138 @@
+"""RQ's own commands and tools beside a worker that has many jobs in flight, each as its users run it."""
+
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import httpx
+import pytest
+from redis import Redis
+from rq import Callback, Retry
+
+import wire
+from tests.api.test_process import free_port
+from tests.worker.conftest import Workers, done, generate, outcome, status, submit, until
+from worker import Queue
+
+
+def test_suspend_and_resume(redis: Redis, workers: Workers):
+    running = [submit(redis, generate(max_tokens=200)) for _ in range(8)]
+    workers.start("--name", "mac")
+    until(lambda: redis.zcard("rq:wip:demo") == 8)
+
+    workers.rq("suspend")
+    waiting = submit(redis, generate())
+    until(lambda: len(done(redis)) == 8)
+    time.sleep(1.2)  # longer than a worker's look at the queues
+    assert status(redis, waiting) == "queued"
+    assert "suspended" in workers.rq("info")
+    workers.rq("resume")
+
+    until(lambda: outcome(redis, waiting))
+    assert sorted(done(redis)[:8]) == sorted(running)
+
+
+def test_worker_pool(redis: Redis, workers: Workers):
+    """Its processes are forked after `worker` was imported; each starts its own engine."""
+    ids = [submit(redis, generate(max_tokens=1 + i % 20)) for i in range(100)]
+    pool = workers.start_pool("-n", "2", SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
+    until(lambda: len(redis.smembers("rq:workers")) == 2)
+
+    until(lambda: len(done(redis)) == 100)
+    assert sorted(done(redis)) == sorted(ids)
+    pool.send_signal(signal.SIGTERM)
+    assert pool.wait(timeout=20) == 0
+    until(lambda: redis.smembers("rq:workers") == set())
+
+
+def test_worker_pool_burst(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate()) for _ in range(20)]
+
+    assert workers.start_pool("-n", "2", "--burst").wait(timeout=30) == 0
+
+    assert sorted(done(redis)) == sorted(ids)
+
+
+def test_result_and_failure_ttl(redis: Redis, workers: Workers):
+    queue = Queue("demo", connection=redis)
+    kept = queue.enqueue("add", 1, result_ttl=-1)
+    brief = queue.enqueue("add", 1, result_ttl=100)
+    failed = queue.enqueue("add", "a", failure_ttl=100)
+    ours = submit(redis, generate("NAN"), fields={"failure_ttl": 100})
+
+    workers.start("--burst", worker="FunctionsWorker").wait(timeout=20)
+
+    assert redis.ttl(kept.key) == -1
+    for key in (brief.key, failed.key, f"rq:job:{ours}", wire.Keys.outcome(ours), wire.Keys.request(ours)):
+        assert 0 < redis.ttl(key) <= 100, key
+
+
+def test_retry_with_intervals_among_many_in_flight(redis: Redis, workers: Workers):
+    others = [submit(redis, generate(max_tokens=500)) for _ in range(16)]
+    flaky = Queue("demo", connection=redis).enqueue("flaky", retry=Retry(max=3, interval=[1, 1]))
+    started = time.monotonic()
+
+    workers.start("--with-scheduler", worker="FunctionsWorker")
+
+    until(lambda: flaky.get_status() == "finished")
+    assert time.monotonic() - started > 2
+    assert flaky.return_value() == "at last"
+    until(lambda: sorted(done(redis)) == sorted(others))
+
+
+@pytest.mark.parametrize("kind", ["on_success", "on_failure", "on_stopped"])
+def test_a_callback_that_is_not_listed_is_refused_with_a_sentence(redis: Redis, workers: Workers, kind: str):
+    job = Queue("demo", connection=redis).enqueue("add", 1, **{kind: Callback("os.abort")})
+
+    workers.start("--burst", worker="FunctionsWorker").wait(timeout=20)
+
+    assert job.get_status() == "failed"
+    assert "'os.abort' is not a callback that this worker calls" in job.latest_result().exc_string
+
+
+@pytest.mark.skipif(find_spec("rq_dashboard") is None, reason="rq-dashboard is not installed")
+def test_the_pages_of_rq_dashboard(redis: Redis, workers: Workers):
+    good, bad = submit(redis, generate(max_tokens=1)), submit(redis, generate("NAN"))
+    workers.start("--name", "mac")
+    until(lambda: sorted(done(redis)) == sorted([good, bad]))
+    running = submit(redis, generate(max_tokens=100_000))
+    until(lambda: status(redis, running) == "started")
+    port = free_port()
+    program = (
+        "import worker; from rq_dashboard.cli import main; main()"  # without `worker` it unpickles, and answers 500
+    )
+    command = [sys.executable, "-c", program, "-b", "127.0.0.1", "-p", str(port), "--json"]
+
+    with (
+        subprocess.Popen([*command, "-u", workers.redis_url], stdout=subprocess.DEVNULL) as dashboard,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, follow_redirects=True) as http,
+    ):
+        try:
+            until(lambda: answers(http))
+            pages = {
+                path: http.get(path)
+                for path in (
+                    "/0/view/queues",
+                    "/0/data/queues.json",
+                    "/0/data/workers.json",
+                    "/0/data/jobs/demo/finished/10/asc/1.json",
+                    "/0/data/jobs/demo/failed/10/asc/1.json",
+                    "/0/data/jobs/demo/started/10/asc/1.json",
+                    f"/0/data/job/{good}.json",
+                )
+            }
+        finally:
+            dashboard.kill()
+    assert {path: page.status_code for path, page in pages.items()} == dict.fromkeys(pages, 200)
+    assert "mac" in pages["/0/data/workers.json"].text
+    assert good in pages["/0/data/jobs/demo/finished/10/asc/1.json"].text
+    assert bad in pages["/0/data/jobs/demo/failed/10/asc/1.json"].text
+
+
+def answers(http: httpx.Client) -> bool:
+    try:
+        return http.get("/0/view/queues").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,12 +1,10 @@
 """What a job costs that computes nothing: ours beside RQ's SimpleWorker and, where installed, arq, dramatiq, celery.
 
-    python bench/job_queue.py [--jobs 2000] [--runs 3]
+    python -m bench.job_queue [--jobs 2000] [--runs 3] [--quick]
 
 Each contender runs in a process of its own, one after the other, several rounds; the numbers are medians. Ours takes
 the whole way of a job of the API: its request is read, a result is written, and who waits is told. Peers run a function
 that returns None. Rate and CPU are of the worker alone, from its first job to its last.
-
-(Not called queue.py: as a script's neighbour that would hide the standard library's `queue`.)
 """
 
 import argparse
@@ -22,14 +20,17 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import redis
 import redis.asyncio
 import rq
 from rq.serializers import JSONSerializer
+from rq.utils import as_text
 
 import wire
 from api.queue import Queue as Submitter
@@ -49,12 +50,13 @@ STAMP = wire.Stamp(
     backend="",
     versions={},
 )
-marks: list[tuple[float, float]] = []  # of this process: clock and CPU seconds at each job
+marks: list[tuple[float, float, int]] = []  # at each job of this process: clock, CPU seconds, messages sent to Redis
+num_sent = 0
 
 
 def noop() -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    marks.append((time.perf_counter(), usage.ru_utime + usage.ru_stime))
+    marks.append((time.perf_counter(), usage.ru_utime + usage.ru_stime, num_sent))
 
 
 def result(num_tokens: int) -> wire.Result:
@@ -185,26 +187,30 @@ def wait(num_jobs: int) -> None:
 CONTENDERS = {"ours": ours, "rq SimpleWorker": rq_simple_worker, "arq": arq, "dramatiq": dramatiq, "celery": celery}
 
 
+def count_messages() -> None:
+    """Every message to Redis, be it one command or a pipeline, is one round trip."""
+
+    def counted(send: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            global num_sent
+            num_sent += 1
+            return send(*args, **kwargs)
+
+        return count
+
+    for connection in (redis.connection.AbstractConnection, redis.asyncio.connection.AbstractConnection):
+        connection.send_packed_command = counted(connection.send_packed_command)  # type: ignore[method-assign]
+
+
 def run_one(name: str, url: str, num_jobs: int) -> None:
     """In a process of its own. Prints its numbers as JSON, last."""
-    connection = redis.Redis.from_url(url)
-    before: dict[str, int] = {}
-
-    def count() -> None:
-        """Once the first jobs have run: what it took to put them on the queue is not the worker's."""
-        while not marks:
-            time.sleep(0.0005)
-        before.update(reads=connection.info("stats")["total_reads_processed"], jobs=len(marks))
-
-    threading.Thread(target=count, daemon=True).start()
+    count_messages()
     CONTENDERS[name](url, num_jobs)
-    num_after = num_jobs - before["jobs"]
-    reads = connection.info("stats")["total_reads_processed"] - before["reads"]
-    (started_at, cpu_before), (ended_at, cpu_after) = marks[0], marks[-1]
+    (started_at, cpu_before, sent_before), (ended_at, cpu_after, sent_after) = marks[0], marks[-1]
     numbers = {
         "rate": num_jobs / (ended_at - started_at),
         "cpu_ms": (cpu_after - cpu_before) / num_jobs * 1e3,
-        "trips": reads / num_after if num_after > num_jobs / 2 else float("nan"),
+        "trips": (sent_after - sent_before) / num_jobs,
     }
     print(json.dumps(numbers), flush=True)
     os._exit(0)  # some leave threads behind
@@ -226,27 +232,30 @@ def compare(server: RedisServer, num_jobs: int, num_runs: int) -> None:
             else:
                 measured[name].append(json.loads(done.stdout.splitlines()[-1]))
     print(f"{num_jobs} no-op jobs, {IN_FLIGHT} in flight where the worker can; medians of {num_runs} runs")
-    print(f"{'':18}{'jobs/s':>9}{'CPU ms/job':>12}{'Redis reads/job':>17}{'ours is faster':>16}")
+    print(f"{'':18}{'jobs/s':>9}{'CPU ms/job':>12}{'round trips/job':>17}{'ratio':>10}")
     ours_rate = statistics.median(run["rate"] for run in measured["ours"])
     for name, runs in measured.items():
         if runs:
             rate, cpu_ms, trips = (statistics.median(run[key] for run in runs) for key in ("rate", "cpu_ms", "trips"))
-            print(f"{name:18}{rate:9.0f}{cpu_ms:12.2f}{trips:17.2f}{ours_rate / rate:15.1f}x")
+            print(f"{name:18}{rate:9.0f}{cpu_ms:12.2f}{trips:17.2f}{ours_rate / rate:9.2f}x")
 
 
 def used_bytes(connection: "redis.Redis") -> int:
     return int(connection.info("memory")["used_memory"])
 
 
-def memory(server: RedisServer) -> None:
+def memory(url: str, deepest: int) -> None:
     """Bytes per queued job and per kept result, at growing depths; and what a claim costs at that depth."""
-    connection = redis.Redis.from_url(server.url)
+    logging.disable(logging.ERROR)
+    connection = redis.Redis.from_url(url)
     print("\nRedis memory, 1,000 token ids a request and 1,000 tokens a result, top 0; then short jobs in deep queues")
     for num_tokens, depths in ((1000, (1_000, 10_000)), (1, (1_000, 10_000, 100_000))):
         connection.execute_command("FLUSHALL", "SYNC")
         empty, num_queued = used_bytes(connection), 0
         for depth in depths:
-            asyncio.run(submit(server.url, depth - num_queued, num_tokens))
+            if depth > deepest:
+                break
+            asyncio.run(submit(url, depth - num_queued, num_tokens))
             num_queued = depth
             queued = (used_bytes(connection) - empty) / depth
             marks.clear()
@@ -263,7 +272,7 @@ def memory(server: RedisServer) -> None:
             )
 
 
-def wake_up(server: RedisServer, num_waiters: int = 1000, num_jobs: int = 500) -> None:
+def wake_up(server: RedisServer, num_waiters: int, num_jobs: int) -> None:
     """From the submission to the client's wake-up, through a live worker, while others wait as well."""
     redis.Redis.from_url(server.url).flushall()
     with subprocess.Popen(command(f"job_queue.serve({server.url!r})"), cwd=ROOT) as worker:
@@ -282,7 +291,7 @@ async def _wake_up(url: str, num_waiters: int, num_jobs: int) -> list[float]:
     waiting.start()
 
     async def read(id_: str) -> wire.Job:
-        status = (await connection.hget(f"rq:job:{id_}", "status") or b"queued").decode()
+        status = as_text(await connection.hget(f"rq:job:{id_}", "status") or b"queued")
         return wire.Job(id=id_, kind="score", model="demo", status=status, created_at=0.0)  # type: ignore[arg-type]
 
     async def one() -> float:
@@ -315,12 +324,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="few jobs, once: shows that all runs")
     options = parser.parse_args()
     logging.disable(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder) / "r", appendfsync="everysec") as server:
-        compare(server, options.jobs, options.runs)
-        memory(server)
-        wake_up(server)
+        compare(server, 100 if options.quick else options.jobs, 1 if options.quick else options.runs)
+        deepest = 1_000 if options.quick else 100_000
+        subprocess.run(command(f"job_queue.memory({server.url!r}, {deepest})"), cwd=ROOT, check=True)
+        wake_up(server, *((100, 20) if options.quick else (1000, 500)))
 
 
 if __name__ == "__main__":

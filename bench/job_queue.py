@@ -251,13 +251,14 @@ def memory(url: str, deepest: int) -> None:
     print("\nRedis memory, 1,000 token ids a request and 1,000 tokens a result, top 0; then short jobs in deep queues")
     for num_tokens, depths in ((1000, (1_000, 10_000)), (1, (1_000, 10_000, 100_000))):
         connection.execute_command("FLUSHALL", "SYNC")
-        empty, num_queued = used_bytes(connection), 0
+        num_queued = 0
         for depth in depths:
             if depth > deepest:
                 break
-            asyncio.run(submit(url, depth - num_queued, num_tokens))
+            before, num_new = used_bytes(connection), depth - num_queued
+            asyncio.run(submit(url, num_new, num_tokens))
             num_queued = depth
-            queued = (used_bytes(connection) - empty) / depth
+            queued = (used_bytes(connection) - before) / num_new
             marks.clear()
             NoopWorker.num_tokens = num_tokens
             before = used_bytes(connection)

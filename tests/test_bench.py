@@ -10,7 +10,17 @@ import pytest
 
 @pytest.mark.parametrize(
     "name",
-    ["shared_prefix", "unique_prompts", "memory", "generate", "through_queue", "profile", "linearity", "agreement"],
+    [
+        "shared_prefix",
+        "unique_prompts",
+        "memory",
+        "generate",
+        "through_queue",
+        "profile",
+        "linearity",
+        "job_queue",
+        "agreement",
+    ],
 )
 def test_a_quick_run_ends_and_prints_ratios(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,71 @@
+"""A Redis user with the rights that docs/deploy.md lists, and no more, can do all that scorepool does."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from redis import Redis
+from redis.exceptions import NoPermissionError
+
+from client.redis_server import RedisServer
+from tests.api.conftest import generate
+from tests.api.test_process import eventually, running
+from tests.worker.conftest import Workers, until
+
+
+@pytest.fixture
+def rules(root: Path) -> list[str]:
+    """As an operator would copy them."""
+    found = re.search(r"ACL SETUSER scorepool on >PASSWORD(.*?)```", (root / "docs/deploy.md").read_text(), re.DOTALL)
+    assert found is not None
+    return found[1].replace("\\\n", " ").split()
+
+
+@pytest.fixture
+def limited(tmp_path: Path, rules: list[str]) -> Iterator[tuple[Redis, str]]:
+    """The administrator's connection, and the user's URL."""
+    with RedisServer(tmp_path / "redis") as server, Redis.from_url(server.url) as admin:
+        admin.execute_command("ACL", "SETUSER", "scorepool", "on", ">secret", *rules)
+        yield admin, server.url.replace("unix://", "unix://scorepool:secret@")
+
+
+def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, tmp_path: Path):
+    admin, url = limited
+    (tmp_path / "workers").mkdir()
+    workers = Workers(url, root, tmp_path / "workers")
+    try:
+        with running(root, url, tmp_path / "log") as (http, _):
+            workers.start("--with-scheduler", "--name", "mac")
+            eventually(lambda: serves(http))
+            id_ = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
+            assert http.get(f"/v1/jobs/{id_}?wait=20").json()["status"] == "finished"
+            long = http.post("/v1/jobs", json=generate(max_tokens=4000)).json()["id"]
+            until(lambda: http.get(f"/v1/jobs/{long}").json()["status"] == "started")
+            assert http.post(f"/v1/jobs/{long}/cancel").status_code == 202
+            assert http.get(f"/v1/jobs/{long}?wait=20").json()["status"] == "canceled"
+            assert len(http.get("/v1/jobs").json()["jobs"]) == 2
+            assert http.delete(f"/v1/jobs/{id_}").status_code == 204
+            assert "scorepool_redis_up 1.0" in http.get("/metrics").text
+            assert "mac" in workers.rq("info")
+            workers.processes[0].terminate()
+            assert workers.processes[0].wait(20) == 0
+    finally:
+        for process in workers.processes:
+            process.kill()
+            process.wait()
+    denied = [(entry["reason"], entry["object"]) for entry in admin.acl_log()]
+    assert denied == []
+
+
+def test_they_are_no_rights_over_the_server(limited: tuple[Redis, str]):
+    with Redis.from_url(limited[1]) as user:
+        for command in ("FLUSHALL", "CONFIG GET *", "KEYS *", "GET other", "SHUTDOWN", "ACL LIST"):
+            with pytest.raises(NoPermissionError):
+                user.execute_command(*command.split())
+
+
+def serves(http: httpx.Client) -> bool:
+    reply = http.get("/readyz")
+    return reply.status_code == 200 and reply.json()["models"] == ["demo"]

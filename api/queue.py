@@ -43,11 +43,12 @@ class Queue:
         owner: str,
         requests: Sequence[wire.Request],
         ids: Sequence[str],
-        print_: str,
+        print_: str | None = None,
         result_ttl_s: int | None = None,
     ) -> list[Submitted]:
-        """All of them or none, in one round trip. `print_` is the fingerprint of the submission as it came. Raises
-        Conflict, QueueFull, TooLarge."""
+        """All of them or none, in one round trip. `print_` is the fingerprint of the submission as it came, where
+        aliases in it were replaced. Raises Conflict, QueueFull, TooLarge."""
+        print_ = print_ or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
         bodies = [wire.encode(request) for request in requests]
         args: list[str | bytes | int | float] = [

@@ -288,7 +288,7 @@ def wake_up(server: RedisServer, num_waiters: int, num_jobs: int) -> None:
 async def _wake_up(url: str, num_waiters: int, num_jobs: int) -> list[float]:
     connection, stream = redis.asyncio.Redis.from_url(url), redis.asyncio.Redis.from_url(url)
     queue = Submitter(connection, wire.Settings())
-    waiting = Waiting(stream, on_ended=lambda count: None)
+    waiting = Waiting(stream, connection, on_ended=lambda count: None)
     waiting.start()
 
     async def read(id_: str) -> wire.Job:

@@ -115,12 +115,16 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     logprobs: bool = True
     top_logprobs: TopLogprobs = 0
     rank: Annotated[bool, Meta(description="Report each token's rank: 1 is the likeliest.")] = False
+    recompute: Annotated[
+        bool,
+        Meta(description="Score what was generated once more, as a score job would, and report those logprobs beside."),
+    ] = False
     stream: Annotated[bool, Meta(description="Tell of the tokens while they come: `GET /v1/jobs/{id}/events`.")] = False
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
-        for name in ("top_logprobs", "rank"):
+        for name in ("top_logprobs", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:
                 raise ValueError(f"`{name}` needs `logprobs`: true")
         if self.max_tokens == 0 and not self.prompt_logprobs:

@@ -53,6 +53,8 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_bytes: list[list[bytes]] | None = None
     top_logprobs: list[Floats] | None = None
     sampled_logprobs: Floats | None = None  # under the distribution sampled from, where that is not the model's own
+    recomputed_logprobs: Floats | None = None  # of generated tokens alone, scored again as given ones
+    recompute_gap: float | None = None  # nats, the largest difference between them and `logprobs`
     ranks: list[int | None] | None = None
     entropies: Floats | None = None
     logprob_sum: float | None = None  # over the completion's tokens

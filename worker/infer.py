@@ -5,7 +5,7 @@ from functools import partial
 from threading import Lock
 
 import wire
-from engine import Engine, EngineSettings, Facts
+from engine import Engine, EngineError, EngineSettings, Facts
 from engine import Sequence as Row
 from worker.failure import JobFailed
 from worker.flight import Pending
@@ -98,8 +98,22 @@ class Run:
             return
         if error := added.exception():
             self.ended.set_exception(error)
+        elif isinstance(self._request, wire.Generate) and self._request.recompute and rows[0].again is None:
+            self._recompute([row.to_recompute() for row in rows])
         else:
             self.ended.set_result(rows)  # the very rows that the engine was given, filled
+
+    def _recompute(self, rows: list[Translated]) -> None:
+        """Score what was generated, on the engine's thread."""
+        try:
+            with self._lock:
+                if self._is_canceled:
+                    return
+                self._added = self._engine.add([row.again for row in rows if row.again is not None])
+        except EngineError as error:
+            self.ended.set_exception(error)
+        else:
+            self._added.add_done_callback(partial(self._pass_on, rows))
 
 
 def engine_settings(source: str, settings: wire.Settings) -> EngineSettings:

@@ -72,7 +72,21 @@ def _to_scored(translated: Translated, tokenizer: Tokenizer, with_logprobs: bool
     }
     if not with_logprobs:
         return wire.Scored(**said)  # type: ignore[arg-type]
-    return wire.Scored(**said, **_columns(row, token_ids, num_reported_prompt_tokens, tokenizer))  # type: ignore[arg-type]
+    columns = _columns(row, token_ids, num_reported_prompt_tokens, tokenizer)
+    if translated.again is not None:
+        columns |= _recomputed(row, translated.again)
+    return wire.Scored(**said, **columns)  # type: ignore[arg-type]
+
+
+def _recomputed(row: Row, again: Row) -> dict[str, object]:
+    clamp = _Clamp()
+    generated = row.logprobs[len(row.logprobs) - (len(row.token_ids) - row.num_given) :]
+    pairs = [(clamp(sampled), clamp(scored)) for sampled, scored in zip(generated, again.logprobs, strict=True)]
+    gaps = [abs(sampled - scored) for sampled, scored in pairs if sampled is not None and scored is not None]
+    return {
+        "recomputed_logprobs": Floats(scored for _, scored in pairs),
+        "recompute_gap": max(gaps, default=0.0),
+    }
 
 
 def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokenizer) -> dict[str, object]:

@@ -3,6 +3,7 @@
 To add a kind of job: a branch in `to_rows`, and one in report.py's `to_result`.
 """
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,11 @@ class Translated:
     num_prompt_tokens: int
     is_prompt_text: bool  # then the result returns the ids that were used
     bos_added: bool
+    again: Row | None = None  # the same tokens, once generated, to be scored
+
+    def to_recompute(self) -> "Translated":
+        row = self.row
+        return dataclasses.replace(self, again=Row(token_ids=list(row.token_ids), score_from=row.num_given))
 
 
 def refuse_hopeless(request: wire.Request, tokenizer: Tokenizer, context_length: int) -> None:

@@ -34,6 +34,13 @@ def test_a_quick_run_ends_and_prints_ratios(
     assert "nan" not in printed
 
 
+def test_the_tables_of_agreement_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", ["agreement", "--quick"])
+    importlib.import_module("bench.agreement").main()
+    printed = capsys.readouterr().out
+    assert re.search(r"\| llama \| default \| \de-0[5-9] .* \| exact \| .* \| to the bit \|", printed), printed
+
+
 def test_linearity_leaves_a_table_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", ["linearity", "--quick", "--out", str(tmp_path)])
     importlib.import_module("bench.linearity").main()

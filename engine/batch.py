@@ -61,9 +61,9 @@ class Merged:
         self._cache: Cache = []
 
     def prefill(self, chunks: list[Chunk]) -> mx.array:
-        chunk = chunks[0]
-        if chunk.is_part or (len(chunks) == 1 and chunk.num_tokens > self._max_queries):
-            return self._prefill_alone(chunk)
+        chunk = chunks[0]  # the longest
+        if chunk.is_part or chunk.num_tokens > self._max_queries:
+            return mx.concatenate([self._prefill_alone(chunk) for chunk in chunks])
         if chunk.leaves_cache:
             return self._prefill_joining(chunks)
         bases = [chunk.base.cache for chunk in chunks if chunk.base]

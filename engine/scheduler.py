@@ -167,15 +167,21 @@ class Scheduler:
         admitted: list[Chunk] = []
         running = self.decoding + ([self.long.sequence] if self.long else [])
         num_passed_over = 0
+        is_full = False  # a row waits for a place, and those behind it that need one do too
         for sequence in list(self.waiting):
             if budget <= 0 or num_passed_over > MOST_PASSED_OVER:
                 break
-            if sequence.sampling and not self._has_place([*running, sequence]):
+            if sequence.sampling and (is_full or not self._has_place([*running, sequence])):
+                is_full = True
                 continue
             for part in self._parts(sequence):
                 is_long = part.num_tokens > whole_budget
-                if is_long and (admitted or self.long or not self._has_place([*running, part.sequence])):
+                if is_long and (admitted or self.long):
                     num_passed_over += 1  # it starts alone, once no other is half way
+                    break
+                if is_long and (is_full or not self._has_place([*running, part.sequence])):
+                    num_passed_over += 1
+                    is_full = True
                     break
                 if not is_long and part.num_tokens > budget:
                     num_passed_over += 1

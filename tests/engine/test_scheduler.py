@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -218,6 +219,33 @@ def test_a_row_that_needs_the_whole_budget_is_not_passed_for_good():
         if large in step(scheduler)[1]:
             return
     raise AssertionError("rows that came later went first, again and again")
+
+
+def test_a_row_that_needs_room_for_its_cache_is_not_passed_for_good():
+    large = generating(60, max_tokens=20)
+    scheduler = scheduler_of([generating(3, max_tokens=9), generating(3, max_tokens=9), large], cached=100)
+    for _ in range(20):
+        scheduler.add([generating(3, max_tokens=9)])
+        if large in [chunk.sequence for chunk in chunks_of(step(scheduler)[0])]:
+            return
+    raise AssertionError("rows that came later went first, again and again")
+
+
+def test_rows_that_wait_for_a_place_are_not_weighed_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    scheduler = scheduler_of([generating(3, max_tokens=50) for _ in range(1000)], places=4)
+    step(scheduler)
+    weighed: list[list[Sequence]] = []
+    has_place = Scheduler._has_place
+
+    def weigh(self: Scheduler, rows: list[Sequence]) -> bool:
+        weighed.append(rows)
+        return has_place(self, rows)
+
+    monkeypatch.setattr(Scheduler, "_has_place", weigh)
+
+    step(scheduler)
+
+    assert len(weighed) == 1
 
 
 def test_removed_rows_are_planned_no_more():

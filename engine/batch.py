@@ -246,6 +246,7 @@ def _kept(prefix: Prefix, cache: Cache, last: mx.array) -> Cache:
     """What rows are to go on from; compact, so not what the row that computed it had. `last` [1, width]."""
     compact = caches.compact(cache)
     prefix.cache, prefix.num_bytes, prefix.last = compact, caches.num_bytes(compact), mx.contiguous(last)
+    mx.async_eval(prefix.last)  # until it is computed it holds the hidden states of the whole chunk
     return compact
 
 

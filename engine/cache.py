@@ -44,7 +44,10 @@ def copied(cache: Cache) -> Cache:
 
 
 def compact(cache: Cache) -> Cache:
-    """Without the room that a cache keeps to grow into. The original is not to be used any more."""
+    """Without the room that a cache keeps to grow into, and without the whole of which it is a slice.
+
+    The original is not to be used any more.
+    """
     return [_compact(layer) for layer in cache]
 
 
@@ -154,6 +157,8 @@ def _compact(layer: Any) -> Any:
         return CacheList(*map(_compact, layer.caches))
     if type(layer) is KVCache and not layer.empty():
         layer.keys, layer.values = (mx.contiguous(part) for part in _kept(layer))
+    if type(layer) is ArraysCache:
+        layer.cache = [part if part is None else mx.contiguous(part) for part in layer.cache]
     return layer
 
 

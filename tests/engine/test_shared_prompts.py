@@ -1,14 +1,21 @@
 """Rows that begin alike share the computation of their beginning, and nothing of it shows in their numbers."""
 
+import gc
 from collections.abc import Callable
 from random import Random
 
+import mlx.core as mx
 import pytest
+from mlx_lm.utils import load_model
 
 from engine import Engine, Sampling, Sequence, runner
-from engine.scheduler import Plan
+from engine.batch import Merged
+from engine.config import read_config
+from engine.prefixes import Prefix
+from engine.scheduler import Chunk, Plan
+from engine.tap import split_model
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import BOS, SLIDING_WINDOW, VOCAB_SIZE
+from tests.tiny_models import BOS, SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
 _draw = Random(7)
 
@@ -92,6 +99,25 @@ def test_n_completions_are_sampled_from_one_prefill(engine: Engine, computed: li
     engine.add([Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=3, seed=i)) for i in range(8)]).result(60)
 
     assert sum(computed) == 101
+
+
+@pytest.mark.parametrize("name", ["gemma3", "granitehybrid", "lfm2", "qwen3_next"])
+def test_a_computed_prompt_holds_no_memory_that_is_not_counted(tiny_models: TinyModels, name: str):
+    folder = tiny_models(name)
+    model = load_model(folder, model_config=read_config(folder))[0]
+    batch = Merged(model, split_model(model))
+
+    def uncounted() -> int:
+        prefix = Prefix(Prefix(None, []), tokens(250))
+        before = mx.get_active_memory()
+        batch.prefill([Chunk(Sequence(token_ids=prefix.token_ids), 0, prefix.length, into=prefix)])
+        gc.collect()
+        mx.synchronize()
+        return mx.get_active_memory() - before - prefix.num_bytes
+
+    uncounted()  # the model's weights are read with it
+
+    assert uncounted() < 10_000
 
 
 def test_exact_mode_is_bit_for_bit_the_same_alone_together_and_on_a_computed_prompt(engine_of: Callable[..., Engine]):

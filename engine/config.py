@@ -67,7 +67,8 @@ def _old_names(config: Config) -> Config:
     old["num_experts"] = config.get("num_local_experts")
     old["sliding_window_pattern"] = _pattern(config.get("layer_types") or [])
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
-    if isinstance(heads, int) and isinstance(width, int):
+    is_gemma = str(config.get("model_type")).startswith("gemma")  # whose heads are not as wide as their share
+    if isinstance(heads, int) and isinstance(width, int) and not is_gemma:
         old["head_dim"] = width // heads
     if width and config.get("expand"):  # of mamba2, which reads it and does not use it
         old["intermediate_size"] = width * config["expand"]

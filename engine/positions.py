@@ -51,6 +51,8 @@ def _settle_rotation(model: Any, config: Config) -> int | None:
     if not stated:
         return None
     modules = [module for _, module in model.named_modules() if _dims(module) is not None]
+    if not modules and all(scaling["rope_type"] == "default" for scaling in stated):
+        return None  # granite 4's and nemotron's hybrids state a rotary base, and do not rotate
     for scaling in stated:
         if not any(_agrees(module, scaling, config) for module in modules) and not _mend(modules, scaling, config):
             raise LoadError(
@@ -102,9 +104,9 @@ def _mend(modules: list[Any], scaling: Config, config: Config) -> bool:
 
 def _dims(module: Any) -> int | None:
     """How many of a head's dimensions a rotary module turns; None for other modules."""
-    if isinstance(module, RoPE) or hasattr(module, "_freqs"):
-        return int(getattr(module, "dims", None) or module.dim)
-    return None
+    if isinstance(module, RoPE):
+        return int(module.dims)
+    return 2 * int(module._freqs.size) if hasattr(module, "_freqs") else None
 
 
 def _stated_dims(scaling: Config, config: Config, otherwise: int | None) -> int | None:
@@ -148,7 +150,7 @@ def _llama3(plain: list[float], scaling: Config, config: Config) -> Rotation:
 
     def stretched(period: float) -> float:
         turns = float(scaling["original_max_position_embeddings"]) / (2 * pi * period)
-        kept = _clipped((turns - low) / (high - low))
+        kept = _clipped((turns - low) / (high - low)) if high > low else float(turns > high)
         return period / ((1 - kept) / factor + kept)
 
     return Rotation([stretched(period) for period in plain], 1.0)
@@ -182,7 +184,7 @@ def _longrope(plain: list[float], scaling: Config, config: Config) -> Rotation:
     """Of rows that end within the original length."""
     length = scaling["original_max_position_embeddings"]
     factor = scaling.get("factor") or config["max_position_embeddings"] / length
-    stated = scaling.get("attention_factor")
+    stated = scaling.get("attention_factor", scaling.get("short_mscale"))  # the latter is phimoe's
     found = sqrt(1 + log(factor) / log(length)) if factor > 1 else 1.0
     periods = [period * stretch for period, stretch in zip(plain, scaling["short_factor"], strict=True)]
     return Rotation(periods, found if stated is None else stated)

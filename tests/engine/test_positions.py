@@ -80,6 +80,34 @@ def test_longrope_is_served_as_far_as_its_short_factors_reach(
 
 
 @pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("granitehybrid", {"position_embedding_type": "nope", "rope_theta": 10000}),
+        ("nemotron_h", {"rope_theta": 10000, "partial_rotary_factor": 1.0}),
+    ],
+)
+def test_a_rotary_base_that_no_layer_uses_is_no_reason_to_refuse(
+    edited: Callable[..., Path], open_engine: Callable[[Path], Engine], name: str, values: dict[str, Any]
+):
+    folder = edited(name, **values)
+    row = row_of(40)
+
+    open_engine(folder).add([row]).result(60)
+
+    assert_agrees(row, Oracle(folder))
+
+
+def test_llama3_periods_may_change_at_one_border(edited: Callable[..., Path], open_engine: Callable[[Path], Engine]):
+    scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    folder = edited("llama3", rope_parameters=scaling | {"rope_theta": 5e5, "original_max_position_embeddings": 128})
+    row = row_of(200)
+
+    open_engine(folder).add([row]).result(60)
+
+    assert_agrees(row, Oracle(folder))
+
+
+@pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
         ("qwen3_moe", {"rope_parameters": YARN, "rope_theta": None}, "rotary positions .*yarn.* qwen3_moe"),
@@ -102,6 +130,13 @@ def test_an_architecture_that_weighs_experts_otherwise_is_refused():
     refuse_overlooked({"model_type": "jamba", "num_experts": 1}, {"num_experts"})
     with pytest.raises(LoadError, match="experts"):
         refuse_overlooked({"model_type": "jamba", "num_experts": 16}, {"num_experts"})
+
+
+def test_heads_of_gemma_are_as_wide_as_the_architecture_says(tmp_path: Path):
+    text = {"model_type": "gemma3_text", "hidden_size": 3840, "num_attention_heads": 16}  # as gemma-3-12b states it
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+
+    assert "head_dim" not in read_config(tmp_path)["text_config"]
 
 
 @pytest.mark.parametrize(

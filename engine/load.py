@@ -125,6 +125,8 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
     except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
         raise LoadError(f"mlx-lm cannot load {folder}: {type(error).__name__}: {error}") from error
     _refuse_dropped_bias(folder, model)
+    if config["model_type"] == "falcon_h1":
+        _scale_keys(model)
     return model, config
 
 
@@ -144,6 +146,12 @@ def _refuse_dropped_bias(folder: Path, model: Any) -> None:
     biases = [weight for file in stored for name, weight in file.items() if name.endswith(_ROUTER_BIAS)]
     if any(bool((bias != 0).any().item()) for bias in biases):
         raise LoadError(f"{folder} has weights {_ROUTER_BIAS}, which mlx-lm drops: its logprobs would be wrong")
+
+
+def _scale_keys(model: Any) -> None:
+    """mlx-lm multiplies falcon_h1's weights by its multipliers, but keys by none: it looks for another name."""
+    for layer in model.layers:
+        layer.self_attn.scale *= model.args.key_multiplier
 
 
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:

@@ -218,6 +218,18 @@ _KINDS: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
         "tie_embedding": True,
     },
+    "falcon_h1": {
+        "model_type": "falcon_h1",
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 128,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_chunk_size": 16,
+        "key_multiplier": 0.4,
+        "attention_out_multiplier": 0.9,
+        "tie_word_embeddings": False,
+    },
     "granitehybrid": {
         "model_type": "granitemoehybrid",
         "num_hidden_layers": 3,

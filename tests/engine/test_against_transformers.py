@@ -14,6 +14,7 @@ BATCHED = [
     "llama",
     "llama3",
     "deepseek_v2",
+    "falcon_h1",
     "phi",
     "phimoe",
     "qwen3",

@@ -93,6 +93,7 @@ class Merged:
         cache = self._half_way.pop(chunk.sequence, None) or _first(chunk, self._model)
         parts: list[mx.array] = []
         for part in _cut(chunk, self._max_queries):
+            mx.eval(parts[-1:])  # or the memory of several is taken at once
             hidden = self._forward([part], cache)
             parts.append(_launched(_of_predictors([part], hidden), cache))
         if not chunk.is_last:

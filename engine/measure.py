@@ -66,6 +66,10 @@ class Measured:
     token_ids: mx.array  # [rows], sampled ones included
     columns: list[Column]
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [column.values for column in self.columns if column.values is not None]
+
     def read(self) -> list[Entry]:
         """One an ask. Waits for the device."""
         columns: list[dict[int, Any]] = [column.read() for column in self.columns]
@@ -102,8 +106,9 @@ def measure(asks: list[Ask], logits: mx.array) -> Measured:
             lambda rows: scoring.logprobs_of_many(logits[rows], normalizers[rows], _computed(top_ids)),
         ),
     ]
-    mx.async_eval([column.values for column in columns if column.values is not None])
-    return Measured(asks, token_ids, columns)
+    measured = Measured(asks, token_ids, columns)
+    mx.async_eval(measured.arrays)
+    return measured
 
 
 def _entry(values: list[Any]) -> Entry:

@@ -83,12 +83,18 @@ class ModelRunner:
         return self._token_ids if is_all else self._token_ids[mx.array(index)]
 
     def _measure(self, asks: list[Ask], rows: mx.array) -> list[Measured]:
-        """In chunks of rows, so that no more than LOGITS_BYTES of logits are there at a time."""
+        """In chunks of rows, each awaited before the next: no more than LOGITS_BYTES of logits are there at a time."""
+        parts: list[Measured] = []
         if self.facts.mode == "exact":
-            return [self._measure_slots(asks, rows, slots) for slots in _slotted(asks)]
+            for slots in _slotted(asks):
+                _await_last(parts)
+                parts.append(self._measure_slots(asks, rows, slots))
+            return parts
         step = rows_at_once(self.facts.vocab_size, rows.dtype.size)
-        starts = range(0, len(asks), step)
-        return [measure(asks[at : at + step], self._logits(rows[at : at + step])) for at in starts]
+        for start in range(0, len(asks), step):
+            _await_last(parts)
+            parts.append(measure(asks[start : start + step], self._logits(rows[start : start + step])))
+        return parts
 
     def _measure_slots(self, asks: list[Ask], rows: mx.array, slots: dict[int, int]) -> Measured:
         """A head of EXACT_ROWS rows, the asks' in their slots, anything in the others."""
@@ -110,6 +116,11 @@ class ModelRunner:
         if ask.is_sampled:
             end_if_done(ask.sequence, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
         return None
+
+
+def _await_last(parts: list[Measured]) -> None:
+    if parts:
+        mx.eval(parts[-1].arrays)
 
 
 def rows_at_once(vocab_size: int, item_size: int) -> int:

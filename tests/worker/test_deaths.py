@@ -238,14 +238,14 @@ def test_a_stall_of_redis_that_outlasts_the_leases_is_nobodys_crash(mortal):
     redis, workers, servers = mortal
     ids = [submit(redis, generate(max_tokens=1500)) for _ in range(8)]
     for _ in range(2):
-        workers.start(SCOREPOOL_LEASE_S="1", SCOREPOOL_MAX_JOBS_IN_FLIGHT="4")
+        workers.start(SCOREPOOL_LEASE_S="3", SCOREPOOL_MAX_JOBS_IN_FLIGHT="4")
     until(lambda: in_flight(redis) == 8)
 
     for _ in range(3):
         servers[-1].send_signal(signal.SIGSTOP)
-        time.sleep(1.5)
+        time.sleep(4)
         servers[-1].send_signal(signal.SIGCONT)
-        time.sleep(0.7)
+        time.sleep(2)
 
     assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
     until(lambda: len(done(redis)) == 8)

@@ -124,8 +124,8 @@ def _await_last(parts: list[Measured]) -> None:
 
 
 def rows_at_once(vocab_size: int, item_size: int) -> int:
-    """How many rows of logits fit into LOGITS_BYTES, beside their float32 copy if they are not that already."""
-    return max(1, LOGITS_BYTES // (vocab_size * (item_size if item_size == 4 else item_size + 4)))
+    """How many rows of logits fit into LOGITS_BYTES beside what is computed of them in float32."""
+    return max(1, LOGITS_BYTES // (vocab_size * (item_size + 4)))
 
 
 def _slotted(asks: list[Ask]) -> list[dict[int, int]]:

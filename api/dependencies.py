@@ -11,6 +11,7 @@ from starlette.requests import Request
 from api import formats
 from api.errors import BadRequest, NotAcceptable
 from api.formats import Format
+from api.records import CURSOR
 from api.state import State
 
 _bearer = HTTPBearer(auto_error=False, description="An API key. Not asked for by a server without keys.")
@@ -87,3 +88,7 @@ PreferredWait = Annotated[int | None, Depends(preferred_wait_s)]
 WaitS = Annotated[
     float, Query(alias="wait", ge=0, allow_inf_nan=False, description="Seconds to wait for the job's end.")
 ]
+Cursor = Annotated[
+    str | None, Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": CURSOR})
+]
+Limit = Annotated[int, Query(ge=1, le=200)]

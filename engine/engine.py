@@ -89,9 +89,9 @@ class Engine:
         """Run these rows as one group. The future gives the same objects when all are done, or an EngineError.
 
         `on_step` is called with the rows that have new entries, after each step that gave them some, and for the
-        last time before the future is done. It and the future's callbacks run on the engine's thread and hold it
-        up. Raises Refused or TooLong if a row asks for what the model cannot do, Closed or Fault if the engine is
-        no more.
+        last time before the future is done; perhaps once more after `cancel`. It and the future's callbacks run on
+        the engine's thread and hold it up. Raises Refused or TooLong if a row asks for what the model cannot do,
+        Closed or Fault if the engine is no more.
         """
         check(sequences, self.facts)
         group = Group(sequences, Future(), on_step)

@@ -198,11 +198,14 @@ class Worker(WorkerProcess):
         """Whether beats come in time. Where they do not (Redis, this process or the whole machine stood still), others
         stood still as well, perhaps: nobody's jobs are taken before all have had time to extend their leases."""
         lease_s = self.settings.lease_s
+        if clock_s() - self._beaten_at >= lease_s / 2 or clock_s() - self._steady_since <= lease_s:
+            return False
         asked_at = clock_s()
         self.connection.ping()  # what is sent while Redis stands still is run once it goes on: not the reclaim
         if clock_s() - asked_at > lease_s / 4:
             self._steady_since = clock_s()
-        return clock_s() - self._beaten_at < lease_s / 2 and clock_s() - self._steady_since > lease_s
+            return False
+        return True
 
     def _claim(self, max_jobs: float) -> None:
         room = min(self.capacity - len(self.flights), max_jobs - self._num_claimed)

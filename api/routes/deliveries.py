@@ -9,9 +9,8 @@ from starlette.responses import Response
 import wire
 from api import openapi
 from api.bodies import read_message
-from api.dependencies import Owner, Parts, ReplyFormat, known_query
+from api.dependencies import Cursor, Limit, Owner, Parts, ReplyFormat, known_query
 from api.formats import reply
-from api.records import CURSOR
 
 router = APIRouter(prefix="/v1/webhooks/deliveries", tags=["webhooks"], dependencies=[Depends(known_query)])
 
@@ -27,11 +26,8 @@ async def page(
     parts: Parts,
     state: Annotated[wire.DeliveryState | None, Query()] = None,
     endpoint_id: Annotated[str | None, Query(max_length=64)] = None,
-    cursor: Annotated[
-        str | None,
-        Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": CURSOR}),
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Cursor = None,
+    limit: Limit = 50,
 ) -> Response:
     """Each with its last attempt. A filter that matches little can give a short page that still has a `next_cursor`."""
     return reply(await parts.deliveries.page(owner, state, endpoint_id, cursor, limit), form)

@@ -13,7 +13,9 @@ import wire
 from api import openapi
 from api.bodies import read_message
 from api.dependencies import (
+    Cursor,
     IdempotencyKey,
+    Limit,
     Owner,
     Parts,
     PreferredWait,
@@ -25,7 +27,6 @@ from api.entry import enter, follow
 from api.errors import TooLarge
 from api.formats import reply
 from api.queue import Submitted
-from api.records import CURSOR
 
 logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])
@@ -122,11 +123,8 @@ async def page(
     parts: Parts,
     status: Annotated[wire.Status | None, Query()] = None,
     model: Annotated[str | None, Query(max_length=128)] = None,
-    cursor: Annotated[
-        str | None,
-        Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": CURSOR}),
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Cursor = None,
+    limit: Limit = 50,
 ) -> Response:
     """Without results. A filter that matches little can give a short or empty page that still has a `next_cursor`."""
     return reply(await parts.records.page(owner, status, model, cursor, limit), form)

@@ -13,6 +13,7 @@ from rq.command import PUBSUB_CHANNEL_TEMPLATE
 from rq.job import Job as RqJob
 
 import wire
+from api.auth import Keyring
 from api.errors import Conflict, QueueFull, TooLarge
 from api.records import ENDED, STATUSES, absent, check_id
 from api.rq_hash import iso_now, run_hash
@@ -30,9 +31,10 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Queue:
-    def __init__(self, redis: Redis, settings: wire.Settings) -> None:
+    def __init__(self, redis: Redis, settings: wire.Settings, keyring: Keyring) -> None:
         self._redis = redis
         self._settings = settings
+        self._keyring = keyring
         scripts = files(__package__).joinpath("lua")
         self._submit = redis.register_script(scripts.joinpath("submit.lua").read_text())
         self._cancel = redis.register_script(wire.OUTBOX + scripts.joinpath("cancel.lua").read_text())
@@ -55,9 +57,12 @@ class Queue:
             self._settings.max_queue_depth,
             time.time_ns() // 1000,
             wire.Keys.bell(""),
+            owner,
+            self._settings.max_jobs_in_flight if self._keyring.has_several_owners else 0,
         ]
+        weight = self._keyring.weight(owner)
         for id_, request, body in zip(ids, requests, bodies, strict=True):
-            run = run_hash(id_, owner, request, ttl_s)
+            run = run_hash(id_, owner, weight, request, ttl_s)
             args += (id_, wire.queue_name(request.model, request.priority), print_, wire.Keys.request(id_), body)
             args += (len(run), *run)
         answer = await self._submit(keys=[wire.Keys.owned(owner)], args=args)

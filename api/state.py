@@ -44,15 +44,16 @@ class State:
         """Connects to nothing yet. Raises SettingsError."""
         redis = _connect(settings.redis_url, REDIS_TIMEOUT_S, MAX_CONNECTIONS)
         stream_redis = _connect(settings.redis_url, BLOCK_S + REDIS_TIMEOUT_S, 1)
+        keyring = Keyring.load(settings)
         metrics = Metrics()
         models = Models(redis)
         endpoints = Endpoints(redis, settings)
         return cls(
             settings=settings,
-            keyring=Keyring.load(settings),
+            keyring=keyring,
             redis=redis,
             stream_redis=stream_redis,
-            queue=Queue(redis, settings),
+            queue=Queue(redis, settings, keyring),
             records=Records(redis),
             models=models,
             door=Door(models, endpoints),

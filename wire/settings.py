@@ -48,7 +48,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     state_dir: str = ""  # of the embedded Redis; default: the platform's folder for a user's application state
 
     # api
-    api_keys: str = ""  # comma-separated `name:sha256-hex`, as `scorepool key NAME` prints; none means loopback only
+    api_keys: str = (
+        ""  # comma-separated `name:sha256-hex[:weight]`, as `scorepool key NAME` prints; none means loopback only
+    )
     api_keys_file: str = ""  # the same, one a line
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000

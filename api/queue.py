@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -14,7 +15,7 @@ from rq.job import Job as RqJob
 
 import wire
 from api.auth import Keyring
-from api.errors import Conflict, QueueFull, TooLarge
+from api.errors import Conflict, QueueFull, TooLarge, Unavailable
 from api.records import ENDED, STATUSES, absent, check_id
 from api.rq_hash import iso_now, run_hash
 
@@ -22,6 +23,7 @@ CANCELED = wire.encode(wire.Failure(code="canceled", message="canceled by its ow
 DRAIN_WINDOW_S = 60  # over which the speed of a queue is measured
 UNKNOWN_DRAIN_RETRY_S = 5  # Retry-After of a full queue that finished nothing in that time
 MAX_RETRY_AFTER_S = 3600
+REPLICAS_TIMEOUT_S = 2.0  # less than that of a command
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -49,7 +51,7 @@ class Queue:
         result_ttl_s: int | None = None,
     ) -> list[Submitted]:
         """All of them or none, in one round trip. `print_` is the fingerprint of the submission as it came, where
-        aliases in it were replaced. Raises Conflict, QueueFull, TooLarge."""
+        aliases in it were replaced. Raises Conflict, QueueFull, TooLarge, Unavailable."""
         print_ = print_ or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
         bodies = [wire.encode(request) for request in requests]
@@ -65,8 +67,13 @@ class Queue:
             run = run_hash(id_, owner, weight, request, ttl_s)
             args += (id_, wire.queue_name(request.model, request.priority), print_, wire.Keys.request(id_), body)
             args += (len(run), *run)
-        answer = await self._submit(keys=[wire.Keys.owned(owner)], args=args)
+        answer, num_replicas = await self._run_submit([wire.Keys.owned(owner)], args)
         match answer:
+            case [b"accepted", _] if num_replicas < self._settings.redis_min_replicas:
+                raise Unavailable(
+                    f"the queue has this request, but {num_replicas} of {self._settings.redis_min_replicas} replicas; "
+                    "send it again with the same Idempotency-Key"
+                )
             case [b"accepted", statuses]:
                 return [
                     Submitted(id_, STATUSES[status.decode()] if status else "queued", bool(status))
@@ -76,6 +83,16 @@ class Queue:
                 raise await self._full(queue.decode(), depth, num_new)
             case _:
                 raise already_used()
+
+    async def _run_submit(self, keys: list[str], args: list[str | bytes | int | float]) -> tuple[Any, int]:
+        """The script's answer, and how many replicas have what it wrote, if the settings ask for any."""
+        if not self._settings.redis_min_replicas:
+            return await self._submit(keys=keys, args=args), 0
+        async with self._redis.pipeline(transaction=False) as pipeline:  # WAIT is of one connection
+            await self._submit(keys=keys, args=args, client=pipeline)
+            pipeline.execute_command("WAIT", self._settings.redis_min_replicas, int(REPLICAS_TIMEOUT_S * 1000))
+            answer, num_replicas = await pipeline.execute()
+        return answer, num_replicas
 
     async def known(self, requests: Sequence[wire.Request], ids: Sequence[str]) -> bool:
         """Whether an earlier call with the same Idempotency-Key left all of these jobs. Raises Conflict."""

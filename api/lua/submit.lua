@@ -85,6 +85,10 @@ for job, at in ipairs(starts) do
     created = created + 1
   end
 end
+if num_new == 0 and starts[1] then
+  -- Something must be written, for a WAIT after it to wait also for what was written before.
+  redis.call('HSET', 'rq:job:' .. ARGV[FIRST], 'fingerprint', ARGV[FIRST + 2])
+end
 for queue, count in pairs(new_in) do
   redis.call('SADD', 'rq:queues', 'rq:queue:' .. queue)
   redis.call('PUBLISH', bell .. queue, count)

@@ -106,22 +106,33 @@ class Queue:
         return all(found)
 
     async def _full(self, queue: str, depth: int, num_new: int) -> QueueFull | TooLarge:
-        """With a Retry-After taken from how fast the queue moved in the last minute."""
+        """With a Retry-After taken from how fast the queue moves."""
         max_depth = self._settings.max_queue_depth
         if num_new > max_depth:
             return TooLarge(f"{num_new} jobs at once never fit: a queue of this server holds at most {max_depth}")
-        since = time.time() + self._settings.result_ttl_s - DRAIN_WINDOW_S  # registries hold the time of expiry
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.zcount(f"rq:finished:{queue}", since, "+inf")
-            pipeline.zcount(f"rq:failed:{queue}", since, "+inf")
-            num_drained = sum(await pipeline.execute())
+        drained_per_s = await self._drained_per_s(queue)
         retry_after_s = UNKNOWN_DRAIN_RETRY_S
-        if num_drained:
-            retry_after_s = math.ceil((depth + num_new - max_depth) * DRAIN_WINDOW_S / num_drained)
+        if drained_per_s:
+            retry_after_s = math.ceil((depth + num_new - max_depth) / drained_per_s)
         return QueueFull(
             f"{depth} jobs wait in the queue {queue}, whose limit is {max_depth}; nothing of this request was accepted",
             min(max(retry_after_s, 1), MAX_RETRY_AFTER_S),
         )
+
+    async def _drained_per_s(self, queue: str) -> float:
+        """Jobs that ended in the last minute, over the time since the first of them; 0.0 if there was none."""
+        end_to_expiry_s = self._settings.result_ttl_s  # registries hold the time of expiry
+        since = time.time() + end_to_expiry_s - DRAIN_WINDOW_S
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for registry in (f"rq:finished:{queue}", f"rq:failed:{queue}"):
+                pipeline.zcount(registry, since, "+inf")
+                pipeline.zrangebyscore(registry, since, "+inf", start=0, num=1, withscores=True)
+            counts_and_firsts: list[Any] = await pipeline.execute()
+        num_drained: int = sum(counts_and_firsts[::2])
+        firsts: list[float] = [expiry for rows in counts_and_firsts[1::2] for _, expiry in rows]
+        if not firsts:
+            return 0.0
+        return num_drained / max(1.0, time.time() + end_to_expiry_s - min(firsts))
 
     async def cancel(self, owner: str, id: str) -> None:  # noqa: A002
         """At once while it waits; a running job is marked, and its worker told. Raises NotFound, Conflict."""

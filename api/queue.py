@@ -122,11 +122,12 @@ class Queue:
     async def _drained_per_s(self, queue: str) -> float:
         """Jobs that ended in the last minute, over the time since the first of them; 0.0 if there was none."""
         end_to_expiry_s = self._settings.result_ttl_s  # registries hold the time of expiry
-        since = time.time() + end_to_expiry_s - DRAIN_WINDOW_S
+        until = time.time() + end_to_expiry_s + 1.0  # RQ writes whole seconds; a job kept for longer is not counted
+        since = until - 1.0 - DRAIN_WINDOW_S
         async with self._redis.pipeline(transaction=False) as pipeline:
             for registry in (f"rq:finished:{queue}", f"rq:failed:{queue}"):
-                pipeline.zcount(registry, since, "+inf")
-                pipeline.zrangebyscore(registry, since, "+inf", start=0, num=1, withscores=True)
+                pipeline.zcount(registry, since, until)
+                pipeline.zrangebyscore(registry, since, until, start=0, num=1, withscores=True)
             counts_and_firsts: list[Any] = await pipeline.execute()
         num_drained: int = sum(counts_and_firsts[::2])
         firsts: list[float] = [expiry for rows in counts_and_firsts[1::2] for _, expiry in rows]

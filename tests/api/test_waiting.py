@@ -101,7 +101,7 @@ async def test_waiters_wake_when_redis_has_less_of_the_stream_than_before(redis:
     """As after a failover to a replica that did not have the last entries."""
     redis.xadd(wire.DONE, {"id": "lost"}, id="99999999999999-0")
     stream = AsyncRedis.from_url(redis_url, socket_timeout=AGES_S)
-    waiting = Waiting(stream, on_ended=lambda _: None)
+    waiting = Waiting(stream, stream, on_ended=lambda _: None)
     waiting.start()
     await eventually(lambda: waiting.is_alive)
     redis.delete(wire.DONE)

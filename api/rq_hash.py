@@ -15,7 +15,7 @@ _NOWHERE = Redis()
 RUN_RETRIES = 3
 
 
-def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str | bytes]:  # noqa: A002
+def run_hash(id: str, owner: str, weight: int, request: wire.Request, ttl_s: int) -> list[str | bytes]:  # noqa: A002
     """The hash of the job that runs a request. The request itself lies in a key of its own."""
     kind = wire.kind_of(request)
     job = Job.create(
@@ -35,6 +35,8 @@ def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str
     )
     job.enqueued_at = now()
     ours = {"owner": owner, "model": request.model, "kind": kind}
+    if weight != 1:
+        ours["weight"] = str(weight)
     if request.expires_at is not None:
         ours["expires_at"] = repr(request.expires_at)
     if request.webhook is not None:

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import Self
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.asyncio import Redis
 
 from api.auth import Keyring
+from api.connection import REDIS_TIMEOUT_S, connect
 from api.deliveries import Deliveries
 from api.door import Door
 from api.endpoints import Endpoints
@@ -17,10 +15,8 @@ from api.models import Models
 from api.queue import Queue
 from api.records import Records
 from api.waiting import BLOCK_S, Waiting
-from wire import Settings, SettingsError
+from wire import Settings
 
-REDIS_TIMEOUT_S = 4.0  # of a command, and of waiting for a free connection
-REDIS_CONNECT_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 64
 
 
@@ -42,17 +38,18 @@ class State:
     @classmethod
     def create(cls, settings: Settings) -> Self:
         """Connects to nothing yet. Raises SettingsError."""
-        redis = _connect(settings.redis_url, REDIS_TIMEOUT_S, MAX_CONNECTIONS)
-        stream_redis = _connect(settings.redis_url, BLOCK_S + REDIS_TIMEOUT_S, 1)
+        redis = connect(settings.redis_url, REDIS_TIMEOUT_S, MAX_CONNECTIONS)
+        stream_redis = connect(settings.redis_url, BLOCK_S + REDIS_TIMEOUT_S, 1)
+        keyring = Keyring.load(settings)
         metrics = Metrics()
         models = Models(redis)
         endpoints = Endpoints(redis, settings)
         return cls(
             settings=settings,
-            keyring=Keyring.load(settings),
+            keyring=keyring,
             redis=redis,
             stream_redis=stream_redis,
-            queue=Queue(redis, settings),
+            queue=Queue(redis, settings, keyring),
             records=Records(redis),
             models=models,
             door=Door(models, endpoints),
@@ -66,21 +63,3 @@ class State:
         await self.waiting.close()
         await self.stream_redis.aclose()
         await self.redis.aclose()
-
-
-def _connect(url: str, timeout_s: float, max_connections: int) -> Redis:
-    """One more try at once: a connection that idled through a restart of Redis fails once. Every write is a script that
-    finds its own job when it is run again, so a retry repeats nothing. A Redis that does not answer is not asked twice:
-    the client is told, and may."""
-    try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=max_connections,
-            timeout=REDIS_TIMEOUT_S,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        )
-    except ValueError as error:
-        raise SettingsError(f"SCOREPOOL_REDIS_URL: {error}") from None
-    return Redis.from_pool(pool)

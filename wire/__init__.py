@@ -37,6 +37,7 @@ from wire.request import (
     kind_of,
 )
 from wire.result import Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
+from wire.sentinel import SentinelUrl
 from wire.settings import Settings, SettingsError, parse_model
 from wire.webhook import (
     ALL_EVENTS,
@@ -100,6 +101,7 @@ __all__ = [
     "Score",
     "ScoreItem",
     "Scored",
+    "SentinelUrl",
     "Settings",
     "SettingsError",
     "SigningSecret",

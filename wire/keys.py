@@ -47,6 +47,16 @@ class Keys:
         return f"scorepool:owned:{owner}"
 
     @staticmethod
+    def backlog(queue: str, owner: str) -> str:
+        """list: ids of the owner's jobs that wait behind RQ's list of the queue, see worker/lua/backlog.lua."""
+        return f"scorepool:backlog:{queue}:{owner}"
+
+    @staticmethod
+    def turns(queue: str) -> str:
+        """zset: the owners that have a backlog, by how much they had of the queue."""
+        return f"scorepool:turns:{queue}"
+
+    @staticmethod
     def card(worker: str) -> str:
         return f"scorepool:card:{worker}"
 

@@ -209,7 +209,7 @@ class Worker(WorkerProcess):
         round_robin = self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN
         if self._dequeue_strategy == DequeueStrategy.RANDOM:
             random.shuffle(self._ordered_queues)
-        rows = self.leases.claim(self._ordered_queues, int(room), len(self.flights), limit, round_robin)
+        rows = self.leases.claim(self._ordered_queues, int(room), len(self.flights), limit, self.capacity, round_robin)
         self._show_suspended(rows is None)
         self._is_dry = not rows
         if not rows:

@@ -45,9 +45,10 @@ class Queue:
         ids: Sequence[str],
         print_: str | None = None,
         result_ttl_s: int | None = None,
+        batch: str | None = None,
     ) -> list[Submitted]:
         """All of them or none, in one round trip. `print_` is the fingerprint of the submission as it came, where
-        aliases in it were replaced. Raises Conflict, QueueFull, TooLarge."""
+        aliases in it were replaced. `batch`: that of which they are lines. Raises Conflict, QueueFull, TooLarge."""
         print_ = print_ or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
         bodies = [wire.encode(request) for request in requests]
@@ -57,7 +58,7 @@ class Queue:
             wire.Keys.bell(""),
         ]
         for id_, request, body in zip(ids, requests, bodies, strict=True):
-            run = run_hash(id_, owner, request, ttl_s)
+            run = run_hash(id_, owner, request, ttl_s, batch)
             args += (id_, wire.queue_name(request.model, request.priority), print_, wire.Keys.request(id_), body)
             args += (len(run), *run)
         answer = await self._submit(keys=[wire.Keys.owned(owner)], args=args)

@@ -9,9 +9,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from api.auth import Keyring
+from api.batches.store import Batches
 from api.deliveries import Deliveries
 from api.door import Door
 from api.endpoints import Endpoints
+from api.files import Files
 from api.metrics import Metrics
 from api.models import Models
 from api.queue import Queue
@@ -36,6 +38,8 @@ class State:
     door: Door
     endpoints: Endpoints
     deliveries: Deliveries
+    files: Files
+    batches: Batches
     waiting: Waiting
     metrics: Metrics
 
@@ -58,6 +62,8 @@ class State:
             door=Door(models, endpoints),
             endpoints=endpoints,
             deliveries=Deliveries(redis, settings),
+            files=Files(redis, settings),
+            batches=Batches(redis),
             waiting=Waiting(stream_redis, redis, on_ended=metrics.ended.inc),
             metrics=metrics,
         )

@@ -4,10 +4,14 @@ import json
 import time
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
 from openai.types import Batch
+
+from client.stack import Stack
+from tests.worker.receiver import receiver
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -218,3 +222,26 @@ def test_interactive_requests_are_answered_while_a_batch_runs(sdk: OpenAI):
     assert counts.completed < 1500  # they did not wait for its end
     sdk.batches.cancel(batch.id)
     assert ended(sdk, batch).status == "cancelled"
+
+
+def test_the_sdk_unwraps_the_webhook_of_a_batch_and_no_line_sends_one(sdk: OpenAI, stack: Stack):
+    with receiver() as listener:
+        endpoints = f"{stack.url}/v1/webhooks/endpoints"
+        registered = httpx.post(endpoints, json={"url": listener.url}).json()
+        good, bad = start(sdk, [line(1), line(2)]), start(sdk, [line(1, model="nobody")])
+        for batch in (good, bad):
+            ended(sdk, batch)
+        deadline = time.monotonic() + 20
+        while len(listener.received) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        deliveries = httpx.get(f"{stack.url}/v1/webhooks/deliveries").json()["deliveries"]
+        httpx.delete(f"{endpoints}/{registered['endpoint']['id']}")
+
+    told = [
+        sdk.webhooks.unwrap(received.body, dict(received.headers), secret=registered["secret"])
+        for received in listener.received
+    ]
+    assert {(event.type, event.data.id) for event in told} == {("batch.completed", good.id), ("batch.failed", bad.id)}
+    assert all(event.object == "event" and abs(event.created_at - time.time()) < 60 for event in told)
+    assert {one["batch_id"] for one in deliveries} >= {good.id, bad.id}

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from importlib.resources import files
 
 from msgspec.structs import replace
@@ -18,6 +17,7 @@ from api.batches.turn import Turn
 from api.files import publish
 from api.openai.batch import BatchError, BatchErrors, RequestCounts
 from api.openai.files import FILE_KEPT_S
+from api.rq_hash import iso_now
 from api.state import State
 
 MOVED_S, STILL_S = 0.05, 0.5  # until the next turn
@@ -97,7 +97,7 @@ async def _finish(turn: Turn, status: wire.BatchEnd, errors: Sequence[BatchError
         error_file_id=error if progress.error_parts else None,
         **{f"{status}_at": int(time.time())},
     )
-    terms = (id_, owner, f"batch.{status}", datetime.now(UTC).isoformat(), FILE_KEPT_S)
+    terms = (id_, owner, f"batch.{status}", iso_now(), FILE_KEPT_S)
 
     def write(pipeline: Pipeline) -> None:
         kept_s = progress.output_ttl_s

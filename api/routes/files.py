@@ -40,7 +40,7 @@ FORM: dict[str, Any] = {
 @router.post(
     "",
     summary="Upload a file for a batch",
-    responses=openapi.answers({200: FileObject}, (400, 401, 403, 408, 413, 415, 503)),
+    responses=openapi.answers({200: FileObject}, (400, 401, 408, 413, 415, 503)),
     openapi_extra=FORM,
 )
 async def create(request: Request, owner: Owner, parts: Parts) -> Response:

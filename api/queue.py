@@ -49,9 +49,11 @@ class Queue:
         ids: Sequence[str],
         print_: str | None = None,
         result_ttl_s: int | None = None,
+        batch: str | None = None,
     ) -> list[Submitted]:
         """All of them or none, in one round trip. `print_` is the fingerprint of the submission as it came, where
-        aliases in it were replaced. Raises Conflict, QueueFull, TooLarge, Unavailable."""
+        aliases in it were replaced. `batch`: that of which they are lines. Raises Conflict, QueueFull, TooLarge,
+        Unavailable."""
         print_ = print_ or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
         bodies = [wire.encode(request) for request in requests]
@@ -64,7 +66,7 @@ class Queue:
         ]
         weight = self._keyring.weight(owner)
         for id_, request, body in zip(ids, requests, bodies, strict=True):
-            run = run_hash(id_, owner, weight, request, ttl_s)
+            run = run_hash(id_, owner, weight, request, ttl_s, batch)
             args += (id_, wire.queue_name(request.model, request.priority), print_, wire.Keys.request(id_), body)
             args += (len(run), *run)
         answer, num_replicas = await self._run_submit([wire.Keys.owned(owner)], args)

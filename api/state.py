@@ -6,10 +6,12 @@ from typing import Self
 from redis.asyncio import Redis
 
 from api.auth import Keyring
+from api.batches.store import Batches
 from api.connection import REDIS_TIMEOUT_S, connect
 from api.deliveries import Deliveries
 from api.door import Door
 from api.endpoints import Endpoints
+from api.files import Files
 from api.metrics import Metrics
 from api.models import Models
 from api.queue import Queue
@@ -32,6 +34,8 @@ class State:
     door: Door
     endpoints: Endpoints
     deliveries: Deliveries
+    files: Files
+    batches: Batches
     waiting: Waiting
     metrics: Metrics
 
@@ -55,6 +59,8 @@ class State:
             door=Door(models, endpoints),
             endpoints=endpoints,
             deliveries=Deliveries(redis, settings),
+            files=Files(redis, settings),
+            batches=Batches(redis),
             waiting=Waiting(stream_redis, redis, on_ended=metrics.ended.inc),
             metrics=metrics,
         )

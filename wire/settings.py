@@ -57,6 +57,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     public_url: str = ""  # how others reach this API, for links in webhooks; default http://host:port
     max_body_bytes: Count = 32 * 2**20
     max_bulk_jobs: Count = 1000
+    max_file_bytes: Count = 200 * 2**20  # of one uploaded file
     max_queue_depth: Count = 100_000  # jobs waiting in one queue before 429
     redis_min_replicas: Annotated[int, Meta(ge=0)] = 0  # that must have a job before it is accepted
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps

@@ -26,6 +26,15 @@ local function is_behind(queue)
     or (batch > 0 and redis.call('LLEN', 'rq:queue:' .. queue) >= batch)
 end
 
+-- The owner's jobs that wait in a shared queue.
+local function num_own(queue)
+  local num = redis.call('LLEN', backlog_of(queue))
+  for _, id in ipairs(redis.call('LRANGE', 'rq:queue:' .. queue, 0, batch - 1)) do
+    if redis.call('HGET', 'rq:job:' .. id, 'owner') == owner then num = num + 1 end
+  end
+  return num
+end
+
 -- An owner that has no turn yet begins level with the one who is next.
 local function put_behind(queue, id, stamp)
   local turns = 'scorepool:turns:' .. queue
@@ -56,7 +65,7 @@ end
 -- A queue that others have filled still takes a batch from each owner.
 for queue, count in pairs(new_in) do
   local depth = redis.call('LLEN', 'rq:queue:' .. queue) + redis.call('ZCARD', 'rq:deferred:' .. queue)
-  if depth + count > max_depth and redis.call('LLEN', backlog_of(queue)) + count > batch then
+  if depth + count > max_depth and (batch == 0 or num_own(queue) + count > math.min(batch, max_depth)) then
     return {'full', queue, depth, count}
   end
 end

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import python_multipart  # noqa: F401 - where it is missing, starlette would only say so at the first upload
 from msgspec import Struct
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser

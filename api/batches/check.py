@@ -37,11 +37,12 @@ async def check(parts: State, turn: Turn) -> Checked:
         await turn.extend()
     if num_lines == 0:
         errors.append(BatchError(code="empty_file", message="the input file has no line"))
-    for model, cards in (await parts.models.serving(models)).items():
-        if not cards:
+    served = await parts.models.serving(models)
+    for model, number in models.items():
+        if not served[model]:
             message = f"no live worker serves {model!r}"
-            errors.append(BatchError(code="model_not_found", message=message, line=models[model], param="body.model"))
-    return Checked(num_lines, next(iter(models)) if len(models) == 1 else None, errors)
+            errors.append(BatchError(code="model_not_found", message=message, line=number, param="body.model"))
+    return Checked(num_lines, next(iter(models)) if len(models) == 1 else None, errors[:MAX_ERRORS])
 
 
 def lines_of(part: bytes) -> list[bytes]:

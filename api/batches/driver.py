@@ -37,15 +37,12 @@ class Driver:
             except (RedisError, OSError) as error:
                 logger.warning("batches wait for Redis: %r", error)
                 await asyncio.sleep(PAUSE_S)
+            except Exception:  # one batch's fault, or its record's: the others have their turns
+                logger.exception("a batch's turn failed; its next comes after the lease")
 
     async def _drive(self, turn: Turn) -> None:
         try:
             due_in_s = await run(self._parts, turn)
         except Overtaken:
             due_in_s = 0.0
-        except (RedisError, OSError):
-            raise
-        except Exception:
-            logger.exception("%s: a turn failed; the next comes after the lease", turn.id)
-            return
         await turn.release(due_in_s)

@@ -87,8 +87,8 @@ class Ledger:
             for one in dropped:
                 pipeline.hdel(self.lines_key, str(one))
                 for id_ in one.job_ids(self.turn.id):
-                    pipeline.expire(RqJob.key_for(id_), LET_GO_S)
-                    pipeline.expire(wire.Keys.outcome(id_), LET_GO_S)
+                    for key in (RqJob.key_for(id_), wire.Keys.request(id_), wire.Keys.outcome(id_)):
+                        pipeline.expire(key, LET_GO_S)
 
         await self.turn.commit(after, write)
 

@@ -76,10 +76,9 @@ def requests_of(call: Call, batch: Batch) -> list[wire.Request]:
 async def accept(parts: State, text: bytes, batch: Batch) -> list[wire.Request]:
     """The jobs of a line. Raises wire.Invalid, Refused: it ends without any."""
     requests = requests_of(call_of(text, batch), batch)
-    if len(requests) > parts.settings.max_bulk_jobs:
-        raise TooLarge(
-            f"prompt: expected at most {parts.settings.max_bulk_jobs} prompts, found {len(requests)}", "prompt"
-        )
+    most = min(parts.settings.max_bulk_jobs, parts.settings.max_queue_depth)  # they are queued all or none
+    if len(requests) > most:
+        raise TooLarge(f"prompt: expected at most {most} prompts, found {len(requests)}", "prompt")
     await parts.door.check(requests, is_bulk=len(requests) > 1)
     return requests
 

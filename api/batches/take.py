@@ -9,7 +9,7 @@ from api.batches import lines
 from api.batches.check import lines_of
 from api.batches.ledger import Ledger
 from api.batches.lines import Ended, Ending, Held
-from api.errors import QueueFull, Refused
+from api.errors import QueueFull, Refused, Unavailable
 
 MAX_JOBS = 512  # of one batch at once: enough for eight workers, and the next batch has not long to wait
 ENTRIES = 500  # lines that end without a job, in one write
@@ -85,13 +85,13 @@ async def _begin(ledger: Ledger, text: bytes, number: int, ending: Ending | None
 
 
 async def _submit(ledger: Ledger, held: Held, requests: Sequence[wire.Request]) -> bool:
-    """False if the queue is full. What was queued before stays as it is: the ids are the same."""
+    """False if the queue is full or lacks replicas. What was queued before stays as it is: the ids are the same."""
     parts, turn = ledger.parts, ledger.turn
     await parts.models.serving(request.model for request in requests)
     named = parts.models.under_own_names(requests)
     try:
         submitted = await parts.queue.submit(turn.owner, named, held.job_ids(turn.id), turn.id, batch=turn.id)
-    except QueueFull:
+    except (QueueFull, Unavailable):
         return False
     for job, request in zip(submitted, requests, strict=True):
         if not job.is_replay:

@@ -13,7 +13,9 @@ import wire
 from api.batches.store import Progress
 from api.openai.batch import Batch
 
-CLAIM = files("api").joinpath("lua/claim_batch.lua").read_text()
+_LUA = files("api").joinpath("lua")
+CLAIM = _LUA.joinpath("claim_batch.lua").read_text()
+DUE = _LUA.joinpath("due_batch.lua").read_text()
 
 
 class Overtaken(Exception):
@@ -63,10 +65,13 @@ class Turn:
         return self.progress.batch
 
     async def extend(self) -> None:
-        await self._due(self._lease_s)
+        """Raises Overtaken."""
+        if not await self._due(self._lease_s):
+            raise Overtaken
 
     async def release(self, due_in_s: float) -> None:
-        """Nothing happens to a batch that has ended."""
+        """Nothing happens to a batch that has ended, nor to one that another driver has by now: two that cut each
+        other's turns short would never come to an end."""
         await self._due(due_in_s)
 
     async def commit(self, progress: Progress, write: Callable[[Pipeline], None] | None = None) -> None:
@@ -87,6 +92,7 @@ class Turn:
                 raise Overtaken from None
         self.progress = progress
 
-    async def _due(self, in_s: float) -> None:
-        """Where another driver has it by now, its turn ends early at worst: that is what the fence is for."""
-        await self._redis.zadd(wire.Keys.batches, {self.id: time.time() + in_s}, xx=True)
+    async def _due(self, in_s: float) -> bool:
+        """Whether the turn still was this driver's."""
+        terms = (self.id, f"{time.time() + in_s:.6f}", str(self.number))
+        return bool(await self._redis.eval(DUE, 2, wire.Keys.batches, wire.Keys.batch(self.id), *terms))

@@ -72,6 +72,7 @@ def let_expire(redis: Redis, id_: str) -> None:
     after = replace(before, batch=replace(before.batch, expires_at=int(time.time()) - 1))
     redis.hset(key, mapping={"state": wire.encode(after)})
     redis.hincrby(key, "turn", 1)  # so that a turn that is under way does not write it over
+    redis.zadd(wire.Keys.batches, {id_: 0})
 
 
 async def test_what_is_not_answered_in_the_window_is_told_so(serving: Serving, worker: FakeWorker, redis: Redis):

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import python_multipart  # noqa: F401 - where it is missing, starlette would only say so at the first upload
 from msgspec import Struct
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -24,6 +24,23 @@ class Uploaded(Struct, frozen=True):
     file: UploadFile
 
 
+class Form(MultiPartParser):
+    """One that is cut off is none: starlette's own takes what came of it, and leaves its file open."""
+
+    def __init__(self, headers: Headers, chunks: AsyncGenerator[bytes]) -> None:
+        super().__init__(headers, self._whole(chunks), max_files=1, max_fields=MAX_FIELDS)
+        self._has_ended = False
+
+    def on_end(self) -> None:
+        self._has_ended = True
+
+    async def _whole(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        async for chunk in chunks:
+            yield chunk
+        if not self._has_ended:
+            raise MultiPartException("it ends before its last boundary")
+
+
 @asynccontextmanager
 async def uploaded(request: Request, max_bytes: int) -> AsyncGenerator[Uploaded]:
     """Gone from the disk afterwards. Raises UnsupportedMedia, TooLarge, TooSlow, BadRequest, wire.Invalid."""
@@ -32,7 +49,7 @@ async def uploaded(request: Request, max_bytes: int) -> AsyncGenerator[Uploaded]
         raise UnsupportedMedia("Content-Type: expected multipart/form-data", "Content-Type")
     chunks = body_chunks(request, max_bytes + FRAME_BYTES)
     try:
-        form = await MultiPartParser(request.headers, chunks, max_files=1, max_fields=MAX_FIELDS).parse()
+        form = await Form(request.headers, chunks).parse()
     except MultiPartException as error:
         raise BadRequest(f"the body is no multipart/form-data: {error.message}") from None
     try:

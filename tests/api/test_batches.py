@@ -11,7 +11,9 @@ import pytest
 from msgspec.structs import replace
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
+from rq.job import JobStatus
 
+import api.queue
 import wire
 from api.batches import take
 from api.batches.lines import job_id
@@ -21,6 +23,8 @@ from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
 from tests.api.fake_worker import COMPLETED, FakeWorker
 
 pytestmark = pytest.mark.anyio
+FORM = "multipart/form-data; boundary=b"
+PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 
 
 def jsonl(count: int, **body: Any) -> bytes:
@@ -112,6 +116,48 @@ async def test_a_batch_larger_than_the_queue_is_fed_to_it_as_room_comes(serving:
     assert answered == {job_id(id_, number, 0) for number in range(1, 31)}
 
 
+async def test_a_line_that_never_fits_the_queue_is_refused_and_holds_up_no_other(serving: Serving, worker: FakeWorker):
+    async with serving(max_queue_depth=4) as http:
+        id_ = await start(http, jsonl(1, prompt=["a"] * 5) + jsonl(2).splitlines()[1])
+        await eventually(worker.waiting)
+        worker.end(job_id(id_, 2, 0), COMPLETED)
+        batch = await until(http, id_, has("completed"))
+        bad = await lines_of(http, batch["error_file_id"])
+    assert (bad["1"]["response"]["status_code"], bad["1"]["response"]["body"]["error"]["param"]) == (413, "prompt")
+    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+
+
+async def test_a_record_that_cannot_be_read_stops_no_other_batch(serving: Serving, worker: FakeWorker, redis: Redis):
+    redis.hset(wire.Keys.batch("batch_bad"), mapping={"owner": "local", "state": b"nonsense"})
+    redis.zadd(wire.Keys.batches, {"batch_bad": 0})
+    async with serving(lease_s=0.5) as http:
+        for _ in range(2):
+            id_ = await start(http, jsonl(1))
+            await eventually(worker.waiting)
+            worker.end(job_id(id_, 1, 0), COMPLETED)
+            await until(http, id_, has("completed"))
+
+
+async def test_of_many_bad_lines_the_first_hundred_are_told(serving: Serving, worker: FakeWorker):
+    lines = [jsonl(number, model=f"nobody-{number}").splitlines(keepends=True)[-1] for number in range(1, 151)]
+    async with serving() as http:
+        batch = await until(http, await start(http, b"".join(lines)), has("failed"))
+    assert [error["line"] for error in batch["errors"]["data"]] == list(range(1, 101))
+
+
+async def test_a_batch_goes_on_where_replicas_are_missing(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(api.queue, "REPLICAS_TIMEOUT_S", 0.01)
+    async with serving(redis_min_replicas=1) as http:
+        id_ = await start(http, jsonl(2))
+        await eventually(lambda: len(worker.waiting()) == 2)
+        for one in worker.waiting():
+            worker.end(one, COMPLETED)
+        batch = await until(http, id_, has("completed"))
+    assert batch["request_counts"]["completed"] == 2
+
+
 async def test_a_line_noted_by_a_driver_that_died_is_queued_by_the_next(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
@@ -147,9 +193,13 @@ async def test_of_two_drivers_who_believe_they_have_a_batch_one_writes_nothing(
         redis.zadd(wire.Keys.batches, {id_: 0})
         current = await Turn.claim(connection, lease_s=5)
         assert current is not None
-        before = redis.hget(wire.Keys.batch(id_), "state")
+        before, due_at = redis.hget(wire.Keys.batch(id_), "state"), redis.zscore(wire.Keys.batches, id_)
         with pytest.raises(Overtaken):
             await late.commit(replace(late.progress, output_parts=7))
+        with pytest.raises(Overtaken):
+            await late.extend()
+        await late.release(0.0)  # or they would take the batch from each other for ever
+        assert redis.zscore(wire.Keys.batches, id_) == due_at
         assert redis.hget(wire.Keys.batch(id_), "state") == before
         await current.commit(replace(current.progress, output_parts=7))
         assert wire.parse(redis.hget(wire.Keys.batch(id_), "state"), Progress, "msgpack").output_parts == 7
@@ -173,11 +223,13 @@ async def test_jobs_whose_line_is_written_leave_redis_soon(serving: Serving, wor
         id_ = await start(http, jsonl(2))
         await eventually(lambda: len(worker.waiting()) == 2)
         assert (await http.get("/v1/jobs")).json()["jobs"][0]["status"] == "queued"
-        for number in (1, 2):
-            worker.end(job_id(id_, number, 0), COMPLETED)
+        good, bad = job_id(id_, 1, 0), job_id(id_, 2, 0)
+        worker.end(good, COMPLETED)
+        worker.end(bad, wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED)  # which keeps its request
         await until(http, id_, has("completed"))
-    for key in (f"rq:job:{job_id(id_, 1, 0)}", wire.Keys.outcome(job_id(id_, 1, 0))):
-        assert redis.ttl(key) <= 60
+    for key in (f"rq:job:{good}", wire.Keys.outcome(good), wire.Keys.outcome(bad), wire.Keys.request(bad)):
+        assert 0 < redis.ttl(key) <= 60
+    assert redis.exists(wire.Keys.request(good)) == 0
     assert redis.exists(wire.Keys.batch_lines(id_)) == 0
     assert redis.zcard(wire.Keys.batches) == 0
 
@@ -212,10 +264,12 @@ async def test_an_upload_that_is_too_large_or_no_upload_is_refused(serving: Serv
             await http.post("/v1/files", json={}),
             await http.post("/v1/files", **form),
             await http.post("/v1/files", content=b"--b\r\nnonsense", headers={"Content-Type": "multipart/form-data"}),
+            await http.post("/v1/files", content=b"--b\r\nnonsense", headers={"Content-Type": FORM}),
+            await http.post("/v1/files", content=PART + b"{}", headers={"Content-Type": FORM}),  # it was cut off
             await upload(http, jsonl(1), headers={"Origin": "https://evil.example"}),
         ]
         assert (await http.get("/v1/files")).json()["data"] == []
     assert [(reply.status_code, reply.json()["error"]["param"]) for reply in (large, long)] == [(413, "file")] * 2
     assert too_large.status_code == 413
-    assert [reply.status_code for reply in replies] == [415, 400, 400, 403]
+    assert [reply.status_code for reply in replies] == [415, 400, 400, 400, 400, 403]
     assert all(redis.ttl(key) > 0 for key in redis.scan_iter("scorepool:file:*"))  # what was begun goes by itself

@@ -1,12 +1,13 @@
 """What comes from a client: a body, read up to a limit whatever its headers claim; and the news that it has gone."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 import wire
+from api import tasks
 from api.errors import TooLarge, TooSlow, UnsupportedMedia
 from api.formats import Format, sent_format
 
@@ -70,24 +71,14 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     Raises ClientDisconnect.
     """
-    tasks = (asyncio.create_task(work), asyncio.create_task(_until_gone(request)))
+    running = (asyncio.create_task(work), asyncio.create_task(_until_gone(request)))
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        if not running[0].done():
             raise ClientDisconnect
-        return await tasks[0]
+        return await running[0]
     finally:
-        await _end(tasks)
-
-
-async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Once is not enough: redis-py loses a cancellation that meets it while it connects."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.1)
-    await asyncio.gather(*tasks, return_exceptions=True)  # what a task raised is of no interest any more
+        await tasks.end(running)
 
 
 async def _until_gone(request: Request) -> None:

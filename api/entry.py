@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from starlette.requests import Request
 
 import wire
+from api import tasks
 from api.bodies import while_connected
 from api.errors import BadRequest, Conflict, Failed, Refused, TooLong, Unavailable
 from api.queue import Submitted, fingerprint, job_ids
@@ -90,9 +91,7 @@ async def _results(parts: State, owner: str, ids: Sequence[str]) -> list[wire.Re
                 raise refusal_of(job, parts.settings.max_wait_s)
         return [result for wait in waits if (result := wait.result().result) is not None]
     finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        await tasks.end(waits)
 
 
 async def until_ended(parts: State, owner: str, id: str, wait_s: float) -> wire.Job:  # noqa: A002

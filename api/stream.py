@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 import wire
+from api import tasks
 from api.bodies import while_connected
 from api.entry import ANSWER_TTL_S, cancel_all, enter, refusal_of, until_ended
 from api.errors import Failed, Refused, error_reply
@@ -57,10 +58,9 @@ async def events_of(
                     num_left -= 1
                 yield event
         finally:
-            for wait in waits:
-                wait.cancel()
             if num_left:
                 await asyncio.shield(cancel_all(parts, owner, ids))
+            await tasks.end(waits)
 
 
 class EventStream(Response):

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 import wire
+from api import tasks
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +46,8 @@ class Waiting:
 
     async def close(self) -> None:
         self.release()
-        while self._reader is not None and not self._reader.done():
-            self._reader.cancel()  # once is not enough: redis-py loses a cancellation that meets it while it connects
-            await asyncio.wait([self._reader], timeout=0.1)
+        if self._reader is not None:
+            await tasks.end([self._reader])
 
     def release(self) -> None:
         """Let every waiting client go with what is known now: the server is about to stop."""

@@ -5,6 +5,7 @@ import logging
 
 from redis.exceptions import RedisError
 
+from api import tasks
 from api.batches.run import run
 from api.batches.turn import Overtaken, Turn
 from api.state import State
@@ -25,9 +26,8 @@ class Driver:
 
     async def close(self) -> None:
         """In the middle of whatever: the batch goes on elsewhere, or here later."""
-        while self._task is not None and not self._task.done():
-            self._task.cancel()  # once is not enough: redis-py loses a cancellation that meets it while it connects
-            await asyncio.wait([self._task], timeout=0.1)
+        if self._task is not None:
+            await tasks.end([self._task])
 
     async def _run(self) -> None:
         while True:

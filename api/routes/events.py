@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import wire
-from api import openapi
+from api import openapi, tasks
 from api.dependencies import Owner, Parts, known_query
 from api.entry import until_ended
 from api.errors import BadRequest
@@ -75,7 +75,7 @@ async def follow(parts: State, owner: str, job: wire.Job, progress: Progress) ->
             if job.status in ENDED:
                 yield _written("end", progress.place, wire.encode_json(job))
         finally:
-            ended.cancel()
+            await tasks.end([ended])
 
 
 def _event(told: Told) -> bytes:

@@ -1,0 +1,26 @@
+"""Tasks that nobody waits for any more are gone."""
+
+import asyncio
+
+import pytest
+
+from api import tasks
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_task_that_loses_a_cancellation_is_ended():
+    async def lose_one() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(60)
+
+    async def fail() -> None:
+        raise RuntimeError("nobody asks for this any more")
+
+    running = [asyncio.create_task(lose_one()), asyncio.create_task(fail())]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await tasks.end(running)
+    assert all(task.done() for task in running)

@@ -21,6 +21,8 @@ from api.batches.store import Progress
 from api.batches.turn import Overtaken, Turn
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
 from tests.api.fake_worker import COMPLETED, FakeWorker
+from worker import Queue
+from worker.lease import Leases
 
 pytestmark = pytest.mark.anyio
 FORM = "multipart/form-data; boundary=b"
@@ -232,6 +234,28 @@ async def test_jobs_whose_line_is_written_leave_redis_soon(serving: Serving, wor
     assert redis.exists(wire.Keys.request(good)) == 0
     assert redis.exists(wire.Keys.batch_lines(id_)) == 0
     assert redis.zcard(wire.Keys.batches) == 0
+
+
+async def test_a_cancelled_batch_leaves_nothing_behind_in_a_shared_queue(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    low = "demo:low"
+    async with serving(api_keys=KEYS, max_jobs_in_flight=4) as http:
+        http.headers.update(bearer(ALICE))
+        id_ = await start(http, jsonl(20))
+        await eventually(lambda: (len(worker.waiting()), redis.zcard(f"rq:deferred:{low}")) == (4, 16))
+        await http.post(f"/v1/batches/{id_}/cancel")
+        batch = await until(http, id_, has("cancelled"))
+        assert batch["request_counts"] == {"total": 20, "completed": 0, "failed": 20}
+        assert len(await lines_of(http, batch["error_file_id"])) == 20
+        http.headers.update(bearer(BOB))
+        id_ = await start(http, jsonl(2))
+        await eventually(lambda: redis.zcard(f"rq:deferred:{low}") == 2)  # behind what was alice's
+        rows = Leases(redis, "mac", "rq:worker:mac", 60.0).claim(
+            [Queue(low, connection=redis)], room=10, in_flight=0, limit=10, batch=4, round_robin=False
+        )
+    assert [row.job_id for row in rows or ()] == [job_id(id_, 1, 0), job_id(id_, 2, 0)]
+    assert not list(redis.scan_iter("scorepool:backlog:*")) + list(redis.scan_iter("scorepool:turns:*"))
 
 
 async def test_another_keys_files_and_batches_are_as_if_they_were_not_there(serving: Serving, worker: FakeWorker):

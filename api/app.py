@@ -23,6 +23,7 @@ from api.routes import (
     models,
     operations,
     tokens,
+    trl,
 )
 from api.state import State
 from wire import Settings
@@ -54,7 +55,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.parts = parts
     openais = (completions, chat, files, batches)
-    for subject in (jobs, events, models, *openais, tokens, endpoints, deliveries, operations, docs):
+    for subject in (jobs, events, models, *openais, tokens, trl, endpoints, deliveries, operations, docs):
         app.include_router(subject.router)
     errors.install(app)
     openapi.install(app)

@@ -6,6 +6,6 @@
 
 A turn keeps nothing that is not in Redis: a process that dies leaves the batch as of its last commit, and any other
 goes on after the lease. A line's jobs have ids that follow from batch and line, and its entry is written in the
-transaction that strikes it off, so that nothing is forgotten or told twice. The driver is here and not on a worker because
-the translation of OpenAI's bodies is the API's.
+transaction that strikes it off, so that nothing is forgotten or told twice. The driver is here and not on a worker
+because the translation of OpenAI's bodies is the API's.
 """

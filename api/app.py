@@ -22,6 +22,7 @@ from api.routes import (
     jobs,
     models,
     operations,
+    sglang,
     tokens,
     trl,
 )
@@ -55,7 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.parts = parts
     openais = (completions, chat, files, batches)
-    for subject in (jobs, events, models, *openais, tokens, trl, endpoints, deliveries, operations, docs):
+    for subject in (jobs, events, models, *openais, tokens, trl, sglang, endpoints, deliveries, operations, docs):
         app.include_router(subject.router)
     errors.install(app)
     openapi.install(app)

@@ -40,7 +40,7 @@ def test_the_document_is_whole(document: dict[str, Any]):
     assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ModelCard", "JobPage"} <= set(schemas)
     assert not any("HTTPValidationError" in name for name in schemas)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 39
+    assert len(operations) == 41
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -248,6 +248,8 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
             "/v1/chat/completions": ({"model": "demo", "messages": [{"role": "user", "content": "a"}]}, COMPLETED),
             "/tokenize": ({"model": "demo", "prompt": "a"}, RESULT),
             "/detokenize": ({"model": "demo", "tokens": [1]}, RESULT),
+            "/generate": ({"text": "a"}, COMPLETED),
+            "/v1/score": ({"model": "demo", "query": [1], "items": [[1]], "label_token_ids": [2]}, RESULT),
             "/get_sequence_logprobs/": ({"sequences": [[1, 2]], "prompt_lengths": [0]}, RESULT),
         }
         for route, (body, result) in synchronous.items():

@@ -70,7 +70,8 @@ def to_response(body: ScoringRequest, prompts: Sequence[list[int]], results: Seq
 def _logprob(scored: wire.Scored) -> float:
     """Of the label, the one token that was scored."""
     assert scored.logprobs is not None
-    return scored.logprobs[-1]
+    *_, logprob = scored.logprobs
+    return float(logprob)
 
 
 def _softmax(logprobs: Sequence[float]) -> list[float]:

@@ -169,7 +169,10 @@ def _logprobs(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int])
     split, with_text = scored.num_reported_prompt_tokens, body.return_text_in_logprobs
     entries = [_told(scored, entry, with_text) for entry in range(len(scored.token_ids))]
     first: Told = (None, prompt_ids[start], None)
-    found = {"input_token_logprobs": [first, *entries[start + 1 : split]], "output_token_logprobs": entries[split:]}
+    found: dict[str, Any] = {
+        "input_token_logprobs": [first, *entries[start + 1 : split]],
+        "output_token_logprobs": entries[split:],
+    }
     if body.top_logprobs_num:
         tops = [_tops(scored, entry, with_text) for entry in range(len(scored.token_ids))]
         found |= {"input_top_logprobs": [None, *tops[start + 1 : split]], "output_top_logprobs": tops[split:]}

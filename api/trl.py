@@ -104,7 +104,7 @@ def _scored(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> li
 
 
 def to_lists(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> SequenceLogprobs:
-    told = [
+    told: list[list[tuple[list[int], list[float | None]]]] = [
         [([], [])] * length if scored is None else [_told(scored, entry) for entry in range(length)]
         for scored, length in zip(_scored(body, results), body.completion_lengths, strict=True)
     ]

@@ -17,7 +17,7 @@ serve: .venv/all
 	$(BIN)/scorepool serve
 
 test: .venv/dev
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --numprocesses 2 --dist loadfile
 
 soak: .venv/dev
 	$(BIN)/python -m pytest tests -m soak -s

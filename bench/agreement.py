@@ -22,8 +22,8 @@ from tests.engine.oracle import Oracle
 from tests.tiny_models import BOS, VOCAB_SIZE, TinyModels
 
 NAMES = [
-    *("llama", "llama3", "phi", "gpt_neox", "gpt_bigcode", "qwen3", "qwen3_28_layers", "qwen3_moe", "qwen3_next"),
-    *("gpt_oss", "gemma2", "gemma3", "mamba", "mamba2", "lfm2", "granitehybrid", "nemotron_h"),
+    *("llama", "llama3", "phi", "gpt_neox", "gpt_bigcode", "starcoder2", "qwen3", "qwen3_28_layers", "qwen3_moe"),
+    *("qwen3_next", "gpt_oss", "gemma", "gemma2", "gemma3", "mamba", "mamba2", "lfm2", "granitehybrid", "nemotron_h"),
 ]
 Rows = list[list[int]]
 

@@ -23,12 +23,13 @@ from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
+from engine import activations, positions
 from engine import cache as caches
-from engine import positions
 from engine.batch import Batch, Exact, Merged, Single
 from engine.config import read_config, refuse_overlooked
 from engine.errors import LoadError
 from engine.facts import Facts
+from engine.respell import respell
 from engine.runner import ModelRunner
 from engine.selftest import SHARING, find_fault, reference_logprobs, trial_rows, window_row
 from engine.settings import EngineSettings
@@ -65,7 +66,10 @@ def open_model(settings: EngineSettings) -> ModelRunner:
     folder = _find(settings.model)
     model, config = _load(folder)
     _cast(model, settings.dtype)
+    if config["model_type"] in ("gemma3", "gemma3_text"):
+        _scale_embeddings(model)
     limit = positions.settle(model, config)
+    activations.settle(model, config)
     tokenizer = _load_tokenizer(folder, config)
     mx.set_cache_limit(CACHE_LIMIT_BYTES)
     halves = split_model(model)
@@ -152,6 +156,12 @@ def _scale_keys(model: Any) -> None:
     """mlx-lm multiplies falcon_h1's weights by its multipliers, but keys by none: it looks for another name."""
     for layer in model.layers:
         layer.self_attn.scale *= model.args.key_multiplier
+
+
+def _scale_embeddings(model: Any) -> None:
+    """By the root of their width in the model's dtype. mlx-lm's gemma3 rounds it to bfloat16 in every dtype."""
+    backbone = next(module for module in model.modules() if type(module).__name__ == "Gemma3Model")
+    respell(model, type(backbone), "mx", bfloat16=getattr(mx, _dtype(model)))
 
 
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:

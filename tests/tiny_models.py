@@ -53,10 +53,11 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True},
     "qwen3_28_layers": {"model_type": "qwen3", "tie_word_embeddings": True, "num_hidden_layers": 28},
+    "gemma": {"model_type": "gemma", "tie_word_embeddings": True},
+    "starcoder2": {"model_type": "starcoder2", "use_bias": True, "sliding_window": None, "tie_word_embeddings": True},
     "gpt_neox": {
         "model_type": "gpt_neox",
         "intermediate_size": 256,
-        "hidden_act": "gelu_pytorch_tanh",  # as mlx-lm computes it, whatever is stated
         "rope_parameters": {"rope_type": "default", "rope_theta": 3000.0, "partial_rotary_factor": 0.25},
     },
     "qwen3_next": {
@@ -183,7 +184,6 @@ _KINDS: dict[str, dict[str, Any]] = {
         "n_head": 4,
         "n_inner": 128,
         "n_positions": CONTEXT_LENGTH,
-        "activation_function": "gelu",
     },
     "nemotron_h": {
         "model_type": "nemotron_h",
@@ -199,6 +199,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "gemma3": {
         "model_type": "gemma3_text",
+        "hidden_size": 96,  # whose square root no dtype of 16 bits holds
         "num_hidden_layers": 3,
         "sliding_window": SLIDING_WINDOW,
         "query_pre_attn_scalar": 16,

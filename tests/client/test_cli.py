@@ -56,7 +56,7 @@ def test_the_demo_shows_the_main_job_and_leaves_nothing_behind(tmp_path: Path):
     assert processes_of(tmp_path) == []
 
 
-def test_folders_of_the_users_own_place_are_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_folders_in_the_users_own_place_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("api", "client", "engine", "wire", "worker"):
         (tmp_path / "place" / name).mkdir(parents=True)
         (tmp_path / "place" / name / "__init__.py").touch()

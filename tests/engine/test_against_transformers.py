@@ -21,6 +21,7 @@ BATCHED = [
     "qwen3_28_layers",
     "qwen3_moe",
     "qwen3_next",
+    "gemma",
     "gemma3",
     "gpt_neox",
     "gpt_oss",
@@ -28,6 +29,7 @@ BATCHED = [
     "lfm2",
     "mamba2",
     "nemotron_h",
+    "starcoder2",
 ]
 ALONE = ["gemma2", "gpt_bigcode", "mamba"]  # mlx-lm's batched decoding raises, or is off by nats
 MODELS = [*BATCHED, *ALONE]

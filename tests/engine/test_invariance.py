@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from engine import Engine, Sampling, Sequence, blas
 from tests.tiny_models import BOS, VOCAB_SIZE
 
+pytestmark = pytest.mark.timeout(300)  # hundreds of cases a test
 EXAMPLES = int(os.environ.get("INVARIANCE_EXAMPLES", "500"))
 TOLERANCE = 5e-5 if blas._NAMES else 0.0
 # Attention, experts; a state; a window that slides, whose buffers differ in size, and so sums in their order.

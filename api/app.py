@@ -6,20 +6,25 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import errors, openapi
+from api.batches.driver import Driver
 from api.head import HeadAsGet
 from api.loopback import LoopbackOnly
 from api.metrics import Timed
 from api.routes import (
+    batches,
     chat,
     completions,
     deliveries,
     docs,
     endpoints,
     events,
+    files,
     jobs,
     models,
     operations,
+    sglang,
     tokens,
+    trl,
 )
 from api.state import State
 from wire import Settings
@@ -29,12 +34,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Redis need not be up yet. Raises SettingsError."""
     parts = State.create(Settings.load() if settings is None else settings)
 
+    driver = Driver(parts)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         parts.waiting.start()
+        driver.start()
         try:
             yield
         finally:
+            await driver.close()
             await parts.close()
 
     app = FastAPI(
@@ -46,7 +55,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.parts = parts
-    for subject in (jobs, events, models, completions, chat, tokens, endpoints, deliveries, operations, docs):
+    openais = (completions, chat, files, batches)
+    for subject in (jobs, events, models, *openais, tokens, trl, sglang, endpoints, deliveries, operations, docs):
         app.include_router(subject.router)
     errors.install(app)
     openapi.install(app)

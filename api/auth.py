@@ -1,8 +1,9 @@
-"""Who is asking: API keys as `name:sha256-hex` entries, and the owner that a key stands for."""
+"""Who is asking: API keys as `name:sha256-hex` entries, the owner that a key stands for, and the owner's weight."""
 
 import hashlib
 import hmac
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -11,32 +12,44 @@ from wire import Settings, SettingsError
 
 LOCAL = "local"  # the owner of every job when no keys are configured
 
-_ENTRY = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63}):(?P<digest>[0-9a-fA-F]{64})")
+_ENTRY = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63}):(?P<digest>[0-9a-fA-F]{64})(?::(?P<weight>[1-9][0-9]{0,2}))?"
+)
 
 
 class Keyring:
     """The digests of the keys that open this server. A name may have several keys, so that they can be rotated."""
 
-    def __init__(self, entries: list[tuple[str, bytes]]) -> None:
+    def __init__(self, entries: list[tuple[str, bytes]], weights: Mapping[str, int] | None = None) -> None:
         self._entries = entries
+        self._weights = weights or {}  # by name; without one: 1
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
         """From SCOREPOOL_API_KEYS and the file that SCOREPOOL_API_KEYS_FILE names. Raises SettingsError."""
-        entries = _parse(re.split(r"[,\n]", settings.api_keys), "SCOREPOOL_API_KEYS, entry")
+        weights: dict[str, int] = {}
+        entries = _parse(re.split(r"[,\n]", settings.api_keys), "SCOREPOOL_API_KEYS, entry", weights)
         if settings.api_keys_file:
             try:
                 lines = Path(settings.api_keys_file).read_text("utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise SettingsError(f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r}: {error}") from None
-            entries += _parse(lines, f"{settings.api_keys_file}, line")
+            entries += _parse(lines, f"{settings.api_keys_file}, line", weights)
             if not entries:
                 raise SettingsError(f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r} holds no key")
-        return cls(entries)
+        return cls(entries, weights)
 
     def __bool__(self) -> bool:
         """False: no key is needed, and the server may only listen on loopback."""
         return bool(self._entries)
+
+    @property
+    def has_several_owners(self) -> bool:
+        return len({name for name, _ in self._entries}) > 1
+
+    def weight(self, owner: str) -> int:
+        """How many jobs of the owner are run for one of an owner of weight 1, while both have jobs that wait."""
+        return self._weights.get(owner, 1)
 
     def owner(self, key: str | None) -> str:
         """The name that the key belongs to. Every entry is compared, in constant time. Raises Unauthorized."""
@@ -54,8 +67,9 @@ class Keyring:
         return found
 
 
-def _parse(lines: list[str], place: str) -> list[tuple[str, bytes]]:
-    """Blank lines and `#` comments are skipped. The text of a bad entry is not shown: it may be a key."""
+def _parse(lines: list[str], place: str, weights: dict[str, int]) -> list[tuple[str, bytes]]:
+    """Adds to `weights`. Blank lines and `#` comments are skipped. The text of a bad entry is not shown: it may be a
+    key."""
     entries = []
     for number, line in enumerate(lines, start=1):
         text = line.strip()
@@ -63,6 +77,14 @@ def _parse(lines: list[str], place: str) -> list[tuple[str, bytes]]:
             continue
         entry = _ENTRY.fullmatch(text)
         if entry is None:
-            raise SettingsError(f"{place} {number}: expected `name:sha256-hex`, as `scorepool key NAME` prints")
-        entries.append((entry["name"], bytes.fromhex(entry["digest"])))
+            raise SettingsError(
+                f"{place} {number}: expected `name:sha256-hex`, as `scorepool key NAME` prints, "
+                "or `name:sha256-hex:weight` with a weight of 1 to 999"
+            )
+        name, weight = entry["name"], int(entry["weight"] or 1)
+        if weights.setdefault(name, weight) != weight:
+            raise SettingsError(
+                f"{place} {number}: another key of {name} has the weight {weights[name]}, this {weight}"
+            )
+        entries.append((name, bytes.fromhex(entry["digest"])))
     return entries

@@ -1,7 +1,7 @@
 """What comes from a client: a body, read up to a limit whatever its headers claim; and the news that it has gone."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -37,25 +37,33 @@ def body_format(request: Request) -> Format:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Counts what arrives: Content-Length only serves to refuse early."""
+    """Raises TooLarge, TooSlow."""
+    return b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
+
+
+async def body_chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+    """Counts what arrives: Content-Length only serves to refuse early. Raises TooLarge, TooSlow."""
     claimed = request.headers.get("content-length", "")
     if claimed.isdecimal() and int(claimed) > max_bytes:
         raise _too_large(max_bytes)
-    body = bytearray()
+    num_bytes = 0
     started_at = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(started_at + BODY_GRACE_S) as patience:
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > max_bytes:
-                    raise _too_large(max_bytes)
-                patience.reschedule(started_at + BODY_GRACE_S + len(body) / BODY_BYTES_PER_S)
-    except TimeoutError:
-        raise TooSlow(
-            f"{len(body)} bytes of the body came in time; expected {BODY_BYTES_PER_S} a second, "
-            f"after a grace of {BODY_GRACE_S:g} s"
-        ) from None
-    return bytes(body)
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout_at(started_at + BODY_GRACE_S + num_bytes / BODY_BYTES_PER_S):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise TooSlow(
+                f"{num_bytes} bytes of the body came in time; expected {BODY_BYTES_PER_S} a second, "
+                f"after a grace of {BODY_GRACE_S:g} s"
+            ) from None
+        if chunk is None:
+            return
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        yield chunk
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

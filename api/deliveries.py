@@ -15,7 +15,7 @@ from api.errors import BadRequest, Conflict, NotFound
 from api.records import CURSOR
 from api.rq_hash import iso_now
 
-FIELDS = ("owner", "event", "job", "endpoint", "url", "status", "since", "created_at", "reason", "attempts")
+FIELDS = ("owner", "event", "job", "batch", "endpoint", "url", "status", "since", "created_at", "reason", "attempts")
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
 _STATES: dict[str, wire.DeliveryState] = {"finished": "delivered", "failed": "failed", "canceled": "failed"}
 SCAN = 200  # deliveries looked at per round trip
@@ -139,6 +139,7 @@ def _delivery(id: str, fields: dict[str, bytes | None], due_at: float | None, sh
         state=_STATES.get(text.get("status", ""), "pending"),
         event=text["event"],  # type: ignore[arg-type]
         job_id=text.get("job"),
+        batch_id=text.get("batch"),
         endpoint_id=text.get("endpoint"),
         url=text["url"].partition("?")[0] if "url" in text else None,
         created_at=datetime.fromisoformat(text["created_at"]).timestamp(),

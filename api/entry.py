@@ -12,7 +12,7 @@ from starlette.requests import Request
 import wire
 from api import tasks
 from api.bodies import while_connected
-from api.errors import BadRequest, Conflict, Failed, Refused, TooLong, Unavailable
+from api.errors import BadRequest, Conflict, Failed, Refused, TooLarge, TooLong, Unavailable
 from api.queue import Submitted, fingerprint, job_ids
 from api.state import State
 
@@ -75,6 +75,14 @@ async def answer(request: Request, parts: State, owner: str, messages: Sequence[
     except BaseException:
         await asyncio.shield(cancel_all(parts, owner, ids))
         raise
+
+
+def check_count(settings: wire.Settings, count: int, field: str, noun: str) -> None:
+    """Of jobs that a synchronous request asks for. Raises TooLarge."""
+    if count > settings.max_bulk_jobs:
+        raise TooLarge(
+            f"{field}: expected at most {settings.max_bulk_jobs} {noun} in one request, found {count}", field
+        )
 
 
 def time_limit_s(settings: wire.Settings) -> int:

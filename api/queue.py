@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -13,7 +14,8 @@ from rq.command import PUBSUB_CHANNEL_TEMPLATE
 from rq.job import Job as RqJob
 
 import wire
-from api.errors import Conflict, QueueFull, TooLarge
+from api.auth import Keyring
+from api.errors import Conflict, QueueFull, TooLarge, Unavailable
 from api.records import ENDED, STATUSES, absent, check_id
 from api.rq_hash import iso_now, run_hash
 
@@ -21,6 +23,7 @@ CANCELED = wire.encode(wire.Failure(code="canceled", message="canceled by its ow
 DRAIN_WINDOW_S = 60  # over which the speed of a queue is measured
 UNKNOWN_DRAIN_RETRY_S = 5  # Retry-After of a full queue that finished nothing in that time
 MAX_RETRY_AFTER_S = 3600
+REPLICAS_TIMEOUT_S = 2.0  # less than that of a command
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -30,9 +33,10 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Queue:
-    def __init__(self, redis: Redis, settings: wire.Settings) -> None:
+    def __init__(self, redis: Redis, settings: wire.Settings, keyring: Keyring) -> None:
         self._redis = redis
         self._settings = settings
+        self._keyring = keyring
         scripts = files(__package__).joinpath("lua")
         self._submit = redis.register_script(scripts.joinpath("submit.lua").read_text())
         self._cancel = redis.register_script(wire.OUTBOX + scripts.joinpath("cancel.lua").read_text())
@@ -45,9 +49,11 @@ class Queue:
         ids: Sequence[str],
         print_: str | None = None,
         result_ttl_s: int | None = None,
+        batch: str | None = None,
     ) -> list[Submitted]:
         """All of them or none, in one round trip. `print_` is the fingerprint of the submission as it came, where
-        aliases in it were replaced. Raises Conflict, QueueFull, TooLarge."""
+        aliases in it were replaced. `batch`: that of which they are lines. Raises Conflict, QueueFull, TooLarge,
+        Unavailable."""
         print_ = print_ or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
         bodies = [wire.encode(request) for request in requests]
@@ -55,13 +61,21 @@ class Queue:
             self._settings.max_queue_depth,
             time.time_ns() // 1000,
             wire.Keys.bell(""),
+            owner,
+            self._settings.max_jobs_in_flight if self._keyring.has_several_owners else 0,
         ]
+        weight = self._keyring.weight(owner)
         for id_, request, body in zip(ids, requests, bodies, strict=True):
-            run = run_hash(id_, owner, request, ttl_s)
+            run = run_hash(id_, owner, weight, request, ttl_s, batch)
             args += (id_, wire.queue_name(request.model, request.priority), print_, wire.Keys.request(id_), body)
             args += (len(run), *run)
-        answer = await self._submit(keys=[wire.Keys.owned(owner)], args=args)
+        answer, num_replicas = await self._run_submit([wire.Keys.owned(owner)], args)
         match answer:
+            case [b"accepted", _] if num_replicas < self._settings.redis_min_replicas:
+                raise Unavailable(
+                    f"the queue has this request, but {num_replicas} of {self._settings.redis_min_replicas} replicas; "
+                    "send it again with the same Idempotency-Key"
+                )
             case [b"accepted", statuses]:
                 return [
                     Submitted(id_, STATUSES[status.decode()] if status else "queued", bool(status))
@@ -71,6 +85,16 @@ class Queue:
                 raise await self._full(queue.decode(), depth, num_new)
             case _:
                 raise already_used()
+
+    async def _run_submit(self, keys: list[str], args: list[str | bytes | int | float]) -> tuple[Any, int]:
+        """The script's answer, and how many replicas have what it wrote, if the settings ask for any."""
+        if not self._settings.redis_min_replicas:
+            return await self._submit(keys=keys, args=args), 0
+        async with self._redis.pipeline(transaction=False) as pipeline:  # WAIT is of one connection
+            await self._submit(keys=keys, args=args, client=pipeline)
+            pipeline.execute_command("WAIT", self._settings.redis_min_replicas, int(REPLICAS_TIMEOUT_S * 1000))
+            answer, num_replicas = await pipeline.execute()
+        return answer, num_replicas
 
     async def known(self, requests: Sequence[wire.Request], ids: Sequence[str]) -> bool:
         """Whether an earlier call with the same Idempotency-Key left all of these jobs. Raises Conflict."""
@@ -84,22 +108,34 @@ class Queue:
         return all(found)
 
     async def _full(self, queue: str, depth: int, num_new: int) -> QueueFull | TooLarge:
-        """With a Retry-After taken from how fast the queue moved in the last minute."""
+        """With a Retry-After taken from how fast the queue moves."""
         max_depth = self._settings.max_queue_depth
         if num_new > max_depth:
             return TooLarge(f"{num_new} jobs at once never fit: a queue of this server holds at most {max_depth}")
-        since = time.time() + self._settings.result_ttl_s - DRAIN_WINDOW_S  # registries hold the time of expiry
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.zcount(f"rq:finished:{queue}", since, "+inf")
-            pipeline.zcount(f"rq:failed:{queue}", since, "+inf")
-            num_drained = sum(await pipeline.execute())
+        drained_per_s = await self._drained_per_s(queue)
         retry_after_s = UNKNOWN_DRAIN_RETRY_S
-        if num_drained:
-            retry_after_s = math.ceil((depth + num_new - max_depth) * DRAIN_WINDOW_S / num_drained)
+        if drained_per_s:
+            retry_after_s = math.ceil((depth + num_new - max_depth) / drained_per_s)
         return QueueFull(
             f"{depth} jobs wait in the queue {queue}, whose limit is {max_depth}; nothing of this request was accepted",
             min(max(retry_after_s, 1), MAX_RETRY_AFTER_S),
         )
+
+    async def _drained_per_s(self, queue: str) -> float:
+        """Jobs that ended in the last minute, over the time since the first of them; 0.0 if there was none."""
+        end_to_expiry_s = self._settings.result_ttl_s  # registries hold the time of expiry
+        until = time.time() + end_to_expiry_s + 1.0  # RQ writes whole seconds; a job kept for longer is not counted
+        since = until - 1.0 - DRAIN_WINDOW_S
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for registry in (f"rq:finished:{queue}", f"rq:failed:{queue}"):
+                pipeline.zcount(registry, since, until)
+                pipeline.zrangebyscore(registry, since, until, start=0, num=1, withscores=True)
+            counts_and_firsts: list[Any] = await pipeline.execute()
+        num_drained: int = sum(counts_and_firsts[::2])
+        firsts: list[float] = [expiry for rows in counts_and_firsts[1::2] for _, expiry in rows]
+        if not firsts:
+            return 0.0
+        return num_drained / max(1.0, time.time() + end_to_expiry_s - min(firsts))
 
     async def cancel(self, owner: str, id: str) -> None:  # noqa: A002
         """At once while it waits; a running job is marked, and its worker told. Raises NotFound, Conflict."""

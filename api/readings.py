@@ -58,11 +58,13 @@ class Readings:
         async with redis.pipeline(transaction=False) as pipeline:
             for queue in queues:
                 pipeline.llen(f"rq:queue:{queue}")
+                pipeline.zcard(f"rq:deferred:{queue}")
                 for registry in REGISTRIES.values():
                     pipeline.zcard(f"rq:{registry}:{queue}")
             sizes = iter(await pipeline.execute())
         for label in labels:
-            for state in ("queued", *REGISTRIES):
+            self.jobs.labels(label, "queued").inc(next(sizes) + next(sizes))
+            for state in REGISTRIES:
                 self.jobs.labels(label, state).inc(next(sizes))
 
     async def _read_oldest(self, redis: Redis, queues: Sequence[str], labels: Sequence[str]) -> None:

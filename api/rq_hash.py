@@ -15,7 +15,14 @@ _NOWHERE = Redis()
 RUN_RETRIES = 3
 
 
-def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str | bytes]:  # noqa: A002
+def run_hash(
+    id: str,  # noqa: A002
+    owner: str,
+    weight: int,
+    request: wire.Request,
+    ttl_s: int,
+    batch: str | None = None,
+) -> list[str | bytes]:
     """The hash of the job that runs a request. The request itself lies in a key of its own."""
     kind = wire.kind_of(request)
     job = Job.create(
@@ -35,10 +42,14 @@ def run_hash(id: str, owner: str, request: wire.Request, ttl_s: int) -> list[str
     )
     job.enqueued_at = now()
     ours = {"owner": owner, "model": request.model, "kind": kind}
+    if weight != 1:
+        ours["weight"] = str(weight)
     if request.expires_at is not None:
         ours["expires_at"] = repr(request.expires_at)
     if request.webhook is not None:
         ours["webhook"] = request.webhook
+    if batch is not None:
+        ours["batch"] = batch
     return _flat(job, ours)
 
 

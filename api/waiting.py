@@ -150,12 +150,11 @@ class Waiting:
 
     async def _read_once(self) -> None:
         """One XREAD, from where the last one ended, also when that was on another connection."""
-        for stream in (wire.DONE, wire.TOKENS):
-            if stream not in self._positions:
-                newest: Any = await self._redis.xrevrange(stream, count=1)
-                self._positions[stream] = newest[0][0].decode() if newest else "0-0"
+        if not self._positions:
+            self._positions = await self._newest()
         if not self.is_connected:
-            await self._redis.ping()
+            for stream, entry_id in (await self._newest()).items():  # after a failover there may be less of it
+                self._positions[stream] = min(self._positions[stream], entry_id, key=_place)
             self.is_connected = True
             self._wake_all()  # entries may be gone from a stream that was away: let everyone look once more
         positions: Any = self._positions
@@ -169,3 +168,15 @@ class Waiting:
                     self._pass_on(fields[b"step"])
             if stream == wire.DONE.encode():
                 self._on_ended(len(entries))
+
+    async def _newest(self) -> dict[str, str]:
+        """By stream, the id of its last entry."""
+        newest: dict[str, str] = {}
+        for stream in (wire.DONE, wire.TOKENS):
+            entries: Any = await self._redis.xrevrange(stream, count=1)
+            newest[stream] = entries[0][0].decode() if entries else "0-0"
+        return newest
+
+
+def _place(entry_id: str) -> tuple[int, ...]:
+    return tuple(map(int, entry_id.split("-")))

@@ -33,6 +33,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 import wire
+from api.auth import Keyring
 from api.queue import Queue as Submitter
 from api.waiting import Waiting
 from client.redis_server import RedisServer
@@ -97,7 +98,7 @@ class NoopWorker(Worker):
 
 async def submit(url: str, num_jobs: int, num_tokens: int = 1) -> None:
     async with redis.asyncio.Redis.from_url(url) as connection:
-        queue = Submitter(connection, wire.Settings(max_queue_depth=10**7))
+        queue = Submitter(connection, wire.Settings(max_queue_depth=10**7), Keyring([]))
         for start in range(0, num_jobs, 500):
             count = min(500, num_jobs - start)
             await queue.submit("bench", [request(num_tokens)] * count, [uuid4().hex for _ in range(count)])
@@ -287,7 +288,7 @@ def wake_up(server: RedisServer, num_waiters: int, num_jobs: int) -> None:
 
 async def _wake_up(url: str, num_waiters: int, num_jobs: int) -> list[float]:
     connection, stream = redis.asyncio.Redis.from_url(url), redis.asyncio.Redis.from_url(url)
-    queue = Submitter(connection, wire.Settings())
+    queue = Submitter(connection, wire.Settings(), Keyring([]))
     waiting = Waiting(stream, connection, on_ended=lambda count: None)
     waiting.start()
 

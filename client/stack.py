@@ -21,6 +21,7 @@ from client.tether import Tether
 STOP_TIMEOUT_S = 90.0  # longer than a worker's drain
 READY_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
 RESTART_DELAY_S = 1.0
+CONNECTION = ("--connection-class", "worker.Redis")  # which knows Sentinel
 OURS = str(Path(wire.__file__).parent.parent)
 
 
@@ -30,11 +31,11 @@ class StackError(RuntimeError):
 
 def worker_command(names: Sequence[str]) -> list[str]:
     """RQ's own command line for the worker of one model, by its names."""
-    return [rq(), "worker", "-w", "worker.BatchWorker", "--with-scheduler", *wire.queue_names(*names)]
+    return [rq(), "worker", "-w", "worker.BatchWorker", *CONNECTION, "--with-scheduler", *wire.queue_names(*names)]
 
 
 def webhook_command() -> list[str]:
-    return [rq(), "worker", "-w", "worker.WebhookWorker", "--with-scheduler", wire.WEBHOOKS]
+    return [rq(), "worker", "-w", "worker.WebhookWorker", *CONNECTION, "--with-scheduler", wire.WEBHOOKS]
 
 
 def from_any_folder(command: list[str]) -> list[str]:

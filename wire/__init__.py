@@ -7,7 +7,7 @@ To add a kind of job: a Struct in `request.py`, a line in `Request`, branches in
 from wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
 from wire.columns import Floats
 from wire.endpoint import Endpoint, is_public, literal_address
-from wire.event import Event, EventData, TestData
+from wire.event import BatchData, BatchEvent, Event, EventData, TestData
 from wire.growth import Growth, Step
 from wire.keys import DELIVER, DONE, INFER, TOKENS, WEBHOOKS, Keys, queue_name, queue_names
 from wire.outbox import DELIVERY_KEPT_S, OUTBOX
@@ -37,9 +37,12 @@ from wire.request import (
     kind_of,
 )
 from wire.result import Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
+from wire.sentinel import SentinelUrl
 from wire.settings import Settings, SettingsError, parse_model
 from wire.webhook import (
     ALL_EVENTS,
+    BatchEnd,
+    BatchEventType,
     Change,
     Delivery,
     DeliveryAttempt,
@@ -66,6 +69,10 @@ __all__ = [
     "TOKENS",
     "WEBHOOKS",
     "Accepted",
+    "BatchData",
+    "BatchEnd",
+    "BatchEvent",
+    "BatchEventType",
     "Change",
     "Delivery",
     "DeliveryAttempt",
@@ -100,6 +107,7 @@ __all__ = [
     "Score",
     "ScoreItem",
     "Scored",
+    "SentinelUrl",
     "Settings",
     "SettingsError",
     "SigningSecret",

@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from wire.webhook import BatchEventType, JobEventType
+
 
 class EventData(Struct, frozen=True, kw_only=True):
     id: str
@@ -16,9 +18,24 @@ class TestData(Struct, frozen=True, kw_only=True):
     endpoint_id: str
 
 
+class BatchData(Struct, frozen=True, kw_only=True):
+    id: str
+
+
+class BatchEvent(Struct, frozen=True, kw_only=True):
+    """A batch ended: what OpenAI's SDK unwraps, with the time as Standard Webhooks has it beside OpenAI's."""
+
+    id: str
+    object: Literal["event"] = "event"
+    created_at: int  # unix, s
+    type: BatchEventType
+    timestamp: str  # ISO 8601, UTC
+    data: BatchData
+
+
 class Event(Struct, frozen=True, kw_only=True):
     """One job ended, or somebody tests an endpoint. One event is the same bytes, however often it is sent."""
 
-    type: Literal["job.finished", "job.failed", "job.canceled", "webhook.test"]
+    type: JobEventType | Literal["webhook.test"]
     timestamp: str  # ISO 8601, UTC: when the job ended
     data: EventData | TestData

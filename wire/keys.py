@@ -41,10 +41,52 @@ class Keys:
         """zset: ids of an owner's deliveries by the time (unix, s) of their making."""
         return f"scorepool:deliveries:{owner}"
 
+    batches = "scorepool:batches"  # zset: batches that have not ended by the time (unix, s) of their next turn
+
+    @staticmethod
+    def batch(id: str) -> str:  # noqa: A002
+        """hash: owner, state, cancel, turn (api/batches.py)."""
+        return f"scorepool:batch:{id}"
+
+    @staticmethod
+    def batch_lines(id: str) -> str:  # noqa: A002
+        """hash: the lines of a batch that have jobs, `<line>.<number of jobs>`: the line."""
+        return f"scorepool:batch:{id}:lines"
+
+    @staticmethod
+    def batches_of(owner: str) -> str:
+        """zset: ids of an owner's batches by time of creation (unix, s)."""
+        return f"scorepool:batches:{owner}"
+
+    @staticmethod
+    def file(id: str) -> str:  # noqa: A002
+        """hash: owner, file, and a `batch:<id>` for each batch that has yet to read it."""
+        return f"scorepool:file:{id}"
+
+    @staticmethod
+    def file_parts(id: str) -> str:  # noqa: A002
+        """hash: whole lines of a file, zlib, by number from 0."""
+        return f"scorepool:file:{id}:parts"
+
+    @staticmethod
+    def files_of(owner: str) -> str:
+        """zset: ids of an owner's files by time of creation (unix, s)."""
+        return f"scorepool:files:{owner}"
+
     @staticmethod
     def owned(owner: str) -> str:
         """zset: ids of an owner's jobs by time of submission (unix, s)."""
         return f"scorepool:owned:{owner}"
+
+    @staticmethod
+    def backlog(queue: str, owner: str) -> str:
+        """list: ids of the owner's jobs that wait behind RQ's list of the queue, see worker/lua/backlog.lua."""
+        return f"scorepool:backlog:{queue}:{owner}"
+
+    @staticmethod
+    def turns(queue: str) -> str:
+        """zset: the owners that have a backlog, by how much they had of the queue."""
+        return f"scorepool:turns:{queue}"
 
     @staticmethod
     def card(worker: str) -> str:

@@ -2,7 +2,7 @@
 -- they tell of. Fields of ours beside RQ's:
 --
 --   owner, event, model, at    what is told; `at` is when the job ended, ISO
---   job                        the job's id; not in a test event
+--   job | batch                the id of what ended; not in a test event
 --   endpoint | url             to whom: an endpoint of the owner's by id, or the URL that the job itself named
 --   since                      unix, s: its schedule began here
 --   tries, attempts, reason    worker/webhook.py's record of what came of it
@@ -53,7 +53,8 @@ end
 -- Tell of a job that has just ended: its own webhook, and its owner's endpoints that want to hear of it.
 local function announce(id, iso, ttl_s)
   local job = 'rq:job:' .. id
-  local known = redis.call('HMGET', job, 'owner', 'webhook', 'status', 'model', 'ended_at')
+  local known = redis.call('HMGET', job, 'owner', 'webhook', 'status', 'model', 'ended_at', 'batch')
+  if known[6] then return end  -- the batch is told of, not each of its 50,000 lines
   local owner, url, event = known[1] or '', known[2], ENDED[known[3]]
   local endpoints = redis.call('HVALS', ENDPOINTS .. owner)
   if not event or (not url and #endpoints == 0) then return end

@@ -110,7 +110,11 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128, description="Completions to sample from the one prompt.")] = 1
     add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS, where the model is used to it.")] = True
     prompt_logprobs: Annotated[
-        bool, Meta(description="Report the prompt's tokens before the generated ones; the first has no logprob: null.")
+        bool,
+        Meta(
+            description="Report the prompt's tokens before the generated ones; the first has no logprob: null. Without "
+            "`logprobs` none has one, and none is computed."
+        ),
     ] = False
     logprobs: bool = True
     top_logprobs: TopLogprobs = 0

@@ -48,14 +48,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     state_dir: str = ""  # of the embedded Redis; default: the platform's folder for a user's application state
 
     # api
-    api_keys: str = ""  # comma-separated `name:sha256-hex`, as `scorepool key NAME` prints; none means loopback only
+    api_keys: str = (
+        ""  # comma-separated `name:sha256-hex[:weight]`, as `scorepool key NAME` prints; none means loopback only
+    )
     api_keys_file: str = ""  # the same, one a line
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     public_url: str = ""  # how others reach this API, for links in webhooks; default http://host:port
     max_body_bytes: Count = 32 * 2**20
     max_bulk_jobs: Count = 1000
+    max_file_bytes: Count = 200 * 2**20  # of one uploaded file
     max_queue_depth: Count = 100_000  # jobs waiting in one queue before 429
+    redis_min_replicas: Annotated[int, Meta(ge=0)] = 0  # that must have a job before it is accepted
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400
 

@@ -3,13 +3,16 @@
 A per-job URL (`webhook` of a submission) makes deliveries of the same kind, without an endpoint.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import replace
 
-EventType = Literal["job.finished", "job.failed", "job.canceled"]
-ALL_EVENTS: tuple[EventType, ...] = ("job.finished", "job.failed", "job.canceled")
+JobEventType = Literal["job.finished", "job.failed", "job.canceled"]
+BatchEventType = Literal["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]  # OpenAI's spelling
+BatchEnd = Literal["completed", "failed", "expired", "cancelled"]
+EventType = JobEventType | BatchEventType
+ALL_EVENTS: tuple[EventType, ...] = (*get_args(JobEventType), *get_args(BatchEventType))
 Url = Annotated[str, Meta(min_length=1, max_length=2048, description="https, to a public host.")]
 Events = Annotated[
     list[EventType], Meta(min_length=1, max_length=16, description="What it is told of; everything by default.")
@@ -113,8 +116,9 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
     id: str
     state: DeliveryState
-    event: Literal["job.finished", "job.failed", "job.canceled", "webhook.test"]
+    event: EventType | Literal["webhook.test"]
     job_id: str | None
+    batch_id: str | None = None
     endpoint_id: str | None
     url: str | None
     created_at: float

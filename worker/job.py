@@ -15,7 +15,7 @@ from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
-from wire import INFER, Failure, encode
+from wire import INFER, Failure, Keys, encode
 from worker.lease import Row, settle
 
 MAX_NUMBER = 10**10  # in a job's record: seconds and counts beyond it are no one's honest wish
@@ -165,6 +165,16 @@ class Queue(rq.queue.Queue):
     def __init__(self, name: str = "default", connection: Redis | None = None, **kwargs: Any) -> None:
         kwargs |= {"job_class": Job, "serializer": JSONSerializer}
         super().__init__(name, connection, **kwargs)
+
+    @property
+    def count(self) -> int:
+        """Jobs that wait, also those behind RQ's list (see lua/backlog.lua): what `rq info` shows."""
+        owners = self.connection.zrange(Keys.turns(self.name), 0, -1)
+        with self.connection.pipeline() as pipeline:
+            pipeline.llen(self.key)
+            for owner in owners:
+                pipeline.llen(Keys.backlog(self.name, as_text(owner)))  # type: ignore[arg-type]
+            return sum(pipeline.execute())
 
     @classmethod
     def of(cls, queue: rq.queue.Queue) -> "Queue":

@@ -25,7 +25,7 @@ def _source(*names: str) -> str:
     return "\n".join(resources.files("worker.lua").joinpath(name).read_text() for name in names)
 
 
-CLAIM = _source("lease.lua", "claim.lua")
+CLAIM = _source("lease.lua", "backlog.lua", "claim.lua")
 EXTEND = _source("extend.lua")
 RECLAIM = _source("lease.lua", "reclaim.lua")
 RELEASE = _source("release.lua")
@@ -66,12 +66,13 @@ class Leases:
         self._release = connection.register_script(RELEASE)
 
     def claim(
-        self, queues: Sequence[Queue], room: int, in_flight: int, limit: int, round_robin: bool
+        self, queues: Sequence[Queue], room: int, in_flight: int, limit: int, batch: int, round_robin: bool
     ) -> list[Row] | None:
         """Lease at most `room` jobs, in one round trip; None while workers are suspended.
 
         `limit` is how many may be in flight in all: fewer than there is room for, where a job in flight may have killed
-        a worker (see lua/reclaim.lua). The next job is held to its own limit by the script.
+        a worker (see lua/reclaim.lua). The next job is held to its own limit by the script. `batch` is how many jobs
+        each queue is to hold in RQ's list afterwards, if so many wait (see lua/backlog.lua).
         """
         rows = self._claim(
             keys=_keys(queues),
@@ -82,6 +83,7 @@ class Leases:
                 int(round_robin),
                 self.worker_key,
                 uuid4().hex[:24],
+                batch,
                 *self._terms(),
             ],
         )

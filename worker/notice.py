@@ -2,11 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from datetime import datetime
+from typing import Any, Literal, Self, get_args
 
 from rq.utils import as_text
 
-from wire import DeliveryAttempt, Event, EventData, Settings, TestData, encode_json, parse
+from wire import (
+    BatchData,
+    BatchEvent,
+    BatchEventType,
+    DeliveryAttempt,
+    Event,
+    EventData,
+    Settings,
+    TestData,
+    encode_json,
+    parse,
+)
 from worker.job import Job
 
 MAX_ATTEMPTS_KEPT = 20
@@ -16,6 +28,7 @@ _STATUS: dict[str, Literal["finished", "failed", "canceled"]] = {
     "job.failed": "failed",
     "job.canceled": "canceled",
 }
+_BATCH_EVENTS = get_args(BatchEventType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +41,7 @@ class Notice:
     model: str
     at: str  # ISO: when the job ended
     job: str
+    batch: str
     since: float  # unix, s: the schedule began
     tries: int  # attempts that count in the schedule
     attempts: list[DeliveryAttempt]
@@ -36,7 +50,7 @@ class Notice:
     def of(cls, job: Job) -> Self:
         """Raises ValueError, wire.Invalid among them, for a record that this version does not write."""
         text = {name: as_text(value) for name, value in job.fields.items() if name in _TEXTS}
-        if text.get("event") not in (*_STATUS, "webhook.test"):
+        if text.get("event") not in (*_STATUS, *_BATCH_EVENTS, "webhook.test"):
             raise ValueError(f"no event is called {text.get('event', '')[:80]!r}")
         return cls(
             id=job.id,
@@ -47,6 +61,7 @@ class Notice:
             model=text.get("model", ""),
             at=text.get("at", ""),
             job=text.get("job", ""),
+            batch=text.get("batch", ""),
             since=float(job.fields.get("since", b"0")),
             tries=int(job.fields.get("tries", b"0")),
             attempts=parse(job.fields.get("attempts", b"[]"), list[DeliveryAttempt]),
@@ -54,6 +69,8 @@ class Notice:
 
     def body(self, settings: Settings) -> bytes:
         """The same bytes at every attempt."""
+        if self.event in _BATCH_EVENTS:
+            return self._batch_body()
         data: EventData | TestData
         if self.event == "webhook.test":
             data = TestData(endpoint_id=self.endpoint or "")
@@ -61,10 +78,21 @@ class Notice:
             data = EventData(id=self.job, status=_STATUS[self.event], model=self.model, url=settings.job_url(self.job))
         return encode_json(Event(type=self.event, timestamp=self.at, data=data))  # type: ignore[arg-type]
 
+    def _batch_body(self) -> bytes:
+        return encode_json(
+            BatchEvent(
+                id=f"evt_{self.batch.removeprefix('batch_')}",
+                created_at=int(datetime.fromisoformat(self.at).timestamp()),
+                type=self.event,  # type: ignore[arg-type]
+                timestamp=self.at,
+                data=BatchData(id=self.batch),
+            )
+        )
+
     def after(self, attempt: DeliveryAttempt) -> Mapping[str, str]:
         """The fields that change with one more attempt."""
         attempts: list[Any] = [*self.attempts, attempt][-MAX_ATTEMPTS_KEPT:]
         return {"tries": str(self.tries + 1), "attempts": encode_json(attempts).decode(), "reason": ""}
 
 
-_TEXTS = ("owner", "endpoint", "url", "event", "model", "at", "job")
+_TEXTS = ("owner", "endpoint", "url", "event", "model", "at", "job", "batch")

@@ -26,7 +26,7 @@ def to_result(
         prompt_tokens = rows[0].num_prompt_tokens  # n rows share it
         with_logprobs = request.logprobs
     return wire.Result(
-        sequences=[_to_scored(row, tokenizer, with_logprobs) for row in rows],
+        sequences=[_to_scored(row, _first(request, row.row), tokenizer, with_logprobs) for row in rows],
         temperature=request.temperature,
         usage=wire.Usage(
             prompt_tokens=prompt_tokens,
@@ -50,9 +50,15 @@ def _to_tokens(translated: Translated, tokenizer: Tokenizer, stamp: wire.Stamp) 
     return wire.Result(sequences=[tokens], temperature=1.0, usage=usage, stamp=stamp)
 
 
-def _to_scored(translated: Translated, tokenizer: Tokenizer, with_logprobs: bool) -> wire.Scored:
+def _first(request: wire.Score | wire.Generate, row: Row) -> int:
+    """The first token that is reported. A prompt may be without logprobs: then the engine scored none of it."""
+    if isinstance(request, wire.Generate):
+        return 0 if request.prompt_logprobs else row.num_given
+    return row.num_given if row.score_from is None else row.score_from
+
+
+def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_logprobs: bool) -> wire.Scored:
     row, num_prompt_tokens = translated.row, translated.num_prompt_tokens
-    first = row.num_given if row.score_from is None else row.score_from
     token_ids = row.token_ids[first:]
     if row.text_bytes is None:
         text = tokenizer.decode(token_ids)

@@ -125,13 +125,20 @@ def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer, context_le
         )
         row = Row(
             token_ids=list(prompt_ids),
-            score_from=0 if request.prompt_logprobs else None,
+            score_from=_score_from(request, len(prompt_ids), max_tokens),
             top_logprobs=request.top_logprobs,
             rank=request.rank,
             sampling=sampling,
         )
         rows.append(Translated(row, len(prompt_ids), not isinstance(request.prompt, list), bos_added))
     return rows
+
+
+def _score_from(request: wire.Generate, num_given: int, max_tokens: int) -> int | None:
+    """Where the prompt is to be reported without logprobs, none are computed, but for one where nothing else runs."""
+    if request.prompt_logprobs and request.logprobs:
+        return 0
+    return num_given - 1 if max_tokens == 0 else None
 
 
 def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer) -> tuple[list[int], bool]:

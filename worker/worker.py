@@ -129,6 +129,7 @@ class Worker(WorkerProcess):
         """Returns whether there was any job. Raises what must end the process: Fault, or SystemExit with a sentence."""
         self._dequeue_strategy = dequeue_strategy
         with one_sentence(), ExitStack() as stack:
+            logging_level = logging_level or self.settings.log_level  # RQ's own options come first
             chores = [Chore(self._beat, every_s=self.settings.lease_s / 5), *self.chores()]
             self.bootstrap(logging_level, date_format, log_format)
             stack.callback(self.teardown)
@@ -216,7 +217,7 @@ class Worker(WorkerProcess):
         round_robin = self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN
         if self._dequeue_strategy == DequeueStrategy.RANDOM:
             random.shuffle(self._ordered_queues)
-        rows = self.leases.claim(self._ordered_queues, int(room), len(self.flights), limit, round_robin)
+        rows = self.leases.claim(self._ordered_queues, int(room), len(self.flights), limit, self.capacity, round_robin)
         self._show_suspended(rows is None)
         self._is_dry = not rows
         if not rows:

@@ -4,6 +4,9 @@
 -- ARGV[1]  most jobs that may wait in one queue
 -- ARGV[2]  now (unix, us)
 -- ARGV[3]  prefix of the bells
+-- ARGV[4]  owner
+-- ARGV[5]  most jobs in RQ's list of a queue that owners share; the rest goes behind it (worker/lua/backlog.lua).
+--          0: all go onto the list
 -- then for each job: id, queue, fingerprint of the body, key of the request, the request,
 --   how many arguments its RQ hash has (name, value, name, value, ...), these
 --
@@ -11,10 +14,38 @@
 --      or {'conflict', index}: a job of that id came with another body;
 --      or {'full', queue, its depth, the number of new jobs for it}.
 
-local owned, max_depth, bell = KEYS[1], tonumber(ARGV[1]), ARGV[3]
+local owned, max_depth, bell, owner, batch = KEYS[1], tonumber(ARGV[1]), ARGV[3], ARGV[4], tonumber(ARGV[5])
+
+local function backlog_of(queue)
+  return 'scorepool:backlog:' .. queue .. ':' .. owner
+end
+
+-- Behind the list, once anything is there: what came first goes first.
+local function is_behind(queue)
+  return redis.call('EXISTS', 'scorepool:turns:' .. queue) == 1
+    or (batch > 0 and redis.call('LLEN', 'rq:queue:' .. queue) >= batch)
+end
+
+-- The owner's jobs that wait in a shared queue.
+local function num_own(queue)
+  local num = redis.call('LLEN', backlog_of(queue))
+  for _, id in ipairs(redis.call('LRANGE', 'rq:queue:' .. queue, 0, batch - 1)) do
+    if redis.call('HGET', 'rq:job:' .. id, 'owner') == owner then num = num + 1 end
+  end
+  return num
+end
+
+-- An owner that has no turn yet begins level with the one who is next.
+local function put_behind(queue, id, stamp)
+  local turns = 'scorepool:turns:' .. queue
+  redis.call('ZADD', turns, 'NX', redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2] or 0, owner)
+  redis.call('RPUSH', backlog_of(queue), id)
+  redis.call('ZADD', 'rq:deferred:' .. queue, stamp, id)
+  redis.call('HSET', 'rq:job:' .. id, 'status', 'deferred')
+end
 
 -- Look before writing anything.
-local FIRST = 4
+local FIRST = 6
 local starts, statuses, new_in = {}, {}, {}
 local i = FIRST
 while i <= #ARGV do
@@ -31,9 +62,10 @@ while i <= #ARGV do
     return {'conflict', #statuses}
   end
 end
+-- A queue that others have filled still takes a batch from each owner.
 for queue, count in pairs(new_in) do
-  local depth = redis.call('LLEN', 'rq:queue:' .. queue)
-  if depth + count > max_depth then
+  local depth = redis.call('LLEN', 'rq:queue:' .. queue) + redis.call('ZCARD', 'rq:deferred:' .. queue)
+  if depth + count > max_depth and (batch == 0 or num_own(queue) + count > math.min(batch, max_depth)) then
     return {'full', queue, depth, count}
   end
 end
@@ -53,10 +85,18 @@ for job, at in ipairs(starts) do
     redis.call('HSET', 'rq:job:' .. id, 'fingerprint', fingerprint, 'created', stamp, unpack(ARGV, at + 6, at + 5 + num_fields))
     redis.call('SET', request, body)
     redis.call('ZADD', owned, stamp, id)
-    redis.call('RPUSH', 'rq:queue:' .. queue, id)
+    if is_behind(queue) then
+      put_behind(queue, id, stamp)
+    else
+      redis.call('RPUSH', 'rq:queue:' .. queue, id)
+    end
     num_new = num_new + 1
     created = created + 1
   end
+end
+if num_new == 0 and starts[1] then
+  -- Something must be written, for a WAIT after it to wait also for what was written before.
+  redis.call('HSET', 'rq:job:' .. ARGV[FIRST], 'fingerprint', ARGV[FIRST + 2])
 end
 for queue, count in pairs(new_in) do
   redis.call('SADD', 'rq:queues', 'rq:queue:' .. queue)

@@ -11,8 +11,7 @@ import wire
 from api import openapi
 from api.bodies import read_message
 from api.dependencies import Owner, Parts, known_query
-from api.entry import answer, time_limit_s
-from api.errors import TooLarge
+from api.entry import answer, check_count, time_limit_s
 from api.formats import reply
 from api.openai.chunks import Chunked, chunks_of
 from api.openai.completions import (
@@ -44,11 +43,7 @@ async def complete(request: Request, owner: Owner, parts: Parts) -> Response:
     """A client that goes away cancels what it asked for. With `stream`: CompletionChunks as server-sent events."""
     body = await read_message(request, CompletionRequest, parts.settings.max_body_bytes)
     requests = to_requests(body, time_limit_s(parts.settings))
-    if len(requests) > parts.settings.max_bulk_jobs:
-        raise TooLarge(
-            f"prompt: expected at most {parts.settings.max_bulk_jobs} prompts in one request, found {len(requests)}",
-            "prompt",
-        )
+    check_count(parts.settings, len(requests), "prompt", "prompts")
     unique = f"cmpl-{uuid4().hex}"
     if body.stream:
         return await stream(request, owner, parts, body, requests, unique)

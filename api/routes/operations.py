@@ -45,6 +45,7 @@ async def readyz(parts: Parts) -> Response:
     return reply(Ready(models=parts.models.names), "json")
 
 
+@router.get("/health/", include_in_schema=False)  # as TRL's clients spelled it until 1.10
 @router.get("/health", summary="Requests can be answered", responses=openapi.answers({200: Ready}, (503,)))
 async def health(parts: Parts) -> Response:
     """As vLLM's: ready, and some model is served."""

@@ -1,7 +1,7 @@
 """The document says what really comes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import jsonschema
@@ -40,7 +40,7 @@ def test_the_document_is_whole(document: dict[str, Any]):
     assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ModelCard", "JobPage"} <= set(schemas)
     assert not any("HTTPValidationError" in name for name in schemas)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 29
+    assert len(operations) == 41
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -124,12 +124,54 @@ async def call_webhooks(call: Callable[..., Awaitable[Any]], worker: FakeWorker)
         await call("POST", endpoints, json=url)
 
 
+async def slow_form() -> AsyncIterator[bytes]:
+    yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    async for byte in trickle():
+        yield byte
+
+
+async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
+    """What the routes of files and batches answer."""
+    file, batch = "/v1/files/{id}", "/v1/batches/{id}"
+    form = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+    frame = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    id_ = (await call("POST", "/v1/files", **form))["id"]
+    body = frame | {"input_file_id": id_}
+    made = (await call("POST", "/v1/batches", json=body))["id"]
+    await call("DELETE", file, id_)
+    for route in ("/v1/files", "/v1/batches", file, file + "/content"):
+        await call("GET", route, id_)
+    await call("GET", batch, made)
+    await call("POST", batch + "/cancel", made)
+    async with asyncio.timeout(20):
+        while (await call("GET", batch, made))["status"] not in ("failed", "cancelled"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await call("POST", batch + "/cancel", made)
+    await call("DELETE", file, id_)
+    await call("POST", "/v1/batches", json=body)
+    await call("POST", "/v1/files", **form | {"data": {"purpose": "vision"}})
+    await call("POST", "/v1/files", files={"file": ("a", b"x" * 100_000)}, data={"purpose": "batch"})
+    for route in ("/v1/files", "/v1/batches"):
+        await call("POST", route, content=b"", headers={"Content-Type": "text/plain"})
+        await call("POST", route, key=None, **(form if route == "/v1/files" else {"json": body}))
+        await call("GET", route, query="?limit=0")
+        await call("GET", route, key=None)
+    await call("POST", "/v1/batches", json={})
+    await call("POST", "/v1/batches", content=b" " * 6000, headers={"Content-Type": "application/json"})
+    for method, route in [
+        ("GET", file), ("DELETE", file), ("GET", file + "/content"), ("GET", batch), ("POST", batch + "/cancel"),
+    ]:  # fmt: skip
+        await call(method, route)
+        await call(method, route, key=None)
+        await call(method, route, query="?unknown=1")
+
+
 @pytest.mark.anyio
 async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWorker, document: dict[str, Any]):
     """Every route, and every status that it declares except 500 and 503, by a request that gets it."""
     absent, none = "0" * 32, {"Accept": "text/html"}
     seen: set[tuple[str, str, int]] = set()
-    settings = {"api_keys": KEYS, "max_queue_depth": 6, "max_body_bytes": 5000}
+    settings = {"api_keys": KEYS, "max_queue_depth": 6, "max_body_bytes": 5000, "max_file_bytes": 5000}
     async with serving(**settings) as http:
 
         async def call(method: str, route: str, id_: str = absent, *, key: str | None = ALICE, **request: Any) -> Any:
@@ -179,12 +221,16 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
             if method != "DELETE":
                 await call(method, route, headers=none)
         await call_webhooks(call, worker)
+        await call_batches(call)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(api.bodies, "BODY_GRACE_S", 0.05)
             for path, methods in document["paths"].items():
                 for method in methods.keys() & {"post", "patch"}:
                     if "408" in methods[method]["responses"]:
-                        await call(method, path, content=trickle(), headers={"Content-Type": "application/json"})
+                        is_form = path == "/v1/files"
+                        kind = "multipart/form-data; boundary=b" if is_form else "application/json"
+                        content = slow_form() if is_form else trickle()
+                        await call(method, path, content=content, headers={"Content-Type": kind})
         for route, wrap in (("/v1/jobs", lambda one: one), ("/v1/jobs/bulk", lambda one: [one])):
             key = {"Idempotency-Key": "k"}
             await call("POST", route, json=wrap(score()), headers=key)
@@ -202,6 +248,9 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
             "/v1/chat/completions": ({"model": "demo", "messages": [{"role": "user", "content": "a"}]}, COMPLETED),
             "/tokenize": ({"model": "demo", "prompt": "a"}, RESULT),
             "/detokenize": ({"model": "demo", "tokens": [1]}, RESULT),
+            "/generate": ({"text": "a"}, COMPLETED),
+            "/v1/score": ({"model": "demo", "query": [1], "items": [[1]], "label_token_ids": [2]}, RESULT),
+            "/get_sequence_logprobs/": ({"sequences": [[1, 2]], "prompt_lengths": [0]}, RESULT),
         }
         for route, (body, result) in synchronous.items():
             await call("POST", route, json=body, key=None)

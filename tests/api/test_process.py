@@ -58,10 +58,12 @@ def is_ready(http: httpx.Client) -> bool:
 
 
 @contextmanager
-def running(root: Path, redis_url: str, log: Path) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
+def running(
+    root: Path, redis_url: str, log: Path, **more: str
+) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
     """`python -m api` where neither mlx nor the other rooms can be imported."""
     port = str(free_port())
-    settings = environ(redis_url=redis_url, port=port, log_level="debug")
+    settings = environ(redis_url=redis_url, port=port, log_level="debug", **more)
     with (
         log.open("wb") as out,
         subprocess.Popen([sys.executable, "-c", BLOCKER], cwd=root, env=settings, stdout=out, stderr=out) as api,

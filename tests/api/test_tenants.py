@@ -66,7 +66,21 @@ async def test_keys_from_variable_and_file_open_alike_and_may_be_rotated(tmp_pat
     assert [keyring.owner(key) for key in ("key", "second", "b")] == ["alice", "alice", "bob"]
 
 
-@pytest.mark.parametrize("text", ["key", f"a b:{DIGEST}", f"alice:{DIGEST[:-1]}", f":{DIGEST}", "alice:my-secret-key"])
+async def test_a_weight_belongs_to_the_name(tmp_path: Path):
+    second = hashlib.sha256(b"second").hexdigest()
+    keyring = Keyring.load(
+        Settings(api_keys=f"alice:{DIGEST}:5,alice:{second}:5,bob:{hashlib.sha256(b'b').hexdigest()}")
+    )
+    assert [keyring.weight(keyring.owner(key)) for key in ("key", "second", "b")] == [5, 5, 1]
+    with pytest.raises(SettingsError, match="entry 2: another key of alice has the weight 5, this 1"):
+        Keyring.load(Settings(api_keys=f"alice:{DIGEST}:5,alice:{second}"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["key", f"a b:{DIGEST}", f"alice:{DIGEST[:-1]}", f":{DIGEST}", "alice:my-secret-key"]
+    + [f"bob:{DIGEST}:{weight}" for weight in ("", "0", "-1", "1.5", "1000")],
+)
 async def test_a_bad_key_entry_stops_the_start_without_being_shown(text: str):
     with pytest.raises(SettingsError, match="SCOREPOOL_API_KEYS, entry 2") as caught:
         Keyring.load(Settings(api_keys=f"alice:{DIGEST},{text}"))

@@ -97,6 +97,31 @@ async def test_waiters_survive_a_lost_connection(serving: Serving, worker: FakeW
         assert (await waiting).json()["status"] == "finished"
 
 
+async def test_waiters_wake_when_redis_has_less_of_the_stream_than_before(redis: Redis, redis_url: str):
+    """As after a failover to a replica that did not have the last entries."""
+    redis.xadd(wire.DONE, {"id": "lost"}, id="99999999999999-0")
+    stream = AsyncRedis.from_url(redis_url, socket_timeout=AGES_S)
+    waiting = Waiting(stream, stream, on_ended=lambda _: None)
+    waiting.start()
+    await eventually(lambda: waiting.is_alive)
+    redis.delete(wire.DONE)
+    redis.client_kill_filter(_type="normal", skipme=True)
+    reads: list[str] = []
+
+    async def read() -> wire.Job:
+        status: wire.Status = "finished" if redis.exists(wire.DONE) else "queued"
+        reads.append(status)
+        return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0)
+
+    job = asyncio.create_task(waiting.until_ended("j", read, AGES_S))
+    await eventually(lambda: len(reads) == 2)  # once more after the connection was lost
+    redis.xadd(wire.DONE, {"id": "j"})
+    async with asyncio.timeout(AGES_S / 2):
+        assert (await job).status == "finished"
+    await waiting.close()
+    await stream.aclose()
+
+
 async def test_a_job_deleted_under_its_waiter_is_404(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         id_ = (await http.post("/v1/jobs", json=score())).json()["id"]

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from client.cli import app
 from client.demo import free_port
 
 SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
@@ -175,3 +177,24 @@ def test_a_key_opens_the_api_and_only_its_hash_is_configured(tmp_path: Path):
     with serving(tmp_path, SCOREPOOL_API_KEYS=entry) as (_, url):
         assert httpx.get(f"{url}/v1/jobs").status_code == 401
         assert httpx.get(f"{url}/v1/jobs", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+@pytest.mark.parametrize("level", ["eRror", "Info"])
+def test_a_log_level_in_any_case_reaches_every_process(tmp_path: Path, level: str):
+    with serving(tmp_path, SCOREPOOL_LOG_LEVEL=level) as (serve, url):
+        assert httpx.get(f"{url}/v1/models").status_code == 200
+        serve.send_signal(signal.SIGTERM)
+        _, said = serve.communicate(timeout=60)
+    told = ["Uvicorn running on" in said, "Listening on demo" in said, "GET /v1/models" in said]
+    assert told == [level == "Info"] * 3
+
+
+@pytest.mark.parametrize("command", [["api"], ["worker", "--model", "demo=x"], ["worker", "--webhooks"]])
+def test_each_command_takes_a_log_level(monkeypatch: pytest.MonkeyPatch, command: list[str]):
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda _, arguments, environ: started.append((arguments, environ)))
+    CliRunner().invoke(app, [*command, "--log-level", "wArning"], catch_exceptions=False)
+    [(arguments, environ)] = started
+    assert environ["SCOREPOOL_LOG_LEVEL"].upper() == "WARNING"
+    if "worker" in command:
+        assert arguments[arguments.index("--logging_level") + 1] == "WARNING"

@@ -228,3 +228,12 @@ def test_a_job_for_an_alias_that_came_before_its_worker_is_run(stack: Stack, nat
         redis.rpush("rq:queue:gpt-4o-mini", job_id)
 
     assert native.result(job_id, timeout_s=60).usage.completion_tokens == 1
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, EMOJI, [1209, 274, 312], [5]])
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_echo_without_logprobs_is_the_same_text(sdk: OpenAI, prompt: object, max_tokens: int):
+    bare = only(complete(sdk, prompt, echo=True, max_tokens=max_tokens))
+    full = only(complete(sdk, prompt, echo=True, max_tokens=max_tokens, logprobs=1))
+
+    assert (bare.text, bare.finish_reason, bare.logprobs) == (full.text, full.finish_reason, None)

@@ -1,9 +1,14 @@
 """TRL's client of a vLLM server, as it is shipped."""
 
+import base64
 import math
+import re
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 
 from client import Client
@@ -16,6 +21,7 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+Ask = Callable[..., httpx.Response]
 SEQUENCES = [[1209, 274, 312, 885], [5, 6, 7], [305, 16, 274, 274, 1209, 312]]
 PROMPT_LENGTHS = [1, 2, 3]
 
@@ -45,6 +51,94 @@ def test_sequence_logprobs_of_a_teacher(trl: VLLMClient, stack: Stack, options: 
                 assert found["logprob_token_ids"][row][entry] == scored.top_ids[entry]
                 assert found["logprobs"][row][entry] == pytest.approx(scored.top_logprobs[entry].values(), abs=1e-4)
         assert all(math.isfinite(value) for entry in found["logprobs"][row] for value in entry)
+
+
+@pytest.fixture
+def ask(stack: Stack) -> Iterator[Callable[..., httpx.Response]]:
+    """`/get_sequence_logprobs/`, as TRL's client spoke to TRL's server until 1.10."""
+    with httpx.Client(base_url=stack.url, timeout=60) as http:
+        assert http.get("/health/").status_code == 200
+        yield lambda **body: http.post("/get_sequence_logprobs/", json=body)
+
+
+def arrays(reply: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    """logprobs, token_ids, actual_logprobs, actual_token_ids."""
+    num, longest, k = reply["shape"]
+    names = [
+        ("logprobs", "<f4", k),
+        ("token_ids", "<i4", k),
+        ("actual_logprobs", "<f4", 1),
+        ("actual_token_ids", "<i4", 1),
+    ]
+    return tuple(
+        np.frombuffer(base64.b64decode(reply[f"{name}_b64"]), dtype).reshape(num, longest, last)
+        for name, dtype, last in names
+    )
+
+
+@pytest.mark.parametrize("k", [0, 1, 5])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_teachers_route_tells_the_floats_of_a_score_job(ask: Ask, native: Client, k: int, temperature: float):
+    reply = ask(sequences=SEQUENCES, prompt_lengths=PROMPT_LENGTHS, top_logprobs=k, temperature=temperature).json()
+    binary = {"sequences": SEQUENCES, "prompt_lengths": PROMPT_LENGTHS, "response_format": "binary"}
+    packed = ask(**binary, top_logprobs=k, temperature=temperature).json()
+
+    assert set(reply) == {"logprobs", "logprob_token_ids"}
+    logprobs, token_ids, actual_logprobs, actual_ids = arrays(packed)
+    assert (packed["shape"], packed["completion_lengths"]) == ([3, 3, k], [3, 1, 3])
+    for row, (sequence, length) in enumerate(zip(SEQUENCES, PROMPT_LENGTHS, strict=True)):
+        items = [(sequence[:length], sequence[length:])]
+        [scored] = native.score("demo", items, top_logprobs=k, temperature=temperature).sequences
+        num = len(scored.token_ids)
+        assert actual_ids[row, :num, 0].tolist() == scored.token_ids
+        assert actual_logprobs[row, :num, 0] == pytest.approx(scored.logprobs.values(), abs=1e-5)
+        assert np.isneginf(actual_logprobs[row, num:]).all()
+        for entry in range(num):
+            tops = dict(zip(scored.top_ids[entry], scored.top_logprobs[entry].values(), strict=True)) if k else {}
+            assert token_ids[row, entry].tolist() == list(tops)
+            assert logprobs[row, entry] == pytest.approx(list(tops.values()), abs=1e-5)
+            told = dict(zip(reply["logprob_token_ids"][row][entry], reply["logprobs"][row][entry], strict=True))
+            assert told == pytest.approx(tops | {scored.token_ids[entry]: scored.logprobs[entry]}, abs=1e-5)
+            assert list(told)[:k] == list(tops)
+        assert len(reply["logprobs"][row]) == num
+
+
+def test_a_sequence_without_a_prompt_begins_with_a_token_that_has_no_logprob(ask: Ask):
+    given = {"sequences": [[5, 6, 7], [5], [5, 6]], "prompt_lengths": [0, 0, 2], "top_logprobs": 2}
+    reply, packed = ask(**given).json(), ask(**given, response_format="binary").json()
+
+    assert [[bool(entry) for entry in row] for row in reply["logprobs"]] == [[False, True, True], [False], []]
+    logprobs, _, actual_logprobs, actual_ids = arrays(packed)
+    assert packed["completion_lengths"] == [3, 1, 0]
+    assert np.isfinite(actual_logprobs[:, :, 0]).tolist() == [[False, True, True], [False] * 3, [False] * 3]
+    assert actual_ids[:, :, 0].tolist() == [[0, 6, 7], [0, 0, 0], [0, 0, 0]]
+    assert np.isfinite(logprobs).sum(axis=(1, 2)).tolist() == [4, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param", "message"),
+    [
+        ({"prompt_lengths": [1]}, 400, "prompt_lengths", "one for each"),
+        ({"prompt_lengths": [1, 2, 7]}, 400, "prompt_lengths[2]", "at most 6"),
+        ({"sequences": [[5], [5, 99_999], [5] * 4]}, 400, "sequences[1][1]", "below"),
+        ({"sequences": [[5, 5], [5, 5], [5] * 5000]}, 400, "sequences[2]", "context"),
+        ({"sequences": []}, 400, "sequences", "length"),
+        ({"top_logprobs": 129}, 400, "top_logprobs", "128"),
+        ({"top_logprobs": -1}, 400, "top_logprobs", "0"),
+        ({"temperature": 0}, 400, "temperature", "1e-09"),
+        ({"response_format": "numpy"}, 400, "response_format", "binary"),
+        ({"seed": 1}, 400, "seed", "seed"),
+        ({"model": "nobody"}, 404, "model", "nobody"),
+    ],
+)
+def test_what_the_teachers_route_cannot_do_is_refused_by_its_name(
+    ask: Ask, change: dict[str, Any], status: int, param: str, message: str
+):
+    reply = ask(**{"sequences": SEQUENCES, "prompt_lengths": PROMPT_LENGTHS} | change)
+
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (status, param)
+    assert re.search(message, error["message"])
 
 
 def test_rollouts(trl: VLLMClient, stack: Stack):

@@ -9,7 +9,7 @@ from redis import Redis
 
 import wire
 from api.app import create_app
-from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score
 from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,12 @@ async def alices(http: httpx.AsyncClient, worker: FakeWorker) -> list[str]:
     worker.end(jobs[2])
     deliveries = [wire.Keys.delivery(jobs[2]), f"{wire.Keys.delivery(jobs[2])}_{endpoint_id}"]
     worker.fail_delivery(deliveries[0])
-    return [*jobs, endpoint_id, *deliveries]
+    upload = {"files": {"file": (f"{MARK}.jsonl", b"")}, "data": {"purpose": "batch"}}
+    file = (await http.post("/v1/files", **upload, headers=headers)).json()["id"]
+    body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {MARK: MARK}}
+    batch = (await http.post("/v1/batches", json=body, headers=headers)).json()["id"]
+    await eventually(lambda: not worker.redis.exists(wire.Keys.batches))  # it has ended: an empty file is no batch
+    return [*jobs, endpoint_id, *deliveries, file, batch]
 
 
 def state(redis: Redis) -> dict[bytes, bytes | None]:
@@ -61,12 +66,20 @@ def addressed(path: str, operation: dict[str, Any], id_: str) -> tuple[str, dict
 
 def bodies(operation: dict[str, Any], id_: str) -> list[Any]:
     """JSON bodies in which every field that could name a thing names hers."""
-    if "requestBody" not in operation:
+    content = operation.get("requestBody", {}).get("content", {})
+    if "application/json" not in content:
         return [None]
-    schema = resolve(operation["requestBody"]["content"]["application/json"]["schema"])
+    schema = resolve(content["application/json"]["schema"])
     properties = schema.get("properties", {})
     named = {name: id_ for name in properties if name.endswith("_id") or name == "id"}
-    return [named, {**named, "since": 0}, {**named, "disabled": True}, {**named, "url": "https://bob.example/"}]
+    rests: list[dict[str, Any]] = [
+        {},
+        {"since": 0},
+        {"disabled": True},
+        {"url": "https://bob.example/"},
+        {"endpoint": "/v1/completions", "completion_window": "24h"},
+    ]
+    return [named | rest for rest in rests]
 
 
 async def test_bob_meets_none_of_alices_things_on_any_route(serving: Serving, redis: Redis, worker: FakeWorker):

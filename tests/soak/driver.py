@@ -19,6 +19,7 @@ from tests.soak.log import Log
 WORDS = ["return", "the", "value", "of", "a", "list", "object", "when", "it", "is", "not", "there"]
 AGAIN = (429, 503)  # and 404 model_not_served, while both workers are away
 ENDED = ("finished", "failed", "canceled")
+TENANTS = ({"Authorization": "Bearer soak-a"}, {"Authorization": "Bearer soak-b"})
 
 
 def request(rng: random.Random, webhook: str) -> dict[str, Any]:
@@ -47,7 +48,7 @@ class Driver:
         self._num_jobs = num_jobs
         self._duration_s = duration_s
         self._lock = threading.Lock()
-        self._ids: dict[str, None] = {}  # accepted, oldest first
+        self._ids: dict[str, dict[str, str]] = {}  # accepted, oldest first; by id its tenant
         self._submitted = threading.Event()
         self._ended = threading.Event()
         self._submitters = [threading.Thread(target=self._submit, args=(n,)) for n in range(3)]
@@ -70,7 +71,8 @@ class Driver:
     def _submit(self, number: int) -> None:
         rng = random.Random(f"{self._seed} submit {number}")
         started_at = time.monotonic()
-        with httpx.Client(timeout=20.0, trust_env=False) as http:
+        tenant = TENANTS[number % len(TENANTS)]
+        with httpx.Client(timeout=20.0, trust_env=False, headers=tenant) as http:
             for turn in range(10**9):
                 share = len(self._ids) / self._num_jobs
                 if share >= 1 or self._ended.is_set():
@@ -104,7 +106,7 @@ class Driver:
             else:
                 if reply.status_code == 202:
                     ids = [job["id"] for job in reply.json()]
-                    self._accepted(ids, jobs)
+                    self._accepted(ids, jobs, http.headers)
                     return ids
                 if reply.status_code not in AGAIN and reply.json()["error"]["code"] != "model_not_served":
                     self._log.write("unexpected answer", to="submit", status=reply.status_code, body=reply.text[:300])
@@ -113,9 +115,10 @@ class Driver:
             self._ended.wait(0.3)
         return None
 
-    def _accepted(self, ids: list[str], jobs: list[dict[str, Any]]) -> None:
+    def _accepted(self, ids: list[str], jobs: list[dict[str, Any]], headers: httpx.Headers) -> None:
+        tenant = {"Authorization": headers["Authorization"]}
         with self._lock:
-            self._ids |= dict.fromkeys(ids)
+            self._ids |= dict.fromkeys(ids, tenant)
         for id_, job in zip(ids, jobs, strict=True):
             self._log.write("accepted", id=id_, webhook="webhook" in job)
 
@@ -136,7 +139,8 @@ class Driver:
                 if id_ is None:
                     continue
                 try:
-                    reply = http.get(f"{rng.choice(self._urls)}/v1/jobs/{id_}", params={"wait": rng.choice([0, 0, 1])})
+                    url, wait = f"{rng.choice(self._urls)}/v1/jobs/{id_}", {"wait": rng.choice([0, 0, 1])}
+                    reply = http.get(url, params=wait, headers=self._ids[id_])
                 except httpx.TransportError:
                     continue
                 if reply.status_code == 200:

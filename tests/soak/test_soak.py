@@ -4,6 +4,7 @@ The last lines of each test's output are the auditor's; `pytest -s` shows them a
 """
 
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 SETTINGS = {
     "SCOREPOOL_WEBHOOK_SECRET": SECRET,
     "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "1",
+    "SCOREPOOL_API_KEYS": ",".join(f"{key[-1]}:{sha256(key.encode()).hexdigest()}" for key in ("soak-a", "soak-b")),
+    "SCOREPOOL_MAX_JOBS_IN_FLIGHT": "16",  # few, so that jobs wait behind RQ's list
     "SCOREPOOL_LEASE_S": "3",
     "SCOREPOOL_DRAIN_TIMEOUT_S": "4",
     "SCOREPOOL_LOG_LEVEL": "WARNING",
@@ -39,7 +42,7 @@ def rest(redis: Redis, timeout_s: float) -> None:
             for delivery in redis.zrange(f"rq:scheduled:{wire.WEBHOOKS}", 0, -1):
                 redis.zadd(f"rq:scheduled:{wire.WEBHOOKS}", {delivery: 0}, xx=True)
             queues = [*wire.queue_names("demo"), wire.WEBHOOKS]
-            keys = [f"rq:{kind}:{queue}" for queue in queues for kind in ("queue", "wip", "scheduled")]
+            keys = [f"rq:{kind}:{queue}" for queue in queues for kind in ("queue", "deferred", "wip", "scheduled")]
             busy = [key for key in keys if redis.exists(key)]
             if not busy:
                 return

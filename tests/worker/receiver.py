@@ -57,9 +57,11 @@ def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield this
-        server.shutdown()
-        thread.join()
+        try:
+            yield this
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def leases(redis: Redis, name: str = "mac", lease_s: float = 60.0) -> Leases:
 
 
 def claim(redis: Redis, queue: Queue, room: int = 32, in_flight: int = 0, limit: int = 32) -> list[Row]:
-    rows = leases(redis).claim([queue], room, in_flight, limit, round_robin=False)
+    rows = leases(redis).claim([queue], room, in_flight, limit, batch=32, round_robin=False)
     assert rows is not None
     return rows
 

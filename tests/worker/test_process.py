@@ -249,3 +249,12 @@ def test_what_the_engine_logs_is_shown(redis: Redis, workers: Workers, level: st
 
     assert ("the engine has news" in workers.log) == (level == "INFO")
     assert "the engine has a warning" in workers.log
+
+
+@pytest.mark.parametrize("level", ["wArning", "Info", "debug"])
+def test_rqs_own_log_keeps_to_the_level_that_is_set_in_any_case(redis: Redis, workers: Workers, level: str):
+    workers.start(worker="TalkingWorker", SCOREPOOL_LOG_LEVEL=level)
+    until(lambda: redis.keys("scorepool:card:*"))
+
+    assert ("Listening on" in workers.log) == (level != "wArning")
+    assert "the engine has a warning" in workers.log

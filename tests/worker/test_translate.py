@@ -319,3 +319,22 @@ def test_a_job_without_a_seed_has_its_own_and_keeps_it():
     assert with_seed(request, "j") != with_seed(request, "k")
     assert with_seed(generate(prompt="a", seed=7), "j").seed == 7
     assert with_seed(score("a", "b"), "j") == score("a", "b")
+
+
+@pytest.mark.parametrize(("max_tokens", "score_from"), [(5, None), (0, 2)])
+def test_a_prompt_that_is_reported_without_logprobs_is_not_scored(max_tokens: int, score_from: int | None):
+    request = generate(prompt="ab", max_tokens=max_tokens, prompt_logprobs=True, logprobs=False)
+    (translated,) = rows = translate(request)
+    row = translated.row
+    if max_tokens:
+        row.token_ids.append(ord("c"))
+        row.logprobs, row.text_bytes, row.finish_reason = [-0.5], b"c", "length"
+    else:
+        row.logprobs = [-0.5]
+
+    result = scored(request, rows)
+
+    assert row.score_from == score_from
+    assert result.token_ids == [BOS, *b"ab", *(b"c" if max_tokens else b"")]
+    assert (result.num_reported_prompt_tokens, result.logprobs) == (3, None)
+    assert result.text == ("abc" if max_tokens else "ab")

@@ -6,7 +6,8 @@
 -- Returns rows (see lease.lua), or false while `rq suspend` holds.
 local room, in_flight, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local round_robin, worker_key, executions = ARGV[4] == '1', ARGV[5], ARGV[6]
-local worker, lease_ms, now, iso, grace_s = ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11]
+local batch = tonumber(ARGV[7])
+local worker, lease_ms, now, iso, grace_s = ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12]
 
 if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
 
@@ -17,7 +18,11 @@ local max_bytes = 64 * 1024 * 1024  -- of requests in one reply; the next claim 
 local function head(queue)
   while true do
     local id = redis.call('LINDEX', queue, 0)
-    if not id then return nil end
+    if not id then
+      top_up(queue, batch)
+      id = redis.call('LINDEX', queue, 0)
+      if not id then return nil end
+    end
     if string.match(id, '^[%w_-]+$') and redis.call('HEXISTS', 'rq:job:' .. id, 'data') == 1 then return id end
     redis.call('LPOP', queue)
   end
@@ -47,6 +52,10 @@ while #rows < room and num_bytes < max_bytes and num_empty < num_queues do
   if found == 'alone' then break end
   if found == 'empty' then num_empty = num_empty + 1 else num_empty = 0 end
   if round_robin or found == 'empty' then index = index % num_queues + 1 end
+end
+
+for i = 1, num_queues do
+  top_up(KEYS[2 * i - 1], batch)
 end
 
 if #rows > 0 then

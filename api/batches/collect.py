@@ -1,0 +1,62 @@
+"""The ends of lines: results of their jobs, or why there are none."""
+
+import asyncio
+import time
+
+import wire
+from api.batches import lines
+from api.batches.ledger import Ledger
+from api.batches.lines import Ended, Ending, Held
+from api.entry import cancel_all
+from api.errors import NotFound
+from api.records import ENDED
+
+GROUP = 16  # lines whose results are in memory at once
+STOP_S = 60  # that jobs have to stop in when the batch is over
+
+
+async def stop(ledger: Ledger) -> None:
+    """What waits ends at once; what runs is told to."""
+    for one in await ledger.held():
+        await cancel_all(ledger.parts, ledger.turn.owner, one.job_ids(ledger.turn.id))
+
+
+async def collect(ledger: Ledger, ending: Ending | None) -> bool:
+    """Write the entries of lines whose jobs have all ended. Returns whether there were any. Raises Overtaken."""
+    held = await ledger.held()
+    statuses = await ledger.statuses(held)
+    done = ENDED if ending is None else (*ENDED, None)  # what was not queued any more needs no end
+    over = [one for one, found in zip(held, statuses, strict=True) if all(status in done for status in found)]
+    for first in range(0, len(over), GROUP):
+        group = over[first : first + GROUP]
+        texts = await ledger.texts(group)
+        found = await asyncio.gather(
+            *(_ended(ledger, one, text, ending) for one, text in zip(group, texts, strict=True))
+        )
+        entries = {one: entry for one, entry in zip(group, found, strict=True) if entry is not None}
+        await ledger.write(ledger.turn.progress, list(entries.values()), dropped=list(entries))
+    return bool(over)
+
+
+async def _ended(ledger: Ledger, held: Held, text: bytes, ending: Ending | None) -> Ended | None:
+    """None for one whose jobs were deleted just now: it is run again."""
+    ids = held.job_ids(ledger.turn.id)
+    try:
+        jobs = await asyncio.gather(*(ledger.parts.records.read(ledger.turn.owner, id_) for id_ in ids))
+        return lines.ended(text, ledger.batch, jobs, ending)
+    except NotFound:
+        return None if ending is None else lines.not_run(text, ending, ids[0])
+    except wire.Invalid as error:
+        return lines.refused(text, error, ids[0])
+
+
+async def write_off(ledger: Ledger, ending: Ending) -> None:
+    """Lines whose jobs do not stop, STOP_S after the batch was over: their worker may be gone for good."""
+    over_at = ledger.turn.cancel_at if ending == "cancelled" else ledger.batch.expires_at
+    if over_at is None or time.time() < over_at + STOP_S:
+        return
+    held = await ledger.held()
+    ids = [one.job_ids(ledger.turn.id)[0] for one in held]
+    texts = await ledger.texts(held)
+    entries = [lines.not_run(text, ending, id_) for text, id_ in zip(texts, ids, strict=True)]
+    await ledger.write(ledger.turn.progress, entries, dropped=held)

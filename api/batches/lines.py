@@ -1,0 +1,119 @@
+"""A line's way: from its text to jobs, and from their ends to an entry of the output or the error file."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+import wire
+from api.entry import refusal_of
+from api.errors import BadRequest, Refused, TooLarge, error_reply
+from api.openai.batch import CALLS, Batch, BatchUsage, Call, Entry, Line, LineError, LineResponse
+from api.state import State
+
+Ending = Literal["expired", "cancelled"]
+LATE_S = 5  # after the batch's own end, at which its jobs end by themselves
+_SENTENCES: dict[Ending, str] = {
+    "expired": "This request could not be executed before the completion window expired.",
+    "cancelled": "This request was not executed because the batch was cancelled.",
+}
+
+
+class Ended(NamedTuple):
+    """A line that needs nothing more."""
+
+    entry: Entry
+    usage: BatchUsage | None = None  # of one that succeeded
+
+    @property
+    def text(self) -> bytes:
+        return wire.encode_json(self.entry) + b"\n"
+
+
+class Held(NamedTuple):
+    """A line that has jobs. Written as `<number>.<number of jobs>`."""
+
+    number: int
+    num_jobs: int
+
+    @classmethod
+    def read(cls, field: bytes) -> "Held":
+        number, num_jobs = field.split(b".")
+        return cls(int(number), int(num_jobs))
+
+    def __str__(self) -> str:
+        return f"{self.number}.{self.num_jobs}"
+
+    def job_ids(self, batch_id: str) -> list[str]:
+        return [job_id(batch_id, self.number, index) for index in range(self.num_jobs)]
+
+
+def job_id(batch_id: str, number: int, index: int) -> str:
+    """The same whenever and wherever it is asked: a line that is submitted twice is one job."""
+    return hashlib.blake2b(f"{batch_id}\0{number}\0{index}".encode(), digest_size=16).hexdigest()
+
+
+def custom_id_of(text: bytes) -> str:
+    return wire.parse(text, Line).custom_id
+
+
+def call_of(text: bytes, batch: Batch) -> Call:
+    """Raises wire.Invalid."""
+    return CALLS[batch.endpoint](bytes(wire.parse(text, Line).body))
+
+
+def requests_of(call: Call, batch: Batch) -> list[wire.Request]:
+    """At low priority: whoever waits for an answer comes first. They wait for their model, should it be away."""
+    return [
+        msgspec.structs.replace(
+            request, priority="low", expires_at=float(batch.expires_at + LATE_S), wait_for_model=True
+        )
+        for request in call.requests
+    ]
+
+
+async def accept(parts: State, text: bytes, batch: Batch) -> list[wire.Request]:
+    """The jobs of a line. Raises wire.Invalid, Refused: it ends without any."""
+    requests = requests_of(call_of(text, batch), batch)
+    most = min(parts.settings.max_bulk_jobs, parts.settings.max_queue_depth)  # they are queued all or none
+    if len(requests) > most:
+        raise TooLarge(f"prompt: expected at most {most} prompts, found {len(requests)}", "prompt")
+    await parts.door.check(requests, is_bulk=len(requests) > 1)
+    return requests
+
+
+def refused(text: bytes, error: wire.Invalid | Refused, unique: str) -> Ended:
+    if isinstance(error, wire.Invalid):
+        error = BadRequest(error.message, error.field)
+    return Ended(_entry(text, unique, error.status, error_reply(error)))
+
+
+def not_run(text: bytes, ending: Ending, unique: str) -> Ended:
+    error = LineError(code=f"batch_{ending}", message=_SENTENCES[ending])
+    return Ended(Entry(id=f"batch_req_{unique}", custom_id=custom_id_of(text), error=error))
+
+
+def ended(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | None) -> Ended:
+    """Of jobs that have all ended. Raises wire.Invalid where another version understood the line."""
+    unique = jobs[0].id
+    failed = next((job for job in jobs if job.result is None), None)
+    if failed is None:
+        results = [job.result for job in jobs if job.result is not None]
+        usage = BatchUsage(
+            input_tokens=sum(result.usage.prompt_tokens for result in results),
+            output_tokens=sum(result.usage.completion_tokens for result in results),
+        )
+        return Ended(_entry(text, unique, 200, call_of(text, batch).answer(results, unique)), usage)
+    assert failed.failure is not None
+    if failed.failure.code == "expired":
+        return not_run(text, "expired", unique)
+    if failed.failure.code == "canceled" and ending is not None:
+        return not_run(text, ending, unique)
+    refusal = refusal_of(failed, 0)
+    return Ended(_entry(text, unique, refusal.status, error_reply(refusal)))
+
+
+def _entry(text: bytes, unique: str, status: int, body: Any) -> Entry:
+    response = LineResponse(status_code=status, request_id=unique, body=body)
+    return Entry(id=f"batch_req_{unique}", custom_id=custom_id_of(text), response=response)

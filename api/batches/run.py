@@ -1,0 +1,114 @@
+"""One turn of a batch, whatever its status: the first to the last line of its life."""
+
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+
+from msgspec.structs import replace
+from redis.asyncio.client import Pipeline
+
+import wire
+from api.batches.check import check
+from api.batches.collect import collect, stop, write_off
+from api.batches.ledger import Ledger, file_id
+from api.batches.lines import Ending
+from api.batches.take import resubmit, take
+from api.batches.turn import Turn
+from api.files import publish
+from api.openai.batch import BatchError, BatchErrors, RequestCounts
+from api.openai.files import FILE_KEPT_S
+from api.rq_hash import iso_now
+from api.state import State
+
+MOVED_S, STILL_S = 0.05, 0.5  # until the next turn
+ANNOUNCE = wire.OUTBOX + files("api").joinpath("lua/announce_batch.lua").read_text()
+
+
+async def run(parts: State, turn: Turn) -> float:
+    """Returns the seconds until the next turn. Raises Overtaken."""
+    match turn.batch.status:
+        case "validating":
+            await _validate(parts, turn)
+            return 0.0
+        case "finalizing":
+            await _finish(turn, "completed")
+            return 0.0
+    ledger, ending = Ledger(parts, turn), _ending(turn)
+    if ending is not None:
+        await stop(ledger)
+    has_moved = await collect(ledger, ending)
+    if ending is not None:
+        await write_off(ledger, ending)
+    if ending is not None or await resubmit(ledger):
+        has_moved |= await take(ledger, ending)
+    if turn.progress.is_read and not await ledger.held():
+        await _end(turn, ending)
+        return 0.0
+    return MOVED_S if has_moved else STILL_S
+
+
+def _ending(turn: Turn) -> Ending | None:
+    if turn.cancel_at is not None:
+        return "cancelled"
+    return "expired" if time.time() >= turn.batch.expires_at else None
+
+
+async def _validate(parts: State, turn: Turn) -> None:
+    if turn.cancel_at is not None:
+        await _finish(turn, "cancelled")
+        return
+    checked = await check(parts, turn)
+    if checked.errors:
+        await _finish(turn, "failed", checked.errors)
+        return
+    batch = replace(
+        turn.batch,
+        status="in_progress",
+        in_progress_at=int(time.time()),
+        model=checked.model,
+        request_counts=RequestCounts(total=checked.num_lines),
+    )
+    await turn.commit(replace(turn.progress, batch=batch))
+
+
+async def _end(turn: Turn, ending: Ending | None) -> None:
+    """Every line has its entry, unless the input file went away under the batch."""
+    total, num_taken = turn.batch.request_counts.total, turn.progress.num_taken
+    if num_taken != total:
+        message = f"the input file ended after {num_taken} of {total} lines: it was removed"
+        await _finish(turn, "failed", [BatchError(code="input_file_gone", message=message)])
+    elif ending is not None:
+        await _finish(turn, ending)
+    else:
+        batch = replace(turn.batch, status="finalizing", finalizing_at=int(time.time()))
+        await turn.commit(replace(turn.progress, batch=batch))
+
+
+async def _finish(turn: Turn, status: wire.BatchEnd, errors: Sequence[BatchError] = ()) -> None:
+    """Its files, its end and the news of it, in one transaction. Raises Overtaken."""
+    progress, owner, id_ = turn.progress, turn.owner, turn.id
+    output, error = file_id(id_, "output"), file_id(id_, "error")
+    batch = replace(
+        progress.batch,
+        status=status,
+        cancelling_at=None if turn.cancel_at is None else int(turn.cancel_at),
+        errors=BatchErrors(data=list(errors)) if errors else None,
+        output_file_id=output if progress.output_parts else None,
+        error_file_id=error if progress.error_parts else None,
+        **{f"{status}_at": int(time.time())},
+    )
+    terms = (id_, owner, f"batch.{status}", iso_now(), FILE_KEPT_S)
+
+    def write(pipeline: Pipeline) -> None:
+        kept_s = progress.output_ttl_s
+        if progress.output_parts:
+            publish(pipeline, owner, output, f"{id_}_output.jsonl", "batch_output", progress.output_bytes, kept_s)
+        if progress.error_parts:
+            publish(pipeline, owner, error, f"{id_}_error.jsonl", "batch_output", progress.error_bytes, kept_s)
+        pipeline.hdel(wire.Keys.file(batch.input_file_id), f"batch:{id_}")
+        pipeline.unlink(wire.Keys.batch_lines(id_))
+        pipeline.zrem(wire.Keys.batches, id_)
+        pipeline.expire(wire.Keys.batch(id_), FILE_KEPT_S)
+        pipeline.eval(ANNOUNCE, 0, *terms)
+
+    await turn.commit(replace(progress, batch=batch), write)

@@ -1,0 +1,99 @@
+"""The beginnings of lines: read, noted, and then queued. A line is noted first, and so is never forgotten."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+import wire
+from api.batches import lines
+from api.batches.check import lines_of
+from api.batches.ledger import Ledger
+from api.batches.lines import Ended, Ending, Held
+from api.errors import QueueFull, Refused, Unavailable
+
+MAX_JOBS = 512  # of one batch at once: enough for eight workers, and the next batch has not long to wait
+ENTRIES = 500  # lines that end without a job, in one write
+
+
+async def resubmit(ledger: Ledger) -> bool:
+    """Queue lines whose jobs are not there: there was no room, or a driver died first. Returns whether there is room
+    for more. Raises Overtaken."""
+    held = await ledger.held()
+    statuses = await ledger.statuses(held)
+    lost = [one for one, found in zip(held, statuses, strict=True) if None in found]
+    for one, text in zip(lost, await ledger.texts(lost), strict=True):
+        try:
+            requests = lines.requests_of(lines.call_of(text, ledger.batch), ledger.batch)
+        except wire.Invalid as error:
+            refused = lines.refused(text, error, one.job_ids(ledger.turn.id)[0])
+            await ledger.write(ledger.turn.progress, [refused], dropped=[one])
+            continue
+        if not await _submit(ledger, one, requests):
+            return False
+    return True
+
+
+async def take(ledger: Ledger, ending: Ending | None) -> bool:
+    """Read on as far as there is room. Once the batch is over, no line gets jobs, and so there always is. Returns
+    whether there was a line. Raises Overtaken."""
+    room = MAX_JOBS - sum(one.num_jobs for one in await ledger.held())
+    has_moved = False
+    while room > 0 and not ledger.turn.progress.is_read:
+        before = ledger.turn.progress
+        part = await ledger.parts.files.part(before.batch.input_file_id, before.part)
+        if part is None:
+            await ledger.turn.commit(replace(before, is_read=True))
+            break
+        texts = lines_of(part)
+        entries: list[Ended] = []
+        taken: dict[Held, tuple[bytes, list[wire.Request]]] = {}
+        line, number = before.line, before.number
+        while line < len(texts) and room > 0 and len(entries) < ENTRIES:
+            text, line, number = texts[line], line + 1, number + 1
+            if not text:
+                continue
+            begun = await _begin(ledger, text, number, ending)
+            if isinstance(begun, Ended):
+                entries.append(begun)
+            else:
+                taken[Held(number, len(begun))] = (text, begun)
+                room -= len(begun)
+        is_whole = line == len(texts)
+        after = replace(
+            before,
+            part=before.part + is_whole,
+            line=0 if is_whole else line,
+            number=number,
+            num_taken=before.num_taken + len(entries) + len(taken),
+        )
+        await ledger.write(after, entries, taken={one: text for one, (text, _) in taken.items()})
+        has_moved = True
+        for one, (_, requests) in taken.items():
+            if not await _submit(ledger, one, requests):
+                return True
+    return has_moved
+
+
+async def _begin(ledger: Ledger, text: bytes, number: int, ending: Ending | None) -> Ended | list[wire.Request]:
+    unique = lines.job_id(ledger.turn.id, number, 0)
+    if ending is not None:
+        return lines.not_run(text, ending, unique)
+    try:
+        return await lines.accept(ledger.parts, text, ledger.batch)
+    except (wire.Invalid, Refused) as error:
+        return lines.refused(text, error, unique)
+
+
+async def _submit(ledger: Ledger, held: Held, requests: Sequence[wire.Request]) -> bool:
+    """False if the queue is full or lacks replicas. What was queued before stays as it is: the ids are the same."""
+    parts, turn = ledger.parts, ledger.turn
+    await parts.models.serving(request.model for request in requests)
+    named = parts.models.under_own_names(requests)
+    try:
+        submitted = await parts.queue.submit(turn.owner, named, held.job_ids(turn.id), turn.id, batch=turn.id)
+    except (QueueFull, Unavailable):
+        return False
+    for job, request in zip(submitted, requests, strict=True):
+        if not job.is_replay:
+            parts.metrics.submitted.labels(wire.kind_of(request)).inc()
+    return True

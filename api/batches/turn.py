@@ -1,0 +1,98 @@
+"""One driver's hold on a batch: every write is fenced, so that of two who believe they have it one writes nothing."""
+
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Self
+
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+from redis.exceptions import WatchError
+
+import wire
+from api.batches.store import Progress
+from api.openai.batch import Batch
+
+_LUA = files("api").joinpath("lua")
+CLAIM = _LUA.joinpath("claim_batch.lua").read_text()
+DUE = _LUA.joinpath("due_batch.lua").read_text()
+
+
+class Overtaken(Exception):
+    """The batch was touched: cancelled, or claimed by another driver. What is true is read again in another turn."""
+
+
+class Turn:
+    def __init__(
+        self,
+        redis: Redis,
+        lease_s: float,
+        id: str,  # noqa: A002
+        owner: str,
+        progress: Progress,
+        cancel_at: float | None,
+        number: int,
+    ) -> None:
+        self._redis = redis
+        self._lease_s = lease_s
+        self.id = id
+        self.owner = owner
+        self.progress = progress
+        self.cancel_at = cancel_at  # unix, s
+        self.number = number
+
+    @classmethod
+    async def claim(cls, redis: Redis, lease_s: float) -> Self | None:
+        """None if no batch is due."""
+        now = time.time()
+        terms = (f"{now:.6f}", f"{now + lease_s:.6f}", wire.Keys.batch(""))
+        found: Any = await redis.eval(CLAIM, 1, wire.Keys.batches, *terms)
+        if not found:
+            return None
+        id_, owner, progress, cancel, number = found
+        return cls(
+            redis,
+            lease_s,
+            id_.decode(),
+            owner.decode(),
+            wire.parse(progress, Progress, "msgpack"),
+            None if cancel is None else float(cancel),
+            number,
+        )
+
+    @property
+    def batch(self) -> Batch:
+        return self.progress.batch
+
+    async def extend(self) -> None:
+        """Raises Overtaken."""
+        if not await self._due(self._lease_s):
+            raise Overtaken
+
+    async def release(self, due_in_s: float) -> None:
+        """Nothing happens to a batch that has ended, nor to one that another driver has by now: two that cut each
+        other's turns short would never come to an end."""
+        await self._due(due_in_s)
+
+    async def commit(self, progress: Progress, write: Callable[[Pipeline], None] | None = None) -> None:
+        """The new progress, and what `write` puts beside it, all or nothing. Raises Overtaken."""
+        key = wire.Keys.batch(self.id)
+        async with self._redis.pipeline() as pipeline:
+            try:
+                await pipeline.watch(key)
+                if await pipeline.hget(key, "turn") != str(self.number).encode():
+                    raise Overtaken
+                pipeline.multi()  # type: ignore[no-untyped-call]
+                pipeline.hset(key, "state", wire.encode(progress))
+                pipeline.zadd(wire.Keys.batches, {self.id: time.time() + self._lease_s}, xx=True)
+                if write is not None:
+                    write(pipeline)
+                await pipeline.execute()
+            except WatchError:  # also of a connection that was lost: then it is not known whether this was written
+                raise Overtaken from None
+        self.progress = progress
+
+    async def _due(self, in_s: float) -> bool:
+        """Whether the turn still was this driver's."""
+        terms = (self.id, f"{time.time() + in_s:.6f}", str(self.number))
+        return bool(await self._redis.eval(DUE, 2, wire.Keys.batches, wire.Keys.batch(self.id), *terms))

@@ -1,0 +1,67 @@
+"""/generate and /v1/score: SGLang's."""
+
+from uuid import uuid4
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+import wire
+from api import openapi
+from api.bodies import read_message
+from api.dependencies import Owner, Parts, known_query
+from api.entry import answer, check_count, time_limit_s
+from api.errors import BadRequest
+from api.formats import reply
+from api.labels import ScoringRequest, ScoringResponse, to_response, to_scores
+from api.routes.completions import SYNCHRONOUS_ERRORS
+from api.routes.tokens import card_of
+from api.sglang import Generated, GenerateRequest, to_answers, to_requests
+from api.state import State
+
+router = APIRouter(tags=["sglang"], dependencies=[Depends(known_query)])
+
+
+@router.post(
+    "/generate",
+    summary="Continue prompts",
+    responses=openapi.answers({200: Generated | list[Generated]}, SYNCHRONOUS_ERRORS),
+    openapi_extra=openapi.body(GenerateRequest),
+)
+async def generate(request: Request, owner: Owner, parts: Parts) -> Response:
+    """A list where several prompts came, or `n` is more than 1."""
+    body = await read_message(request, GenerateRequest, parts.settings.max_body_bytes)
+    check_count(parts.settings, len(body.prompts), "text" if body.input_ids is None else "input_ids", "prompts")
+    card = await card_of(parts, body.model)
+    results = await answer(request, parts, owner, to_requests(body, card.id, time_limit_s(parts.settings)))
+    answers = to_answers(body, results, uuid4().hex)
+    return reply(answers if body.is_list else answers[0], "json")
+
+
+@router.post(
+    "/v1/score",
+    summary="How likely tokens come next",
+    responses=openapi.answers({200: ScoringResponse}, SYNCHRONOUS_ERRORS),
+    openapi_extra=openapi.body(ScoringRequest),
+)
+async def score(request: Request, owner: Owner, parts: Parts) -> Response:
+    """The probability of each label after each item, or, with `apply_softmax`, among the labels."""
+    body = await read_message(request, ScoringRequest, parts.settings.max_body_bytes)
+    check_count(parts.settings, len(body.prompts), "items", "items")
+    prompts = await _encoded(request, owner, parts, body)
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise BadRequest(
+                f"items[{index}]: expected a token to stand before the labels, found none", f"items[{index}]"
+            )
+    results = await answer(request, parts, owner, to_scores(body, prompts, time_limit_s(parts.settings)))
+    return reply(to_response(body, prompts, results), "json")
+
+
+async def _encoded(request: Request, owner: str, parts: State, body: ScoringRequest) -> list[list[int]]:
+    """Text goes through the model's worker: the tokenizer is there."""
+    if not isinstance(body.query, str):
+        return [prompt for prompt in body.prompts if isinstance(prompt, list)]
+    limit_s = time_limit_s(parts.settings)
+    jobs = [wire.Tokenize(model=body.model, prompt=text, priority="high", timeout_s=limit_s) for text in body.prompts]
+    return [result.sequences[0].token_ids for result in await answer(request, parts, owner, jobs)]

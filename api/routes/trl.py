@@ -1,0 +1,51 @@
+"""/get_sequence_logprobs/: TRL's, for trainers that distil from a teacher."""
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import openapi
+from api.bodies import read_message
+from api.dependencies import Owner, Parts, known_query
+from api.entry import answer, check_count, time_limit_s
+from api.errors import TooLarge
+from api.formats import reply
+from api.routes.completions import SYNCHRONOUS_ERRORS
+from api.routes.tokens import card_of
+from api.trl import (
+    SequenceLogprobs,
+    SequenceLogprobsRequest,
+    check,
+    to_arrays,
+    to_lists,
+    to_scores,
+)
+
+router = APIRouter(tags=["trl"], dependencies=[Depends(known_query)])
+
+MAX_ENTRIES = 2**25  # of the padded arrays of one reply: 256 MiB of logprobs and ids
+
+
+@router.post(
+    "/get_sequence_logprobs/",
+    summary="Logprobs of given sequences",
+    responses=openapi.answers({200: SequenceLogprobs}, SYNCHRONOUS_ERRORS),
+    openapi_extra=openapi.body(SequenceLogprobsRequest),
+)
+async def get_sequence_logprobs(request: Request, owner: Owner, parts: Parts) -> Response:
+    """Each sequence is a job, so the workers of the model share them. `temperature` divides the logits."""
+    body = await read_message(request, SequenceLogprobsRequest, parts.settings.max_body_bytes)
+    card = await card_of(parts, body.model)
+    check(body, card)
+    num, longest, k = body.shape
+    check_count(parts.settings, num, "sequences", "sequences")
+    if body.response_format == "binary" and num * longest * max(k, 1) > MAX_ENTRIES:
+        raise TooLarge(
+            f"sequences: {num} of up to {longest} tokens with {k} likeliest each are {num * longest * k} entries; "
+            f"expected at most {MAX_ENTRIES} in one reply",
+            "sequences",
+        )
+    scores = to_scores(body, card.id, time_limit_s(parts.settings))
+    results = await answer(request, parts, owner, scores) if scores else []
+    to_reply = to_arrays if body.response_format == "binary" else to_lists
+    return reply(to_reply(body, results), "json")

@@ -1,0 +1,299 @@
+"""Batches where a worker's side is played, so that every moment can be chosen: expiry, full queues, two drivers."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+from rq.job import JobStatus
+
+import api.queue
+import wire
+from api.batches import take
+from api.batches.lines import job_id
+from api.batches.store import Progress
+from api.batches.turn import Overtaken, Turn
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
+from tests.api.fake_worker import COMPLETED, FakeWorker
+from worker import Queue
+from worker.lease import Leases
+
+pytestmark = pytest.mark.anyio
+FORM = "multipart/form-data; boundary=b"
+PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+
+
+def jsonl(count: int, **body: Any) -> bytes:
+    lines = [
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "demo", "prompt": "a", "max_tokens": 1} | body,
+        }
+        for number in range(1, count + 1)
+    ]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+async def upload(http: httpx.AsyncClient, text: bytes, **options: Any) -> httpx.Response:
+    return await http.post("/v1/files", files={"file": ("input.jsonl", text)}, data={"purpose": "batch"}, **options)
+
+
+async def start(http: httpx.AsyncClient, text: bytes, **changes: Any) -> str:
+    file = (await upload(http, text)).json()
+    body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"} | changes
+    reply = await http.post("/v1/batches", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["id"]
+
+
+async def until(http: httpx.AsyncClient, id_: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        while not condition(batch := (await http.get(f"/v1/batches/{id_}")).json()):  # noqa: ASYNC110 - it is in Redis
+            await asyncio.sleep(0.02)
+    return batch
+
+
+def has(status: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda batch: batch["status"] == status
+
+
+async def lines_of(http: httpx.AsyncClient, file_id: str) -> dict[str, Any]:
+    text = (await http.get(f"/v1/files/{file_id}/content")).text
+    found = [json.loads(line) for line in text.splitlines()]
+    assert len({one["custom_id"] for one in found}) == len(found)
+    return {one["custom_id"]: one for one in found}
+
+
+def let_expire(redis: Redis, id_: str) -> None:
+    key = wire.Keys.batch(id_)
+    before = wire.parse(redis.hget(key, "state"), Progress, "msgpack")
+    after = replace(before, batch=replace(before.batch, expires_at=int(time.time()) - 1))
+    redis.hset(key, mapping={"state": wire.encode(after)})
+    redis.hincrby(key, "turn", 1)  # so that a turn that is under way does not write it over
+    redis.zadd(wire.Keys.batches, {id_: 0})
+
+
+async def test_what_is_not_answered_in_the_window_is_told_so(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        id_ = await start(http, jsonl(5), completion_window="30m")
+        await eventually(lambda: len(worker.waiting()) == 5)
+        for number in (2, 4):
+            worker.end(job_id(id_, number, 0), COMPLETED)
+        running = job_id(id_, 5, 0)
+        worker.start(running)
+        let_expire(redis, id_)
+        await eventually(lambda: redis.hget(f"rq:job:{running}", "cancel_requested") == b"1")
+        worker.cancel(running)
+        batch = await until(http, id_, has("expired"))
+        good, bad = [await lines_of(http, batch[name]) for name in ("output_file_id", "error_file_id")]
+
+    assert batch["expired_at"] is not None
+    assert batch["request_counts"] == {"total": 5, "completed": 2, "failed": 3}
+    assert (set(good), set(bad)) == ({"2", "4"}, {"1", "3", "5"})
+    assert {one["error"]["code"] for one in bad.values()} == {"batch_expired"}
+    assert worker.waiting() == set()
+
+
+async def test_a_batch_larger_than_the_queue_is_fed_to_it_as_room_comes(serving: Serving, worker: FakeWorker):
+    async with serving(max_queue_depth=4) as http:
+        id_ = await start(http, jsonl(30))
+        answered: set[str] = set()
+        while len(answered) < 30:
+            await eventually(lambda before=answered: worker.waiting() - before)
+            waiting = worker.waiting() - answered
+            assert len(waiting) <= 4
+            for one in waiting:
+                worker.end(one, COMPLETED)
+            answered = answered | waiting
+        batch = await until(http, id_, has("completed"))
+    assert batch["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+    assert answered == {job_id(id_, number, 0) for number in range(1, 31)}
+
+
+async def test_a_line_that_never_fits_the_queue_is_refused_and_holds_up_no_other(serving: Serving, worker: FakeWorker):
+    async with serving(max_queue_depth=4) as http:
+        id_ = await start(http, jsonl(1, prompt=["a"] * 5) + jsonl(2).splitlines()[1])
+        await eventually(worker.waiting)
+        worker.end(job_id(id_, 2, 0), COMPLETED)
+        batch = await until(http, id_, has("completed"))
+        bad = await lines_of(http, batch["error_file_id"])
+    assert (bad["1"]["response"]["status_code"], bad["1"]["response"]["body"]["error"]["param"]) == (413, "prompt")
+    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+
+
+async def test_a_record_that_cannot_be_read_stops_no_other_batch(serving: Serving, worker: FakeWorker, redis: Redis):
+    redis.hset(wire.Keys.batch("batch_bad"), mapping={"owner": "local", "state": b"nonsense"})
+    redis.zadd(wire.Keys.batches, {"batch_bad": 0})
+    async with serving(lease_s=0.5) as http:
+        for _ in range(2):
+            id_ = await start(http, jsonl(1))
+            await eventually(worker.waiting)
+            worker.end(job_id(id_, 1, 0), COMPLETED)
+            await until(http, id_, has("completed"))
+
+
+async def test_of_many_bad_lines_the_first_hundred_are_told(serving: Serving, worker: FakeWorker):
+    lines = [jsonl(number, model=f"nobody-{number}").splitlines(keepends=True)[-1] for number in range(1, 151)]
+    async with serving() as http:
+        batch = await until(http, await start(http, b"".join(lines)), has("failed"))
+    assert [error["line"] for error in batch["errors"]["data"]] == list(range(1, 101))
+
+
+async def test_a_batch_goes_on_where_replicas_are_missing(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(api.queue, "REPLICAS_TIMEOUT_S", 0.01)
+    async with serving(redis_min_replicas=1) as http:
+        id_ = await start(http, jsonl(2))
+        await eventually(lambda: len(worker.waiting()) == 2)
+        for one in worker.waiting():
+            worker.end(one, COMPLETED)
+        batch = await until(http, id_, has("completed"))
+    assert batch["request_counts"]["completed"] == 2
+
+
+async def test_a_line_noted_by_a_driver_that_died_is_queued_by_the_next(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    async def die(*_: object) -> bool:
+        raise asyncio.CancelledError
+
+    async with serving(lease_s=0.5) as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(take, "_submit", die)  # ends the task as if the process had ended there
+            id_ = await start(http, jsonl(3))
+            await until(http, id_, has("in_progress"))
+            await asyncio.sleep(0.2)
+            assert worker.waiting() == set()
+        async with serving(lease_s=0.5):
+            await eventually(lambda: len(worker.waiting()) == 3)
+            for one in worker.waiting():
+                worker.end(one, COMPLETED)
+            batch = await until(http, id_, has("completed"))
+    assert batch["request_counts"]["completed"] == 3
+
+
+async def test_of_two_drivers_who_believe_they_have_a_batch_one_writes_nothing(
+    serving: Serving, worker: FakeWorker, redis: Redis, redis_url: str
+):
+    async with serving() as http:
+        id_ = await start(http, jsonl(2))
+        await eventually(lambda: len(worker.waiting()) == 2)
+    async with AsyncRedis.from_url(redis_url) as connection:
+        redis.zadd(wire.Keys.batches, {id_: 0})
+        late = await Turn.claim(connection, lease_s=5)
+        assert late is not None
+        assert await Turn.claim(connection, lease_s=5) is None
+        redis.zadd(wire.Keys.batches, {id_: 0})
+        current = await Turn.claim(connection, lease_s=5)
+        assert current is not None
+        before, due_at = redis.hget(wire.Keys.batch(id_), "state"), redis.zscore(wire.Keys.batches, id_)
+        with pytest.raises(Overtaken):
+            await late.commit(replace(late.progress, output_parts=7))
+        with pytest.raises(Overtaken):
+            await late.extend()
+        await late.release(0.0)  # or they would take the batch from each other for ever
+        assert redis.zscore(wire.Keys.batches, id_) == due_at
+        assert redis.hget(wire.Keys.batch(id_), "state") == before
+        await current.commit(replace(current.progress, output_parts=7))
+        assert wire.parse(redis.hget(wire.Keys.batch(id_), "state"), Progress, "msgpack").output_parts == 7
+
+
+async def test_a_failed_job_is_an_entry_of_the_error_file(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        id_ = await start(http, jsonl(2))
+        await eventually(lambda: len(worker.waiting()) == 2)
+        failure = wire.Failure(code="too_long", message="72 tokens, the context has 64", field="prompt")
+        worker.end(job_id(id_, 1, 0), failure)
+        worker.end(job_id(id_, 2, 0), COMPLETED)
+        batch = await until(http, id_, has("completed"))
+        bad = await lines_of(http, batch["error_file_id"])
+    response = bad["1"]["response"]
+    assert (response["status_code"], response["body"]["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_jobs_whose_line_is_written_leave_redis_soon(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        id_ = await start(http, jsonl(2))
+        await eventually(lambda: len(worker.waiting()) == 2)
+        assert (await http.get("/v1/jobs")).json()["jobs"][0]["status"] == "queued"
+        good, bad = job_id(id_, 1, 0), job_id(id_, 2, 0)
+        worker.end(good, COMPLETED)
+        worker.end(bad, wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED)  # which keeps its request
+        await until(http, id_, has("completed"))
+    for key in (f"rq:job:{good}", wire.Keys.outcome(good), wire.Keys.outcome(bad), wire.Keys.request(bad)):
+        assert 0 < redis.ttl(key) <= 60
+    assert redis.exists(wire.Keys.request(good)) == 0
+    assert redis.exists(wire.Keys.batch_lines(id_)) == 0
+    assert redis.zcard(wire.Keys.batches) == 0
+
+
+async def test_a_cancelled_batch_leaves_nothing_behind_in_a_shared_queue(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    low = "demo:low"
+    async with serving(api_keys=KEYS, max_jobs_in_flight=4) as http:
+        http.headers.update(bearer(ALICE))
+        id_ = await start(http, jsonl(20))
+        await eventually(lambda: (len(worker.waiting()), redis.zcard(f"rq:deferred:{low}")) == (4, 16))
+        await http.post(f"/v1/batches/{id_}/cancel")
+        batch = await until(http, id_, has("cancelled"))
+        assert batch["request_counts"] == {"total": 20, "completed": 0, "failed": 20}
+        assert len(await lines_of(http, batch["error_file_id"])) == 20
+        http.headers.update(bearer(BOB))
+        id_ = await start(http, jsonl(2))
+        await eventually(lambda: redis.zcard(f"rq:deferred:{low}") == 2)  # behind what was alice's
+        rows = Leases(redis, "mac", "rq:worker:mac", 60.0).claim(
+            [Queue(low, connection=redis)], room=10, in_flight=0, limit=10, batch=4, round_robin=False
+        )
+    assert [row.job_id for row in rows or ()] == [job_id(id_, 1, 0), job_id(id_, 2, 0)]
+    assert not list(redis.scan_iter("scorepool:backlog:*")) + list(redis.scan_iter("scorepool:turns:*"))
+
+
+async def test_another_keys_files_and_batches_are_as_if_they_were_not_there(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS) as http:
+        file = (await upload(http, jsonl(1), headers=bearer(ALICE))).json()["id"]
+        body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = (await http.post("/v1/batches", json=body, headers=bearer(ALICE))).json()["id"]
+        calls = [
+            ("GET", f"/v1/files/{file}"),
+            ("GET", f"/v1/files/{file}/content"),
+            ("DELETE", f"/v1/files/{file}"),
+            ("GET", f"/v1/batches/{batch}"),
+            ("POST", f"/v1/batches/{batch}/cancel"),
+        ]
+        for method, path in calls:
+            assert (await http.request(method, path, headers=bearer(BOB))).status_code == 404
+        assert (await http.post("/v1/batches", json=body, headers=bearer(BOB))).status_code == 404
+        for path in ("/v1/files", "/v1/batches"):
+            assert (await http.get(path, headers=bearer(BOB))).json()["data"] == []
+            assert len((await http.get(path, headers=bearer(ALICE))).json()["data"]) == 1
+
+
+async def test_an_upload_that_is_too_large_or_no_upload_is_refused(serving: Serving, redis: Redis):
+    async with serving(max_file_bytes=100_000, max_body_bytes=10_000) as http:
+        too_large = await upload(http, jsonl(5000))
+        large = await upload(http, jsonl(1000))
+        long = await upload(http, b"x" * 50_000)
+        form = {"data": {"purpose": "batch"}, "files": {"other": ("a", b"")}}
+        replies = [
+            await http.post("/v1/files", json={}),
+            await http.post("/v1/files", **form),
+            await http.post("/v1/files", content=b"--b\r\nnonsense", headers={"Content-Type": "multipart/form-data"}),
+            await http.post("/v1/files", content=b"--b\r\nnonsense", headers={"Content-Type": FORM}),
+            await http.post("/v1/files", content=PART + b"{}", headers={"Content-Type": FORM}),  # it was cut off
+            await upload(http, jsonl(1), headers={"Origin": "https://evil.example"}),
+        ]
+        assert (await http.get("/v1/files")).json()["data"] == []
+    assert [(reply.status_code, reply.json()["error"]["param"]) for reply in (large, long)] == [(413, "file")] * 2
+    assert too_large.status_code == 413
+    assert [reply.status_code for reply in replies] == [415, 400, 400, 400, 400, 403]
+    assert all(redis.ttl(key) > 0 for key in redis.scan_iter("scorepool:file:*"))  # what was begun goes by itself

@@ -1,0 +1,64 @@
+"""A batch whose API and worker are killed again and again: every line is answered once."""
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+from redis import Redis
+
+import wire
+from api.batches.lines import job_id
+from client.demo import free_port
+from client.stack import Stack
+from tests.dialects.test_batches import ENDED, entries, line, start
+
+pytestmark = pytest.mark.timeout(300)
+NUM_LINES = 600
+
+
+@pytest.fixture
+def mortal(demo_folder: Path, tmp_path: Path) -> Iterator[Stack]:
+    """What dies is started again, as `scorepool serve` does."""
+    environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_LEASE_S": "2"}
+    stopped = threading.Event()
+    with Stack([f"demo={demo_folder}"], state=tmp_path, environ=environ, logs=tmp_path / "logs") as stack:
+
+        def revive() -> None:
+            while not stopped.wait(0.1):
+                stack.revive()
+
+        reviver = threading.Thread(target=revive)
+        reviver.start()
+        yield stack
+        stopped.set()
+        reviver.join()
+
+
+def test_kill_9_of_api_and_worker_loses_no_line_and_repeats_none(mortal: Stack):
+    with OpenAI(base_url=f"{mortal.url}/v1", api_key="unused", max_retries=20) as sdk:
+        batch = start(sdk, [line(i, max_tokens=6) for i in range(NUM_LINES)])
+        deadline = time.monotonic() + 200
+        for victim in ("api", "worker demo", "api", "api"):
+            seen = batch.request_counts.completed
+            os.kill(mortal.pid(victim), signal.SIGKILL)
+            while batch.status not in ENDED and batch.request_counts.completed <= seen:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+                batch = sdk.batches.retrieve(batch.id)
+        while batch.status not in ENDED:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            batch = sdk.batches.retrieve(batch.id)
+
+        assert (batch.status, batch.error_file_id) == ("completed", None)
+        assert batch.request_counts.completed == NUM_LINES
+        assert set(entries(sdk, batch.output_file_id)) == {f"line-{i}" for i in range(NUM_LINES)}
+    with Redis.from_url(mortal.redis_url) as redis:
+        times_ended = Counter(fields[b"id"].decode() for _, fields in redis.xrange(wire.DONE))
+    assert times_ended == {job_id(batch.id, number, 0): 1 for number in range(1, NUM_LINES + 1)}

@@ -1,0 +1,247 @@
+"""`/v1/files` and `/v1/batches` on the real stack, as OpenAI's own SDK sees them."""
+
+import json
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai.types import Batch
+
+from client.stack import Stack
+from tests.worker.receiver import receiver
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def line(number: int, **body: Any) -> dict[str, Any]:
+    body = {"model": "demo", "prompt": f"import {number}", "max_tokens": 4, "temperature": 0} | body
+    return {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def chat_line(number: int, **body: Any) -> dict[str, Any]:
+    body = {"model": "demo", "messages": [{"role": "user", "content": f"Hi {number}"}], "max_tokens": 4} | body
+    return {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def jsonl(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+
+def start(sdk: OpenAI, lines: list[dict[str, Any]], **options: Any) -> Batch:
+    file = sdk.files.create(file=("input.jsonl", jsonl(lines)), purpose="batch")
+    given = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": file.id} | options
+    return sdk.batches.create(**given)
+
+
+def ended(sdk: OpenAI, batch: Batch, timeout_s: float = 60.0) -> Batch:
+    deadline = time.monotonic() + timeout_s
+    while batch.status not in ENDED:
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.05)
+        batch = sdk.batches.retrieve(batch.id)
+    return batch
+
+
+def entries(sdk: OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
+    """Of an output or an error file, by custom_id; none stands there twice."""
+    assert file_id is not None
+    found = [json.loads(text) for text in sdk.files.content(file_id).text.splitlines()]
+    by_id = {one["custom_id"]: one for one in found}
+    assert len(by_id) == len(found)
+    return by_id
+
+
+def test_a_batch_answers_every_line_as_if_it_had_been_asked_alone(sdk: OpenAI):
+    batch = start(sdk, [line(i, logprobs=1) for i in range(30)], metadata={"run": "7"})
+
+    assert (batch.object, batch.status, batch.endpoint) == ("batch", "validating", "/v1/completions")
+    assert batch.expires_at == batch.created_at + 86_400
+    batch = ended(sdk, batch)
+    assert (batch.status, batch.error_file_id, batch.errors, batch.model) == ("completed", None, None, "demo")
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (30, 30, 0)
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+    assert batch.metadata == {"run": "7"}
+    found = entries(sdk, batch.output_file_id)
+    assert set(found) == {f"line-{i}" for i in range(30)}
+    for i in (0, 17, 29):
+        response = found[f"line-{i}"]["response"]
+        assert (response["status_code"], found[f"line-{i}"]["error"]) == (200, None)
+        alone = sdk.completions.create(model="demo", prompt=f"import {i}", max_tokens=4, temperature=0, logprobs=1)
+        assert response["body"]["choices"][0]["text"] == alone.choices[0].text
+        assert response["body"]["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(
+            alone.choices[0].logprobs.token_logprobs, abs=1e-4
+        )
+    bodies = [one["response"]["body"] for one in found.values()]
+    assert batch.usage.output_tokens == sum(body["usage"]["completion_tokens"] for body in bodies)
+    assert batch.usage.total_tokens == sum(body["usage"]["total_tokens"] for body in bodies)
+
+
+def test_chats_and_lists_of_prompts_are_lines_too(sdk: OpenAI):
+    chats = start(sdk, [chat_line(i, logprobs=True) for i in range(3)], endpoint="/v1/chat/completions")
+    lists = start(sdk, [line(1, prompt=["import", "return", "def"])])
+
+    found = entries(sdk, ended(sdk, chats).output_file_id)
+    assert all(one["response"]["body"]["object"] == "chat.completion" for one in found.values())
+    [many] = entries(sdk, ended(sdk, lists).output_file_id).values()
+    assert [choice["index"] for choice in many["response"]["body"]["choices"]] == [0, 1, 2]
+
+
+def test_a_line_that_is_refused_is_in_the_error_file_and_the_others_are_answered(sdk: OpenAI):
+    batch = ended(sdk, start(sdk, [line(1), line(2, logprobs=50), line(3, stream=True), line(4, prompt=[9_999_999])]))
+
+    assert batch.status == "completed"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 3)
+    assert set(entries(sdk, batch.output_file_id)) == {"line-1"}
+    errors = entries(sdk, batch.error_file_id)
+    assert {custom_id: one["response"]["status_code"] for custom_id, one in errors.items()} == {
+        "line-2": 400,
+        "line-3": 400,
+        "line-4": 400,
+    }
+    params = [errors[f"line-{i}"]["response"]["body"]["error"]["param"] for i in (2, 3, 4)]
+    assert params == ["logprobs", "stream", "prompt[0]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "number"),
+    [
+        (b"", "empty_file", None),
+        (b"\n\n", "empty_file", None),
+        (jsonl([line(1)]) + b"{nonsense\n", "invalid_json_line", 2),
+        (b"\n" + jsonl([line(1) | {"method": "GET"}]), "invalid_line", 2),
+        (jsonl([{"custom_id": "a", "method": "POST", "url": "/v1/completions"}]), "invalid_line", 1),
+        (jsonl([line(1), line(2), line(1)]), "duplicate_custom_id", 3),
+        (jsonl([line(1), chat_line(2)]), "mismatched_url", 2),
+        (jsonl([line(1, model="nobody")]), "model_not_found", 1),
+        (jsonl([line(1, model=7)]), "invalid_line", 1),
+    ],
+)
+def test_a_file_that_cannot_be_run_fails_its_batch_and_names_the_line(
+    sdk: OpenAI, text: bytes, code: str, number: int | None
+):
+    file = sdk.files.create(file=("input.jsonl", text), purpose="batch")
+    batch = sdk.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+    batch = ended(sdk, batch)
+
+    assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+    assert batch.failed_at is not None
+    [error] = batch.errors.data
+    assert (error.code, error.line) == (code, number)
+    assert error.message
+
+
+def test_a_cancelled_batch_keeps_what_was_answered_and_accounts_for_the_rest(sdk: OpenAI):
+    batch = start(sdk, [line(i, max_tokens=60, logit_bias={"0": 0}) for i in range(2000)])
+    while batch.status != "in_progress" or not batch.request_counts.completed:
+        time.sleep(0.02)
+        batch = sdk.batches.retrieve(batch.id)
+
+    cancelling = sdk.batches.cancel(batch.id)
+
+    assert cancelling.status == "cancelling"
+    assert cancelling.cancelling_at is not None
+    with pytest.raises(openai.ConflictError, match="reads this file"):
+        sdk.files.delete(batch.input_file_id)
+    batch = ended(sdk, cancelling)
+    assert (batch.status, batch.cancelling_at) == ("cancelled", cancelling.cancelling_at)
+    good, bad = entries(sdk, batch.output_file_id), entries(sdk, batch.error_file_id)
+    assert not set(good) & set(bad)
+    assert set(good) | set(bad) == {f"line-{i}" for i in range(2000)}
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (len(good), len(bad))
+    assert {one["error"]["code"] for one in bad.values()} == {"batch_cancelled"}
+    with pytest.raises(openai.ConflictError):
+        sdk.batches.cancel(batch.id)
+    assert sdk.files.delete(batch.input_file_id).deleted
+
+
+def test_files_are_listed_read_and_deleted(sdk: OpenAI):
+    given = jsonl([line(i) for i in range(3)])
+    files = [sdk.files.create(file=(f"{i}.jsonl", given), purpose="batch") for i in range(5)]
+
+    assert (files[0].bytes, files[0].filename, files[0].purpose) == (len(given), "0.jsonl", "batch")
+    assert files[0].expires_at == files[0].created_at + 30 * 86_400
+    assert sdk.files.retrieve(files[2].id) == files[2]
+    assert sdk.files.content(files[2].id).content == given
+    ids = [file.id for file in sdk.files.list(limit=2, purpose="batch")]  # several pages
+    assert ids[:5] == [file.id for file in reversed(files)]
+    assert [file.id for file in sdk.files.list(order="asc", purpose="batch")] == ids[::-1]
+    assert sdk.files.delete(files[2].id).deleted
+    for call in (sdk.files.retrieve, sdk.files.content, sdk.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(files[2].id)
+    short = sdk.files.create(
+        file=("s", given), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert short.expires_at == short.created_at + 3600
+
+
+def test_batches_are_listed_newest_first(sdk: OpenAI):
+    ids = [start(sdk, [line(1)]).id for _ in range(3)]
+
+    listed = [batch.id for batch in sdk.batches.list(limit=2)]
+
+    assert listed[:3] == ids[::-1]
+    assert sdk.batches.retrieve(ids[0]).id == ids[0]
+
+
+def test_what_is_wrong_with_a_request_is_named(sdk: OpenAI):
+    file = sdk.files.create(file=("input.jsonl", jsonl([line(1)])), purpose="batch")
+    good = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    for change, param in [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
+    ]:
+        with pytest.raises(openai.BadRequestError) as caught:
+            sdk.batches.create(**good | change)
+        assert caught.value.param.startswith(param)
+    with pytest.raises(openai.NotFoundError) as lost:
+        sdk.batches.create(**good | {"input_file_id": "file-0"})
+    assert lost.value.param == "input_file_id"
+    with pytest.raises(openai.BadRequestError) as purpose:
+        sdk.files.create(file=("input.jsonl", b""), purpose="fine-tune")
+    assert purpose.value.param == "purpose"
+    with pytest.raises(openai.NotFoundError):
+        sdk.batches.retrieve("batch_0")
+
+
+def test_interactive_requests_are_answered_while_a_batch_runs(sdk: OpenAI):
+    batch = start(sdk, [line(i, max_tokens=40) for i in range(1500)])
+    while not sdk.batches.retrieve(batch.id).request_counts.completed:
+        time.sleep(0.02)
+
+    answers = [sdk.completions.create(model="demo", prompt="import", max_tokens=2) for _ in range(5)]
+
+    assert all(answer.choices for answer in answers)
+    counts = sdk.batches.retrieve(batch.id).request_counts
+    assert counts.completed < 1500  # they did not wait for its end
+    sdk.batches.cancel(batch.id)
+    assert ended(sdk, batch).status == "cancelled"
+
+
+def test_the_sdk_unwraps_the_webhook_of_a_batch_and_no_line_sends_one(sdk: OpenAI, stack: Stack):
+    with receiver() as listener:
+        endpoints = f"{stack.url}/v1/webhooks/endpoints"
+        registered = httpx.post(endpoints, json={"url": listener.url}).json()
+        good, bad = start(sdk, [line(1), line(2)]), start(sdk, [line(1, model="nobody")])
+        for batch in (good, bad):
+            ended(sdk, batch)
+        deadline = time.monotonic() + 20
+        while len(listener.received) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        deliveries = httpx.get(f"{stack.url}/v1/webhooks/deliveries").json()["deliveries"]
+        httpx.delete(f"{endpoints}/{registered['endpoint']['id']}")
+
+    told = [
+        sdk.webhooks.unwrap(received.body, dict(received.headers), secret=registered["secret"])
+        for received in listener.received
+    ]
+    assert {(event.type, event.data.id) for event in told} == {("batch.completed", good.id), ("batch.failed", bad.id)}
+    assert all(event.object == "event" and abs(event.created_at - time.time()) < 60 for event in told)
+    assert {one["batch_id"] for one in deliveries} >= {good.id, bad.id}

@@ -1,0 +1,138 @@
+"""SGLang's `/generate` and `/v1/score`, beside our own jobs and beside transformers."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from client import Client
+from client.stack import Stack
+
+Ask = Callable[..., httpx.Response]
+PROMPT = [1209, 274, 312, 885]
+GREEDY = {"max_new_tokens": 6, "temperature": 0}
+
+
+@pytest.fixture
+def ask(stack: Stack) -> Iterator[Ask]:
+    with httpx.Client(base_url=stack.url, timeout=60) as http:
+        yield lambda path, **body: http.post(path, json=body)
+
+
+@pytest.mark.parametrize("start", [-1, 0, 2])
+@pytest.mark.parametrize("k", [0, 3])
+def test_generate_tells_the_logprobs_of_a_generate_job(ask: Ask, native: Client, start: int, k: int):
+    body = {"input_ids": PROMPT, "sampling_params": GREEDY, "return_logprob": True, "top_logprobs_num": k}
+    answer = ask("/generate", **body, logprob_start_len=start).json()
+
+    job = native.generate("demo", PROMPT, max_tokens=6, temperature=0.0, prompt_logprobs=True, top_logprobs=k)
+    [scored] = job.sequences
+    meta = answer["meta_info"]
+    first = start if start >= 0 else len(PROMPT) - 1
+    told = meta["input_token_logprobs"] + meta["output_token_logprobs"]
+    assert [token_id for _, token_id, _ in told] == scored.token_ids[first:]
+    assert [value for value, _, _ in told[1:]] == pytest.approx(scored.logprobs.values()[first + 1 :], abs=1e-5)
+    assert told[0] == [None, PROMPT[first], None]
+    assert len(meta["input_token_logprobs"]) == len(PROMPT) - first
+    assert answer["output_ids"] == scored.token_ids[len(PROMPT) :]
+    assert answer["text"] == b"".join(scored.token_bytes[len(PROMPT) :]).decode()
+    assert meta["finish_reason"] == {"type": "length", "length": 6}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (len(PROMPT), 6)
+    assert ("input_top_logprobs" in meta) == ("output_top_logprobs" in meta) == (k > 0)
+    if k:
+        tops = meta["input_top_logprobs"] + meta["output_top_logprobs"]
+        assert tops[0] is None
+        for entry, top in enumerate(tops[1:], start=first + 1):
+            assert [token_id for _, token_id, _ in top] == scored.top_ids[entry]
+            assert [value for value, _, _ in top] == pytest.approx(scored.top_logprobs[entry].values(), abs=1e-5)
+
+
+def test_a_text_is_scored_without_a_token_of_its_own(ask: Ask, native: Client):
+    text = "import os"
+    params = {"max_new_tokens": 0}
+    body = {"text": text, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+    answer = ask("/generate", **body, return_text_in_logprobs=True).json()
+
+    [scored] = native.generate("demo", text, max_tokens=0, prompt_logprobs=True).sequences
+    meta = answer["meta_info"]
+    assert (answer["text"], answer["output_ids"], meta["output_token_logprobs"]) == ("", [], [])
+    assert [token_id for _, token_id, _ in meta["input_token_logprobs"]] == scored.token_ids
+    assert "".join(piece or "" for _, _, piece in meta["input_token_logprobs"]) == text[len("import") :]
+    told = [value for value, _, _ in meta["input_token_logprobs"]]
+    assert told == pytest.approx(scored.logprobs.values(), abs=1e-5)
+
+
+def test_several_prompts_and_several_sequences_are_a_list_in_order(ask: Ask):
+    texts = ["import", "return"]
+    answers = ask("/generate", text=texts, sampling_params=GREEDY).json()
+    alone = [ask("/generate", text=text, sampling_params=GREEDY).json() for text in texts]
+    sampled = ask("/generate", text="import", sampling_params={"max_new_tokens": 3, "n": 3, "sampling_seed": 1}).json()
+    one = ask("/generate", input_ids=[PROMPT], sampling_params=GREEDY | {"stop": ["\n"]}).json()
+
+    assert [answer["text"] for answer in answers] == [answer["text"] for answer in alone]
+    assert len({answer["meta_info"]["id"] for answer in answers}) == 2
+    assert "output_token_logprobs" not in answers[0]["meta_info"]
+    assert len(sampled) == 3
+    assert len(one) == 1
+    assert "\n" not in one[0]["text"]
+
+
+@pytest.mark.parametrize("apply_softmax", [False, True])
+@pytest.mark.parametrize("item_first", [False, True])
+def test_labels_are_as_likely_as_transformers_finds_them(
+    ask: Ask, demo_folder: Path, apply_softmax: bool, item_first: bool
+):
+    query, items, labels = "If the file does not exist,", [" an error", " return"], [305, 885, 16]
+    model = AutoModelForCausalLM.from_pretrained(demo_folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(demo_folder)
+    body = {"model": "demo", "label_token_ids": labels, "apply_softmax": apply_softmax, "item_first": item_first}
+
+    found = ask("/v1/score", **body, query=query, items=items).json()
+
+    prompts = [tokenizer(item + query if item_first else query + item)["input_ids"] for item in items]
+    for prompt, scores in zip(prompts, found["scores"], strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt])).logits[0, -1]
+        expected = logits[labels].softmax(-1) if apply_softmax else logits.softmax(-1)[labels]
+        assert scores == pytest.approx(expected.tolist(), rel=1e-4)
+    assert found["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    first, second = prompts[0][:2], prompts[0][2:]
+    ids = {"query": second, "items": [first]} if item_first else {"query": first, "items": [second]}
+    [scores] = ask("/v1/score", **body, **ids).json()["scores"]
+    assert scores == pytest.approx(found["scores"][0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        ("/generate", {"input_ids": PROMPT}, "exactly one of `text` and `input_ids`"),
+        ("/generate", {"stream": True}, "`stream`"),
+        ("/generate", {"token_ids_logprob": [1]}, "token_ids_logprob"),
+        ("/generate", {"lora_path": "a"}, "lora_path"),
+        ("/generate", {"logprob_start_len": 5, "return_logprob": True}, "logprob_start_len: expected below"),
+        ("/generate", {"sampling_params": {"ignore_eos": True}}, "`ignore_eos`"),
+        ("/generate", {"sampling_params": {"stop_token_ids": [1]}}, "stop_token_ids"),
+        ("/generate", {"sampling_params": {"json_schema": "{}"}}, "json_schema"),
+        ("/generate", {"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ("/v1/score", {"items": [[1]]}, "both be text or both be token ids"),
+        ("/v1/score", {"query": "", "items": ["a", ""]}, r"items\[1\]: expected a token"),
+        ("/v1/score", {"label_token_ids": []}, "label_token_ids"),
+        ("/v1/score", {"label_token_ids": [99_999]}, "below"),
+        ("/v1/score", {"dimensions": 1}, "dimensions"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_name(ask: Ask, path: str, change: dict[str, Any], message: str):
+    good = {
+        "/generate": {"text": "import"},
+        "/v1/score": {"model": "demo", "query": "a", "items": ["b"], "label_token_ids": [5]},
+    }
+
+    reply = ask(path, **good[path] | change)
+
+    assert reply.status_code == 400
+    assert re.search(message, reply.json()["error"]["message"])

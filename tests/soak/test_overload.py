@@ -1,0 +1,82 @@
+"""Ten times what the worker can do: memory stays flat, 429 says when, and accepted jobs keep their order."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from redis import Redis
+
+from client.redis_server import RedisServer
+from tests.api.conftest import generate
+from tests.api.test_process import eventually, running
+from tests.worker.conftest import Workers, done
+
+WARM_UP_S = 40.0  # until results expire as fast as they come
+DURATION_S = 120.0
+RESULT_TTL_S = 20
+BULK = 20
+BULK_PERIOD_S = 0.025  # 800 jobs/s; the worker ends 4 every 0.05 s
+
+
+def rss_bytes(pid: int) -> int:
+    shown = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], check=True, capture_output=True, text=True)
+    return int(shown.stdout) * 1024
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_ten_times_too_much_keeps_memory_flat_and_the_order(root: Path, tmp_path: Path):
+    (tmp_path / "workers").mkdir()
+    settings = {"max_queue_depth": "500", "result_ttl_s": str(RESULT_TTL_S)}
+    with (
+        RedisServer(tmp_path / "redis") as server,
+        Redis.from_url(server.url) as redis,
+        running(root, server.url, tmp_path / "log", **settings) as (http, api),
+    ):
+        workers = Workers(server.url, root, tmp_path / "workers")
+        try:
+            workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="4", FAKE_STEP_S="0.05", SCOREPOOL_LEASE_S="20")
+            eventually(lambda: http.get("/readyz").json()["models"] == ["demo"])
+            started_at = time.monotonic()
+            accepted, refused = overload(http, started_at + WARM_UP_S)
+            before = rss_bytes(api.pid), redis.info("memory")["used_memory"]
+            more_accepted, more_refused = overload(http, started_at + DURATION_S)
+            after = rss_bytes(api.pid), redis.info("memory")["used_memory"]
+            ended = done(redis)
+        finally:
+            for process in workers.processes:
+                process.kill()
+                process.wait()
+
+    accepted += more_accepted
+    refused += more_refused
+    print(f"accepted {len(accepted)}, refused {len(refused) * BULK}, Retry-After {min(refused)} to {max(refused)} s")
+    for name, was, is_ in zip(("API, RSS", "Redis"), before, after, strict=True):
+        print(f"{name}: {was / 2**20:.1f} -> {is_ / 2**20:.1f} MiB")
+    assert len(refused) * BULK > 5 * len(accepted)
+    assert after[0] - before[0] < 16 * 2**20
+    assert after[1] - before[1] < 4 * 2**20  # the registry of ended jobs is cleaned every ten minutes
+    assert len(ended) > 1000
+    have_ended = set(ended)
+    assert [id_ for id_ in accepted if id_ in have_ended] == ended
+    assert max(refused) <= 2
+
+
+def overload(http: httpx.Client, until: float) -> tuple[list[str], list[int]]:
+    """Ids in the order of their acceptance, and the Retry-After of each refusal."""
+    accepted: list[str] = []
+    refused: list[int] = []
+    jobs = [generate(max_tokens=1)] * BULK
+    due = time.monotonic()
+    while time.monotonic() < until:
+        reply = http.post("/v1/jobs/bulk", json=jobs)
+        if reply.status_code == 202:
+            accepted += [job["id"] for job in reply.json()]
+        else:
+            assert reply.status_code == 429, reply.text
+            refused.append(int(reply.headers["retry-after"]))
+        due += BULK_PERIOD_S
+        time.sleep(max(0.0, due - time.monotonic()))
+    return accepted, refused

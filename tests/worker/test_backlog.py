@@ -1,0 +1,264 @@
+"""Owners share a queue by weighted round robin, in order each, through the API's own submission and real workers."""
+
+import asyncio
+import hashlib
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import redis.asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+import api.queue
+import wire
+from api.auth import Keyring
+from api.errors import QueueFull
+from tests.worker.conftest import Workers, done, generate, status, until
+from worker import Queue
+from worker.lease import Leases, Row
+
+WEIGHTS = {"alice": 1, "bob": 3, "carol": 1}
+
+
+class Api:
+    """The API's side of one queue, `demo`."""
+
+    def __init__(self, redis_url: str, *owners: str, batch: int = 64, max_depth: int = 100_000) -> None:
+        keys = ",".join(f"{owner}:{hashlib.sha256(owner.encode()).hexdigest()}:{WEIGHTS[owner]}" for owner in owners)
+        server = wire.Settings(api_keys=keys, max_jobs_in_flight=batch, max_queue_depth=max_depth)
+        self.runner = asyncio.Runner()
+        self.redis = redis.asyncio.Redis.from_url(redis_url)
+        self.queue = api.queue.Queue(self.redis, server, Keyring.load(server))
+
+    def submit(self, owner: str, num: int = 1, max_tokens: int = 1) -> list[str]:
+        ids = api.queue.job_ids(owner, None, num)
+        self.runner.run(self.queue.submit(owner, [generate(max_tokens=max_tokens)] * num, ids))
+        return ids
+
+    def cancel(self, owner: str, job_id: str) -> None:
+        self.runner.run(self.queue.cancel(owner, job_id))
+
+    def close(self) -> None:
+        self.runner.run(self.redis.aclose())
+        self.runner.close()
+
+
+@pytest.fixture
+def shared(redis_url: str) -> Iterator[Api]:
+    """Of two owners, with batches of 64."""
+    shared = Api(redis_url, "alice", "bob")
+    yield shared
+    shared.close()
+
+
+# What may happen to a queue whose batches are of four jobs.
+BATCH = 4
+SUBMIT = st.tuples(st.just("submit"), st.sampled_from(list(WEIGHTS)), st.integers(1, 12))
+CLAIM = st.tuples(st.just("claim"), st.integers(1, 6))
+CANCEL = st.tuples(st.just("cancel"), st.integers(0, 50))
+GIVE_BACK = st.just(("give back",))
+PLAIN = st.just(("plain",))
+ACTS = st.lists(st.one_of(SUBMIT, SUBMIT, CLAIM, CLAIM, CANCEL, GIVE_BACK, PLAIN), max_size=40)
+
+
+class Line:
+    """The queue, and what every owner may expect of it."""
+
+    def __init__(self, connection: Redis, server: Api) -> None:
+        connection.flushdb()
+        self.redis = connection
+        self.server = server
+        self.queue = Queue("demo", connection=connection)
+        self.leases = Leases(connection, "mac", "rq:worker:mac", 60.0)
+        self.waiting: dict[str, list[str]] = {owner: [] for owner in (*WEIGHTS, "plain")}  # in order
+        self.in_flight: list[tuple[str, Row]] = []
+        self.claimed: dict[str, None] = {}  # also those that were given back
+        self.num_claimed: Counter[str] = Counter()  # each job once
+        self.bounds: dict[str, dict[str, float]] = {}  # by waiting job: `num_claimed` that others may have before it is
+
+    def submit(self, owner: str, num: int) -> None:
+        ids = self.server.submit(owner, num)
+        on_list = {id_.decode() for id_ in self.redis.lrange(self.queue.key, 0, -1)}
+        for id_ in ids:
+            self.waiting[owner].append(id_)
+            num_before = len([other for other in self.waiting[owner] if other not in on_list])
+            turns = {other: (num_before + 1) * weight / WEIGHTS[owner] + 1 for other, weight in WEIGHTS.items()}
+            self.bounds[id_] = {
+                other: self.num_claimed[other] + len(on_list) + num for other, num in turns.items() if other != owner
+            }
+
+    def plain(self) -> None:
+        """RQ's own way."""
+        self.waiting["plain"].append(self.queue.enqueue("add", 1, 2).id)
+
+    def claim(self, room: int) -> None:
+        num_waiting = sum(map(len, self.waiting.values()))
+        rows = self.leases.claim([self.queue], room, 0, 1000, BATCH, round_robin=False)
+        assert rows is not None
+        assert len(rows) == min(room, num_waiting)
+        for row in rows:
+            owner = row.fields.get(b"owner", b"plain").decode()
+            assert row.job_id == self.waiting[owner].pop(0)
+            self.in_flight.append((owner, row))
+            if row.job_id not in self.claimed:
+                self.check_bound(owner, row.job_id)
+        assert self.redis.llen(self.queue.key) >= min(BATCH, num_waiting - len(rows))
+
+    def check_bound(self, owner: str, job_id: str) -> None:
+        for other, most in self.bounds.get(job_id, {}).items():
+            assert self.num_claimed[other] <= most, f"{owner} waited too long for {other}"
+        self.claimed[job_id] = None
+        self.num_claimed[owner] += 1
+
+    def cancel(self, index: int) -> None:
+        jobs = [(owner, id_) for owner in WEIGHTS for id_ in self.waiting[owner]]
+        if jobs:
+            owner, id_ = jobs[index % len(jobs)]
+            self.server.cancel(owner, id_)
+            self.waiting[owner].remove(id_)
+
+    def give_back(self) -> None:
+        flights = [Lease(f"{row.job_id}:{row.execution_id}", self.queue) for _, row in self.in_flight]
+        assert self.leases.release(flights) == len(flights)
+        for owner, row in reversed(self.in_flight):
+            self.waiting[owner].insert(0, row.job_id)
+        self.in_flight.clear()
+
+    def check_keys(self) -> None:
+        """Every job that waits stands in one place, and RQ sees which."""
+        on_list = [id_.decode() for id_ in self.redis.lrange(self.queue.key, 0, -1)]
+        behind = {id_.decode() for id_ in self.redis.zrange("rq:deferred:demo", 0, -1)}
+        everyone = [id_ for ids in self.waiting.values() for id_ in ids]
+        assert sorted([*on_list, *behind]) == sorted(everyone)
+        for id_ in everyone:
+            assert status(self.redis, id_) == ("deferred" if id_ in behind else "queued")
+
+
+@dataclass(frozen=True)
+class Lease:
+    """As Leases.release wants it."""
+
+    member: str
+    queue: Queue
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=ACTS)
+def test_each_owner_is_served_in_order_and_in_proportion_whatever_happens(redis: Redis, redis_url: str, acts):
+    server = Api(redis_url, *WEIGHTS, batch=BATCH)
+    line = Line(redis, server)
+    try:
+        for name, *values in acts:
+            getattr(line, name.replace(" ", "_"))(*values)
+            line.check_keys()
+        while any(line.waiting.values()):
+            line.claim(5)
+            line.check_keys()
+    finally:
+        server.close()
+    assert redis.keys("scorepool:backlog:*") == []
+    line.claim(1)
+    assert redis.keys("scorepool:turns:*") == []
+
+
+def test_an_owner_that_comes_back_as_soon_as_it_was_served_does_not_keep_others_waiting(redis: Redis, redis_url: str):
+    server = Api(redis_url, *WEIGHTS, batch=BATCH)
+    line = Line(redis, server)
+    line.submit("alice", BATCH)
+    line.submit("carol", 5)
+    for _ in range(20):
+        line.submit("alice", 1)
+        line.claim(1)
+    server.close()
+    assert line.num_claimed["carol"] == 5
+
+
+def test_a_weight_is_a_share(redis: Redis, redis_url: str):
+    server = Api(redis_url, *WEIGHTS, batch=BATCH)
+    line = Line(redis, server)
+    for owner in WEIGHTS:
+        line.submit(owner, 60)
+    line.claim(BATCH)  # what came before anything was shared
+    before = line.num_claimed.copy()
+    line.claim(50)
+    server.close()
+    assert line.num_claimed - before == Counter(alice=10, bob=30, carol=10)
+
+
+def test_one_owner_alone_leaves_all_in_the_list_of_rq(redis: Redis, redis_url: str):
+    server = Api(redis_url, "alice", batch=BATCH)
+    server.submit("alice", 20)
+    server.close()
+    assert redis.llen("rq:queue:demo") == 20
+    assert redis.keys("scorepool:turns:*") == []
+
+
+def test_what_waits_behind_is_shown_as_queued_and_can_be_canceled(shared: Api, redis: Redis):
+    ids = shared.submit("alice", 70)
+    assert (status(redis, ids[63]), status(redis, ids[64])) == ("queued", "deferred")
+    shared.cancel("alice", ids[64])
+
+    assert status(redis, ids[64]) == "canceled"
+    assert redis.zcard("rq:deferred:demo") == 5
+    assert redis.llen("rq:queue:demo") == 64
+    leases = Leases(redis, "mac", "rq:worker:mac", 60.0)
+    rows = leases.claim([Queue("demo", connection=redis)], 100, 0, 100, 64, round_robin=False)
+    assert [row.job_id for row in rows or []] == [*ids[:64], *ids[65:]]
+
+
+def test_rq_info_counts_what_waits_behind(shared: Api, workers: Workers):
+    shared.submit("alice", 70)
+    shared.submit("bob", 3)
+    assert " 73, 0 executing" in workers.rq("info", "-Q", "--queue-class", "worker.Queue")
+
+
+def test_jobs_behind_come_onto_a_list_that_another_tool_emptied(shared: Api, redis: Redis, workers: Workers):
+    ids = shared.submit("alice", 70)
+    redis.delete("rq:queue:demo")
+
+    workers.start("--burst").wait(timeout=30)
+
+    assert done(redis) == ids[64:]
+
+
+def test_a_queue_that_one_owner_has_filled_takes_a_batch_from_another(redis: Redis, redis_url: str):
+    server = Api(redis_url, "alice", "bob", batch=BATCH, max_depth=20)
+    server.submit("alice", 20)
+    with pytest.raises(QueueFull):
+        server.submit("alice")
+    server.submit("bob", BATCH)
+    with pytest.raises(QueueFull):
+        server.submit("bob")
+    server.close()
+
+
+def test_a_flood_of_one_owner_delays_the_single_job_of_another_by_at_most_a_batch(
+    shared: Api, redis: Redis, workers: Workers
+):
+    shared.submit("alice", 2000)
+    workers.start(FAKE_STEP_S="0.02")
+    until(lambda: len(done(redis)) >= 200)
+    (single,) = shared.submit("bob")
+    num_before = len(done(redis))
+    until(lambda: single in done(redis))
+
+    in_flight, on_list, turn = 64, 64, 2
+    assert done(redis).index(single) - num_before <= in_flight + on_list + turn
+
+
+def test_kill_9_in_the_middle_loses_nothing_of_any_owner(shared: Api, redis: Redis, workers: Workers):
+    alices, bobs = shared.submit("alice", 600), shared.submit("bob", 600)
+    for num_done in (100, 300, 500):
+        victim = workers.start(FAKE_STEP_S="0.02", SCOREPOOL_CRASH_LIMIT="99")
+        until(lambda num_done=num_done: len(done(redis)) >= num_done)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+    workers.start("--burst", SCOREPOOL_CRASH_LIMIT="99").wait(timeout=60)
+
+    assert sorted(done(redis)) == sorted([*alices, *bobs])  # each ended once
+    assert {status(redis, id_) for id_ in [*alices, *bobs]} == {"finished"}
+    assert redis.keys("scorepool:backlog:*") + redis.keys("scorepool:turns:*") + redis.keys("rq:deferred:*") == []

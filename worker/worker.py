@@ -128,8 +128,8 @@ class Worker(WorkerProcess):
     ) -> bool:
         """Returns whether there was any job. Raises what must end the process: Fault, or SystemExit with a sentence."""
         self._dequeue_strategy = dequeue_strategy
-        logging_level = logging_level or self.settings.log_level  # RQ's own options come first
         with one_sentence(), ExitStack() as stack:
+            logging_level = logging_level or self.settings.log_level  # RQ's own options come first
             chores = [Chore(self._beat, every_s=self.settings.lease_s / 5), *self.chores()]
             self.bootstrap(logging_level, date_format, log_format)
             stack.callback(self.teardown)

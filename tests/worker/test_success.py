@@ -79,7 +79,7 @@ def contents(redis: Redis, job_id: str) -> dict[str, Any]:
 
     return {
         key.decode().replace(job_id, "ID"): (plain(read[redis.type(key)](key)), redis.ttl(key) // 10)
-        for key in redis.keys()
+        for key in redis.scan_iter()
     }
 
 

@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
-from tests.api.fake_worker import FakeWorker
 from tests.api.test_process import eventually, is_ready, running
+from tests.worker.conftest import Workers
 
 CHECKS = [
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
@@ -20,7 +19,7 @@ CHECKS = [
 @pytest.mark.parametrize(
     "options",
     [
-        ("--phases", "fuzzing", "--max-examples", "5", "--seed", "1"),
+        ("--phases", "fuzzing", "--max-examples", "3", "--seed", "1"),
         pytest.param(
             ("--phases", "coverage,fuzzing,stateful", "--max-examples", "100"),
             marks=[pytest.mark.soak, pytest.mark.timeout(3600)],
@@ -29,13 +28,10 @@ CHECKS = [
     ids=["briefly", "at length"],
 )
 def test_whatever_the_schema_allows_is_answered_as_it_says(
-    root: Path, redis: Redis, redis_url: str, tmp_path: Path, options: tuple[str, ...]
+    root: Path, redis: Redis, redis_url: str, workers: Workers, tmp_path: Path, options: tuple[str, ...]
 ):
     pytest.importorskip("schemathesis", reason="schemathesis is not installed: it comes with the dev extra")
-    worker = FakeWorker(redis)
-    worker.show_card()
-    redis.persist("scorepool:card:w1")
-    redis.zadd("scorepool:models", {"w1": time.time() + 7200})
+    workers.start(FAKE_STEP_S="0")
     with running(root, redis_url, tmp_path / "log") as (http, _):
         eventually(lambda: is_ready(http))
         tool, document = Path(sys.executable).with_name("schemathesis"), f"{http.base_url}/openapi.json"

@@ -17,6 +17,7 @@ try:
 except PackageNotFoundError:  # a checkout that is not installed
     VERSION = "0"
 
+Event = tuple[str, Any]  # its name; the type of its data, or the very data
 _REF = "#/components/schemas/{name}"
 _FLOATS = {
     "type": "array",
@@ -58,9 +59,23 @@ def _content(kind: Any) -> dict[str, Any]:
     return {media_type: {"schema": schema} for media_type in MEDIA_TYPES.values()}
 
 
-def answers(replies: Mapping[int, Any], errors: Sequence[int], events: Any = None) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: types by status, the statuses that carry a wire.ErrorReply, and the type of the events
-    where 200 may be a stream of them."""
+def _event(name: str, kind: Any) -> dict[str, Any]:
+    """As OpenAPI has server-sent events: an object of their fields. One without a name is called `message`."""
+    data: dict[str, Any] = {"const": kind}
+    if not isinstance(kind, str):
+        data = {"contentMediaType": "application/json", "contentSchema": _schema(kind)}
+    return {
+        "type": "object",
+        "properties": {"event": {"const": name}, "data": {"type": "string", **data}},
+        "required": ["event", "data"],
+    }
+
+
+def answers(
+    replies: Mapping[int, Any], errors: Sequence[int], events: Sequence[Event] = ()
+) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route: types by status, the statuses that carry a wire.ErrorReply, and the events of which 200
+    may be a stream."""
     declared: dict[int | str, dict[str, Any]] = {}
     for status, kind in [*replies.items(), *((status, wire.ErrorReply) for status in (*errors, 500))]:
         declared[status] = {"description": HTTPStatus(status).phrase, "content": _content(kind)}
@@ -68,10 +83,15 @@ def answers(replies: Mapping[int, Any], errors: Sequence[int], events: Any = Non
             declared[status]["headers"] = {
                 name: {"description": text, "schema": {"type": "string"}} for name, text in named.items()
             }
-    if events is not None:
+    if events:
         ok = declared.setdefault(200, {"description": HTTPStatus.OK.phrase, "content": {}})
-        ok["content"]["text/event-stream"] = {"schema": _schema(events)}
+        ok["content"]["text/event-stream"] = {"schema": {"anyOf": [_event(*event) for event in events]}}
     return declared
+
+
+def chunks(kind: Any) -> list[Event]:
+    """The events of OpenAI's dialect, whose streams end with a word of their own."""
+    return [("message", kind), ("message", wire.ErrorReply), ("message", "[DONE]")]
 
 
 def body(kind: Any) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Queue:
         ]
         weight = self._keyring.weight(owner)
         for id_, request, body in zip(ids, requests, bodies, strict=True):
-            run = run_hash(id_, owner, weight, request, ttl_s, batch)
+            run = run_hash(owner, weight, request, ttl_s, batch)
             args += (id_, wire.queue_name(request.model, request.priority), print_, wire.Keys.request(id_), body)
             args += (len(run), *run)
         answer, num_replicas = await self._run_submit([wire.Keys.owned(owner)], args)

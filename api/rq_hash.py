@@ -1,6 +1,7 @@
 """What RQ keeps of a job: the hashes that RQ itself would write, ready for the submit script."""
 
-from collections.abc import Mapping
+from functools import lru_cache
+from itertools import chain
 
 from redis import Redis
 from rq.job import Job, JobStatus, Retry
@@ -15,50 +16,45 @@ _NOWHERE = Redis()
 RUN_RETRIES = 3
 
 
-def run_hash(
-    id: str,  # noqa: A002
-    owner: str,
-    weight: int,
-    request: wire.Request,
-    ttl_s: int,
-    batch: str | None = None,
-) -> list[str | bytes]:
-    """The hash of the job that runs a request. The request itself lies in a key of its own."""
+def run_hash(owner: str, weight: int, request: wire.Request, ttl_s: int, batch: str | None = None) -> list[str | bytes]:
+    """The hash of the job that runs a request: name, value, name, value, ... The request itself lies in a key of its
+    own."""
     kind = wire.kind_of(request)
+    moment = iso_now()
+    flat = [
+        *_plain_hash(kind, request.model, wire.queue_name(request.model, request.priority), request.timeout_s, ttl_s),
+        *("created_at", moment, "enqueued_at", moment, "owner", owner, "model", request.model, "kind", kind),
+    ]
+    if weight != 1:
+        flat += ("weight", str(weight))
+    if request.expires_at is not None:
+        flat += ("expires_at", repr(request.expires_at))
+    if request.webhook is not None:
+        flat += ("webhook", request.webhook)
+    if batch is not None:
+        flat += ("batch", batch)
+    return flat
+
+
+@lru_cache(maxsize=1024)
+def _plain_hash(kind: str, model: str, queue: str, timeout_s: int, ttl_s: int) -> tuple[str | bytes, ...]:
+    """What RQ writes of such a job, but for the times and for what is empty, which RQ reads like what is not there."""
     job = Job.create(
         wire.INFER,
         args=[],
         kwargs={},
-        id=id,
         connection=_NOWHERE,
         serializer=JSONSerializer,
-        origin=wire.queue_name(request.model, request.priority),
+        origin=queue,
         status=JobStatus.QUEUED,
-        description=f"{kind} {request.model}",  # never the prompt: it is printed in logs and dashboards
-        timeout=request.timeout_s,
+        description=f"{kind} {model}",  # never the prompt: it is printed in logs and dashboards
+        timeout=timeout_s,
         retry=Retry(max=RUN_RETRIES),
         result_ttl=ttl_s,
         failure_ttl=ttl_s,
     )
-    job.enqueued_at = now()
-    ours = {"owner": owner, "model": request.model, "kind": kind}
-    if weight != 1:
-        ours["weight"] = str(weight)
-    if request.expires_at is not None:
-        ours["expires_at"] = repr(request.expires_at)
-    if request.webhook is not None:
-        ours["webhook"] = request.webhook
-    if batch is not None:
-        ours["batch"] = batch
-    return _flat(job, ours)
-
-
-def _flat(job: Job, ours: Mapping[str, str]) -> list[str | bytes]:
-    """name, value, name, value, ..."""
-    flat: list[str | bytes] = []
-    for name, value in {**job.to_dict(), **ours}.items():
-        flat += (name, _redis_value(value))
-    return flat
+    written = {name: _redis_value(value) for name, value in job.to_dict().items() if name != "created_at"}
+    return tuple(chain.from_iterable((name, value) for name, value in written.items() if value))
 
 
 def _redis_value(value: object) -> str | bytes:

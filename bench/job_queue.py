@@ -1,6 +1,6 @@
 """What a job costs that computes nothing: ours beside RQ's SimpleWorker and, where installed, arq, dramatiq, celery.
 
-    python -m bench.job_queue [--jobs 2000] [--runs 3] [--quick]
+    python -m bench.job_queue [--jobs 2000] [--runs 3] [--deepest 100000] [--quick]
 
 Each contender runs in a process of its own, one after the other, several rounds; the numbers are medians. Ours takes
 the whole way of a job of the API: its request is read, a result is written, and who waits is told. Peers run a function
@@ -250,7 +250,7 @@ def memory(url: str, deepest: int) -> None:
     logging.disable(logging.ERROR)
     connection = redis.Redis.from_url(url)
     print("\nRedis memory, 1,000 token ids a request and 1,000 tokens a result, top 0; then short jobs in deep queues")
-    for num_tokens, depths in ((1000, (1_000, 10_000)), (1, (1_000, 10_000, 100_000))):
+    for num_tokens, depths in ((1000, (1_000, 10_000)), (1, (1_000, 10_000, 100_000, 1_000_000))):
         connection.execute_command("FLUSHALL", "SYNC")
         num_queued = 0
         for depth in depths:
@@ -326,12 +326,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--deepest", type=int, default=100_000, help="queue; 1000000 takes minutes and 2 GB")
     parser.add_argument("--quick", action="store_true", help="few jobs, once: shows that all runs")
     options = parser.parse_args()
     logging.disable(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder) / "r", appendfsync="everysec") as server:
         compare(server, 100 if options.quick else options.jobs, 1 if options.quick else options.runs)
-        deepest = 1_000 if options.quick else 100_000
+        deepest = 1_000 if options.quick else options.deepest
         subprocess.run(command(f"job_queue.memory({server.url!r}, {deepest})"), cwd=ROOT, check=True)
         wake_up(server, *((100, 20) if options.quick else (1000, 500)))
 

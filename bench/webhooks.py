@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
 from redis import Redis
 from rq.utils import now, utcformat
 
@@ -32,7 +33,7 @@ from client.stack import webhook_command
 ROOT = Path(__file__).parent.parent
 NUM_RECEIVERS = 100
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
-ANSWER = b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"
+ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 class Receiver(asyncio.Protocol):
@@ -42,16 +43,16 @@ class Receiver(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self.head = b""
+        self.message = b""
 
     def data_received(self, data: bytes) -> None:
-        self.head += data
-        if b"}}" not in self.head or self.head.startswith(b"POST /hang"):
+        self.message += data
+        if b"}}" not in self.message or self.message.startswith(b"POST /hang"):
             return
-        [line] = [line for line in self.head.split(b"\r\n") if line.lower().startswith(b"webhook-id:")]
+        [line] = [line for line in self.message.split(b"\r\n") if line.lower().startswith(b"webhook-id:")]
         self.seen.setdefault(line.partition(b":")[2].strip().decode(), time.monotonic())
+        self.message = b""
         self.transport.write(ANSWER)  # type: ignore[attr-defined]
-        self.transport.close()
 
 
 def receive(pipe: Connection) -> None:
@@ -69,7 +70,7 @@ def receive(pipe: Connection) -> None:
 
 
 @contextmanager
-def workers(url: str, count: int) -> Iterator[None]:
+def workers(url: str, count: int) -> Iterator[list[int]]:
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -86,7 +87,7 @@ def workers(url: str, count: int) -> Iterator[None]:
         for _ in range(count)
     ]
     try:
-        yield
+        yield [process.pid for process in processes]
     finally:
         for process in processes:
             process.send_signal(signal.SIGTERM)
@@ -123,6 +124,11 @@ def report(name: str, put: dict[str, float], seen: dict[str, float]) -> None:
     )
 
 
+def cpu_s(parts: dict[str, list[int]]) -> dict[str, float]:
+    """What the processes of each part have used so far."""
+    return {part: sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids) for part, pids in parts.items()}
+
+
 def measure(hanging: int, options: argparse.Namespace) -> None:
     here, there = multiprocessing.Pipe()
     receiver = multiprocessing.get_context("spawn").Process(target=receive, args=(there,), daemon=True)
@@ -130,9 +136,18 @@ def measure(hanging: int, options: argparse.Namespace) -> None:
     port = here.recv()
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder), appendfsync="everysec") as server:
         redis = Redis.from_url(server.url)
-        with workers(server.url, options.workers):
+        with workers(server.url, options.workers) as pids:
             while redis.scard("rq:workers") < options.workers:
                 time.sleep(0.1)
+            assert server.process is not None
+            assert receiver.pid is not None
+            parts = {
+                "workers": pids,
+                "redis": [server.process.pid],
+                "receiver": [receiver.pid],
+                "feeder": [os.getpid()],
+            }
+            before = cpu_s(parts)
             put = feed(redis, port, options.per_second, options.seconds, hanging)
             deadline = time.monotonic() + 60
             seen: dict[str, float] = {}
@@ -141,6 +156,9 @@ def measure(hanging: int, options: argparse.Namespace) -> None:
                 here.send(None)
                 seen = here.recv()
             report(f"{hanging} of {NUM_RECEIVERS} hang", put, seen)
+            after = cpu_s(parts)
+            used = ", ".join(f"{part} {(after[part] - before[part]) / len(seen) * 1e3:.2f}" for part in parts)
+            print(f"{'':<24} CPU ms a delivery: {used}")
     receiver.terminate()
 
 

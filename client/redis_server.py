@@ -92,6 +92,7 @@ class RedisServer:
             "appendfsync": self.appendfsync,
             "save": "",
             "maxmemory-policy": "noeviction",
+            "stream-node-max-bytes": "512",  # each of RQ's results is a stream, and has room for so much at once: 4 KiB
             "logfile": str(self.log),
             "daemonize": "no",
         }

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, msgpack
 
 Priority = Literal["high", "normal", "low"]
 ModelName = Annotated[
@@ -71,6 +71,14 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     id: str
     name: str
     arguments: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        try:
+            msgpack.encode(self.arguments)
+        except OverflowError:
+            raise ValueError(
+                f"the arguments of the call of {self.name[:80]!r} hold an integer beyond 64 bits"
+            ) from None
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

@@ -18,11 +18,14 @@ import httpcore
 from standardwebhooks import Webhook
 
 from wire import Endpoint, Settings, SettingsError
+from worker.connections import Connection, Connections
 from worker.guard import Guard, addresses
 from worker.version import VERSION
 
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_RETRY_AFTER_S = 86_400
+Headers = dict[bytes | str, bytes | str]
+Answer = tuple[int, list[tuple[bytes, bytes]]]  # status, headers
 _EXPECTED = "a secret is whsec_ and the base64 of 24 to 64 bytes"
 
 
@@ -54,6 +57,7 @@ class Sender:
         self._allow_private = settings.webhook_allow_private
         self._timeout_s = settings.webhook_timeout_s
         self._tls = tls_context()
+        self._connections = Connections()
         self._lookups = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="lookup")
 
     def send(self, url: str, message_id: str, body: bytes, signers: Sequence[Webhook] = ()) -> Attempt:
@@ -63,15 +67,9 @@ class Sender:
         except ValueError as error:  # it was taken when the operator allowed more
             return Attempt("refused", 0, error=str(error), is_final=True)
         started_at = time.monotonic()
-        guard = Guard(
-            started_at + self._timeout_s,
-            lambda host, port: self._lookups.submit(addresses, host, port),
-            self._allow_private,
-        )
-
         try:
             sent = self._headers(endpoint, message_id, body, signers or self._signers)
-            status, headers = self._post(endpoint, guard, body, sent)
+            status, headers = self._post(endpoint, started_at + self._timeout_s, body, sent)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError) as error:
             elapsed_ms = _ms_since(started_at)
             return Attempt(endpoint.host, elapsed_ms, error=f"{type(error).__name__}: {str(error)[:200]}")
@@ -83,25 +81,44 @@ class Sender:
             is_final=status == 410,  # Gone: the receiver asks to be left alone
         )
 
+    def tidy(self) -> None:
+        """Due every connections.IDLE_S."""
+        self._connections.tidy()
+
     def close(self) -> None:
         self._lookups.shutdown(wait=False, cancel_futures=True)
+        self._connections.close()
 
-    def _post(
-        self, endpoint: Endpoint, guard: Guard, body: bytes, headers: dict[bytes | str, bytes | str]
-    ) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Returns the answer's status and headers. A redirect is an answer like any other."""
+    def _post(self, endpoint: Endpoint, deadline: float, body: bytes, headers: Headers) -> Answer:
+        connection = self._connections.take((endpoint.scheme, endpoint.host, endpoint.port))
+        if connection is not None:
+            try:
+                return self._exchange(connection, endpoint, deadline, body, headers)
+            except (httpcore.NetworkError, httpcore.RemoteProtocolError):
+                pass  # the receiver hung up meanwhile; should it have had the message, it has its id, too
+        return self._exchange(self._connect(endpoint, deadline), endpoint, deadline, body, headers)
+
+    def _connect(self, endpoint: Endpoint, deadline: float) -> Connection:
+        guard = Guard(deadline, lambda host, port: self._lookups.submit(addresses, host, port), self._allow_private)
         origin = httpcore.Origin(endpoint.scheme.encode(), endpoint.host.encode(), endpoint.port)
-        url = httpcore.URL(scheme=endpoint.scheme, host=endpoint.host, port=endpoint.port, target=endpoint.target)
-        with (
-            httpcore.HTTPConnection(origin, ssl_context=self._tls, network_backend=guard) as connection,
-            connection.stream("POST", url, headers=headers, content=body) as response,
-        ):
-            _drain(response)
-            return response.status, response.headers
+        http = httpcore.HTTPConnection(origin, ssl_context=self._tls, network_backend=guard)
+        now = time.monotonic()
+        return Connection((endpoint.scheme, endpoint.host, endpoint.port), http, guard, opened_at=now, idle_since=now)
 
-    def _headers(
-        self, endpoint: Endpoint, message_id: str, body: bytes, signers: Sequence[Webhook]
-    ) -> dict[bytes | str, bytes | str]:
+    def _exchange(
+        self, connection: Connection, endpoint: Endpoint, deadline: float, body: bytes, headers: Headers
+    ) -> Answer:
+        """A redirect is an answer like any other."""
+        connection.guard.deadline = deadline
+        url = httpcore.URL(scheme=endpoint.scheme, host=endpoint.host, port=endpoint.port, target=endpoint.target)
+        try:
+            with connection.http.stream("POST", url, headers=headers, content=body) as response:
+                _drain(response)
+                return response.status, response.headers
+        finally:
+            self._connections.give(connection)
+
+    def _headers(self, endpoint: Endpoint, message_id: str, body: bytes, signers: Sequence[Webhook]) -> Headers:
         now = datetime.now(UTC)
         is_default_port = endpoint.port == (443 if endpoint.scheme == "https" else 80)
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host

@@ -1,7 +1,8 @@
 """How a webhook's connection is made: to an address that was checked, within one time limit, and to nothing else.
 
 httpcore asks this backend for connections. The name is resolved once, all its addresses are checked, and the
-connection goes to one of these very addresses, so a name that resolves differently a moment later gains nothing. No
+connection goes to one of these very addresses, so a name that resolves differently a moment later gains nothing: not
+while the connection lasts (worker/connections.py keeps it for a minute), and the next one is checked like this one. No
 proxy is used, no redirect is followed (httpcore knows neither by itself), no unix socket is opened.
 """
 
@@ -31,13 +32,14 @@ def addresses(host: str, port: int) -> list[str]:
 
 
 class Guard(httpcore.NetworkBackend):
-    """For one request. `deadline` is a time.monotonic(): all of lookup, connect, TLS, write and read end by then.
+    """For one connection. `deadline` is a time.monotonic(): all of lookup, connect, TLS, write and read end by then.
+    Whoever uses the connection again sets another.
 
     `lookup` runs elsewhere because the system's resolver takes no time limit.
     """
 
     def __init__(self, deadline: float, lookup: Lookup, allow_private: bool) -> None:
-        self._deadline = deadline
+        self.deadline = deadline
         self._lookup = lookup
         self._allow_private = allow_private
 
@@ -64,7 +66,7 @@ class Guard(httpcore.NetworkBackend):
     def _resolve(self, host: str, port: int) -> list[str]:
         lookup = self._lookup(host, port)
         try:
-            return lookup.result(timeout=max(0.0, self._deadline - time.monotonic()))
+            return lookup.result(timeout=max(0.0, self.deadline - time.monotonic()))
         except TimeoutError:
             lookup.cancel()
             raise httpcore.ConnectTimeout(f"looking up {host} took too long") from None
@@ -75,11 +77,11 @@ class Guard(httpcore.NetworkBackend):
         """To the first address that answers; the time left is shared among those not tried yet."""
         failure: Exception = httpcore.ConnectError("the name has no address")
         for num_left, address in zip(range(len(found), 0, -1), found, strict=True):
-            share_s = (self._deadline - time.monotonic()) / num_left
+            share_s = (self.deadline - time.monotonic()) / num_left
             if share_s <= 0:
                 raise httpcore.ConnectTimeout("connecting took too long")
             try:
-                return Stream(socket.create_connection((address, port), timeout=share_s), self._deadline)
+                return Stream(socket.create_connection((address, port), timeout=share_s), self)
             except TimeoutError:
                 failure = httpcore.ConnectTimeout("connecting took too long")
             except OSError as error:
@@ -88,13 +90,13 @@ class Guard(httpcore.NetworkBackend):
 
 
 class Stream(httpcore.NetworkStream):
-    """A socket whose every wait ends at one deadline, however slowly the other side drips."""
+    """A socket whose every wait ends at its guard's deadline, however slowly the other side drips."""
 
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
+    def __init__(self, connection: socket.socket, guard: Guard) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
-        self._deadline = deadline
+        self._guard = guard
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         try:
@@ -135,13 +137,16 @@ class Stream(httpcore.NetworkStream):
         self._socket.close()
 
     def get_extra_info(self, info: str) -> Any:
-        """httpcore asks for `ssl_object`, to learn which HTTP was agreed on."""
+        """httpcore asks for `ssl_object`, to learn which HTTP was agreed on, and whether an idle connection
+        `is_readable`: then the receiver has hung up, or says what nobody asked for."""
+        if info == "is_readable":
+            return self._poll(select.POLLIN, 0)
         return self._socket if info == "ssl_object" and isinstance(self._socket, ssl.SSLSocket) else None
 
     def _run(self, action: Callable[[], Answer], event: int) -> Answer:
         """Repeat until the socket lets it through. Raises TimeoutError at the deadline."""
         while True:
-            if time.monotonic() >= self._deadline:
+            if time.monotonic() >= self._guard.deadline:
                 raise TimeoutError("the receiver took too long")
             try:
                 return action()
@@ -153,6 +158,9 @@ class Stream(httpcore.NetworkStream):
                 self._wait(event)
 
     def _wait(self, event: int) -> None:
+        self._poll(event, max(0.0, self._guard.deadline - time.monotonic()) * 1000)
+
+    def _poll(self, event: int, patience_ms: float) -> bool:
         poll = select.poll()
         poll.register(self._socket, event)
-        poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000)
+        return bool(poll.poll(patience_ms))

@@ -55,7 +55,8 @@ class Job(rq.job.Job):
         connection: Redis | None = None,
         serializer: object = None,
     ) -> None:
-        super().__init__(id, connection, serializer=JSONSerializer)
+        super().__init__(id, connection)  # RQ looks at a serializer that it is given for longer than we do at a job
+        self.serializer = JSONSerializer
 
     @classmethod
     def from_row(cls, row: Row, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
@@ -78,10 +79,10 @@ class Job(rq.job.Job):
     def restore(self, raw_data: Any) -> None:
         """RQ's webhooks are dropped: they are one unsigned, unguarded attempt on the worker's main thread. So is a meta
         that is no JSON: RQ would keep it in a form that it cannot write again."""
-        super().restore({name: value for name, value in raw_data.items() if as_text(name) != "webhooks"})
+        fields = self.fields = {as_text(name): value for name, value in raw_data.items() if name != b"webhooks"}
+        super().restore(fields)
         if "unserialized" in self.meta:
             self.meta = {}
-        fields = self.fields = {as_text(name): value for name, value in raw_data.items()}
         self.company = int(fields["company"]) if "company" in fields else None
         self.crashes = int(fields.get("crashes") or 0)
         self.expires_at = float(fields["expires_at"]) if "expires_at" in fields else None

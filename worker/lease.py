@@ -1,4 +1,4 @@
-"""How a worker holds jobs: claim, extend, reclaim, release; and settle, a job's end. Runs all of the Lua but due.lua.
+"""How a worker holds jobs: claim, extend, reclaim, release; and the scripts that end them, settle and finish.
 
 A lease lives in RQ's own keys (drawn in lua/lease.lua). Its end is the expiry of the execution's hash in Redis, so the
 clocks of the Macs need not agree. Who holds it no more is fenced off: see `standing` and worker/record.py.
@@ -16,7 +16,7 @@ from redis.client import Pipeline
 from rq.queue import Queue
 from rq.utils import as_text, now, utcformat
 
-from wire import DONE, OUTBOX, Keys
+from wire import OUTBOX
 
 GRACE_S = 86_400  # beyond a lease's end, before RQ's own cleaners may take the job
 
@@ -29,7 +29,9 @@ CLAIM = _source("lease.lua", "backlog.lua", "claim.lua")
 EXTEND = _source("extend.lua")
 RECLAIM = _source("lease.lua", "reclaim.lua")
 RELEASE = _source("release.lua")
-SETTLE = OUTBOX + _source("settle.lua")
+_SETTLE = OUTBOX + _source("settle.lua")
+SETTLE = _SETTLE + "settle(ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5])"
+FINISH = _SETTLE + _source("finish.lua")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,7 @@ def settle(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_req
     EVAL, not EVALSHA: in a MULTI a script that Redis has forgotten (it was restarted) would fail alone, and the rest go
     through.
     """
-    keys = [f"rq:job:{job_id}", Keys.outcome(job_id), Keys.request(job_id), DONE, Keys.outcomes]
-    arguments: list[bytes | str | int] = [job_id, outcome, max(0, ttl_s), int(keep_request), utcformat(now())]
-    pipeline.eval(SETTLE, len(keys), *keys, *arguments)
+    pipeline.eval(SETTLE, 0, job_id, outcome, max(0, ttl_s), int(keep_request), utcformat(now()))
 
 
 def _keys(queues: Iterable[Queue]) -> list[str]:

@@ -1,4 +1,7 @@
-"""How flights end in Redis: all that are over, with RQ's own bookkeeping and their outcomes, in one transaction.
+"""How flights end in Redis: all that are over, with RQ's own bookkeeping and their outcomes.
+
+Those that succeeded, nearly all, are written by one script (success.py); the others by RQ's own methods, in one
+transaction.
 
 Recording is fenced. Every job's hash is watched before its lease is looked up, and whoever takes a job away touches its
 hash, so the transaction goes through only if all its leases are still ours. It may therefore be repeated at will, also
@@ -26,6 +29,7 @@ from worker.failure import JobFailed, explain
 from worker.flight import Flight, Stopped
 from worker.job import age_s
 from worker.lease import Leases
+from worker.success import Successes
 
 
 class Record:
@@ -44,6 +48,7 @@ class Record:
         self.death_penalty = death_penalty
         self.report = report  # RQ's handle_exception(job, type, error, traceback)
         self.log = log
+        self.successes = Successes(connection, leases, default_result_ttl_s)
 
     def end(
         self, flights: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus = WorkerStatus.IDLE
@@ -56,8 +61,7 @@ class Record:
             if not flight.is_decided:
                 self._decide(flight)
                 flight.is_decided = True
-        recorded: list[Flight] = []
-        left = list(flights)
+        recorded, left = self.successes.write(flights, still_flying, rest)
         while left:
             try:
                 ours, left = self._commit(left, still_flying, rest)

@@ -20,8 +20,10 @@ from redis import Redis
 from rq.job import Retry
 
 from wire import DELIVER, DeliveryAttempt, Settings, Subscriber
+from worker.connections import IDLE_S
 from worker.delivery import MAX_RETRY_AFTER_S, Attempt, Sender, signers
 from worker.flight import Pending
+from worker.housekeeping import Chore
 from worker.job import Job
 from worker.lanes import Lanes
 from worker.notice import Notice
@@ -81,6 +83,10 @@ class Deliver:
         future = self._threads.submit(self._attempt, notice, url, subscriber)
         future.add_done_callback(partial(self._leave, notice.owner, receiver, time.monotonic()))
         return Pending(future, finish=lambda attempt: self._finish(job, notice, attempt), cancel=future.cancel)
+
+    def tidy(self) -> None:
+        """Due every connections.IDLE_S."""
+        self._sender.tidy()
 
     def close(self) -> None:
         self._sender.close()
@@ -157,6 +163,13 @@ class WebhookWorker(Worker):
         self.deliver = Deliver(self.settings, self.connection)
         self.functions[DELIVER] = self.deliver
 
+    def chores(self) -> list[Chore]:
+        return [Chore(self._tidy, every_s=IDLE_S)]
+
     def close(self) -> None:
         if self.deliver is not None:
             self.deliver.close()
+
+    def _tidy(self) -> None:
+        if self.deliver is not None:
+            self.deliver.tidy()

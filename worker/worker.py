@@ -285,7 +285,7 @@ class Worker(WorkerProcess):
         for row in rows:
             job = Job.from_row(row, self.connection, self.callbacks)
             execution = Execution(row.execution_id, row.job_id, self.connection, self.name)
-            job.worker_name, job.started_at = self.name, execution.created_at
+            job.worker_name, job.started_at, job.last_heartbeat = self.name, execution.created_at, execution.created_at
             flight = Flight(job, row.queue, execution)
             self.flights[flight.member] = flight
             started.append(flight)

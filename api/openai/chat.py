@@ -50,7 +50,7 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         if self.content is None and not self.tool_calls:
             raise ValueError("a message without `tool_calls` needs `content`")
         for call in self.tool_calls or ():
-            _arguments(call)
+            _to_call(call)
 
 
 class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -182,19 +182,17 @@ def _to_message(message: ChatMessage) -> wire.Message:
         content=content or "",
         name=message.name,
         tool_call_id=message.tool_call_id,
-        tool_calls=[
-            wire.ToolCall(id=call.id, name=call.function.name, arguments=_arguments(call))
-            for call in message.tool_calls or ()
-        ],
+        tool_calls=[_to_call(call) for call in message.tool_calls or ()],
     )
 
 
-def _arguments(call: ToolCall) -> dict[str, Any]:
+def _to_call(call: ToolCall) -> wire.ToolCall:
     """Raises ValueError."""
     try:
-        return msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+        arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ValueError(f"`arguments` of the call of {call.function.name[:80]!r} is no JSON object: {error}") from None
+    return wire.ToolCall(id=call.id, name=call.function.name, arguments=arguments)
 
 
 def opening(index: int) -> ChatChoiceChunk:

@@ -38,7 +38,7 @@ router = APIRouter(prefix="/v1/chat/completions", tags=["openai"], dependencies=
 @router.post(
     "",
     summary="Answer a chat",
-    responses=openapi.answers({200: ChatCompletion}, SYNCHRONOUS_ERRORS, events=ChatChunk),
+    responses=openapi.answers({200: ChatCompletion}, SYNCHRONOUS_ERRORS, events=openapi.chunks(ChatChunk)),
     openapi_extra=openapi.body(ChatRequest),
 )
 async def chat(request: Request, owner: Owner, parts: Parts) -> Response:

@@ -36,7 +36,7 @@ SYNCHRONOUS_ERRORS = (400, 401, 404, 409, 413, 415, 429, 503)
 @router.post(
     "",
     summary="Complete prompts",
-    responses=openapi.answers({200: Completion}, SYNCHRONOUS_ERRORS, events=CompletionChunk),
+    responses=openapi.answers({200: Completion}, SYNCHRONOUS_ERRORS, events=openapi.chunks(CompletionChunk)),
     openapi_extra=openapi.body(CompletionRequest),
 )
 async def complete(request: Request, owner: Owner, parts: Parts) -> Response:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,13 +19,19 @@ from api.records import ENDED
 from api.state import State
 from api.stream import KEEP_ALIVE_S, EventStream
 
+
+class Restart(Struct, frozen=True, forbid_unknown_fields=True):
+    """What was told is void."""
+
+
+EVENTS = [("tokens", wire.Growth), ("restart", Restart), ("end", wire.Job)]
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])
 
 
 @router.get(
     "/{id}/events",
     summary="Follow a job",
-    responses=openapi.answers({}, (400, 401, 404, 503), events=wire.Growth),
+    responses=openapi.answers({}, (400, 401, 404, 503), EVENTS),
 )
 async def events(
     id: str,  # noqa: A002
@@ -81,7 +88,7 @@ async def follow(parts: State, owner: str, job: wire.Job, progress: Progress) ->
 def _event(told: Told) -> bytes:
     if isinstance(told.growth, wire.Growth):
         return _written("tokens", told.place, wire.encode_json(told.growth))
-    return _written("restart", told.place, b"{}")
+    return _written("restart", told.place, wire.encode_json(Restart()))
 
 
 def _written(name: str, place: str, data: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """What is wrong is refused at the door: the status, the field that is named, and nothing left in Redis."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -363,3 +364,19 @@ async def test_405_names_every_method_of_the_path(serving: Serving, path: str, a
         reply = await http.put(path)
     assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
     assert f"expected {allowed}" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("arguments", [{"n": 2**64}, {"n": [{"m": -(2**63) - 1}]}])
+async def test_a_number_that_fits_json_but_not_msgpack_is_refused(serving: Serving, arguments: dict[str, Any]):
+    """JSON's integers have no end; a request is kept as msgpack, whose integers have 64 bits."""
+    call = {"id": "1", "name": "f", "arguments": arguments}
+    native = generate(prompt=None, messages=[{"role": "assistant", "content": "", "tool_calls": [call]}])
+    call = {"id": "1", "function": {"name": "f", "arguments": json.dumps(arguments)}}
+    dialect = {"model": "demo", "messages": [{"role": "assistant", "tool_calls": [call]}]}
+    async with serving() as http:
+        for path, body in (("/v1/jobs", native), ("/v1/chat/completions", dialect)):
+            reply = await http.post(path, json=body)
+
+            assert reply.status_code == 400, path
+            assert "64 bits" in reply.json()["error"]["message"]
+            assert reply.json()["error"]["param" if path != "/v1/jobs" else "field"].startswith("messages[0]")

@@ -42,3 +42,9 @@ def test_a_path_too_long_for_a_socket_says_what_to_set(tmp_path: Path):
 def test_it_never_evicts(tmp_path: Path):
     with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
         assert redis.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_a_result_of_rqs_takes_no_more_room_than_it_needs(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        redis.xadd("rq:results:1", {"type": "1", "worker_name": "mac"})
+        assert int(redis.memory_usage("rq:results:1") or 0) < 1500

@@ -189,6 +189,19 @@ def test_a_weight_is_a_share(redis: Redis, redis_url: str):
     assert line.num_claimed - before == Counter(alice=10, bob=30, carol=10)
 
 
+@pytest.mark.parametrize("weight", ["nan", "inf", "0", "-1", "", "x"])
+def test_nonsense_for_a_weight_is_no_weight(shared: Api, redis: Redis, weight: str):
+    ids = shared.submit("alice", 200)
+    for id_ in ids:
+        redis.hset(f"rq:job:{id_}", "weight", weight)
+
+    leases = Leases(redis, "mac", "rq:worker:mac", 60.0)
+    rows = leases.claim([Queue("demo", connection=redis)], 64, 0, 100, 64, round_robin=False)
+
+    assert [row.job_id for row in rows or []] == ids[:64]
+    assert redis.zscore(wire.Keys.turns("demo"), "alice") == 64
+
+
 def test_one_owner_alone_leaves_all_in_the_list_of_rq(redis: Redis, redis_url: str):
     server = Api(redis_url, "alice", batch=BATCH)
     server.submit("alice", 20)

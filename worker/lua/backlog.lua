@@ -27,7 +27,8 @@ local function top_up(queue, depth)
       if known[1] == 'deferred' then
         redis.call('HSET', job, 'status', 'queued')
         redis.call('RPUSH', queue, id)
-        redis.call('ZINCRBY', turns, 1 / (tonumber(known[2] or '') or 1), owner)
+        local weight = tonumber(known[2] or '')
+        redis.call('ZINCRBY', turns, weight and weight >= 1 and weight < 1e9 and 1 / weight or 1, owner)  -- nonsense is none
         missing = missing - 1
       end
     end

@@ -14,7 +14,8 @@ if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
 local rows, num_bytes = {}, 0
 local max_bytes = 64 * 1024 * 1024  -- of requests in one reply; the next claim takes what is left
 
--- The id at the head of the queue whose job still exists; ids of jobs that expired or were deleted are dropped.
+-- The id at the head of the queue whose job still exists, and the company that it may have (see reclaim.lua); ids of jobs
+-- that expired or were deleted are dropped.
 local function head(queue)
   while true do
     local id = redis.call('LINDEX', queue, 0)
@@ -23,7 +24,10 @@ local function head(queue)
       id = redis.call('LINDEX', queue, 0)
       if not id then return nil end
     end
-    if string.match(id, '^[%w_-]+$') and redis.call('HEXISTS', 'rq:job:' .. id, 'data') == 1 then return id end
+    if string.match(id, '^[%w_-]+$') then
+      local known = redis.call('HMGET', 'rq:job:' .. id, 'data', 'company')
+      if known[1] then return id, tonumber(known[2] or '') end
+    end
     redis.call('LPOP', queue)
   end
 end
@@ -31,9 +35,8 @@ end
 -- 'taken', 'empty', or 'alone': the next job may not join those in flight, so claiming stops until they are fewer.
 local function take(index)
   local queue, wip = KEYS[2 * index - 1], KEYS[2 * index]
-  local id = head(queue)
+  local id, company = head(queue)
   if not id then return 'empty' end
-  local company = tonumber(redis.call('HGET', 'rq:job:' .. id, 'company') or '')  -- see reclaim.lua
   local allowed = math.min(limit, math.max(1, company or limit))
   if in_flight + 1 > allowed then return 'alone' end
   limit = allowed

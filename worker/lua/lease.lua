@@ -7,9 +7,10 @@
 -- That score lies a grace beyond the lease's end, because those cleaners (any `rq info` runs one) spend the job's Retry
 -- and write no outcome; reclaim.lua comes first.
 
--- The row that worker/lease.py reads: {queue's index, job id, execution id, job's hash, request or false}.
+-- The row that worker/lease.py reads: {queue's index, job id, execution id, job's hash as it was before, request or false}.
 local function lease(index, id, execution, wip, worker, lease_ms, now, iso, grace_s)
   local job, member = 'rq:job:' .. id, id .. ':' .. execution
+  local fields = redis.call('HGETALL', job)
   redis.call('HSET', 'rq:execution:' .. member,
     'id', execution, 'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
   redis.call('PEXPIRE', 'rq:execution:' .. member, lease_ms)
@@ -19,5 +20,5 @@ local function lease(index, id, execution, wip, worker, lease_ms, now, iso, grac
   redis.call('HSET', job, 'status', 'started', 'started_at', iso, 'last_heartbeat', iso, 'worker_name', worker)
   redis.call('PERSIST', job)
   redis.call('PERSIST', 'scorepool:request:' .. id)  -- it expires where a failed job was queued again by hand
-  return {index, id, execution, redis.call('HGETALL', job), redis.call('GET', 'scorepool:request:' .. id)}
+  return {index, id, execution, fields, redis.call('GET', 'scorepool:request:' .. id)}
 end

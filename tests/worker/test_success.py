@@ -1,0 +1,146 @@
+"""The script that ends jobs that succeeded, beside RQ's own methods, which end all others."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
+from rq.executions import Execution
+from rq.timeouts import UnixSignalDeathPenalty
+
+import wire
+from tests.worker.conftest import done, generate, outcome, status, submit
+from worker import Job, Queue, success
+from worker.flight import Flight
+from worker.lease import Leases
+from worker.record import Record
+
+ENDPOINT = b'{"endpoint": {"id": "e1", "events": ["job.finished"]}}'
+RESULT = wire.Result(
+    sequences=[],
+    temperature=1.0,
+    usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
+    stamp=wire.Stamp(
+        model="demo",
+        fingerprint="f",
+        dtype="float32",
+        quantization=None,
+        adapter=None,
+        mode="default",
+        backend="",
+        versions={},
+    ),
+)
+
+
+@pytest.fixture
+def leases(redis: Redis) -> Leases:
+    return Leases(redis, "mac", "rq:worker:mac", 60.0)
+
+
+@pytest.fixture
+def record(redis: Redis, leases: Leases) -> Record:
+    return Record(redis, leases, 500, UnixSignalDeathPenalty, lambda *error: None, logging.getLogger())
+
+
+def fly(redis: Redis, leases: Leases, value: object = RESULT) -> list[Flight]:
+    """Claim all that waits, as a worker does, and let it succeed."""
+    rows = leases.claim([Queue("demo", connection=redis)], 32, 0, 32, batch=32, round_robin=False)
+    flights = []
+    for row in rows or []:
+        job, execution = Job.from_row(row, redis, {}), Execution(row.execution_id, row.job_id, redis, "mac")
+        job.worker_name, job.started_at, job.last_heartbeat = "mac", execution.created_at, execution.created_at
+        job.notes = {"tries": "1"}
+        flights.append(Flight(job, row.queue, execution, is_over=True, value=value))
+    return flights
+
+
+def contents(redis: Redis, job_id: str) -> dict[str, Any]:
+    """Every key with its value and rough time to live; without what differs from run to run, and what says nothing."""
+    read: dict[bytes, Callable[[bytes], Any]] = {
+        b"string": redis.get,
+        b"list": lambda key: redis.lrange(key, 0, -1),
+        b"set": redis.smembers,
+        b"zset": lambda key: redis.zrange(key, 0, -1),
+        b"hash": lambda key: {name: value for name, value in redis.hgetall(key).items() if value not in (b"", b"0")},
+        b"stream": lambda key: [fields for _, fields in redis.xrange(key)],
+    }
+    # Times, ids, and a job's data, which RQ compresses when it writes it again.
+    passing = (b"at", b"last_heartbeat", b"since", b"execution_id", b"total_working_time", b"data")
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(item) for name, item in value.items() if not name.endswith(passing)}
+        if isinstance(value, list | set):
+            return sorted(map(plain, value), key=str)
+        return value.replace(job_id.encode(), b"ID")
+
+    return {
+        key.decode().replace(job_id, "ID"): (plain(read[redis.type(key)](key)), redis.ttl(key) // 10)
+        for key in redis.scan_iter()
+    }
+
+
+@pytest.mark.parametrize("is_of_the_api", [True, False])
+def test_it_leaves_what_rqs_own_methods_leave(
+    redis: Redis, leases: Leases, record: Record, monkeypatch: pytest.MonkeyPatch, is_of_the_api: bool
+):
+    left = []
+    for takes in (lambda self, flight: False, success.Successes._takes):
+        redis.flushdb()
+        redis.hset(wire.Keys.endpoints("alice"), "e1", ENDPOINT)
+        monkeypatch.setattr(success.Successes, "_takes", takes)
+        if is_of_the_api:
+            job_id = submit(redis, generate(), webhook=True, fields={"company": 4, "crashes": 1})
+        else:
+            job_id = Queue("demo", connection=redis).enqueue("add", 1, 2, result_ttl=60, job_id="a" * 32).id
+        [flight] = fly(redis, leases, RESULT if is_of_the_api else 3)
+        assert record.end([flight], None) == [flight]
+        left.append(contents(redis, job_id))
+
+    assert left[0] == left[1]
+    assert left[0]["rq:job:ID"][0][b"status"] == b"finished"
+    assert ("scorepool:outcome:ID" in left[0]) == is_of_the_api
+
+
+def test_a_lease_that_was_lost_records_nothing(redis: Redis, leases: Leases, record: Record):
+    kept, lost = [submit(redis, generate()) for _ in range(2)]
+    flights = fly(redis, leases)
+    leases.release(flights[1:])
+
+    assert record.end(flights, None) == flights[:1]
+
+    assert done(redis) == [kept]
+    assert (status(redis, lost), outcome(redis, lost)) == ("queued", None)
+    assert redis.hget("rq:worker:mac", "successful_job_count") == b"1"
+
+
+def test_many_large_outcomes_go_in_several_messages(
+    redis: Redis, leases: Leases, record: Record, monkeypatch: pytest.MonkeyPatch
+):
+    ids = [submit(redis, generate()) for _ in range(5)]
+    monkeypatch.setattr(success, "MAX_BYTES", 2 * len(wire.encode(RESULT)))
+
+    flights = fly(redis, leases)
+    recorded = record.end(flights, None)
+
+    assert recorded == flights
+    assert done(redis) == ids
+    assert redis.hget("rq:worker:mac", "successful_job_count") == b"5"
+    calls = redis.info("commandstats")["cmdstat_evalsha"]["calls"]
+    record.end(flights, None)  # of leases that are lost by now
+    assert redis.info("commandstats")["cmdstat_evalsha"]["calls"] - calls == 3
+
+
+def test_what_an_error_cuts_short_keeps_its_lease(redis: Redis, leases: Leases, record: Record):
+    """Somebody put another type of key where a script writes: the job must be found again."""
+    job_id = submit(redis, generate())
+    flights = fly(redis, leases)
+    redis.set(f"rq:results:{job_id}", "no stream")
+
+    with pytest.raises(ResponseError):
+        record.end(flights, None)
+
+    assert redis.zcard("rq:wip:demo") == 1

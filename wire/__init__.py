@@ -33,10 +33,11 @@ from wire.request import (
     ScoreItem,
     Submission,
     Tokenize,
+    Tool,
     ToolCall,
     kind_of,
 )
-from wire.result import Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
+from wire.result import Called, Channel, Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
 from wire.settings import Settings, SettingsError, parse_model
 from wire.webhook import (
     ALL_EVENTS,
@@ -66,7 +67,9 @@ __all__ = [
     "TOKENS",
     "WEBHOOKS",
     "Accepted",
+    "Called",
     "Change",
+    "Channel",
     "Delivery",
     "DeliveryAttempt",
     "DeliveryPage",
@@ -112,6 +115,7 @@ __all__ = [
     "TestEvent",
     "Tokenize",
     "TokenizerInfo",
+    "Tool",
     "ToolCall",
     "Usage",
     "WebhookEndpoint",

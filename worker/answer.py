@@ -26,7 +26,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Generated tokens from number `first` on, as they were read, and the calls that reach into them."""
+    """Generated tokens from number `first` on, as they were read, and the calls among them."""
 
     first: int
     channels: list[Channel]
@@ -43,25 +43,19 @@ def read_whole(chat: Chat, row: Row, tokenizer: Tokenizer) -> Part:
 
 
 def told(chat: Chat, row: Row, part: Part, tokenizer: Tokenizer) -> tuple[list[wire.Channel], list[wire.Called]]:
-    """A part's channels, and the calls that end in it. A call that cannot be read is content."""
+    """A part's channels, and the calls in it. A call that cannot be read is content."""
     channels: list[wire.Channel] = list(part.channels)
     called: list[wire.Called] = []
     generated = row.token_ids[row.num_given :] if part.spans else []
     for span in part.spans:
-        start = max(span.start - part.first, 0)
-        end = min(span.end - part.first, len(channels))
         calls = tokenizer.calls(span, generated, chat.tools)
         if not calls:
-            token_ids = generated[part.first + start : part.first + end]
-            channels[start:end] = as_content(token_ids, tokenizer.markup.silent_ids)
-        elif part.first < span.end <= part.first + len(channels):
-            upto = row.token_ids[: row.num_given + span.end]
-            called += [
-                wire.Called(
-                    id=call.id or _call_id(upto, place), name=call.name, arguments=call.arguments, entry=span.end - 1
-                )
-                for place, call in enumerate(calls)
-            ]
+            text = as_content(generated[span.start : span.end], tokenizer.markup.silent_ids)
+            channels[span.start - part.first : span.end - part.first] = text
+        upto = row.token_ids[: row.num_given + span.end]
+        for place, call in enumerate(calls):
+            call_id = call.id or _call_id(upto, place)
+            called.append(wire.Called(id=call_id, name=call.name, arguments=call.arguments, entry=span.end - 1))
     return channels, called
 
 

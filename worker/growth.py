@@ -97,7 +97,7 @@ class _Told:
     def part(self, first: int, end: int) -> Part | None:
         if self._reader is None:
             return None
-        spans = [span for span in self._reader.spans if span.start < end and span.end > first]
+        spans = [span for span in self._reader.spans if first <= span.start < end]  # whole: an open one is not told
         return Part(first, self._reader.channels[first:end], spans)
 
 

@@ -93,5 +93,5 @@ def _num_bytes_of_text(scored: Scored) -> int:
     if whole.startswith(text):
         return len(text)
     longest = max(map(len, scored.token_bytes), default=0)
-    ends = range(len(whole), len(whole) - longest, -1)  # bytes that are no UTF-8 are U+FFFD in the text
+    ends = range(len(whole), len(whole) - longest - 1, -1)  # bytes that are no UTF-8 are U+FFFD in the text
     return next((end for end in ends if whole[:end].decode(errors="replace") == scored.text), len(whole))

@@ -10,7 +10,22 @@ from engine.markup import Markup, recipient
 
 log = logging.getLogger("engine")
 
-MAX_CALL_BYTES = 65_536  # some formats' parsers take quadratic time for a text that is no call
+# Parsers take quadratic time for a text that begins calls and arguments and ends none: minutes, where a model was made
+# to write one. Longer texts, and those with more beginnings, are no calls.
+MAX_CALL_BYTES = 65_536
+MAX_SCANNED_BYTES = 2**21  # by the regular expressions, when they look from each beginning to the end
+_BEGINNINGS = (
+    b"<|open|>",
+    b"<|tool_call_begin|>",
+    b"<arg_key>",
+    b"<atem:",
+    b"<function",
+    b"<invoke",
+    b"<longcat_arg_key>",
+    b"<param",
+    b"[ARGS]",
+    b"call:",
+)
 
 Tool = Mapping[str, Any]  # as chat templates read it: {"type": "function", "function": {"name", "parameters", ...}}
 
@@ -24,7 +39,7 @@ class Call:
 
 def read_calls(markup: Markup, header: Sequence[str], text: bytes, tools: Sequence[Tool]) -> list[Call]:
     """Empty where the text is no call, or one of a function that was not offered."""
-    if markup.parser is None or not tools or len(text) > MAX_CALL_BYTES:
+    if markup.parser is None or not tools or not _is_reasonable(text):
         return []
     try:
         found = markup.parser(text.decode(), list(tools))
@@ -34,6 +49,11 @@ def read_calls(markup: Markup, header: Sequence[str], text: bytes, tools: Sequen
         return []
     offered = {tool["function"]["name"] for tool in tools}
     return calls if all(call.name in offered for call in calls) else []
+
+
+def _is_reasonable(text: bytes) -> bool:
+    num_beginnings = sum(text.count(beginning) for beginning in _BEGINNINGS)
+    return len(text) <= MAX_CALL_BYTES and num_beginnings * len(text) <= MAX_SCANNED_BYTES
 
 
 def _call(markup: Markup, header: Sequence[str], found: Any) -> Call:

@@ -29,6 +29,7 @@ from engine.batch import Batch, Exact, Merged, Single
 from engine.config import read_config, refuse_overlooked
 from engine.errors import LoadError
 from engine.facts import Facts
+from engine.markup import Tags
 from engine.respell import respell
 from engine.runner import ModelRunner
 from engine.selftest import SHARING, find_fault, reference_logprobs, trial_rows, window_row
@@ -169,7 +170,7 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
         wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise LoadError(f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}") from error
-    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids)
+    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper))
 
 
 def _cast(model: Any, dtype: str) -> None:

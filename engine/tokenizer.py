@@ -7,20 +7,24 @@ to U+FFFD, its bytes do not.
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Any
 
-from jinja2 import TemplateError
-
+from engine.calls import Call, Tool, read_calls
 from engine.errors import Refused
+from engine.markup import Markup, Tags, markup_of
+from engine.reader import Reader, Span
+from engine.template import ChatTemplate, Message
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
 
 
 class Tokenizer:
-    def __init__(self, tokenizer: Any, eos_ids: Iterable[int]) -> None:
+    markup: Markup  # of the model's answers to chats
+
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int], tags: Tags | None = None) -> None:
         """`tokenizer` is a Hugging Face one that nobody else uses."""
         self._tokenizer = tokenizer
         self._lock = Lock()  # Hugging Face's tokenizers change their own state while they encode
@@ -34,6 +38,9 @@ class Tokenizer:
         self._prefix = self._find_prefix()
         self._bytes = self._read_vocabulary()
         self.longest_token_bytes = max(map(len, self._bytes.values()))
+        self._template = ChatTemplate(tokenizer, self._lock)
+        special = [token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special]
+        self.markup = markup_of(tags or Tags(), tokenizer.get_vocab(), self._plain, special, self.eos_ids)
 
     def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
         """Token ids, and whether BOS was added: it is when the model wants it and the text has it not."""
@@ -57,16 +64,31 @@ class Tokenizer:
         num_prompt_tokens = len(self.encode(kept)[0])
         return ids, min(num_prompt_tokens, len(ids) - 1), bos_added
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The chat template's text with the generation prompt, and no BOS but its own. Raises Refused."""
-        if not self._tokenizer.chat_template:
-            raise Refused("the model has no chat template; give `prompt` instead of `messages`")
-        try:
-            with self._lock:
-                text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise Refused(f"the model's chat template refuses these messages: {error}") from error
-        return self._plain(text)
+    def why_no_tools(self) -> str | None:
+        """Why the model calls no functions; None: it does. Raises Refused."""
+        if not self._template.knows_tools:
+            return "the model's chat template has no place for them"
+        return None if self.markup.parser is not None else "no format is known in which this model calls functions"
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[list[int], list[int]]:
+        """The chat template's text with the generation prompt, and no BOS but its own; and the ids at its end that
+        are the generation prompt. Raises Refused."""
+        text, opening = self._template.render(messages, tools)
+        ids = self._plain(text)
+        start, num_bytes = len(ids), len(opening.encode())
+        while start and num_bytes > 0:
+            start -= 1
+            num_bytes -= len(self.token_bytes(ids[start]))
+        return ids, ids[start:]
+
+    def reader(self, opening: Sequence[int]) -> Reader:
+        """Of an answer to a chat whose generation prompt is `opening`."""
+        return Reader(self.markup, self.token_bytes, opening)
+
+    def calls(self, span: Span, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[Call]:
+        """Those in a span of an answer. Empty where it cannot be read, or calls what was not offered."""
+        text = b"".join(map(self.token_bytes, token_ids[span.start : span.end]))
+        return read_calls(self.markup, span.header, text, tools)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Empty for an id that the model has and the vocabulary has not (padding of the embedding)."""

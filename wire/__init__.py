@@ -33,10 +33,11 @@ from wire.request import (
     ScoreItem,
     Submission,
     Tokenize,
+    Tool,
     ToolCall,
     kind_of,
 )
-from wire.result import Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
+from wire.result import Called, Channel, Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
 from wire.sentinel import SentinelUrl
 from wire.settings import Settings, SettingsError, parse_model
 from wire.webhook import (
@@ -73,7 +74,9 @@ __all__ = [
     "BatchEnd",
     "BatchEvent",
     "BatchEventType",
+    "Called",
     "Change",
+    "Channel",
     "Delivery",
     "DeliveryAttempt",
     "DeliveryPage",
@@ -120,6 +123,7 @@ __all__ = [
     "TestEvent",
     "Tokenize",
     "TokenizerInfo",
+    "Tool",
     "ToolCall",
     "Usage",
     "WebhookEndpoint",

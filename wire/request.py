@@ -73,19 +73,34 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     arguments: dict[str, Any]
 
     def __post_init__(self) -> None:
-        try:
-            msgpack.encode(self.arguments)
-        except OverflowError:
-            raise ValueError(
-                f"the arguments of the call of {self.name[:80]!r} hold an integer beyond 64 bits"
-            ) from None
+        _check_integers(self.arguments, f"the arguments of the call of {self.name[:80]!r}")
+
+
+class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$(?!\n)")]
+    description: Text | None = None
+    parameters: Annotated[dict[str, Any], Meta(description="JSON Schema of an object.")] | None = None
+
+    def __post_init__(self) -> None:
+        _check_integers(self.parameters, f"the parameters of {self.name[:80]!r}")
+
+
+def _check_integers(value: object, name: str) -> None:
+    """Raises ValueError where msgpack cannot hold one."""
+    try:
+        msgpack.encode(value)
+    except OverflowError:
+        raise ValueError(f"{name} hold an integer beyond 64 bits") from None
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What a chat template sees. The last three are for templates that know them."""
+    """What a chat template sees. What follows `content` is for templates that know it."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text
+    reasoning_content: Text | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] = []
@@ -96,6 +111,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
 
     prompt: Text | TokenIds | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128, description="What a chat's answer may call.")] = []
     max_tokens: (
         Annotated[int, Meta(ge=0, le=131_072, description="0 only reports the prompt; null: what fits, up to 4096.")]
         | None
@@ -136,6 +152,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
+        if self.tools and self.messages is None:
+            raise ValueError("`tools` are for a chat: they need `messages`")
         for name in ("top_logprobs", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:
                 raise ValueError(f"`{name}` needs `logprobs`: true")

@@ -36,6 +36,18 @@ class Stamp(Struct, frozen=True, kw_only=True):
     versions: dict[str, str]  # scorepool, mlx, mlx-lm
 
 
+Channel = Literal["content", "reasoning", "tool_call", "markup"]  # markup: what parts the others; it adds to none
+
+
+class Called(Struct, frozen=True, kw_only=True):
+    """A function that the model called."""
+
+    id: str  # the same tokens have the same
+    name: str
+    arguments: str  # a JSON object
+    entry: int  # of the generated tokens, the one that ends it
+
+
 class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence. Every column has one entry per reported token, in the order of the text.
 
@@ -65,6 +77,8 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bos_added: bool = False
     clamped: int = 0  # logprobs that were -inf and are written as -9999.0
     finish_reason: Literal["stop", "length"] | None = None
+    channels: list[Channel] | None = None  # of an answer to a chat: one entry a generated token
+    tool_calls: list[Called] = []
 
 
 class Result(Struct, tag="result", frozen=True, kw_only=True):

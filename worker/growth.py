@@ -12,13 +12,16 @@ from collections.abc import Callable, Sequence
 from math import inf
 from threading import Condition, Thread
 
+from msgspec.structs import replace
 from redis import Redis
 from redis.exceptions import RedisError
 
 import wire
 from engine import Sequence as Row
 from engine import Tokenizer
+from worker.answer import Chat, Part, told
 from worker.report import LEAST
+from worker.translate import Translated
 
 log = logging.getLogger(__name__)
 
@@ -66,52 +69,80 @@ class Outlet:
                 log.warning("tokens of %d rows are not streamed, their results will hold them: %r", len(step), error)
 
 
+class _Told:
+    """How far one row has come: read up to where no stop string may begin, told up to where it is settled."""
+
+    def __init__(self, row: Row, place: int, chat: Chat | None, tokenizer: Tokenizer) -> None:
+        self.row = row
+        self.place = place
+        self.chat = chat
+        self.num_told = 0
+        self._num_read = 0
+        self._read_bytes = 0
+        self._reader = None if chat is None else tokenizer.reader(chat.opening)
+        self._token_bytes = tokenizer.token_bytes
+
+    def read(self) -> int:
+        """The safe tokens that are new. How many may be told, of all."""
+        safe_bytes = len(self.row.text) - begun_stop(self.row)
+        for token_id in self.row.token_ids[self.row.num_given + self._num_read :]:
+            num_bytes = len(self._token_bytes(token_id))
+            if self._read_bytes + num_bytes > safe_bytes:
+                break
+            self._num_read, self._read_bytes = self._num_read + 1, self._read_bytes + num_bytes
+            if self._reader is not None:
+                self._reader.read(token_id)
+        return self._num_read if self._reader is None else self._reader.num_settled
+
+    def part(self, first: int, end: int) -> Part | None:
+        if self._reader is None:
+            return None
+        spans = [span for span in self._reader.spans if first <= span.start < end]  # whole: an open one is not told
+        return Part(first, self._reader.channels[first:end], spans)
+
+
 class Grower:
     """What has been told of one job's rows. `on_step` runs on the engine's thread."""
 
-    def __init__(self, job_id: str, rows: Sequence[Row], with_logprobs: bool, tokenizer: Tokenizer) -> None:
+    def __init__(self, job_id: str, rows: Sequence[Translated], with_logprobs: bool, tokenizer: Tokenizer) -> None:
         self._job_id = job_id
-        self._places = {row: place for place, row in enumerate(rows)}
-        self._num_told = [0] * len(rows)
-        self._told_bytes = [0] * len(rows)
+        self._rows = {
+            translated.row: _Told(translated.row, place, translated.chat, tokenizer)
+            for place, translated in enumerate(rows)
+        }
         self._with_logprobs = with_logprobs
         self._tokenizer = tokenizer
 
     def on_step(self, rows: Sequence[Row]) -> list[Callable[[], wire.Growth]]:
-        return [growth for row in rows if not row.is_done and (growth := self._grown(row)) is not None]
+        return [growth for row in rows if not row.is_done and (growth := self._grown(self._rows[row])) is not None]
 
-    def _grown(self, row: Row) -> Callable[[], wire.Growth] | None:
-        place = self._places[row]
-        first = self._num_told[place]
-        end, end_bytes = first, self._told_bytes[place]
-        safe_bytes = len(row.text) - begun_stop(row)
-        for token_id in row.token_ids[row.num_given + first :]:
-            num_bytes = len(self._tokenizer.token_bytes(token_id))
-            if end_bytes + num_bytes > safe_bytes:
-                break
-            end, end_bytes = end + 1, end_bytes + num_bytes
+    def _grown(self, so_far: _Told) -> Callable[[], wire.Growth] | None:
+        row, first = so_far.row, so_far.num_told
+        end = so_far.read()
         if end == first:
             return None
-        self._num_told[place], self._told_bytes[place] = end, end_bytes
+        so_far.num_told = end
         token_ids = row.token_ids[row.num_given + first : row.num_given + end]
         before = len(row.logprobs) - row.num_generated  # entries of the prompt
-        part = slice(before + first, before + end)
-        logprobs = row.logprobs[part] if self._with_logprobs else None
-        tops = (row.top_ids[part], row.top_values[part]) if logprobs is not None and row.top_logprobs else None
-        return lambda: self._growth(place, first, token_ids, logprobs, tops)
+        columns = slice(before + first, before + end)
+        logprobs = row.logprobs[columns] if self._with_logprobs else None
+        tops = (row.top_ids[columns], row.top_values[columns]) if logprobs is not None and row.top_logprobs else None
+        part = so_far.part(first, end)
+        return lambda: self._growth(so_far, first, token_ids, logprobs, tops, part)
 
     def _growth(
         self,
-        place: int,
+        so_far: _Told,
         first: int,
         token_ids: list[int],
         logprobs: list[float | None] | None,
         tops: tuple[list[list[int]], list[list[float]]] | None,
+        part: Part | None,
     ) -> wire.Growth:
         spell = self._tokenizer.token_bytes
-        return wire.Growth(
+        growth = wire.Growth(
             id=self._job_id,
-            sequence=place,
+            sequence=so_far.place,
             first=first,
             token_ids=token_ids,
             token_bytes=[spell(token_id) for token_id in token_ids],
@@ -120,6 +151,10 @@ class Grower:
             top_bytes=None if tops is None else [[spell(token_id) for token_id in ids] for ids in tops[0]],
             top_logprobs=None if tops is None else [wire.Floats(map(_finite, values)) for values in tops[1]],
         )
+        if so_far.chat is None or part is None:
+            return growth
+        channels, tool_calls = told(so_far.chat, so_far.row, part, self._tokenizer)
+        return replace(growth, channels=channels, tool_calls=tool_calls)
 
 
 def begun_stop(row: Row) -> int:

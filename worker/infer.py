@@ -74,17 +74,18 @@ class Run:
             with self._lock:
                 if self._is_canceled:
                     return
-                self._added = self._add([translated.row for translated in rows])
+                self._added = self._add(rows)
         except BaseException as error:  # whatever it is, the main thread decides what it means
             self.ended.set_exception(error)
         else:
             self._added.add_done_callback(partial(self._pass_on, rows))
 
-    def _add(self, rows: list[Row]) -> "Future[list[Row]]":
+    def _add(self, translated: list[Translated]) -> "Future[list[Row]]":
         request = self._request
+        rows = [one.row for one in translated]
         if not isinstance(request, wire.Generate) or not request.stream:
             return self._engine.add(rows)
-        grower = Grower(self._job_id, rows, request.logprobs, self._engine.tokenizer)
+        grower = Grower(self._job_id, translated, request.logprobs, self._engine.tokenizer)
         return self._engine.add(rows, on_step=lambda grown: self._outlet.put(grower.on_step(grown)))
 
     def cancel(self) -> None:

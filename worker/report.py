@@ -7,6 +7,7 @@ import wire
 from engine import Sampling, Tokenizer
 from engine import Sequence as Row
 from wire import Floats
+from worker.answer import read_whole, told
 from worker.failure import JobFailed
 from worker.translate import Translated
 
@@ -66,7 +67,7 @@ def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_lo
         given = b"".join(map(tokenizer.token_bytes, row.token_ids[first : row.num_given]))
         text = (given + row.text_bytes).decode(errors="replace")
     num_reported_prompt_tokens = max(0, num_prompt_tokens - first)
-    said = {
+    said: dict[str, object] = {
         "token_ids": token_ids,
         "token_bytes": [tokenizer.token_bytes(token_id) for token_id in token_ids],
         "text": text,
@@ -76,6 +77,9 @@ def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_lo
         "bos_added": translated.bos_added,
         "finish_reason": row.finish_reason,
     }
+    if translated.chat is not None:
+        part = read_whole(translated.chat, row, tokenizer)
+        said["channels"], said["tool_calls"] = told(translated.chat, row, part, tokenizer)
     if not with_logprobs:
         return wire.Scored(**said)  # type: ignore[arg-type]
     columns = _columns(row, token_ids, num_reported_prompt_tokens, tokenizer)

@@ -5,6 +5,7 @@ To add a kind of job: a branch in `to_rows`, and one in report.py's `to_result`.
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import wire
 from engine import Sampling, Tokenizer
 from engine import Sequence as Row
 from engine.errors import TooLong
+from worker.answer import Chat
 from worker.failure import JobFailed
 
 HOPELESS = 4
@@ -28,6 +30,7 @@ class Translated:
     num_prompt_tokens: int
     is_prompt_text: bool  # then the result returns the ids that were used
     bos_added: bool
+    chat: Chat | None = None  # of a row that answers one
     again: Row | None = None  # the same tokens, once generated, to be scored
 
     def to_recompute(self) -> "Translated":
@@ -51,8 +54,13 @@ def refuse_hopeless(request: wire.Request, tokenizer: Tokenizer, context_length:
 def _texts(request: wire.Request) -> list[str]:
     if isinstance(request, wire.Score):
         return [text for item in request.items for text in (item.prompt, item.completion) if isinstance(text, str)]
-    texts = [message.content for message in request.messages or ()]
-    return [*texts, request.prompt] if isinstance(request.prompt, str) else texts
+    texts = [request.prompt] if isinstance(request.prompt, str) else []
+    for message in request.messages or ():
+        texts += [message.content, message.reasoning_content or ""]
+        texts += [wire.encode_json(message.tool_calls).decode()] if message.tool_calls else []
+    if isinstance(request, wire.Generate) and request.tools:
+        texts.append(wire.encode_json(request.tools).decode())
+    return texts
 
 
 def with_seed(request: wire.Request, job_id: str) -> wire.Request:
@@ -71,7 +79,7 @@ def to_rows(request: wire.Request, tokenizer: Tokenizer, context_length: int) ->
     if isinstance(request, wire.Score):
         return [_to_scored_row(request, item, tokenizer) for item in request.items]
     if isinstance(request, wire.Tokenize):
-        token_ids, bos_added = _encode_prompt(request, tokenizer)
+        token_ids, bos_added, _ = _encode_prompt(request, tokenizer)
         return [Translated(Row(token_ids=token_ids), len(token_ids), False, bos_added)]
     return _to_generating_rows(request, tokenizer, context_length)
 
@@ -96,7 +104,7 @@ def _to_scored_row(request: wire.Score, item: wire.ScoreItem, tokenizer: Tokeniz
 
 
 def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer, context_length: int) -> list[Translated]:
-    prompt_ids, bos_added = _encode_prompt(request, tokenizer)
+    prompt_ids, bos_added, chat = _encode_prompt(request, tokenizer)
     if not prompt_ids:
         message = "prompt: it is empty, and this model begins no text with a BOS; give at least one character"
         raise JobFailed(wire.Failure(code="invalid", message=message, field="prompt"))
@@ -130,7 +138,7 @@ def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer, context_le
             rank=request.rank,
             sampling=sampling,
         )
-        rows.append(Translated(row, len(prompt_ids), not isinstance(request.prompt, list), bos_added))
+        rows.append(Translated(row, len(prompt_ids), not isinstance(request.prompt, list), bos_added, chat))
     return rows
 
 
@@ -141,25 +149,48 @@ def _score_from(request: wire.Generate, num_given: int, max_tokens: int) -> int 
     return num_given - 1 if max_tokens == 0 else None
 
 
-def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer) -> tuple[list[int], bool]:
+def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer) -> tuple[list[int], bool, Chat | None]:
+    """Token ids, whether BOS is among them unasked, and what answers are read with where the prompt is a chat."""
     if request.messages is not None:
-        token_ids = tokenizer.encode_chat([_to_template(message) for message in request.messages])
-        return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id
+        tools = [_to_template_tool(tool) for tool in request.tools] if isinstance(request, wire.Generate) else []
+        if tools and (reason := tokenizer.why_no_tools()):
+            raise JobFailed(wire.Failure(code="invalid", message=f"tools: {reason}", field="tools"))
+        token_ids, opening = tokenizer.encode_chat(_to_template(request.messages), tools)
+        return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id, Chat(opening, tools)
     if isinstance(request.prompt, str):
-        return tokenizer.encode(request.prompt, request.add_bos)
-    return list(request.prompt or ()), False
+        return *tokenizer.encode(request.prompt, request.add_bos), None
+    return list(request.prompt or ()), False, None
 
 
-def _to_template(message: wire.Message) -> dict[str, Any]:
-    """In the shape that chat templates read: OpenAI's, but for arguments, which are an object."""
+def _to_template(messages: Sequence[wire.Message]) -> list[dict[str, Any]]:
+    """In the shape that chat templates read: OpenAI's, but for arguments, which are an object, and for the name of
+    the function that a `tool` message answers."""
+    called = {call.id: call.name for message in messages for call in message.tool_calls}
+    return [_to_template_message(message, called) for message in messages]
+
+
+def _to_template_message(message: wire.Message, called: Mapping[str, str]) -> dict[str, Any]:
     shown: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        shown["name"] = message.name
+    name = message.name or called.get(message.tool_call_id or "") if message.role == "tool" else message.name
+    if name is not None:
+        shown["name"] = name
     if message.tool_call_id is not None:
         shown["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        shown["reasoning_content"] = message.reasoning_content
+        if not message.content:
+            shown["thinking"] = message.reasoning_content  # gpt-oss's word; it refuses one that has content beside it
     if message.tool_calls:
         shown["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
     return shown
+
+
+def _to_template_tool(tool: wire.Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}  # as OpenAI: it takes none
+    return {"type": "function", "function": function}

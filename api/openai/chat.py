@@ -1,56 +1,17 @@
 """`/v1/chat/completions`: one wire.Generate, and one choice a sequence of its result. Pure."""
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
-from api.openai.growing import Piece
+from api.openai.growing import Growing, Piece
+from api.openai.messages import ChatMessage, Function, Tool, ToolCall
 from api.openai.sampling import SamplingRequest, Usage, sampled, system_fingerprint, usage_of
-from api.openai.spelling import content_bytes, spelled
-from wire.request import Text
+from api.openai.spelling import spelled
 
-ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
-    "system": "system",
-    "developer": "system",  # OpenAI's newer word for it
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-
-
-class TextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
-    text: Text
-
-
-class Function(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    name: str
-    arguments: Annotated[str, Meta(description="JSON.")]
-
-
-class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One that the assistant made earlier in the conversation."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: Function
-
-
-class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    refusal: None = None
-
-    def __post_init__(self) -> None:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("a message without `tool_calls` needs `content`")
-        for call in self.tool_calls or ():
-            _to_call(call)
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -64,8 +25,12 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[None, Meta(description="Not supported.")] = None
-    tool_choice: Annotated[Literal["none"], Meta(description="Tools are not supported.")] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: (
+        Annotated[Literal["none", "auto"], Meta(description="A call cannot be forced: no `required`, no function.")]
+        | None
+    ) = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="false is not supported.")] = None
 
     def __post_init__(self) -> None:
         if self.top_logprobs and not self.logprobs:
@@ -74,6 +39,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError("`max_tokens` is the old name of `max_completion_tokens`: give one of them")
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` needs `stream`: true")
+        if self.parallel_tool_calls is False:
+            raise ValueError("`parallel_tool_calls`: false is not supported: what a model writes is not constrained")
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
@@ -83,27 +50,34 @@ class TopLogprob(Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprob(TopLogprob, frozen=True, kw_only=True):
-    """`bytes` are those of the content: none of a token that ends the turn, and up to a stop string's beginning."""
+    """`bytes` are what the token adds to its channel: nothing of markup, and up to where a stop string begins."""
 
     top_logprobs: list[TopLogprob]
+    channel: wire.Channel
 
 
 class ChatLogprobs(Struct, frozen=True, kw_only=True):
+    """One entry for every token that was generated, in that order, whatever its channel."""
+
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class AnswerMessage(Struct, frozen=True, kw_only=True):
+    """The last two are there when the model reasoned, or called functions."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None  # null where it only called functions
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -118,16 +92,24 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class ToolCallDelta(ToolCall, frozen=True, kw_only=True):
+    """A whole call: its tokens are held back until it can be read."""
+
+    index: int
+
+
 class Delta(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoiceChunk(Struct, frozen=True, kw_only=True):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -143,7 +125,8 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
 def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
     return wire.Generate(
         **sampled(body, timeout_s),
-        messages=[_to_message(message) for message in body.messages],
+        messages=[message.to_wire() for message in body.messages],
+        tools=[] if body.tool_choice == "none" else [tool.to_wire() for tool in body.tools or ()],
         max_tokens=body.max_completion_tokens or body.max_tokens,
         n=body.n or 1,
         logprobs=bool(body.logprobs),
@@ -152,47 +135,32 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
 
 
 def to_chat_completion(body: ChatRequest, result: wire.Result, id: str) -> ChatCompletion:  # noqa: A002
-    wants_ids = bool(body.return_token_ids)
+    """Each choice is a stream's of one piece."""
+    pieces = [Growing(index).end(scored) for index, scored in enumerate(result.sequences)]
     return ChatCompletion(
         id=id,
         created=int(time.time()),
         model=body.model,
-        choices=[
-            ChatChoice(
-                index=index,
-                message=AnswerMessage(content=scored.text),
-                logprobs=ChatLogprobs(content=_entries(body, scored, content_bytes(scored))) if body.logprobs else None,
-                finish_reason=scored.finish_reason or "length",
-                token_ids=scored.token_ids if wants_ids else UNSET,
-            )
-            for index, scored in enumerate(result.sequences)
-        ],
+        choices=[_to_choice(body, piece) for piece in pieces],
         usage=usage_of([result]),
         system_fingerprint=system_fingerprint(result.stamp),
-        prompt_token_ids=(result.sequences[0].prompt_token_ids or []) if wants_ids else UNSET,
+        prompt_token_ids=(result.sequences[0].prompt_token_ids or []) if body.return_token_ids else UNSET,
     )
 
 
-def _to_message(message: ChatMessage) -> wire.Message:
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(part.text for part in content)
-    return wire.Message(
-        role=ROLES[message.role],
-        content=content or "",
-        name=message.name,
-        tool_call_id=message.tool_call_id,
-        tool_calls=[_to_call(call) for call in message.tool_calls or ()],
+def _to_choice(body: ChatRequest, piece: Piece) -> ChatChoice:
+    calls = [ToolCall(id=call.id, function=_function(call)) for call in piece.tool_calls]
+    return ChatChoice(
+        index=piece.index,
+        message=AnswerMessage(
+            content=None if calls and not piece.text else piece.text,
+            reasoning_content=piece.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        ),
+        logprobs=ChatLogprobs(content=_entries(body, piece)) if body.logprobs else None,
+        finish_reason=_finish_reason(piece) or "length",
+        token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
-
-
-def _to_call(call: ToolCall) -> wire.ToolCall:
-    """Raises ValueError."""
-    try:
-        arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ValueError(f"`arguments` of the call of {call.function.name[:80]!r} is no JSON object: {error}") from None
-    return wire.ToolCall(id=call.id, name=call.function.name, arguments=arguments)
 
 
 def opening(index: int) -> ChatChoiceChunk:
@@ -201,28 +169,50 @@ def opening(index: int) -> ChatChoiceChunk:
 
 
 def to_chunk(body: ChatRequest, piece: Piece) -> ChatChoiceChunk:
+    calls = [
+        ToolCallDelta(index=piece.num_calls_before + place, id=call.id, function=_function(call))
+        for place, call in enumerate(piece.tool_calls)
+    ]
+    says_more = bool(piece.reasoning or calls)
     return ChatChoiceChunk(
         index=piece.index,
-        delta=Delta(content=piece.text),
-        logprobs=ChatLogprobs(content=_entries(body, piece.scored, piece.contents)) if body.logprobs else None,
-        finish_reason=piece.finish_reason,
+        delta=Delta(
+            content=UNSET if says_more and not piece.text else piece.text,
+            reasoning_content=piece.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        ),
+        logprobs=ChatLogprobs(content=_entries(body, piece)) if body.logprobs else None,
+        finish_reason=_finish_reason(piece),
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
 
 
-def _entries(body: ChatRequest, scored: wire.Scored, pieces: list[bytes]) -> list[TokenLogprob]:
+def _function(call: wire.Called) -> Function:
+    return Function(name=call.name, arguments=call.arguments)
+
+
+def _finish_reason(piece: Piece) -> FinishReason | None:
+    has_called = bool(piece.num_calls_before or piece.tool_calls)
+    return "tool_calls" if piece.finish_reason == "stop" and has_called else piece.finish_reason
+
+
+def _entries(body: ChatRequest, piece: Piece) -> list[TokenLogprob]:
     as_ids = bool(body.return_tokens_as_token_ids)
+    scored = piece.scored
     assert scored.logprobs is not None
     entries = []
-    columns = zip(scored.token_ids, scored.token_bytes, pieces, scored.logprobs.values(), strict=True)
-    for entry, (token_id, piece, kept, logprob) in enumerate(columns):
+    columns = zip(
+        scored.token_ids, scored.token_bytes, piece.contents, scored.logprobs.values(), piece.channels, strict=True
+    )
+    for entry, (token_id, spelling, kept, logprob, channel) in enumerate(columns):
         assert logprob is not None
         entries.append(
             TokenLogprob(
-                token=spelled(token_id, piece, as_ids),
+                token=spelled(token_id, spelling, as_ids),
                 logprob=logprob,
                 bytes=list(kept),
                 top_logprobs=_tops(scored, entry, as_ids),
+                channel=channel,
             )
         )
     return entries

@@ -18,12 +18,16 @@ class Diverged(Exception):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """`scored` holds the columns of the new entries alone; `contents[j]` is what entry j adds to the text."""
+    """`scored` holds the columns of the new entries alone; `contents[j]` is what entry j adds to its channel."""
 
     index: int
-    text: str
+    text: str  # content; of what is no chat, all
+    reasoning: str
+    tool_calls: list[wire.Called]  # that end in these entries
+    num_calls_before: int
     scored: wire.Scored
     contents: list[bytes]
+    channels: list[wire.Channel]
     text_offset: list[int]
     finish_reason: Literal["stop", "length"] | None = None  # of the last piece
 
@@ -33,6 +37,8 @@ class Growing:
         self._index = index
         self._sent: list[int] = []  # token ids
         self._text = TextSoFar()
+        self._reasoning = TextSoFar()
+        self._num_calls = 0
 
     def grow(self, growth: wire.Growth) -> Piece | None:
         """None: there is nothing new in it. Raises Diverged."""
@@ -52,6 +58,8 @@ class Growing:
             top_ids=growth.top_ids,
             top_bytes=growth.top_bytes,
             top_logprobs=growth.top_logprobs,
+            channels=growth.channels,
+            tool_calls=growth.tool_calls,
         )
         return self._piece(scored, growth.token_bytes, overlap)
 
@@ -60,15 +68,40 @@ class Growing:
         if scored.token_ids[: len(self._sent)] != self._sent:
             raise Diverged
         piece = self._piece(scored, content_bytes(scored), len(self._sent))
-        rest = self._text.end()  # of a character that stays unfinished
-        return replace(piece, text=piece.text + rest, finish_reason=scored.finish_reason or "length")
+        return replace(  # with the rest of characters that stay unfinished
+            piece,
+            text=piece.text + self._text.end(),
+            reasoning=piece.reasoning + self._reasoning.end(),
+            finish_reason=scored.finish_reason or "length",
+        )
 
     def _piece(self, scored: wire.Scored, contents: list[bytes], start: int) -> Piece:
         """Entries from `start` on."""
+        calls = [call for call in scored.tool_calls if call.entry >= len(self._sent)]
         new = _from(scored, start)
         self._sent += new.token_ids
-        text, offsets = self._text.add(contents[start:])
-        return Piece(index=self._index, text=text, scored=new, contents=contents[start:], text_offset=offsets)
+        added = contents[start:]
+        channels = new.channels or ["content"] * len(added)
+        added = [b"" if channel == "markup" else piece for piece, channel in zip(added, channels, strict=True)]
+        text, offsets = self._text.add(_only("content", added, channels))
+        reasoning, _ = self._reasoning.add(_only("reasoning", added, channels))
+        num_calls_before = self._num_calls
+        self._num_calls += len(calls)
+        return Piece(
+            index=self._index,
+            text=text,
+            reasoning=reasoning,
+            tool_calls=calls,
+            num_calls_before=num_calls_before,
+            scored=new,
+            contents=added,
+            channels=channels,
+            text_offset=offsets,
+        )
+
+
+def _only(wanted: wire.Channel, pieces: list[bytes], channels: list[wire.Channel]) -> list[bytes]:
+    return [piece if channel == wanted else b"" for piece, channel in zip(pieces, channels, strict=True)]
 
 
 def _from(scored: wire.Scored, start: int) -> wire.Scored:
@@ -81,4 +114,5 @@ def _from(scored: wire.Scored, start: int) -> wire.Scored:
         top_ids=None if scored.top_ids is None else scored.top_ids[start:],
         top_bytes=None if scored.top_bytes is None else scored.top_bytes[start:],
         top_logprobs=None if scored.top_logprobs is None else scored.top_logprobs[start:],
+        channels=None if scored.channels is None else scored.channels[start:],
     )

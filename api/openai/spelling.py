@@ -79,10 +79,19 @@ def likeliest(
 
 def content_bytes(scored: Scored) -> list[bytes]:
     """What each token adds to `text`: joined, they are its bytes, also where it ends inside a token."""
-    text = scored.text.encode()
-    left = len(text) if b"".join(scored.token_bytes).startswith(text) else None  # None: the bytes are not UTF-8
+    left = _num_bytes_of_text(scored)
     pieces = []
     for piece in scored.token_bytes:
-        pieces.append(piece if left is None else piece[:left])
-        left = None if left is None else left - len(pieces[-1])
+        pieces.append(piece[:left])
+        left -= len(pieces[-1])
     return pieces
+
+
+def _num_bytes_of_text(scored: Scored) -> int:
+    """Of the tokens' bytes joined: the text ends in the last token that has any, or behind it."""
+    whole, text = b"".join(scored.token_bytes), scored.text.encode()
+    if whole.startswith(text):
+        return len(text)
+    longest = max(map(len, scored.token_bytes), default=0)
+    ends = range(len(whole), len(whole) - longest - 1, -1)  # bytes that are no UTF-8 are U+FFFD in the text
+    return next((end for end in ends if whole[:end].decode(errors="replace") == scored.text), len(whole))

@@ -94,3 +94,6 @@ def test_an_echoed_text_is_the_one_that_was_given():
 def test_content_ends_where_the_text_does():
     assert content_bytes(scored(1, 2, 5, text="Hell")) == [b"Hel", b"l", b""]
     assert content_bytes(scored(1, 3, text="Hel\ufffd")) == [b"Hel", b"\xf0\x9f"]
+    assert content_bytes(scored(1, 3, 5, text="Hel\ufffd")) == [b"Hel", b"\xf0\x9f", b""]
+    assert content_bytes(scored(3, 2, text="\ufffdl")) == [b"\xf0\x9f", b"l"]
+    assert content_bytes(scored(text="")) == []

@@ -120,9 +120,10 @@ def test_a_completion_without_tokens_is_refused(tokenizer: Tokenizer):
 
 
 def test_chat_has_the_templates_bos_alone_and_the_generation_prompt(tokenizer: Tokenizer):
-    ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    ids, opening = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
 
     assert ids.count(BOS) == 1
+    assert tokenizer.decode(opening) == "<|assistant|>\n"
     assert tokenizer.decode(ids) == "<bos><|user|>\nhi\n<|assistant|>\n"
 
 

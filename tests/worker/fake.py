@@ -14,6 +14,7 @@ from redis import Redis
 
 from engine import Engine, Facts, Numeric, Sequence, Tokenizer
 from engine.errors import Fault
+from engine.markup import Markup
 from worker import BatchWorker, Job, Queue
 
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
@@ -24,6 +25,7 @@ class FakeTokenizer(Tokenizer):
     bos_id = 257
     vocab_size = 258
     longest_token_bytes = 1
+    markup = Markup(moves={}, eos_ids=eos_ids)
     bos_token, eos_token, pad_token, chat_template = "<s>", "</s>", None, None
 
     def __init__(self) -> None:
@@ -39,8 +41,8 @@ class FakeTokenizer(Tokenizer):
         ids = [257, *kept.encode()]
         return ids + list((prompt[len(kept) :] + completion).encode()), len(ids), True
 
-    def encode_chat(self, messages: list[dict[str, object]]) -> list[int]:
-        return [257, *"\n".join(f"{m['role']}: {m['content']}" for m in messages).encode()]
+    def encode_chat(self, messages: list[dict[str, object]], tools: object = ()) -> tuple[list[int], list[int]]:
+        return [257, *"\n".join(f"{m['role']}: {m['content']}" for m in messages).encode()], []
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""

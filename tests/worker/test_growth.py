@@ -12,6 +12,7 @@ from engine.stop import end_if_done
 from tests.worker.conftest import Workers, submit, until
 from tests.worker.fake import FakeTokenizer
 from worker.growth import Grower, Outlet, begun_stop
+from worker.translate import Translated
 
 TOKENIZER = FakeTokenizer()
 
@@ -32,7 +33,7 @@ def step(grower: Grower, row: Row, token: bytes) -> list[wire.Growth]:
 
 def started(row: Row, with_logprobs: bool = True) -> Grower:
     row.start_with_unpredicted()
-    return Grower("j", [row], with_logprobs, TOKENIZER)
+    return Grower("j", [Translated(row, row.num_given, False, False)], with_logprobs, TOKENIZER)
 
 
 def test_each_step_tells_its_token_with_its_numbers():

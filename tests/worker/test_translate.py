@@ -1,6 +1,7 @@
 """Requests become rows, and rows results, without a number moved, dropped or made up."""
 
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -181,6 +182,53 @@ def test_a_chat_is_encoded_by_the_template():
 
     assert translated.row.token_ids == [BOS, *b"user: hi"]
     assert translated.bos_added
+
+
+class WithTools(FakeTokenizer):
+    """Its template is the messages and the tools themselves."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def why_no_tools(self) -> str | None:
+        return None
+
+    def encode_chat(self, messages: list[dict[str, object]], tools: object = ()) -> tuple[list[int], list[int]]:
+        self.seen += [messages, tools]
+        return [1], [1]
+
+
+def test_what_a_template_is_shown_of_tools_and_calls():
+    call = wire.ToolCall(id="c", name="look", arguments={"place": "here"})
+    messages = [
+        wire.Message(role="user", content="Go."),
+        wire.Message(role="assistant", content="", reasoning_content="Hm.", tool_calls=[call]),
+        wire.Message(role="tool", content="It is.", tool_call_id="c"),
+    ]
+    tokenizer = WithTools()
+
+    to_rows(generate(messages=messages, tools=[wire.Tool(name="look")]), tokenizer, 100)
+
+    shown, tools = tokenizer.seen
+    assert shown[1]["tool_calls"] == [
+        {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"place": "here"}}}
+    ]
+    assert (shown[1]["reasoning_content"], shown[1]["thinking"]) == ("Hm.", "Hm.")
+    assert shown[2] == {"role": "tool", "content": "It is.", "tool_call_id": "c", "name": "look"}
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    assert tools == [{"type": "function", "function": function}]
+
+
+def test_a_model_that_calls_no_functions_refuses_tools_by_name():
+    class Without(FakeTokenizer):
+        def why_no_tools(self) -> str | None:
+            return "its template has no place for them"
+
+    messages = [wire.Message(role="user", content="Go.")]
+    with pytest.raises(JobFailed) as caught:
+        to_rows(generate(messages=messages, tools=[wire.Tool(name="look")]), Without(), 100)
+
+    assert (caught.value.failure.code, caught.value.failure.field) == ("invalid", "tools")
 
 
 def test_a_generated_result_reports_only_what_was_generated():

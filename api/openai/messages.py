@@ -1,0 +1,92 @@
+"""What a chat is made of: messages, and the tools that an answer may call; and their translation to the wire. Pure."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+import wire
+from wire.request import Text
+
+ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
+    "system": "system",
+    "developer": "system",  # OpenAI's newer word for it
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+class TextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
+    text: Text
+
+
+class Function(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    arguments: Annotated[str, Meta(description="JSON.")]
+
+
+class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One that the assistant made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`reasoning_content` is as an answer has it, for templates that show a model its own."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    reasoning_content: Text | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: None = None
+
+    def __post_init__(self) -> None:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message without `tool_calls` needs `content`")
+        for call in self.tool_calls or ():
+            _to_wire(call)
+
+    def to_wire(self) -> wire.Message:
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        return wire.Message(
+            role=ROLES[self.role],
+            content=content or "",
+            reasoning_content=self.reasoning_content,
+            name=self.name,
+            tool_call_id=self.tool_call_id,
+            tool_calls=[_to_wire(call) for call in self.tool_calls or ()],
+        )
+
+
+class ToolFunction(wire.Tool, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    strict: Annotated[bool | None, Meta(description="true is not supported: answers are not constrained.")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strict:
+            raise ValueError("`strict`: true is not supported: what a model writes is not constrained")
+
+
+class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["function"]
+    function: ToolFunction
+
+    def to_wire(self) -> wire.Tool:
+        function = self.function
+        return wire.Tool(name=function.name, description=function.description, parameters=function.parameters)
+
+
+def _to_wire(call: ToolCall) -> wire.ToolCall:
+    """Raises ValueError."""
+    try:
+        arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"`arguments` of the call of {call.function.name[:80]!r} is no JSON object: {error}") from None
+    return wire.ToolCall(id=call.id, name=call.function.name, arguments=arguments)

@@ -1,0 +1,76 @@
+"""A chat to the text that a model is prompted with, by its own template."""
+
+import json
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+from jinja2 import TemplateError
+
+from engine.errors import Refused
+
+Message = Mapping[str, Any]  # OpenAI's, but for arguments, which are an object
+_TRIAL_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+class ChatTemplate:
+    def __init__(self, tokenizer: Any, lock: Lock) -> None:
+        """`tokenizer` is a Hugging Face one, to be used under `lock`."""
+        self._tokenizer = tokenizer
+        self._lock = lock
+        self._knows_tools: bool | None = None  # until somebody asks
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it writes them down. Raises Refused."""
+        if self._knows_tools is None:
+            trial = [{"role": "user", "content": "a"}]
+            self._knows_tools = self._apply(trial, [_TRIAL_TOOL]) != self._apply(trial, ())
+        return self._knows_tools
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> tuple[str, str]:
+        """The text, and what it ends with to make the model answer, which may open a channel. Raises Refused."""
+        try:
+            text = self._apply(messages, tools)
+        except TypeError:  # some templates append arguments to a text
+            messages = [_with_written_arguments(message) for message in messages]
+            try:
+                text = self._apply(messages, tools)
+            except TypeError as error:
+                raise Refused(f"the model's chat template cannot write these messages: {error}") from error
+        before = self._apply(messages, tools, add_generation_prompt=False)
+        return text, text[_num_common(text, before) :]
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Any], add_generation_prompt: bool = True) -> str:
+        if not self._tokenizer.chat_template:
+            raise Refused("the model has no chat template; give `prompt` instead of `messages`")
+        try:
+            with self._lock:
+                return self._tokenizer.apply_chat_template(  # type: ignore[no-any-return]
+                    list(messages),
+                    tools=list(tools) or None,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                )
+        except TemplateError as error:
+            raise Refused(f"the model's chat template refuses these messages: {error}") from error
+
+
+def _num_common(text: str, before: str) -> int:
+    """How many characters both begin with."""
+    if text.startswith(before):
+        return len(before)
+    pairs = enumerate(zip(text, before, strict=False))  # the shorter may be all that is common
+    return next((place for place, (one, other) in pairs if one != other), min(len(text), len(before)))
+
+
+def _with_written_arguments(message: Message) -> Message:
+    """With the arguments of its calls as JSON."""
+    from_calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": from_calls} if from_calls else message

@@ -1,0 +1,226 @@
+"""How models of many formats answer a chat, as mlx-lm finds it out from a tokenizer of their kind.
+
+Tokenizers have a token a byte, and the format's own. `FORMATS[name]` says what a model would write.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mlx_lm.utils import load_tokenizer
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from engine import Tokenizer
+from engine.markup import Tags
+
+EOS = "<eos>"
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}OPENING{% endif %}{# HINT #}"
+)
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": {"x": {"type": "integer"}, "place": {"type": "string"}}},
+        },
+    }
+    for name in ("look", "count_up")
+]
+LOOK = ("look", {"place": "Zürich"})
+COUNT = ("count_up", {"x": 1})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """`look` and `count` are whole calls, `two` one of both where a call may hold several."""
+
+    look: str
+    count: str
+    special: tuple[str, ...] = ()  # tokens of the vocabulary; those that begin with + are ordinary text
+    hint: str = ""  # what mlx-lm looks for in the template
+    opening: str = "<assistant>"
+    reasoning: tuple[str, str] = ("<think>", "</think>")
+    content: tuple[str, str] = ("", "")
+    two: str | None = None
+    bad: str  # looks like a call, and is none
+
+
+FORMATS = {
+    "json_tools": Format(
+        special=("+<think>", "+</think>", "+<tool_call>", "+</tool_call>"),
+        hint="<tool_call> tool_call.name",
+        look='<tool_call>\n{"name": "look", "arguments": {"place": "Zürich"}}\n</tool_call>',
+        count='<tool_call>{"name": "count_up", "arguments": {"x": 1}}</tool_call>',
+        bad='<tool_call>{"name": "look", "arguments": {</tool_call>',
+    ),
+    "opened": Format(  # as json_tools, by a template that opens the thinking
+        special=("+<think>", "+</think>", "+<tool_call>", "+</tool_call>"),
+        hint="<tool_call> tool_call.name",
+        opening="<assistant><think>\n",
+        reasoning=("", "</think>"),
+        look='<tool_call>\n{"name": "look", "arguments": {"place": "Zürich"}}\n</tool_call>',
+        count='<tool_call>{"name": "count_up", "arguments": {"x": 1}}</tool_call>',
+        bad='<tool_call>{"name": "fly", "arguments": {}}</tool_call>',
+    ),
+    "qwen3_coder": Format(
+        special=("+<think>", "+</think>", "+<tool_call>", "+</tool_call>"),
+        hint="<tool_call>\n<function=",
+        look="<tool_call>\n<function=look>\n<parameter=place>\nZürich\n</parameter>\n</function>\n</tool_call>",
+        count="<tool_call><function=count_up><parameter=x>1</parameter></function></tool_call>",
+        bad="<tool_call><function=look</tool_call>",
+    ),
+    "glm47": Format(
+        special=("+<think>", "+</think>", "<tool_call>", "</tool_call>", "+<arg_key>", "+</arg_key>"),
+        hint="<arg_key>",
+        look="<tool_call>look\n<arg_key>place</arg_key>\n<arg_value>Zürich</arg_value>\n</tool_call>",
+        count="<tool_call>count_up<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>",
+        bad="<tool_call>what is this</tool_call>",
+    ),
+    "gemma4": Format(
+        special=("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+        hint="<|tool_call> <tool_call|>",
+        reasoning=("<|channel>thought", "<channel|>"),
+        look='<|tool_call>call:look{place:<|"|>Zürich<|"|>}<tool_call|>',
+        count="<|tool_call>call:count_up{x:1}<tool_call|>",
+        bad="<|tool_call>call:look{<tool_call|>",
+    ),
+    "function_gemma": Format(
+        special=("<start_function_call>", "<end_function_call>", "<escape>"),
+        hint="<start_function_call>",
+        reasoning=("", ""),
+        look="<start_function_call>call:look{place:<escape>Zürich<escape>}<end_function_call>",
+        count="<start_function_call>call:count_up{x:1}<end_function_call>",
+        bad="<start_function_call>call:look{place}<end_function_call>",
+    ),
+    "longcat": Format(
+        special=("<longcat_think>", "</longcat_think>", "<longcat_tool_call>", "</longcat_tool_call>"),
+        hint="<longcat_tool_call>",
+        reasoning=("<longcat_think>", "</longcat_think>"),
+        look="<longcat_tool_call>look<longcat_arg_key>place</longcat_arg_key><longcat_arg_value>Zürich"
+        "</longcat_arg_value></longcat_tool_call>",
+        count="<longcat_tool_call>count_up\n<longcat_arg_key>x</longcat_arg_key>\n<longcat_arg_value>1"
+        "</longcat_arg_value>\n</longcat_tool_call>",
+        bad="<longcat_tool_call>look</longcat_tool_call>",
+    ),
+    "pythonic": Format(
+        special=("+<think>", "+</think>", "<|tool_call_start|>", "<|tool_call_end|>"),
+        look='<|tool_call_start|>[look(place="Zürich")]<|tool_call_end|>',
+        count="<|tool_call_start|>[count_up(x=1)]<|tool_call_end|>",
+        two='<|tool_call_start|>[look(place="Zürich"), count_up(x=1)]<|tool_call_end|>',
+        bad="<|tool_call_start|>look()<|tool_call_end|>",
+    ),
+    "kimi_k2": Format(
+        special=(
+            "+<think>",
+            "+</think>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+        ),
+        hint="<|tool_calls_section_begin|>",
+        look="<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+        '{"place": "Zürich"}<|tool_call_end|><|tool_calls_section_end|>',
+        count="<|tool_calls_section_begin|><|tool_call_begin|>functions.count_up:0<|tool_call_argument_begin|>"
+        '{"x": 1}<|tool_call_end|><|tool_calls_section_end|>',
+        two="<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+        '{"place": "Zürich"}<|tool_call_end|><|tool_call_begin|>functions.count_up:1<|tool_call_argument_begin|>'
+        '{"x": 1}<|tool_call_end|><|tool_calls_section_end|>',
+        bad="<|tool_calls_section_begin|>look<|tool_calls_section_end|>",
+    ),
+    "kimi_k3": Format(
+        special=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+        reasoning=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        content=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        look='<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="place" '
+        'type="string"<|sep|>Zürich<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+        count='<|open|>tools<|sep|><|open|>call tool="count_up" index="1"<|sep|><|open|>json type="object"<|sep|>'
+        '{"x": 1}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+        bad="<|open|>tools<|sep|><|open|>call<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    ),
+    "minimax_m2": Format(
+        special=("+<think>", "+</think>", "<minimax:tool_call>", "</minimax:tool_call>"),
+        hint="<minimax:tool_call>",
+        look='<minimax:tool_call>\n<invoke name="look">\n<parameter name="place">Zürich</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        count='<minimax:tool_call><invoke name="count_up"><parameter name="x">1</parameter></invoke>'
+        "</minimax:tool_call>",
+        bad="<minimax:tool_call><invoke</minimax:tool_call>",
+    ),
+    "minicpm5": Format(  # its tags are no tokens
+        special=("+<think>", "+</think>"),
+        hint='<function name=" <param name="',
+        look='<function name="look"><param name="place">Zürich</param></function>',
+        count='<function name="count_up"><param name="x">1</param></function>',
+        bad='<function name="fly"></function>',
+    ),
+    "mistral": Format(  # only the next call or the turn's end ends one
+        special=("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"),
+        hint="[TOOL_CALLS]",
+        reasoning=("", ""),
+        look='[TOOL_CALLS]look[ARGS]{"place": "Zürich"}',
+        count='[TOOL_CALLS][{"name": "count_up", "arguments": {"x": 1}}]',
+        bad='[TOOL_CALLS]look[ARGS]{"place": ',
+    ),
+    "muse_spark": Format(
+        special=("<|start|>", "<|message|>", "<|eom|>"),
+        hint="<atem:function_calls>",
+        opening="<|start|>assistant",
+        reasoning=(" to=self<|message|>", "<|eom|><|start|>assistant"),
+        content=(" to=user<|message|>", "<|eom|><|start|>assistant"),
+        look=' to=look<|message|><atem:function_calls><atem:invoke name="look"><atem:parameter name="place">'
+        "Zürich</atem:parameter></atem:invoke></atem:function_calls><|eom|><|start|>assistant",
+        count=' to=count_up<|message|><atem:function_calls><atem:invoke name="count_up"><atem:parameter name="x">1'
+        "</atem:parameter></atem:invoke></atem:function_calls><|eom|><|start|>assistant",
+        bad=" to=look<|message|>place?<|eom|><|start|>assistant",
+    ),
+    "harmony": Format(
+        special=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"),
+        opening="<|start|>assistant",
+        reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        content=("<|channel|>final<|message|>", "<|end|><|start|>assistant"),
+        look="<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
+        '{"place": "Zürich"}<|call|><|start|>assistant',
+        count=' to=functions.count_up<|channel|>commentary json<|message|>{"x": 1}<|call|><|start|>assistant',
+        bad="<|channel|>commentary to=functions.look<|message|>Zürich<|call|><|start|>assistant",
+    ),
+}
+
+
+@cache
+def tokenizer_of(name: str) -> Tokenizer:
+    """As the engine would load it."""
+    form = FORMATS[name]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE({piece: token_id for token_id, piece in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    added = [AddedToken(text.removeprefix("+"), special=not text.startswith("+")) for text in form.special]
+    backend.add_tokens([*added, AddedToken(EOS, special=True)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS)
+    fast.chat_template = TEMPLATE.replace("OPENING", form.opening).replace("HINT", form.hint)
+    with TemporaryDirectory() as folder:
+        fast.save_pretrained(folder)
+        wrapper = load_tokenizer(Path(folder))
+    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper))
+
+
+def ids_of(name: str, text: str) -> list[int]:
+    return tokenizer_of(name).encode(text, add_bos=False)[0]
+
+
+def opening_of(name: str) -> list[int]:
+    return tokenizer_of(name).encode_chat([{"role": "user", "content": "Go."}], TOOLS)[1]
+
+
+def written(calls: list[Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.name, json.loads(call.arguments)) for call in calls]

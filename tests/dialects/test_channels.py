@@ -1,0 +1,228 @@
+"""From the tokens of a chat's answer to what a client reads: whole or in pieces, the same. No process, no model."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wire
+from api.openai.chat import ChatChoice, ChatChoiceChunk, ChatRequest, to_chat_completion, to_chunk, to_request
+from api.openai.growing import Growing
+from engine import Sampling
+from engine.stop import end_if_done
+from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, ids_of, tokenizer_of
+from worker.growth import Grower
+from worker.report import to_result
+from worker.translate import Translated, to_rows
+
+STAMP = wire.Stamp(
+    model="m",
+    fingerprint="f",
+    dtype="float32",
+    quantization=None,
+    adapter=None,
+    mode="default",
+    backend="b",
+    versions={},
+)
+
+
+class Run:
+    """What a worker makes of an answer of these tokens: a result, and growths while they come."""
+
+    def __init__(self, name: str, token_ids: Sequence[int], steps: Sequence[int] = (1,), **options: Any) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "logprobs": True, "tools": TOOLS}
+        self.body = wire.parse(json.dumps(body | options).encode(), ChatRequest)
+        self.tokenizer = tokenizer_of(name)
+        request = to_request(self.body, timeout_s=60)
+        (translated,) = to_rows(request, self.tokenizer, context_length=10_000)
+        self.growths = list(self._run(translated, token_ids, steps))
+        self.result = to_result(request, [translated], self.tokenizer, STAMP)
+
+    def _run(self, translated: Translated, token_ids: Sequence[int], steps: Sequence[int]) -> Iterator[wire.Growth]:
+        """A row that samples these tokens, told of after as many as `steps` says, over and over."""
+        row = translated.row
+        grower = Grower("j", [translated], with_logprobs=True, tokenizer=self.tokenizer)
+        sampling = row.sampling
+        assert sampling is not None
+        row.sampling = Sampling(max_tokens=len(token_ids), stop=sampling.stop)
+        pauses = [place for size in steps for place in [False] * (size - 1) + [True]]
+        for place, token_id in enumerate(token_ids):
+            row.token_ids.append(token_id)
+            row.logprobs.append(-float(place))
+            row.sampled_logprobs.append(-float(place))
+            end_if_done(row, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
+            if row.is_done:
+                return
+            if pauses[place % len(pauses)]:
+                yield from [growth() for growth in grower.on_step([row])]
+
+    @property
+    def whole(self) -> ChatChoice:
+        return to_chat_completion(self.body, self.result, "id").choices[0]
+
+    def chunks(self, growths: Sequence[wire.Growth]) -> list[ChatChoiceChunk]:
+        growing = Growing(0)
+        pieces = [piece for growth in growths if (piece := growing.grow(growth)) is not None]
+        pieces.append(growing.end(self.result.sequences[0]))
+        return [to_chunk(self.body, piece) for piece in pieces]
+
+
+def run(name: str, text: str, **options: Any) -> Run:
+    return Run(name, ids_of(name, text), **options)
+
+
+def joined(chunks: list[ChatChoiceChunk]) -> tuple[str, str, list[Any], list[Any], str | None]:
+    deltas = [chunk.delta for chunk in chunks]
+    return (
+        "".join(delta.content or "" for delta in deltas),
+        "".join(delta.reasoning_content or "" for delta in deltas),
+        [call for delta in deltas for call in delta.tool_calls or ()],
+        [entry for chunk in chunks for entry in chunk.logprobs.content],
+        chunks[-1].finish_reason,
+    )
+
+
+def assert_the_same(whole: ChatChoice, chunks: list[ChatChoiceChunk]) -> None:
+    content, reasoning, calls, entries, finish_reason = joined(chunks)
+    assert content == (whole.message.content or "")
+    assert reasoning == (whole.message.reasoning_content or "")
+    assert [(call.id, call.function) for call in calls] == [
+        (call.id, call.function) for call in whole.message.tool_calls or ()
+    ]
+    assert [call.index for call in calls] == list(range(len(calls)))
+    assert entries == whole.logprobs.content
+    assert finish_reason == whole.finish_reason
+    assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+
+
+def said(choice: ChatChoice, channel: str) -> str:
+    """By the entries' bytes."""
+    pieces = [bytes(entry.bytes) for entry in choice.logprobs.content if entry.channel == channel]
+    return b"".join(pieces).decode(errors="replace")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_that_reasons_speaks_and_calls(name: str):
+    form = FORMATS[name]
+    reasons = form.reasoning[0] + "Hm ä" + form.reasoning[1] if form.reasoning[1] else ""
+    content = form.content[0] + "🙂" + form.content[1]
+
+    answered = run(name, reasons + content + form.look + form.count + EOS)
+
+    message = answered.whole.message
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls] == [LOOK, COUNT]
+    assert message.content == "🙂"
+    assert (message.reasoning_content or "") == ("Hm ä" if reasons else "")
+    assert answered.whole.finish_reason == "tool_calls"
+    assert len(answered.whole.logprobs.content) == answered.result.usage.completion_tokens
+    assert_the_same(answered.whole, answered.chunks(answered.growths))
+    assert len(answered.growths) > 3  # it was told while it came
+
+
+def test_a_call_alone_has_no_content():
+    answered = run("json_tools", FORMATS["json_tools"].look + EOS)
+
+    assert answered.whole.message.content is None
+    assert len(answered.whole.message.tool_calls[0].id) == 9
+
+
+def test_a_malformed_call_is_content_and_the_answer_just_stops():
+    answered = run("json_tools", "a" + FORMATS["json_tools"].bad + EOS)
+
+    assert answered.whole.message.content == 'a{"name": "look", "arguments": {'
+    assert not answered.whole.message.tool_calls
+    assert answered.whole.finish_reason == "stop"
+    assert_the_same(answered.whole, answered.chunks(answered.growths))
+
+
+def test_a_call_is_not_told_before_it_can_be_read():
+    answered = run("json_tools", "Hi." + FORMATS["json_tools"].look + "b" + EOS)
+
+    told = [growth for growth in answered.growths if growth.tool_calls]
+    assert [growth.channels for growth in answered.growths[:3]] == [["content"]] * 3
+    assert len(told) == 1
+    assert {"tool_call", "markup"} == set(told[0].channels)
+
+
+def test_an_answer_that_was_cut_off_after_a_call_says_so():
+    answered = run("json_tools", FORMATS["json_tools"].look + "b")
+
+    assert answered.whole.finish_reason == "length"
+    assert len(answered.whole.message.tool_calls) == 1
+
+
+@pytest.mark.parametrize("options", [{"tool_choice": "none"}, {"tools": None}])
+def test_who_wants_no_calls_gets_none(options: dict[str, Any]):
+    answered = run("json_tools", FORMATS["json_tools"].count + EOS, **options)
+
+    assert answered.whole.message.content == '{"name": "count_up", "arguments": {"x": 1}}'
+    assert answered.whole.finish_reason == "stop"
+
+
+def test_the_same_call_in_another_place_has_another_id():
+    two = run("json_tools", FORMATS["json_tools"].look * 2 + EOS).whole.message.tool_calls
+    again = run("json_tools", FORMATS["json_tools"].look * 2 + EOS).whole.message.tool_calls
+
+    assert two[0].id != two[1].id
+    assert two == again
+
+
+def test_a_stop_string_may_cut_a_call():
+    answered = run("json_tools", "a" + FORMATS["json_tools"].look + EOS, stop="place")
+
+    assert answered.whole.message.content == 'a\n{"name": "look", "arguments": {"'
+    assert answered.whole.finish_reason == "stop"
+    assert_the_same(answered.whole, answered.chunks(answered.growths))
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> dict[str, Any]:
+    """Tokens of a format in any order: its markers, pieces of its calls, whole ones, halves of characters, ends."""
+    name = draw(st.sampled_from(sorted(FORMATS)))
+    form = FORMATS[name]
+    texts = [form.look, form.count, form.bad, *form.reasoning, *form.content, "a", " \n", "ä🙂", "<", '"']
+    parts = [ids_of(name, text) for text in texts]
+    markers = [ids_of(name, text.removeprefix("+")) for text in form.special]
+    halves = [ids_of(name, "🙂")[:2], ids_of(name, "ä")[1:]]
+    part = st.sampled_from([part for part in parts if part])
+    piece = st.one_of(
+        part,
+        st.sampled_from([*markers, *halves]),
+        st.builds(
+            lambda ids, start, end: ids[start % len(ids) :][: end + 1], part, st.integers(0, 40), st.integers(0, 9)
+        ),
+    )
+    token_ids = [token_id for ids in draw(st.lists(piece, min_size=1, max_size=9)) for token_id in ids]
+    if draw(st.booleans()):
+        token_ids += ids_of(name, EOS)
+    stops = st.lists(st.sampled_from(["a", "ook", '": ', "}<", ">\n", "l>", "ä", "call"]), max_size=2)
+    steps = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    return {"name": name, "token_ids": token_ids, "steps": steps, "stop": draw(stops)}
+
+
+@settings(deadline=None, derandomize=True, max_examples=400)
+@given(answer=answers(), data=st.data())
+def test_chunks_join_to_the_whole_answer_whatever_the_model_writes(answer: dict[str, Any], data: st.DataObject):
+    answered = Run(**answer)
+    whole = answered.whole
+
+    assert_the_same(whole, answered.chunks(answered.growths))
+    kept = [growth for growth in answered.growths if data.draw(st.booleans())]
+    assert_the_same(whole, answered.chunks([*kept, *answered.growths[:2]]))
+
+    entries = whole.logprobs.content
+    assert len(entries) == answered.result.usage.completion_tokens
+    assert [entry.logprob for entry in entries] == [-float(place) for place in range(len(entries))]
+    assert said(whole, "content") == (whole.message.content or "")
+    assert said(whole, "reasoning") == (whole.message.reasoning_content or "")
+    assert said(whole, "markup") == ""
+    special = [text for text in FORMATS[answer["name"]].special if not text.startswith("+")]
+    assert not [text for text in [*special, EOS] if text in said(whole, "content") + said(whole, "reasoning")]
+    for call in whole.message.tool_calls or ():
+        assert isinstance(json.loads(call.function.arguments), dict)
+    if whole.finish_reason == "tool_calls":
+        assert whole.message.tool_calls

@@ -1,0 +1,147 @@
+"""Tools, reasoning and their logprobs, as OpenAI's own SDK sees them, from a model that says what it is made to say."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion
+
+from client import Client
+from client.demo import free_port
+from client.stack import Stack
+from tests import scripted_model
+
+REASONING = ["Where is it?", " I look."]
+CONTENT = ["One moment ", "Ã", "¤"]  # the two bytes of an ä
+CALL = ['{"name": "look", ', '"arguments": {"place": "Zürich"}}']
+SCRIPT = ["<think>", *REASONING, "</think>", *CONTENT, "<tool_call>", *CALL, "</tool_call>", scripted_model.EOS]
+CHANNELS = ["reasoning"] * 2 + ["markup"] + ["content"] * 3 + ["markup"] + ["tool_call"] * 2 + ["markup"] * 2
+MESSAGES = [{"role": "user", "content": "Is it in <think>Zürich</think>?"}]
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look somewhere.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder, state = tmp_path_factory.mktemp("scripted"), tmp_path_factory.mktemp("stack")
+    scripted_model.build(folder, SCRIPT)
+    with Stack([f"m={folder}"], state=state, environ={"SCOREPOOL_PORT": str(free_port())}, logs=state) as stack:
+        yield stack
+
+
+@pytest.fixture
+def sdk(scripted: Stack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{scripted.url}/v1", api_key="unused", max_retries=0) as sdk:
+        yield sdk
+
+
+def chat(sdk: OpenAI, **options: Any) -> ChatCompletion:
+    asked = {"model": "m", "messages": MESSAGES, "temperature": 0, "tools": [LOOK], "logprobs": True, "top_logprobs": 2}
+    return sdk.chat.completions.create(**asked | options)
+
+
+def test_a_call_with_its_reasoning_and_its_logprobs(sdk: OpenAI):
+    completion = chat(sdk)
+
+    (choice,) = completion.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.reasoning_content == "".join(REASONING)
+    assert choice.message.content == "One moment ä"
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "look")
+    assert json.loads(call.function.arguments) == {"place": "Zürich"}
+    entries = choice.logprobs.content
+    assert len(entries) == completion.usage.completion_tokens == len(CHANNELS)
+    assert [entry.channel for entry in entries] == CHANNELS
+    assert [entry.token for entry in entries[:3]] == [*REASONING, "</think>"]
+    assert b"".join(bytes(entry.bytes) for entry in entries if entry.channel == "content") == "One moment ä".encode()
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob == entry.top_logprobs[0].logprob for entry in entries)
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 2}, {"max_tokens": 8}, {"tool_choice": "none"}, {"stop": "Z"}])
+def test_a_stream_with_tools_is_the_answer_that_is_not_streamed(sdk: OpenAI, options: dict[str, Any]):
+    whole = chat(sdk, **options)
+
+    chunks = list(chat(sdk, **options, stream=True))
+
+    for choice in whole.choices:
+        parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
+        deltas = [part.delta for part in parts]
+        assert "".join(delta.content or "" for delta in deltas) == (choice.message.content or "")
+        reasoning = "".join(getattr(delta, "reasoning_content", "") for delta in deltas)
+        assert reasoning == choice.message.reasoning_content
+        calls = [call for delta in deltas for call in delta.tool_calls or ()]
+        assert [call.model_dump(exclude={"index"}) for call in calls] == [
+            call.model_dump() for call in choice.message.tool_calls or ()
+        ]
+        assert parts[-1].finish_reason == choice.finish_reason
+        found = [entry for part in parts if part.logprobs for entry in part.logprobs.content]
+        assert [(entry.token, entry.channel, entry.bytes) for entry in found] == [
+            (entry.token, entry.channel, entry.bytes) for entry in choice.logprobs.content
+        ]
+        assert [entry.logprob for entry in found] == pytest.approx([entry.logprob for entry in choice.logprobs.content])
+
+
+def test_the_sdks_own_stream_accumulates_the_call(sdk: OpenAI):
+    asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "temperature": 0, "tools": [LOOK]}
+    with sdk.chat.completions.stream(**asked) as stream:
+        final = stream.get_final_completion()
+
+    (call,) = final.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"place": "Zürich"}
+    assert final.choices[0].finish_reason == "tool_calls"
+
+
+def test_an_answer_goes_back_into_the_chat_with_what_the_tool_said(sdk: OpenAI, scripted: Stack):
+    message = chat(sdk).choices[0].message
+    (call,) = message.tool_calls
+    said = {"role": "tool", "tool_call_id": call.id, "content": "It is."}
+
+    again = chat(sdk, messages=[*MESSAGES, message, said], max_tokens=1, extra_body={"return_token_ids": True})
+
+    with Client(scripted.url) as native:
+        ids = native.score("m", [(again.prompt_token_ids, again.choices[0].token_ids)], score="all")
+    prompt = b"".join(ids.sequences[0].token_bytes).decode()
+    assert "<think>Where is it? I look.</think>One moment ä<tool_call>look place=Zürich</tool_call>" in prompt
+    assert "<|im_start|>tool\nIt is.<|im_end|>\n<|im_start|>assistant\n<think>" in prompt
+    assert again.choices[0].message.reasoning_content == REASONING[0]
+
+
+def test_tools_that_are_not_to_be_used_are_not_shown(sdk: OpenAI):
+    ids = {"max_tokens": 1, "extra_body": {"return_token_ids": True}}
+
+    without = chat(sdk, tools=openai.omit, **ids).prompt_token_ids
+
+    assert chat(sdk, tool_choice="none", **ids).prompt_token_ids == without
+    assert len(chat(sdk, tool_choice="auto", **ids).prompt_token_ids) > len(without)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        ({"parallel_tool_calls": False}, None),
+        ({"tools": [{"type": "custom", "custom": {"name": "look"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "look", "strict": True}}]}, "tools[0].function"),
+        ({"functions": [{"name": "look"}]}, "functions"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.type"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(sdk: OpenAI, options: dict[str, Any], param: str | None):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(sdk, **options)
+
+    assert caught.value.param == param
+    assert (param or "parallel_tool_calls").split(".")[-1].split("[")[0] in caught.value.message

@@ -1,0 +1,70 @@
+"""A tiny model that says what it was made to say: after each token the one that follows it in the script.
+
+Attention and MLP add nothing, the embedding of a token is a unit vector of its own, and the head turns it into the
+next one's. So a script says each token once.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+EOS = "<|im_end|>"
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nCall them as <tool_call> says: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}"
+    "{% for tool_call in message.tool_calls %}<tool_call>{{ tool_call.function.name }}"
+    "{% for key, value in tool_call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}{# tool_call.name #}"
+)
+MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+CONTEXT_LENGTH = 1024
+_CERTAIN = 5.0  # times sqrt(width): the next token's logit, where all others' are 0
+
+
+def build(folder: Path, script: list[str]) -> None:
+    """`script` begins with the token that the prompt ends with. A single byte is spelled as byte-level BPE does."""
+    tokenizer = _tokenizer(script)
+    ids = tokenizer.convert_tokens_to_ids(script)
+    assert len(set(ids)) == len(script)
+    width = (len(tokenizer) + 31) // 32 * 32
+    config = LlamaConfig(
+        vocab_size=width,
+        hidden_size=width,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=CONTEXT_LENGTH,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.o_proj.weight.zero_()
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(width))
+        model.lm_head.weight.zero_()
+        for token_id, following in pairwise(ids):
+            model.lm_head.weight[following, token_id] = _CERTAIN
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _tokenizer(pieces: list[str]) -> PreTrainedTokenizerFast:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    spoken = [piece for piece in pieces if piece not in {*alphabet, *MARKS, EOS}]
+    backend = Backend(models.BPE({piece: token_id for token_id, piece in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([AddedToken(piece, special=False) for piece in [*MARKS, *spoken]])
+    backend.add_tokens([AddedToken(piece, special=True) for piece in ["<|im_start|>", EOS]])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer

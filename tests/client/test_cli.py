@@ -56,12 +56,14 @@ def test_the_demo_shows_the_main_job_and_leaves_nothing_behind(tmp_path: Path):
     assert processes_of(tmp_path) == []
 
 
-def test_folders_in_the_users_own_place_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_folders_of_the_users_own_place_are_not_taken_for_ours(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
     for name in ("api", "client", "engine", "wire", "worker"):
         (tmp_path / "place" / name).mkdir(parents=True)
         (tmp_path / "place" / name / "__init__.py").touch()
     monkeypatch.chdir(tmp_path / "place")
-    done = run("demo", SCOREPOOL_STATE_DIR=str(tmp_path / "state"))
+    done = run("demo", SCOREPOOL_STATE_DIR=str(tmp_path_factory.mktemp("s")))  # the path of a socket is short
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -13,7 +13,9 @@ import wire
 from api.openai.spelling import generated_text, spelled
 from wire.request import ModelName, Penalty, StopString, Text, TokenId, TokenIds, TopLogprobs
 
-Told = tuple[float | None, int, str | None]  # logprob, token id, text
+Told = list[
+    float | int | str | None
+]  # logprob, token id, text; msgspec writes no schema of a tuple that OpenAPI allows
 MAX_SEED = 2**63 - 1
 _ONLY = {"ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True, "min_new_tokens": 0}
 
@@ -168,7 +170,7 @@ def _logprobs(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int])
         raise wire.Invalid(f"{field}: expected below {len(prompt_ids)}, the tokens of the input, found {start}", field)
     split, with_text = scored.num_reported_prompt_tokens, body.return_text_in_logprobs
     entries = [_told(scored, entry, with_text) for entry in range(len(scored.token_ids))]
-    first: Told = (None, prompt_ids[start], None)
+    first: Told = [None, prompt_ids[start], None]
     found: dict[str, Any] = {
         "input_token_logprobs": [first, *entries[start + 1 : split]],
         "output_token_logprobs": entries[split:],
@@ -182,7 +184,7 @@ def _logprobs(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int])
 def _told(scored: wire.Scored, entry: int, with_text: bool) -> Told:
     assert scored.logprobs is not None
     token_id = scored.token_ids[entry]
-    return scored.logprobs[entry], token_id, spelled(token_id, scored.token_bytes[entry]) if with_text else None
+    return [scored.logprobs[entry], token_id, spelled(token_id, scored.token_bytes[entry]) if with_text else None]
 
 
 def _tops(scored: wire.Scored, entry: int, with_text: bool) -> list[Told]:
@@ -191,6 +193,6 @@ def _tops(scored: wire.Scored, entry: int, with_text: bool) -> list[Told]:
     assert scored.top_logprobs is not None
     columns = (scored.top_logprobs[entry].values(), scored.top_ids[entry], scored.top_bytes[entry])
     return [
-        (value, token_id, spelled(token_id, piece) if with_text else None)
+        [value, token_id, spelled(token_id, piece) if with_text else None]
         for value, token_id, piece in zip(*columns, strict=True)
     ]

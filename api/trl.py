@@ -31,9 +31,9 @@ class SequenceLogprobsRequest(Struct, frozen=True, forbid_unknown_fields=True, k
         return [len(sequence) - length for sequence, length in zip(self.sequences, self.prompt_lengths, strict=True)]
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> list[int]:
         """Of the arrays of a binary reply: sequences, longest completion, likeliest tokens."""
-        return len(self.sequences), max(self.completion_lengths), self.top_logprobs
+        return [len(self.sequences), max(self.completion_lengths), self.top_logprobs]
 
 
 class SequenceLogprobs(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,7 +52,7 @@ class SequenceLogprobs(Struct, frozen=True, kw_only=True, omit_defaults=True):
     token_ids_b64: bytes | None = None
     actual_logprobs_b64: bytes | None = None
     actual_token_ids_b64: bytes | None = None
-    shape: tuple[int, int, int] | None = None
+    shape: list[int] | None = None
     completion_lengths: list[int] | None = None
 
 

@@ -1,6 +1,7 @@
 """/get_sequence_logprobs/: TRL's, for trainers that distil from a teacher."""
 
 from fastapi import APIRouter, Depends
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,7 +24,7 @@ from api.trl import (
 
 router = APIRouter(tags=["trl"], dependencies=[Depends(known_query)])
 
-MAX_ENTRIES = 2**25  # of the padded arrays of one reply: 256 MiB of logprobs and ids
+MAX_ENTRIES = 2**24  # of the padded arrays of one reply: 128 MiB of logprobs and ids
 
 
 @router.post(
@@ -48,4 +49,4 @@ async def get_sequence_logprobs(request: Request, owner: Owner, parts: Parts) ->
     scores = to_scores(body, card.id, time_limit_s(parts.settings))
     results = await answer(request, parts, owner, scores) if scores else []
     to_reply = to_arrays if body.response_format == "binary" else to_lists
-    return reply(to_reply(body, results), "json")
+    return reply(await run_in_threadpool(to_reply, body, results), "json")  # it may take a second

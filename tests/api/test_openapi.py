@@ -39,6 +39,8 @@ def test_the_document_is_whole(document: dict[str, Any]):
     assert {name.removeprefix("#/components/schemas/") for name in references(document)} <= set(schemas)
     assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ModelCard", "JobPage"} <= set(schemas)
     assert not any("HTTPValidationError" in name for name in schemas)
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
     assert len(operations) == 41
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]

@@ -141,6 +141,15 @@ def test_what_the_teachers_route_cannot_do_is_refused_by_its_name(
     assert re.search(message, error["message"])
 
 
+def test_arrays_that_are_mostly_padding_are_refused_before_they_are_made(ask: Ask):
+    uneven = {"sequences": [[5] * 1000, *[[5, 5]] * 200], "prompt_lengths": [1] * 201, "top_logprobs": 128}
+
+    reply = ask(**uneven, response_format="binary")
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (413, "sequences")
+    assert "201 of up to 999 tokens" in reply.json()["error"]["message"]
+
+
 def test_rollouts(trl: VLLMClient, stack: Stack):
     found = trl.generate(["import", "Return the"], n=2, temperature=0.7, max_tokens=5, generation_kwargs={"seed": 1})
 

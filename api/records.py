@@ -1,5 +1,6 @@
 """What is known of a job, read from RQ's hash and our outcome: `wire.Job` and its pages."""
 
+import logging
 import re
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,6 +12,8 @@ from rq.job import Job as RqJob
 
 import wire
 from api.errors import BadRequest, NotFound
+
+logger = logging.getLogger(__name__)
 
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
 FIELDS = ("owner", "kind", "model", "status", "created", "started_at", "ended_at")
@@ -55,6 +58,15 @@ def summary(id: str, fields: Sequence[bytes | None], has_outcome: bool) -> wire.
         started_at=_seconds(started_at),
         ended_at=_seconds(ended_at) if status in ENDED else None,
     )
+
+
+def _listed(id: str, fields: Sequence[bytes | None], has_outcome: bool) -> wire.Job | None:  # noqa: A002
+    """One record that nobody of ours wrote must not hide the others."""
+    try:
+        return summary(id, fields, has_outcome) if fields[0] else None
+    except (ValueError, KeyError) as error:
+        logger.warning("the record of job %s cannot be read: %s", id, type(error).__name__)
+        return None
 
 
 def with_outcome(job: wire.Job, outcome: bytes | None) -> wire.Job:
@@ -120,7 +132,8 @@ class Records:
         return wire.JobPage(jobs=jobs, next_cursor=position)
 
     async def _scan(self, owner: str, before: str | None) -> list[tuple[str, wire.Job | None]]:
-        """The next jobs of the owner, newest first, each with its place in the list; None for one that expired."""
+        """The next jobs of the owner, newest first, each with its place in the list; None for one that expired or that
+        cannot be read."""
         newest = f"({before}" if before else "+inf"
         entries: Any = await self._redis.zrevrangebyscore(
             wire.Keys.owned(owner), newest, "-inf", start=0, num=SCAN, withscores=True
@@ -131,6 +144,6 @@ class Records:
                 pipeline.exists(wire.Keys.outcome(id_.decode()))
             rows = await pipeline.execute()
         return [
-            (f"{created:.6f}", summary(id_.decode(), fields, bool(exists)) if fields[0] else None)
+            (f"{created:.6f}", _listed(id_.decode(), fields, bool(exists)))
             for (id_, created), fields, exists in zip(entries, rows[::2], rows[1::2], strict=True)
         ]

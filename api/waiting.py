@@ -9,7 +9,7 @@ passed on to who listens, and nothing waits for them: a job's result holds them 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,14 +100,14 @@ class Waiting:
         while True:
             entries: Any = await self._commands.xrange(wire.TOKENS, min=start, count=READ_COUNT)
             for _, fields in entries:
-                found += [growth for growth in wire.parse(fields[b"step"], wire.Step, "msgpack") if growth.id == id]
+                found += [growth for growth in _step(fields) if growth.id == id]
             if len(entries) < READ_COUNT:
                 return found
             start = f"({entries[-1][0].decode()}"
 
-    def _pass_on(self, step: bytes) -> None:
+    def _pass_on(self, fields: Mapping[bytes, bytes]) -> None:
         if self._listeners:
-            for growth in wire.parse(step, wire.Step, "msgpack"):
+            for growth in _step(fields):
                 for tell in self._listeners.get(growth.id, ()):
                     tell(growth)
 
@@ -163,9 +163,9 @@ class Waiting:
             for entry_id, fields in entries:
                 self._positions[stream.decode()] = entry_id.decode()
                 if b"id" in fields:
-                    self._wake(fields[b"id"].decode())
+                    self._wake(fields[b"id"].decode(errors="replace"))
                 else:
-                    self._pass_on(fields[b"step"])
+                    self._pass_on(fields)
             if stream == wire.DONE.encode():
                 self._on_ended(len(entries))
 
@@ -176,6 +176,15 @@ class Waiting:
             entries: Any = await self._redis.xrevrange(stream, count=1)
             newest[stream] = entries[0][0].decode() if entries else "0-0"
         return newest
+
+
+def _step(fields: Mapping[bytes, bytes]) -> wire.Step:
+    """One entry of the stream of tokens. What another version wrote, or nobody of ours, is passed over."""
+    try:
+        return wire.parse(fields[b"step"], wire.Step, "msgpack")
+    except (KeyError, wire.Invalid) as error:
+        logger.warning("an entry of %s cannot be read: %s", wire.TOKENS, type(error).__name__)
+        return []
 
 
 def _place(entry_id: str) -> tuple[int, ...]:

@@ -1,12 +1,16 @@
-"""Nonsense in any key that a worker reads ends in a Failure, and the worker goes on."""
+"""Nonsense in any key that a worker reads ends in a Failure, and the worker goes on; the API goes on, too."""
 
+import asyncio
 import random
 from typing import Any
 
 import msgspec
+import pytest
 from redis import Redis
 
 import wire
+from tests.api.conftest import Serving, score
+from tests.api.fake_worker import FakeWorker
 from tests.worker.conftest import Workers, generate, outcome, status, submit
 
 NUM_MUTANTS = 60
@@ -99,3 +103,34 @@ def test_fuzzed_fields_of_jobs_harm_only_their_job(redis: Redis, workers: Worker
     for job_id in bad:
         assert outcome(redis, job_id) is not None, redis.hgetall(f"rq:job:{job_id}")
         assert status(redis, job_id) != "started"
+
+
+@pytest.mark.anyio
+async def test_fuzzed_entries_of_the_streams_do_not_deafen_the_api(serving: Serving, redis: Redis, worker: FakeWorker):
+    rng = random.Random(SEED)
+    async with serving() as http:
+        job_id = (await http.post("/v1/jobs", json=score())).json()["id"]
+        followed = asyncio.create_task(http.get(f"/v1/jobs/{job_id}/events"))
+        while (await http.get("/readyz")).status_code != 200:
+            pass
+        for _ in range(NUM_MUTANTS):
+            nothing = msgspec.msgpack.encode(nonsense(rng))
+            for stream, field in ((wire.TOKENS, "step"), (wire.DONE, "id"), (wire.DONE, "x"), (wire.TOKENS, "x")):
+                redis.xadd(stream, {field: nothing})
+        worker.end(job_id)
+        events = (await followed).text
+        late = await http.get(f"/v1/jobs/{(await http.post('/v1/jobs', json=score())).json()['id']}?wait=0.1")
+
+        assert "event: end" in events
+        assert late.json()["status"] == "queued"
+        assert (await http.get("/readyz")).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_a_record_that_cannot_be_read_hides_no_other(serving: Serving, redis: Redis, worker: FakeWorker):
+    async with serving() as http:
+        good, *bad = [job["id"] for job in (await http.post("/v1/jobs/bulk", json=[score()] * 5)).json()]
+        for job_id, field in zip(bad, ("status", "kind", "created", "ended_at"), strict=True):
+            redis.hset(f"rq:job:{job_id}", mapping={"status": "finished", field: b"\xffnonsense"})
+
+        assert [job["id"] for job in (await http.get("/v1/jobs")).json()["jobs"]] == [good]

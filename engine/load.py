@@ -27,6 +27,7 @@ from engine import activations, positions
 from engine import cache as caches
 from engine.batch import Batch, Exact, Merged, Single
 from engine.config import read_config, refuse_overlooked
+from engine.constraint import Constrainer
 from engine.errors import LoadError
 from engine.facts import Facts
 from engine.markup import Tags
@@ -170,7 +171,8 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
         wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise LoadError(f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}") from error
-    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper))
+    plain, eos_ids = wrapper._tokenizer, wrapper.eos_token_ids
+    return Tokenizer(plain, eos_ids, Tags.of(wrapper), Constrainer(plain, eos_ids))
 
 
 def _cast(model: Any, dtype: str) -> None:

@@ -143,27 +143,32 @@ def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple
     return token_ids, logprobs
 
 
-def moves_logits(sequence: Sequence) -> bool:
-    return sequence.sampling is not None and sequence.sampling.moves_logits
-
-
 def _moved(logits: mx.array, asks: list[Ask]) -> mx.array:
     """[rows, vocab]: what is sampled from; the very `logits` where no row asks for another."""
-    if not any(moves_logits(ask.sequence) for ask in asks):
+    if not any(ask.sequence.moves_logits for ask in asks):
         return logits
     rows = []
     for row, ask in zip(logits, asks, strict=True):
-        sampling = ask.sequence.sampling
-        if sampling is None or not sampling.moves_logits:
-            rows.append(row)
-            continue
-        given = ask.sequence.token_ids[: ask.sequence.num_given]
-        rows.append(steering.steer(row, sampling, given, _generated(ask)))
+        sequence = ask.sequence
+        if sequence.sampling is not None and sequence.sampling.moves_logits:
+            row = steering.steer(row, sequence.sampling, sequence.token_ids[: sequence.num_given], _generated(ask))
+        if sequence.constraint is not None and (allowed := sequence.constraint.allowed(_known(ask))) is not None:
+            row = steering.only(row, allowed)
+        rows.append(row)
     return mx.stack(rows)
 
 
 def _generated(ask: Ask) -> mx.array:
     """[n]: the row's generated tokens before the one that is sampled now."""
-    sequence = ask.sequence
-    read = mx.array(sequence.token_ids[sequence.num_given : ask.position - 1], dtype=mx.int32)
+    read = mx.array(_read(ask), dtype=mx.int32)
     return read if ask.last_id is None else mx.concatenate([read, ask.last_id])
+
+
+def _known(ask: Ask) -> list[int]:
+    """The same, on the host: waits for the device."""
+    return _read(ask) if ask.last_id is None else [*_read(ask), int(ask.last_id.item())]  # type: ignore[arg-type]
+
+
+def _read(ask: Ask) -> list[int]:
+    sequence = ask.sequence
+    return sequence.token_ids[sequence.num_given : ask.position - 1]

@@ -51,6 +51,11 @@ class Reader:
         self._held, self._call_start = [], 0
 
     @property
+    def state(self) -> State:
+        """Where the next token will be."""
+        return self._state
+
+    @property
     def num_settled(self) -> int:
         return self._call_start if self._state == "tool_call" else len(self.channels) - len(self._held)
 

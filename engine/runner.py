@@ -15,7 +15,7 @@ import mlx.core as mx
 from engine.batch import Batch
 from engine.errors import EngineError, Numeric
 from engine.facts import Facts
-from engine.measure import Ask, Entry, Measured, measure, moves_logits
+from engine.measure import Ask, Entry, Measured, measure
 from engine.scheduler import Plan
 from engine.sequence import Sequence
 from engine.stop import end_if_done
@@ -51,14 +51,17 @@ class ModelRunner:
         if plan.decode:  # before new rows join its cache
             last_ids = self._last_ids(plan.decode)
             asks = [
-                Ask(sequence, sequence.num_computed + 1, last_ids[row : row + 1] if moves_logits(sequence) else None)
+                Ask(sequence, sequence.num_computed + 1, last_ids[row : row + 1] if sequence.moves_logits else None)
                 for row, sequence in enumerate(plan.decode)
             ]
             hidden = [self._batch.decode(plan.decode, last_ids)]
         for chunks in plan.prefill:
             asks += [Ask(chunk.sequence, position + 1) for chunk in chunks for position in chunk.predictors]
             hidden.append(self._batch.prefill(chunks))
-        parts = self._measure(asks, mx.concatenate(hidden))
+        rows = mx.concatenate(hidden)
+        if any(ask.sequence.constraint is not None for ask in asks):
+            mx.async_eval(rows)  # while the host reads which tokens came before, and finds out what may follow them
+        parts = self._measure(asks, rows)
         asks = [ask for part in parts for ask in part.asks]
         self._sampled = {ask.sequence: index for index, ask in enumerate(asks) if ask.is_sampled}
         self._token_ids = mx.concatenate([part.token_ids for part in parts]) if parts else mx.array([], dtype=mx.int32)

@@ -1,8 +1,9 @@
 """One row of a batch: what is asked of it, and what the engine has found so far. No tensors, no clock."""
 
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from secrets import randbits
-from typing import Literal
+from typing import Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,15 @@ class Sampling:
         return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
+class Constraint(Protocol):
+    """What a row may generate."""
+
+    error: str | None  # why no more can be: the row ends at once
+
+    def allowed(self, generated: Ids[int]) -> bytes | None:
+        """A bit for each token id, the lowest first, of those that may follow these; None: any. Raises nothing."""
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
     """A row to score, to continue, or both.
@@ -49,6 +59,7 @@ class Sequence:
     entropy: bool = False
     temperature: float = 1.0  # of the reported logprobs of given tokens; generated ones report the model's own, T = 1
     sampling: Sampling | None = None  # None: score only
+    constraint: Constraint | None = None  # of what is sampled; reported logprobs stay the model's own
     num_given: int = field(init=False)
 
     logprobs: list[float | None] = field(default_factory=list)
@@ -69,6 +80,11 @@ class Sequence:
         self.num_given = len(self.token_ids)
         seed = self.sampling.seed if self.sampling else None
         self.noise_seed = randbits(63) if seed is None else seed
+
+    @property
+    def moves_logits(self) -> bool:
+        """Whether it samples from other logits than the model's."""
+        return self.sampling is not None and (self.sampling.moves_logits or self.constraint is not None)
 
     @property
     def num_generated(self) -> int:

@@ -28,6 +28,14 @@ def steer(logits: mx.array, sampling: Sampling, given: list[int], generated: mx.
     return logits
 
 
+def only(logits: mx.array, allowed: bytes) -> mx.array:
+    """[vocab]: -inf where the bit of a token is not set; `allowed` has the lowest id's first."""
+    words = mx.array(memoryview(allowed).cast("I"))  # type: ignore[arg-type] # any buffer
+    bits = ((words[:, None] >> mx.arange(32, dtype=mx.uint32)) & 1).astype(mx.bool_).reshape(-1)[: logits.shape[0]]
+    bits = mx.concatenate([bits, mx.zeros(logits.shape[0] - bits.shape[0], mx.bool_)])  # the vocabulary may be shorter
+    return mx.where(bits, logits, -mx.inf)
+
+
 def _is_in(token_ids: mx.array, logits: mx.array) -> mx.array:
     """[vocab] bool."""
     return mx.put_along_axis(mx.zeros(logits.shape, mx.bool_), token_ids, mx.array(True), axis=0)

@@ -15,7 +15,10 @@ from engine.calls import Call, Tool, read_calls
 from engine.errors import Refused
 from engine.markup import Markup, Tags, markup_of
 from engine.reader import Reader, Span
+from engine.sequence import Constraint
 from engine.template import ChatTemplate, Message
+
+Constrain = Callable[[dict[str, Any], Reader], Constraint]  # of an answer that the reader will read. Raises Refused
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
@@ -24,8 +27,11 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
 class Tokenizer:
     markup: Markup  # of the model's answers to chats
 
-    def __init__(self, tokenizer: Any, eos_ids: Iterable[int], tags: Tags | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, eos_ids: Iterable[int], tags: Tags | None = None, constrain: Constrain | None = None
+    ) -> None:
         """`tokenizer` is a Hugging Face one that nobody else uses."""
+        self._constrain = constrain
         self._tokenizer = tokenizer
         self._lock = Lock()  # Hugging Face's tokenizers change their own state while they encode
         self.eos_ids = frozenset(eos_ids)
@@ -89,6 +95,12 @@ class Tokenizer:
         """Those in a span of an answer. Empty where it cannot be read, or calls what was not offered."""
         text = b"".join(map(self.token_bytes, token_ids[span.start : span.end]))
         return read_calls(self.markup, span.header, text, tools)
+
+    def constraint(self, schema: dict[str, Any], opening: Sequence[int]) -> Constraint:
+        """To JSON of this schema, after a prompt that ends with `opening`. Raises Refused."""
+        if self._constrain is None:
+            raise Refused("json_schema: nothing is constrained here")
+        return self._constrain(schema, self.reader(opening))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Empty for an id that the model has and the vocabulary has not (padding of the embedding)."""

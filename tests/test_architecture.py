@@ -12,7 +12,7 @@ ROOMS = ("wire", "engine", "worker", "api", "client")
 
 MAY_IMPORT = {
     "wire": {"msgspec"},
-    "engine": {"mlx", "mlx_lm", "huggingface_hub", "jinja2"},
+    "engine": {"mlx", "mlx_lm", "huggingface_hub", "jinja2", "llguidance"},
     "worker": {"wire", "engine", "msgspec", "redis", "rq", "httpcore", "standardwebhooks", "certifi"},
     "api": {
         "wire",

@@ -73,7 +73,7 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     arguments: dict[str, Any]
 
     def __post_init__(self) -> None:
-        _check_integers(self.arguments, f"the arguments of the call of {self.name[:80]!r}")
+        check_integers(self.arguments, f"the arguments of the call of {self.name[:80]!r}")
 
 
 class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -84,10 +84,10 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_d
     parameters: Annotated[dict[str, Any], Meta(description="JSON Schema of an object.")] | None = None
 
     def __post_init__(self) -> None:
-        _check_integers(self.parameters, f"the parameters of {self.name[:80]!r}")
+        check_integers(self.parameters, f"the parameters of {self.name[:80]!r}")
 
 
-def _check_integers(value: object, name: str) -> None:
+def check_integers(value: object, name: str) -> None:
     """Raises ValueError where msgpack cannot hold one."""
     try:
         msgpack.encode(value)
@@ -132,6 +132,10 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     ] = 1.0
     stop: Annotated[list[StopString], Meta(max_length=64)] = []
     n: Annotated[int, Meta(ge=1, le=128, description="Completions to sample from the one prompt.")] = 1
+    json_schema: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Generate JSON of this schema alone, after what reasoning there is. Logprobs are as without."),
+    ] = None
     add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS, where the model is used to it.")] = True
     prompt_logprobs: Annotated[
         bool,
@@ -154,6 +158,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError("give exactly one of `prompt` and `messages`")
         if self.tools and self.messages is None:
             raise ValueError("`tools` are for a chat: they need `messages`")
+        check_integers(self.json_schema, "the numbers of `json_schema`")
         for name in ("top_logprobs", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:
                 raise ValueError(f"`{name}` needs `logprobs`: true")

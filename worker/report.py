@@ -60,6 +60,9 @@ def _first(request: wire.Score | wire.Generate, row: Row) -> int:
 
 def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_logprobs: bool) -> wire.Scored:
     row, num_prompt_tokens = translated.row, translated.num_prompt_tokens
+    if row.constraint is not None and row.constraint.error is not None:
+        message = f"json_schema: {row.constraint.error}"
+        raise JobFailed(wire.Failure(code="invalid", message=message, field="json_schema"))
     token_ids = row.token_ids[first:]
     if row.text_bytes is None:
         text = tokenizer.decode(token_ids)
@@ -124,7 +127,7 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokeniz
         columns["is_greedy"] = _is_greedy(None if rank is None else rank == 1 for rank in row.ranks[num_prompt:])
     if row.entropy:
         columns["entropies"] = Floats(clamp(entropy) for _, entropy in zip(token_ids, row.entropies, strict=True))
-    if row.sampling is not None and _reshapes(row.sampling):
+    if row.sampling is not None and (row.constraint is not None or _reshapes(row.sampling)):
         generated = row.token_ids[row.num_given :]
         columns["sampled_logprobs"] = Floats(
             clamp(logprob) for _, logprob in zip(generated, row.sampled_logprobs, strict=True)

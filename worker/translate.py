@@ -14,7 +14,8 @@ from msgspec.structs import replace
 import wire
 from engine import Sampling, Tokenizer
 from engine import Sequence as Row
-from engine.errors import TooLong
+from engine.errors import Refused, TooLong
+from engine.sequence import Constraint
 from worker.answer import Chat
 from worker.failure import JobFailed
 
@@ -137,6 +138,7 @@ def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer, context_le
             top_logprobs=request.top_logprobs,
             rank=request.rank,
             sampling=sampling,
+            constraint=_constraint(request, chat, tokenizer),
         )
         rows.append(Translated(row, len(prompt_ids), not isinstance(request.prompt, list), bos_added, chat))
     return rows
@@ -147,6 +149,16 @@ def _score_from(request: wire.Generate, num_given: int, max_tokens: int) -> int 
     if request.prompt_logprobs and request.logprobs:
         return 0
     return num_given - 1 if max_tokens == 0 else None
+
+
+def _constraint(request: wire.Generate, chat: Chat | None, tokenizer: Tokenizer) -> Constraint | None:
+    """A row's own: it holds how far the row has come."""
+    if request.json_schema is None:
+        return None
+    try:
+        return tokenizer.constraint(request.json_schema, chat.opening if chat else ())
+    except Refused as error:
+        raise JobFailed(wire.Failure(code="invalid", message=error.message, field="json_schema")) from None
 
 
 def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer) -> tuple[list[int], bool, Chat | None]:

@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: one wire.Generate, and one choice a sequence of its result. Pure."""
 
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -10,12 +10,34 @@ from api.openai.growing import Growing, Piece
 from api.openai.messages import ChatMessage, Function, Tool, ToolCall
 from api.openai.sampling import SamplingRequest, Usage, sampled, system_fingerprint, usage_of
 from api.openai.spelling import spelled
+from wire.request import check_integers
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    type: Annotated[Literal["text"], Meta(description="Constrained formats are not supported.")]
+class TextFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
+    pass
+
+
+class JsonObjectFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_object"):
+    pass
+
+
+class NamedSchema(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    schema: Annotated[dict[str, Any], Meta(description="JSON Schema.")]
+    description: str | None = None
+    strict: Annotated[bool | None, Meta(description="The answer is constrained, whatever this says.")] = None
+
+    def __post_init__(self) -> None:
+        check_integers(self.schema, "the numbers of `schema`")
+
+
+class JsonSchemaFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_schema"):
+    json_schema: NamedSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -39,8 +61,10 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError("`max_tokens` is the old name of `max_completion_tokens`: give one of them")
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` needs `stream`: true")
+        if self.tools and self.tool_choice != "none" and _schema(self.response_format) is not None:
+            raise ValueError("`response_format` and `tools`: a constrained answer calls nothing; give one of them")
         if self.parallel_tool_calls is False:
-            raise ValueError("`parallel_tool_calls`: false is not supported: what a model writes is not constrained")
+            raise ValueError("`parallel_tool_calls`: false is not supported: calls are not constrained")
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
@@ -122,11 +146,22 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET  # with `include_usage`: null but in the last, which has no choices
 
 
+def _schema(form: ResponseFormat | None) -> dict[str, Any] | None:
+    match form:
+        case JsonSchemaFormat():
+            return form.json_schema.schema
+        case JsonObjectFormat():
+            return {"type": "object"}
+        case _:
+            return None
+
+
 def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
     return wire.Generate(
         **sampled(body, timeout_s),
         messages=[message.to_wire() for message in body.messages],
         tools=[] if body.tool_choice == "none" else [tool.to_wire() for tool in body.tools or ()],
+        json_schema=_schema(body.response_format),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         n=body.n or 1,
         logprobs=bool(body.logprobs),

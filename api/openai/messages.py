@@ -66,12 +66,12 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ToolFunction(wire.Tool, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    strict: Annotated[bool | None, Meta(description="true is not supported: answers are not constrained.")] = None
+    strict: Annotated[bool | None, Meta(description="true is not supported: calls are not constrained.")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.strict:
-            raise ValueError("`strict`: true is not supported: what a model writes is not constrained")
+            raise ValueError("`strict`: true is not supported: calls are not constrained")
 
 
 class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

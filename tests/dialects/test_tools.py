@@ -135,8 +135,7 @@ def test_tools_that_are_not_to_be_used_are_not_shown(sdk: OpenAI):
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "look", "strict": True}}]}, "tools[0].function"),
         ({"functions": [{"name": "look"}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.type"),
+        ({"response_format": {"type": "json_object"}}, None),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(sdk: OpenAI, options: dict[str, Any], param: str | None):
@@ -144,4 +143,17 @@ def test_what_is_not_supported_is_refused_by_name(sdk: OpenAI, options: dict[str
         chat(sdk, **options)
 
     assert caught.value.param == param
-    assert (param or "parallel_tool_calls").split(".")[-1].split("[")[0] in caught.value.message
+    named = param or next(iter(options))
+    assert named.split(".")[-1].split("[")[0] in caught.value.message
+
+
+def test_a_constrained_answer_comes_after_free_reasoning(sdk: OpenAI):
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["Zürich", "Bern"]}}}
+
+    completion = chat(sdk, tools=openai.omit, response_format=form)
+
+    (choice,) = completion.choices
+    assert choice.message.reasoning_content == "".join(REASONING)
+    assert json.loads(choice.message.content) in ("Zürich", "Bern")
+    assert choice.finish_reason == "stop"
+    assert len(choice.logprobs.content) == completion.usage.completion_tokens

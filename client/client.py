@@ -12,7 +12,7 @@ import wire
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
-TRIES = 5
+TRIES = 6  # over 6 s: an API that is started again on a busy machine takes some
 LONG_POLL_S = 60.0
 REPLY_TIMEOUT_S = 60.0  # beyond the wait that was asked for
 

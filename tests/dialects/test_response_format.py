@@ -63,6 +63,10 @@ def test_many_answers_are_constrained_one_by_one(sdk: OpenAI):
     ("form", "param"),
     [
         ({"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "foo"}}}, "json_schema"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 10**20}}},
+            "response_format.json_schema",
+        ),
         ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema.schema"),
         ({"type": "json_schema"}, "response_format.json_schema"),
     ],

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from client import redis_server
 from client.redis_server import RedisServer, RedisServerError
 
 
@@ -48,3 +49,21 @@ def test_a_result_of_rqs_takes_no_more_room_than_it_needs(tmp_path: Path):
     with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
         redis.xadd("rq:results:1", {"type": "1", "worker_name": "mac"})
         assert int(redis.memory_usage("rq:results:1") or 0) < 1500
+
+
+def test_data_that_takes_long_to_load_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        with redis.pipeline(transaction=False) as pipeline:
+            for number in range(10_000):  # Redis answers while it loads, every thousand or so
+                pipeline.set(f"key:{number}", number)
+            pipeline.execute()
+        assert server.process is not None
+        server.process.kill()
+        server.process.wait()
+        slow = tmp_path / "slow-redis"
+        slow.write_text(f'#!/bin/sh\nexec {redis_server.find_binary()} "$@" --key-load-delay 300\n')
+        slow.chmod(0o755)
+        monkeypatch.setattr(redis_server, "find_binary", lambda: slow)
+        monkeypatch.setattr(redis_server, "START_TIMEOUT_S", 1.5)
+        server.start()
+        assert redis.dbsize() == 10_000

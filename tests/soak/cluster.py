@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ import httpx
 from redis import Redis
 
 import wire
-from client.redis_server import RedisServer
+from client.redis_server import RedisServer, RedisServerError
 from client.stack import api_command, rq, webhook_command
 from tests.api.test_process import free_port
 
@@ -101,7 +102,8 @@ class Cluster:
     def _revive(self) -> None:
         while not self._ended.wait(RESTART_DELAY_S):
             if self.redis_server.process is not None and self.redis_server.process.poll() is not None:
-                self.redis_server.start()
+                with suppress(RedisServerError):  # it was killed while it loaded its data
+                    self.redis_server.start()
             for part, process in self._processes.items():
                 if process.poll() is not None:
                     self._start(part)

@@ -114,6 +114,14 @@ class Unavailable(Refused):
         super().__init__(message, headers={"Retry-After": str(REDIS_RETRY_S)})
 
 
+def unanswered() -> Unavailable:
+    """Of Redis. A command that was sent and not answered may still be run."""
+    return Unavailable(
+        "the queue does not answer, so it is not known whether this request took effect; "
+        "send it again, a submission with the same Idempotency-Key"
+    )
+
+
 def error_reply(error: Refused) -> wire.ErrorReply:
     kind = TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return wire.ErrorReply(
@@ -175,14 +183,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RedisError)
     async def redis_away(request: Request, error: RedisError) -> Response:
         logger.error("Redis refused %s %s: %r", request.method, request.url.path, error)
-        # A command that was sent and not answered may still be run.
-        return error_response(
-            request,
-            Unavailable(
-                "the queue does not answer, so it is not known whether this request took effect; "
-                "send it again, a submission with the same Idempotency-Key"
-            ),
-        )
+        return error_response(request, unanswered())
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:

@@ -4,15 +4,16 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 
+from redis.exceptions import RedisError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 import wire
 from api import tasks
 from api.bodies import while_connected
 from api.entry import ANSWER_TTL_S, cancel_all, enter, refusal_of, until_ended
-from api.errors import Failed, Refused, error_reply
+from api.errors import Refused, error_reply, unanswered
 from api.state import State
 
 logger = logging.getLogger(__name__)
@@ -93,16 +94,21 @@ class EventStream(Response):
             async for message in self._messages:
                 await send({"type": "http.response.body", "body": _written(message), "more_body": True})
         except Refused as error:  # too late for a status
-            await send(
-                {"type": "http.response.body", "body": event(wire.encode_json(error_reply(error))), "more_body": True}
-            )
+            await send(_error(error))
+            return
+        except RedisError as error:
+            logger.error("Redis refused a stream of events: %r", error)
+            await send(_error(unanswered()))
             return
         except Exception:
             logger.exception("a stream of events ended early")
-            body = wire.encode_json(error_reply(Failed("a fault of the server; the log of the API has the details")))
-            await send({"type": "http.response.body", "body": event(body), "more_body": True})
+            await send(_error(Refused("a fault of the server; the log of the API has the details")))
             return
         await send({"type": "http.response.body", "body": self._last, "more_body": True})
+
+
+def _error(refused: Refused) -> Message:
+    return {"type": "http.response.body", "body": event(wire.encode_json(error_reply(refused))), "more_body": True}
 
 
 def _written(message: object | None) -> bytes:

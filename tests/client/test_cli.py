@@ -118,7 +118,7 @@ def test_jobs_of_yesterday_are_there_when_serve_is_started_again(tmp_path: Path)
 def test_a_start_that_cannot_work_ends_with_the_reason(
     tmp_path: Path, arguments: list[str], environ: dict[str, str], says: str
 ):
-    done = run(*arguments, SCOREPOOL_STATE_DIR=str(tmp_path), **environ)
+    done = run(*arguments, SCOREPOOL_STATE_DIR=str(tmp_path), SCOREPOOL_PORT=str(free_port()), **environ)
     assert done.returncode != 0
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

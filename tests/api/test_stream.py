@@ -1,0 +1,39 @@
+"""A stream that cannot go on ends with an error that says why."""
+
+import json
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from api.stream import EventStream
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (RedisConnectionError("gone"), "unavailable", "the queue does not answer"),
+        (ZeroDivisionError("of ours"), "internal", "a fault of the server"),
+    ],
+)
+async def test_what_ends_a_stream_early_is_its_last_event(error: Exception, code: str, says: str):
+    async def messages() -> AsyncGenerator[bytes | None]:
+        yield b"data: {}\n\n"
+        raise error
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await EventStream(Request(scope, receive), messages(), last=b"data: [DONE]\n\n")(scope, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        first, last = (await http.get("/")).text.strip().split("\n\n")
+
+    assert first == "data: {}"
+    told = json.loads(last.removeprefix("data: "))["error"]
+    assert told["code"] == code
+    assert told["message"].startswith(says)
+    assert "gone" not in last

@@ -34,6 +34,20 @@ def engine_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Engine
         engine.close()
 
 
+@pytest.fixture
+def open_engine() -> Iterator[Callable[[Path], Engine]]:
+    """An engine of a folder, for one test."""
+    engines: list[Engine] = []
+
+    def open_(folder: Path) -> Engine:
+        engines.append(Engine(EngineSettings(model=str(folder))))
+        return engines[-1]
+
+    yield open_
+    for engine in engines:
+        engine.close()
+
+
 @pytest.fixture(scope="session")
 def oracle_of(folder_of: Callable[[str], Path]) -> Callable[[str], Oracle]:
     return cache(lambda name: Oracle(folder_of(name)))

@@ -2,14 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine import Engine, EngineSettings, LoadError, Sequence
+from engine import Engine, LoadError, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import VOCAB_SIZE, TinyModels
 
@@ -34,19 +34,6 @@ def stating(tiny_models: TinyModels, tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return state
-
-
-@pytest.fixture
-def open_engine() -> Iterator[Callable[[Path], Engine]]:
-    engines: list[Engine] = []
-
-    def open_(folder: Path) -> Engine:
-        engines.append(Engine(EngineSettings(model=str(folder))))
-        return engines[-1]
-
-    yield open_
-    for engine in engines:
-        engine.close()
 
 
 def row() -> Sequence:

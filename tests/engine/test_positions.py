@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,19 +28,6 @@ def edited(tiny_models: TinyModels, tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return edit
-
-
-@pytest.fixture
-def open_engine() -> Iterator[Callable[[Path], Engine]]:
-    engines: list[Engine] = []
-
-    def open_(folder: Path) -> Engine:
-        engines.append(Engine(EngineSettings(model=str(folder))))
-        return engines[-1]
-
-    yield open_
-    for engine in engines:
-        engine.close()
 
 
 def row_of(length: int) -> Sequence:

@@ -45,7 +45,7 @@ class Keys:
 
     @staticmethod
     def batch(id: str) -> str:  # noqa: A002
-        """hash: owner, state, cancel, turn (api/batches.py)."""
+        """hash: owner, state, cancel, turn (api/batches/store.py, turn.py)."""
         return f"scorepool:batch:{id}"
 
     @staticmethod

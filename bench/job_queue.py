@@ -1,6 +1,6 @@
 """What a job costs that computes nothing: ours beside RQ's SimpleWorker and, where installed, arq, dramatiq, celery.
 
-    python -m bench.job_queue [--jobs 2000] [--runs 3] [--deepest 100000] [--quick]
+    python -m bench.job_queue [--jobs 2000] [--runs 3] [--deepest 100000] [--appendfsync always] [--quick]
 
 Each contender runs in a process of its own, one after the other, several rounds; the numbers are medians. Ours takes
 the whole way of a job of the API: its request is read, a result is written, and who waits is told. Peers run a function
@@ -276,7 +276,6 @@ def memory(url: str, deepest: int) -> None:
 
 def wake_up(server: RedisServer, num_waiters: int, num_jobs: int) -> None:
     """From the submission to the client's wake-up, through a live worker, while others wait as well."""
-    redis.Redis.from_url(server.url).flushall()
     with subprocess.Popen(command(f"job_queue.serve({server.url!r})"), cwd=ROOT) as worker:
         try:
             taken = sorted(asyncio.run(_wake_up(server.url, num_waiters, num_jobs)))
@@ -327,13 +326,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--deepest", type=int, default=100_000, help="queue; 1000000 takes minutes and 2 GB")
+    parser.add_argument("--appendfsync", default="everysec", help="of Redis: everysec, or always")
     parser.add_argument("--quick", action="store_true", help="few jobs, once: shows that all runs")
     options = parser.parse_args()
     logging.disable(logging.ERROR)
-    with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder) / "r", appendfsync="everysec") as server:
+    fsync = options.appendfsync
+    with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder) / "r", appendfsync=fsync) as server:
         compare(server, 100 if options.quick else options.jobs, 1 if options.quick else options.runs)
         deepest = 1_000 if options.quick else options.deepest
         subprocess.run(command(f"job_queue.memory({server.url!r}, {deepest})"), cwd=ROOT, check=True)
+    # One of its own: the other still writes away a million jobs.
+    with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder) / "r", appendfsync=fsync) as server:
         wake_up(server, *((100, 20) if options.quick else (1000, 500)))
 
 

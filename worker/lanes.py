@@ -1,15 +1,17 @@
 """How many deliveries each receiver may hold at once, so that one that hangs or is gone delays nobody else.
 
-A receiver earns its lane: it starts with a twentieth of all deliveries in flight, gets one more with every answer, up
-to half of all, and falls back to the twentieth while it has said nothing for SLOW_S. After MAX_FAILURES attempts in a
-row without an answer the lane is shut, and one attempt at a time asks whether the receiver is back: after 30 s, 60 s,
-... 15 minutes.
+A receiver earns its lane: it starts with a fortieth of all deliveries in flight, gets one more with every answer, up to
+half of all, and falls back to the fortieth while it has said nothing for SLOW_S. After MAX_FAILURES attempts in a row
+without an answer the lane is shut, and one attempt at a time asks whether the receiver is back: after 30 s, 60 s, ...
+15 minutes.
 
-A receiver is an owner's host and port, whatever the path. All receivers of one owner together have at most three
-quarters of all deliveries in flight, so that one who names ever new hosts that hang delays the others little.
+A receiver is an owner's host and port, whatever the path. Those of one owner that have not answered, or not lately,
+share half of all deliveries in flight, so that one who names ever new hosts that hang delays the others little; and
+all of one owner's leave a tenth of them to the others.
 
-A delivery that finds no room is told when there will be: each that is put off is given a place behind those put off
-before, as far apart as the receiver's own pace. What is put off is not counted as tried.
+A delivery that finds no room is told when there will be: after as long as its receiver has been silent so far, and
+each in a place behind those put off before, as far apart as the receiver's own pace. What is put off is not counted as
+tried.
 """
 
 import time
@@ -41,9 +43,9 @@ class Lanes:
     """Thread-safe. It is one process's memory: nothing is lost with it."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._least = max(1, capacity // 20)
+        self._least = max(1, capacity // 40)
         self._most = max(1, capacity // 2)
-        self._most_of_owner = max(1, capacity * 3 // 4)
+        self._most_of_owner = max(1, capacity * 9 // 10)
         self._clock = clock
         self._lock = Lock()
         self._lanes: dict[tuple[str, str], Lane] = {}
@@ -54,14 +56,16 @@ class Lanes:
         with self._lock:
             now = self._clock()
             lane = self._lane(owner, receiver)
-            width = self._width(lane, now)
-            if lane.in_flight < width and self._owners[owner] < self._most_of_owner:
+            silence_s = now - lane.quiet_since if lane.in_flight else 0.0
+            width = self._width(lane, now, silence_s)
+            most_of_owner = self._most_of_owner if width > self._least else self._most
+            if lane.in_flight < width and self._owners[owner] < most_of_owner:
                 self._owners[owner] += 1
                 if lane.in_flight == 0:
                     lane.quiet_since = now
                 lane.in_flight += 1
                 return 0.0
-            at = max(lane.next_place_at, lane.shut_until, now + MIN_WAIT_S)
+            at = max(lane.next_place_at, lane.shut_until, now + max(MIN_WAIT_S, silence_s))
             lane.next_place_at = at + lane.pace_s / max(1, width)
             return min(at - now, MAX_WAIT_S)
 
@@ -86,13 +90,13 @@ class Lanes:
                 lane.shut_until = now + PAUSES_S[min(lane.num_pauses, len(PAUSES_S) - 1)]
                 lane.num_pauses += 1
 
-    def _width(self, lane: Lane, now: float) -> int:
+    def _width(self, lane: Lane, now: float, silence_s: float) -> int:
+        """More than the least is only for those who answer."""
         if now < lane.shut_until:
             return 0
         if lane.failures >= MAX_FAILURES:
             return 1
-        is_slow = lane.in_flight > 0 and now - lane.quiet_since > SLOW_S
-        return self._least if is_slow else lane.width
+        return self._least if silence_s > SLOW_S else lane.width
 
     def _lane(self, owner: str, receiver: str) -> Lane:
         lane = self._lanes.get((owner, receiver))

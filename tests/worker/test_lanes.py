@@ -3,7 +3,7 @@
 from worker.lanes import MAX_FAILURES, MAX_WAIT_S, PAUSES_S, SLOW_S, Lanes
 
 CAPACITY = 200
-SHARE = CAPACITY // 20
+SHARE = CAPACITY // 40
 
 
 class Clock:
@@ -24,26 +24,30 @@ def fail(lanes: Lanes, receiver: str, count: int) -> None:
         lanes.leave("alice", receiver, 15.0, is_answered=False)
 
 
-def test_ten_receivers_that_hang_leave_half_of_all_to_the_others():
+def answer(lanes: Lanes, receiver: str, count: int) -> None:
+    for _ in range(count):
+        assert lanes.enter("alice", receiver) == 0.0
+        lanes.leave("alice", receiver, 0.01, is_answered=True)
+
+
+def test_however_many_receivers_hang_those_that_answer_find_room():
     lanes = Lanes(CAPACITY, Clock())
-    assert sum(fill(lanes, f"hanging {number}") for number in range(10)) == CAPACITY / 2
-    assert fill(lanes, "healthy", 1) == 1
+    answer(lanes, "healthy", CAPACITY)
+    assert sum(fill(lanes, f"hanging {number}") for number in range(10)) == 10 * SHARE == CAPACITY / 4
+    assert sum(fill(lanes, f"hanging {number}") for number in range(100)) == CAPACITY / 4
+    assert fill(lanes, "healthy") == CAPACITY * 9 / 10 - CAPACITY / 2
 
 
 def test_a_receiver_earns_a_wider_lane_with_every_answer_up_to_half_of_all():
     lanes = Lanes(CAPACITY, Clock())
-    for _ in range(CAPACITY):
-        assert lanes.enter("alice", "hook") == 0.0
-        lanes.leave("alice", "hook", 0.01, is_answered=True)
+    answer(lanes, "hook", CAPACITY)
     assert fill(lanes, "hook") == CAPACITY // 2
 
 
 def test_a_receiver_that_begins_to_hang_falls_back_to_its_share():
     clock = Clock()
     lanes = Lanes(CAPACITY, clock)
-    for _ in range(CAPACITY):
-        assert lanes.enter("alice", "hook") == 0.0
-        lanes.leave("alice", "hook", 0.01, is_answered=True)
+    answer(lanes, "hook", CAPACITY)
     assert fill(lanes, "hook", SHARE) == SHARE
     clock.now_s += SLOW_S * 1.1
     assert lanes.enter("alice", "hook") > 0
@@ -78,10 +82,18 @@ def test_what_is_put_off_comes_back_one_after_the_other_and_not_all_at_once():
     assert len(set(waits[:20])) == 20
 
 
-def test_an_owner_who_names_ever_new_hosts_leaves_a_quarter_to_the_others():
+def test_what_is_put_off_comes_back_after_as_long_as_its_receiver_has_been_silent():
+    clock = Clock()
+    lanes = Lanes(CAPACITY, clock)
+    assert fill(lanes, "hook") == SHARE
+    clock.now_s += 8.0
+    assert lanes.enter("alice", "hook") == 8.0
+
+
+def test_an_owner_who_names_ever_new_hosts_leaves_half_to_the_others():
     lanes = Lanes(CAPACITY, Clock())
     taken = sum(lanes.enter("mallory", f"{number}.evil.example") == 0.0 for number in range(10 * CAPACITY))
-    assert taken == CAPACITY * 3 / 4
+    assert taken == CAPACITY / 2
     assert fill(lanes, "hook") == SHARE
     lanes.leave("mallory", "0.evil.example", 15.0, is_answered=False)
     assert lanes.enter("mallory", "new.evil.example") == 0.0

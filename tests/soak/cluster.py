@@ -1,10 +1,14 @@
-"""Redis, two APIs, two workers of one model, a webhook worker: started, and started again whenever one dies."""
+"""Redis, two APIs, two workers of one model, a webhook worker: started, and started again whenever one dies.
+
+With `appendfsync` "everysec" a kill -9 of Redis is a power cut as well: what it wrote in the last second is gone.
+"""
 
 import os
 import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +24,7 @@ from client.stack import api_command, rq, webhook_command
 from tests.api.test_process import free_port
 
 RESTART_DELAY_S = 0.2
+LOST_S = 1.0
 APIS = ("api 0", "api 1")
 WORKERS = ("worker 0", "worker 1")
 PARTS = (*APIS, *WORKERS, "webhooks", "redis")
@@ -28,8 +33,11 @@ PARTS = (*APIS, *WORKERS, "webhooks", "redis")
 class Cluster:
     """`worker` is the class of the model's workers, `model` the folder that they load. Use as a context."""
 
-    def __init__(self, folder: Path, root: Path, *, worker: str, model: str, settings: Mapping[str, str]) -> None:
-        self.redis_server = RedisServer(folder / "redis")
+    def __init__(
+        self, folder: Path, root: Path, *, worker: str, model: str, settings: Mapping[str, str], appendfsync: str
+    ) -> None:
+        self.redis_server = RedisServer(folder / "redis", appendfsync=appendfsync)
+        self._sizes: deque[tuple[float, Path, int]] = deque()  # of the append-only file, in the last second
         self.ports = [free_port() for _ in APIS]
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         self.log_path = folder / "processes.log"
@@ -102,11 +110,28 @@ class Cluster:
     def _revive(self) -> None:
         while not self._ended.wait(RESTART_DELAY_S):
             if self.redis_server.process is not None and self.redis_server.process.poll() is not None:
+                if self.redis_server.process.returncode == -signal.SIGKILL:
+                    self._cut_power()
                 with suppress(RedisServerError):  # it was killed while it loaded its data
                     self.redis_server.start()
+            self._note_size()
             for part, process in self._processes.items():
                 if process.poll() is not None:
                     self._start(part)
+
+    def _note_size(self) -> None:
+        if self.redis_server.appendfsync == "everysec":
+            for path in sorted(self.redis_server.folder.glob("appendonlydir/*.incr.aof"))[-1:]:
+                self._sizes.append((time.monotonic(), path, path.stat().st_size))
+            while self._sizes and self._sizes[0][0] < time.monotonic() - LOST_S:
+                self._sizes.popleft()
+
+    def _cut_power(self) -> None:
+        """Cut off what was written since the oldest size that is known."""
+        if self._sizes:
+            _, path, num_bytes = self._sizes[0]
+            os.truncate(path, num_bytes)
+            self._sizes.clear()
 
 
 def _serves(url: str) -> bool:

@@ -52,10 +52,19 @@ def rest(redis: Redis, timeout_s: float) -> None:
 
 
 def soak(
-    root: Path, folder: Path, *, seed: int, worker: str, model: str, num_jobs: int, num_signals: int, duration_s: float
+    root: Path,
+    folder: Path,
+    *,
+    seed: int,
+    worker: str,
+    model: str,
+    num_jobs: int,
+    num_signals: int,
+    duration_s: float,
+    appendfsync: str = "always",
 ) -> Audit:
     told, heard, sent = (Log(folder / f"{name}.log") for name in ("driver", "receiver", "chaos"))
-    cluster = Cluster(folder, root, worker=worker, model=model, settings=SETTINGS)
+    cluster = Cluster(folder, root, worker=worker, model=model, settings=SETTINGS, appendfsync=appendfsync)
     with told, heard, sent, receiver(SECRET, heard) as webhook, cluster, cluster.connect() as redis:
         cluster.wait_until_ready()
         driver = Driver(cluster.urls, webhook, told, seed, num_jobs, duration_s)
@@ -67,7 +76,11 @@ def soak(
         finally:
             driver.stop()
             cluster.stop()
-        return Audit(redis, told, heard)
+        return Audit(redis, told, heard, power_cuts(sent) if appendfsync == "everysec" else [])
+
+
+def power_cuts(sent: Log) -> list[float]:
+    return [entry["at"] for entry in sent if (entry["part"], entry["how"]) == ("redis", "kill")]
 
 
 @pytest.mark.timeout(300)
@@ -105,3 +118,23 @@ def test_a_hundred_thousand_jobs_and_two_hundred_signals(root: Path, tmp_path: P
     print(audit)
     assert audit.findings == {}
     assert audit.counts["accepted"] >= 100_000
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_everysec_loses_the_last_second_before_a_power_cut_and_nothing_else(root: Path, tmp_path: Path):
+    audit = soak(
+        root,
+        tmp_path,
+        seed=3,
+        worker="tests.worker.fake.FakeWorker",
+        model="fake",
+        num_jobs=20_000,
+        num_signals=100,
+        duration_s=200,
+        appendfsync="everysec",
+    )
+
+    print(audit)
+    assert audit.findings == {}
+    assert audit.counts["lost by a power cut"] > 0

@@ -1,5 +1,6 @@
 """`python -m api`: settings from the environment."""
 
+import argparse
 import sys
 
 from api.serve import serve
@@ -7,6 +8,8 @@ from wire import Settings, SettingsError
 
 
 def main() -> None:
+    about = "Serve the HTTP API. There are no options: settings are environment variables, listed in docs/settings.md."
+    argparse.ArgumentParser("python -m api", description=about).parse_args()
     try:
         serve(Settings.load())
     except SettingsError as error:

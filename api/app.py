@@ -7,6 +7,7 @@ from fastapi import FastAPI
 
 from api import errors, openapi
 from api.batches.driver import Driver
+from api.cutoff import CutOff
 from api.head import HeadAsGet
 from api.loopback import LoopbackOnly
 from api.metrics import Timed
@@ -62,6 +63,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     openapi.install(app)
     if not parts.keyring:
         app.add_middleware(LoopbackOnly)
+    app.add_middleware(CutOff)
     app.add_middleware(Timed, metrics=parts.metrics)
     app.add_middleware(HeadAsGet)
     return app

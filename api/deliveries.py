@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from importlib.resources import files
 from typing import Any
 from uuid import uuid4
@@ -11,12 +10,14 @@ from uuid import uuid4
 from redis.asyncio import Redis
 
 import wire
+from api import stored
 from api.errors import BadRequest, Conflict, NotFound
 from api.records import CURSOR
 from api.rq_hash import iso_now
 
 FIELDS = ("owner", "event", "job", "batch", "endpoint", "url", "status", "since", "created_at", "reason", "attempts")
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
+_EVENTS = (*wire.ALL_EVENTS, "webhook.test")
 _STATES: dict[str, wire.DeliveryState] = {"finished": "delivered", "failed": "failed", "canceled": "failed"}
 SCAN = 200  # deliveries looked at per round trip
 MAX_SCANNED = 2000  # per page: a filter that matches little gives short pages, not slow ones
@@ -113,27 +114,28 @@ class Deliveries:
             num=SCAN,
             withscores=True,
         )
-        return [(id_.decode(), f"{made:.6f}") for id_, made in entries]
+        return [(stored.text(id_), f"{made:.6f}") for id_, made in entries]
 
     async def _read(self, owner: str, ids: Iterable[str], shown: int | None) -> list[wire.Delivery | None]:
-        """None for one that expired, or that is not the owner's. `shown`: how many of the attempts, from the latest."""
+        """None for one that expired, that is not the owner's, or that tells of no event. `shown`: how many of the
+        attempts, from the latest."""
         ids = list(ids)
         async with self._redis.pipeline(transaction=False) as pipeline:
             for id_ in ids:
                 pipeline.hmget(f"rq:job:{id_}", FIELDS)
                 pipeline.zscore(SCHEDULED, id_)
-            rows = await pipeline.execute()
+            rows = await stored.replies(pipeline)
         return [
             _delivery(id_, dict(zip(FIELDS, fields, strict=True)), due_at, shown)
-            if fields[0] == owner.encode() and fields[1]
+            if fields and fields[0] == owner.encode() and stored.text(fields[1]) in _EVENTS
             else None
             for id_, fields, due_at in zip(ids, rows[::2], rows[1::2], strict=True)
         ]
 
 
 def _delivery(id: str, fields: dict[str, bytes | None], due_at: float | None, shown: int | None) -> wire.Delivery:  # noqa: A002
-    text = {name: value.decode() for name, value in fields.items() if value}
-    attempts = wire.parse(fields["attempts"] or b"[]", list[wire.DeliveryAttempt])
+    text = {name: stored.text(value) for name, value in fields.items() if value}
+    attempts = stored.message(fields["attempts"], list[wire.DeliveryAttempt], "json") or []
     return wire.Delivery(
         id=id,
         state=_STATES.get(text.get("status", ""), "pending"),
@@ -142,7 +144,7 @@ def _delivery(id: str, fields: dict[str, bytes | None], due_at: float | None, sh
         batch_id=text.get("batch"),
         endpoint_id=text.get("endpoint"),
         url=text["url"].partition("?")[0] if "url" in text else None,
-        created_at=datetime.fromisoformat(text["created_at"]).timestamp(),
+        created_at=stored.moment_s(fields["created_at"]),
         next_attempt_at=due_at,
         reason=text.get("reason"),
         attempts=attempts if shown is None else attempts[-shown:],

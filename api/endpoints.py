@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 import wire
+from api import stored
 from api.errors import BadRequest, Conflict, NotFound
 
 MAX_ENDPOINTS = 16  # of one owner: each job that ends is told to all of them
@@ -63,7 +64,8 @@ class Endpoints:
     async def all(self, owner: str) -> list[wire.WebhookEndpoint]:
         """The oldest first."""
         texts: Any = await self._redis.hvals(wire.Keys.endpoints(owner))
-        endpoints = [wire.parse(text, wire.Subscriber).endpoint for text in texts]
+        subscribers = [stored.message(text, wire.Subscriber, "json") for text in texts]
+        endpoints = (subscriber.endpoint for subscriber in subscribers if subscriber)
         return sorted(endpoints, key=lambda endpoint: endpoint.created_at)
 
     async def read(self, owner: str, id: str) -> wire.WebhookEndpoint:  # noqa: A002
@@ -92,8 +94,8 @@ class Endpoints:
         secret, until = new_secret(), time.time() + ROTATION_S
 
         def rotated(before: wire.Subscriber) -> wire.Subscriber:
-            previous = replace(before.secrets[0], expires_at=until)
-            return replace(before, secrets=[wire.SigningSecret(secret=secret), previous])
+            previous = [replace(one, expires_at=until) for one in before.secrets[:1]]
+            return replace(before, secrets=[wire.SigningSecret(secret=secret), *previous])
 
         after = await self._update(owner, id, rotated)
         return wire.WebhookSecret(endpoint=after.endpoint, secret=secret, previous_expires_at=until)
@@ -127,9 +129,10 @@ def new_secret() -> str:
 
 
 def _found(text: bytes | str | None, id: str) -> wire.Subscriber:  # noqa: A002
-    if not isinstance(text, bytes):
+    subscriber = stored.message(text, wire.Subscriber, "json")
+    if subscriber is None:
         raise _absent(id)
-    return wire.parse(text, wire.Subscriber)
+    return subscriber
 
 
 def _absent(id: str) -> NotFound:  # noqa: A002

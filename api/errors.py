@@ -17,6 +17,7 @@ from starlette.routing import Match
 
 import wire
 from api.formats import accepted_format, reply
+from api.stored import ForeignKey
 from wire.reply import ErrorBody
 
 logger = logging.getLogger(__name__)
@@ -184,6 +185,14 @@ def install(app: FastAPI) -> None:
     async def redis_away(request: Request, error: RedisError) -> Response:
         logger.error("Redis refused %s %s: %r", request.method, request.url.path, error)
         return error_response(request, unanswered())
+
+    @app.exception_handler(ForeignKey)
+    async def foreign(request: Request, error: ForeignKey) -> Response:
+        """Told as away, for nothing that the client did is wrong."""
+        logger.error("%s %s met a key of another type than ours: %r", request.method, request.url.path, error)
+        return error_response(
+            request, Unavailable("what this request would change is damaged; the API's log says where")
+        )
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:

@@ -5,6 +5,7 @@ drive the batch; and because a batch's output then grows in the same transaction
 price is memory of Redis: a part is whole lines, about PART_BYTES of them, compressed (JSONL to a fourth or less).
 """
 
+import logging
 import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
@@ -15,9 +16,12 @@ from redis.asyncio.client import Pipeline
 from starlette.concurrency import run_in_threadpool
 
 import wire
+from api import stored
 from api.errors import Conflict, NotFound, TooLarge
 from api.openai.files import FILE_KEPT_S, FileObject, Purpose
 from api.pages import page_of
+
+logger = logging.getLogger(__name__)
 
 PART_BYTES = 256 * 1024
 UPLOAD_TTL_S = 3600  # of parts whose upload was cut off
@@ -56,9 +60,13 @@ class Files:
         return file
 
     async def part(self, id: str, number: int) -> bytes | None:  # noqa: A002
-        """None behind the last."""
+        """None behind the last, and where it cannot be read."""
         packed: Any = await self._redis.hget(wire.Keys.file_parts(id), str(number))
-        return None if packed is None else await run_in_threadpool(zlib.decompress, packed)
+        try:
+            return None if packed is None else await run_in_threadpool(zlib.decompress, packed)
+        except zlib.error:
+            logger.warning("part %d of the file %s cannot be read", number, id)
+            return None
 
     async def parts(self, id: str) -> AsyncIterator[bytes]:  # noqa: A002
         number = 0
@@ -97,10 +105,9 @@ class Files:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for id_ in ids:
                 pipeline.hmget(wire.Keys.file(id_), "owner", "file")
-            rows: Any = await pipeline.execute()
+            rows = await stored.replies(pipeline)
         return [
-            wire.parse(packed, FileObject, "msgpack") if packed and known == owner.encode() else None
-            for known, packed in rows
+            stored.message(row[1], FileObject, "msgpack") if row and row[0] == owner.encode() else None for row in rows
         ]
 
 

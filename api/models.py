@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 import wire
+from api import stored
 from api.errors import ModelNotServed
 
 FRESH_S = 1.0  # how long the cards read last answer for
@@ -24,9 +25,9 @@ class Models:
     async def cards(self) -> list[wire.ModelCard]:
         """Ordered by model, then by worker."""
         names: Any = await self._redis.zrange(wire.Keys.models, 0, -1)
-        packed: Any = await self._redis.mget([wire.Keys.card(name.decode()) for name in names]) if names else []
-        cards = [wire.parse(card, wire.ModelCard, "msgpack") for card in packed if card is not None]
-        self._cards = sorted(cards, key=lambda card: (card.id, card.worker))
+        packed: Any = await self._redis.mget([wire.Keys.card(stored.text(name)) for name in names]) if names else []
+        cards = [stored.message(card, wire.ModelCard, "msgpack") for card in packed]
+        self._cards = sorted((card for card in cards if card), key=lambda card: (card.id, card.worker))
         self._read_at = time.monotonic()
         return self._cards
 

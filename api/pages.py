@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 
+from api import stored
 from api.errors import BadRequest
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ async def page_of(
     found: list[T] = []
     while True:
         ids: Any = await redis.zrange(index, first, first + SCAN - 1, desc=newest_first)
-        found += [one for one in await read([id_.decode() for id_ in ids]) if one is not None]
+        found += [one for one in await read([stored.text(id_) for id_ in ids]) if one is not None]
         if len(found) > limit or len(ids) < SCAN:
             return found[:limit], len(found) > limit
         first += SCAN

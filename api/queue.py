@@ -16,7 +16,7 @@ from rq.job import Job as RqJob
 import wire
 from api.auth import Keyring
 from api.errors import Conflict, QueueFull, TooLarge, Unavailable
-from api.records import ENDED, STATUSES, absent, check_id
+from api.records import ENDED, absent, check_id, status_of
 from api.rq_hash import iso_now, run_hash
 
 CANCELED = wire.encode(wire.Failure(code="canceled", message="canceled by its owner before it was started"))
@@ -59,7 +59,6 @@ class Queue:
         bodies = [wire.encode(request) for request in requests]
         args: list[str | bytes | int | float] = [
             self._settings.max_queue_depth,
-            time.time_ns() // 1000,
             wire.Keys.bell(""),
             owner,
             self._settings.max_jobs_in_flight if self._keyring.has_several_owners else 0,
@@ -78,7 +77,7 @@ class Queue:
                 )
             case [b"accepted", statuses]:
                 return [
-                    Submitted(id_, STATUSES[status.decode()] if status else "queued", bool(status))
+                    Submitted(id_, status_of(status) if status else "queued", bool(status))
                     for id_, status in zip(ids, statuses, strict=True)
                 ]
             case [b"full", queue, depth, num_new]:
@@ -103,7 +102,7 @@ class Queue:
             for id_ in ids:
                 pipeline.hget(RqJob.key_for(id_), "fingerprint")
             found = await pipeline.execute()
-        if any(other is not None and other.decode() != print_ for other in found):
+        if any(other is not None and other != print_.encode() for other in found):
             raise already_used()
         return all(found)
 
@@ -150,8 +149,8 @@ class Queue:
         match answer:
             case [b"absent"]:
                 raise absent(id)
-            case [b"ended", status] if STATUSES[status.decode()] != "canceled":
-                raise Conflict(f"the job has already {STATUSES[status.decode()]}; read it with GET /v1/jobs/{id}", "id")
+            case [b"ended", status] if (ended := status_of(status)) != "canceled":
+                raise Conflict(f"the job has already {ended}; read it with GET /v1/jobs/{id}", "id")
 
     async def delete(self, owner: str, id: str) -> None:  # noqa: A002
         """Raises NotFound, Conflict."""
@@ -165,7 +164,7 @@ class Queue:
                 raise absent(id)
             case [b"alive", status]:
                 raise Conflict(
-                    f"the job is {STATUSES[status.decode()]}, only a job that {_listed(ENDED)} can be deleted; "
+                    f"the job is {status_of(status)}, only a job that {_listed(ENDED)} can be deleted; "
                     f"end it with POST /v1/jobs/{id}/cancel first",
                     "id",
                 )

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -11,6 +10,7 @@ from prometheus_client.registry import Collector
 from redis.asyncio import Redis
 
 import wire
+from api import stored
 
 UNSERVED = "(unserved)"  # stands for every queue whose model no worker serves now
 REGISTRIES = {"started": "wip", "finished": "finished", "failed": "failed", "canceled": "canceled"}
@@ -43,7 +43,7 @@ class Readings:
         models = sorted({card.id for card in cards})
         served = {queue for model in models for queue in wire.queue_names(model)} | {wire.WEBHOOKS}
         keys: Any = await redis.smembers("rq:queues")
-        queues = sorted({key.decode().removeprefix("rq:queue:") for key in keys} | served)
+        queues = sorted({stored.text(key).removeprefix("rq:queue:") for key in keys} | served)
         labels = [queue if queue in served else UNSERVED for queue in queues]
         self.forget()
         await self._read_sizes(redis, queues, labels)
@@ -51,7 +51,7 @@ class Readings:
         await self._read_workers(redis, models)
         await self._read_deliveries(redis)
         counts: Any = await redis.hgetall(wire.Keys.outcomes)
-        self.outcomes.counts = {code: int(counts.get(code.encode(), 0)) for code in OUTCOMES}
+        self.outcomes.counts = {code: stored.number(counts.get(code.encode())) for code in OUTCOMES}
 
     async def _read_sizes(self, redis: Redis, queues: Sequence[str], labels: Sequence[str]) -> None:
         """Depths and registry sizes of every queue; those of models without a worker are added up."""
@@ -61,7 +61,7 @@ class Readings:
                 pipeline.zcard(f"rq:deferred:{queue}")
                 for registry in REGISTRIES.values():
                     pipeline.zcard(f"rq:{registry}:{queue}")
-            sizes = iter(await pipeline.execute())
+            sizes = (size or 0 for size in await stored.replies(pipeline))
         for label in labels:
             self.jobs.labels(label, "queued").inc(next(sizes) + next(sizes))
             for state in REGISTRIES:
@@ -71,10 +71,10 @@ class Readings:
         async with redis.pipeline(transaction=False) as pipeline:
             for queue in queues:
                 pipeline.lindex(f"rq:queue:{queue}", 0)
-            heads = await pipeline.execute()
+            heads = await stored.replies(pipeline)
             for head in heads:
                 pipeline.hget(b"rq:job:" + (head or b""), "enqueued_at")
-            times = await pipeline.execute()
+            times = await stored.replies(pipeline)
         ages_s = dict.fromkeys(labels, 0.0)
         for label, enqueued_at in zip(labels, times, strict=True):
             ages_s[label] = max(ages_s[label], _age_s(enqueued_at))
@@ -86,11 +86,11 @@ class Readings:
         async with redis.pipeline(transaction=False) as pipeline:
             for name in served:
                 pipeline.smembers(f"rq:workers:{name}")
-            members = await pipeline.execute()
+            members = [keys or () for keys in await stored.replies(pipeline)]
             for keys in members:
                 for key in keys:
-                    pipeline.hget(key.decode(), "last_heartbeat")
-            beats = iter(await pipeline.execute())
+                    pipeline.hget(key, "last_heartbeat")
+            beats = iter(await stored.replies(pipeline))
         for name, keys in zip(served, members, strict=True):
             ages_s = [_age_s(beat) for beat in (next(beats) for _ in keys) if beat]  # a worker that died has none
             self.workers.labels(name).set(len(ages_s))
@@ -102,9 +102,9 @@ class Readings:
             pipeline.llen(f"rq:queue:{wire.WEBHOOKS}")
             for registry in DELIVERY_STATES.values():
                 pipeline.zcard(f"rq:{registry}:{wire.WEBHOOKS}")
-            sizes = await pipeline.execute()
+            sizes = await stored.replies(pipeline)
         for state, size in zip(("queued", *DELIVERY_STATES), sizes, strict=True):
-            self.deliveries.labels(state).set(size)
+            self.deliveries.labels(state).set(size or 0)
 
 
 class Outcomes(Collector):
@@ -121,12 +121,9 @@ class Outcomes(Collector):
 
 
 def _age_s(time_: bytes | None) -> float:
-    """Since RQ's `2026-01-31T12:00:00.000000Z`; 0.0 without one that can be read: no record may end the readings."""
-    try:
-        since = datetime.fromisoformat(time_.decode()) if time_ else None
-    except ValueError:
-        return 0.0
-    return max(0.0, time.time() - since.timestamp()) if since else 0.0
+    """0.0 without a time that can be read: no record may end the readings."""
+    since = stored.moment_s(time_)
+    return 0.0 if since is None else max(0.0, time.time() - since)
 
 
 assert {"queued", *REGISTRIES} == set(get_args(wire.Status))

@@ -1,9 +1,7 @@
 """What is known of a job, read from RQ's hash and our outcome: `wire.Job` and its pages."""
 
-import logging
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, get_args
 
 from msgspec.structs import replace
@@ -11,9 +9,8 @@ from redis.asyncio import Redis
 from rq.job import Job as RqJob
 
 import wire
+from api import stored
 from api.errors import BadRequest, NotFound
-
-logger = logging.getLogger(__name__)
 
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
 FIELDS = ("owner", "kind", "model", "status", "created", "started_at", "ended_at")
@@ -36,6 +33,11 @@ GIVEN_UP = wire.Failure(
     code="crashed", message="the queue holds no result of this job: its worker died, or another tool ended it"
 )
 CANCELED_ELSEWHERE = wire.Failure(code="canceled", message="the job was canceled with the queue's own tools")
+# Where nobody of ours wrote what lies there.
+BROKEN_RECORD = wire.Failure(code="internal", message="the queue's record of this job cannot be read; submit it again")
+BROKEN_OUTCOME = wire.Failure(
+    code="internal", message="the job has ended, but what the queue holds of its end cannot be read; submit it again"
+)
 
 _ID = re.compile(r"[0-9a-f]{32}")
 CURSOR = r"^[0-9]{1,12}\.[0-9]{6}$"
@@ -45,43 +47,39 @@ MAX_SCANNED = 2000  # per page: a filter that matches little gives short pages, 
 
 def summary(id: str, fields: Sequence[bytes | None], has_outcome: bool) -> wire.Job:  # noqa: A002
     """`fields` are the values of FIELDS. Without result or failure."""
-    _, kind, model, rq_status, created, started_at, ended_at = (value.decode() if value else "" for value in fields)
-    status = STATUSES[rq_status]
+    _, kind, model, rq_status, created, started_at, ended_at = fields
+    status = status_of(rq_status)
     if status == "finished" and not has_outcome:
         status = "failed"
     return wire.Job(
         id=id,
-        kind=KINDS[kind],
-        model=model,
+        kind=KINDS.get(stored.text(kind)),
+        model=stored.text(model),
         status=status,
-        created_at=float(created),
-        started_at=_seconds(started_at),
-        ended_at=_seconds(ended_at) if status in ENDED else None,
+        created_at=stored.unix_s(created),
+        started_at=stored.moment_s(started_at),
+        ended_at=stored.moment_s(ended_at) if status in ENDED else None,
     )
 
 
-def _listed(id: str, fields: Sequence[bytes | None], has_outcome: bool) -> wire.Job | None:  # noqa: A002
-    """One record that nobody of ours wrote must not hide the others."""
-    try:
-        return summary(id, fields, has_outcome) if fields[0] else None
-    except (ValueError, KeyError) as error:
-        logger.warning("the record of job %s cannot be read: %s", id, type(error).__name__)
-        return None
+def status_of(rq_status: bytes | None) -> wire.Status:
+    """Failed, where it is none of RQ's: nobody can say more of such a job."""
+    return STATUSES.get(stored.text(rq_status), "failed")
 
 
-def with_outcome(job: wire.Job, outcome: bytes | None) -> wire.Job:
+def _whole(job: wire.Job, rq_status: bytes | None, outcome: bytes | None) -> wire.Job:
+    """With its result or its failure."""
     if job.status not in ENDED:
         return job  # an outcome beside a job that was put back on its queue is an old one
     if outcome is not None:
-        ending = wire.decode_outcome(outcome)
+        ending: wire.Outcome = stored.message(outcome, wire.Outcome, "msgpack") or BROKEN_OUTCOME  # type: ignore[arg-type]
+    elif job.status == "canceled":
+        ending = CANCELED_ELSEWHERE
     else:
-        ending = CANCELED_ELSEWHERE if job.status == "canceled" else GIVEN_UP
-    return replace(job, **{"result" if isinstance(ending, wire.Result) else "failure": ending})
-
-
-def _seconds(text: str) -> float | None:
-    """From RQ's `2026-01-31T12:00:00.000000Z`."""
-    return datetime.fromisoformat(text).timestamp() if text else None
+        ending = GIVEN_UP if stored.text(rq_status) in STATUSES else BROKEN_RECORD
+    if isinstance(ending, wire.Result):
+        return replace(job, status="finished", result=ending)
+    return replace(job, status="failed" if job.status == "finished" else job.status, failure=ending)
 
 
 def absent(id: str) -> NotFound:  # noqa: A002
@@ -106,10 +104,10 @@ class Records:
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hmget(RqJob.key_for(id), FIELDS)
             pipeline.get(wire.Keys.outcome(id))
-            fields, outcome = await pipeline.execute()
-        if fields[0] is None or fields[0].decode() != owner:
+            fields, outcome = await stored.replies(pipeline)
+        if fields is None or fields[0] != owner.encode():
             raise absent(id)
-        return with_outcome(summary(id, fields, outcome is not None), outcome)
+        return _whole(summary(id, fields, outcome is not None), fields[FIELDS.index("status")], outcome)
 
     async def page(
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int
@@ -132,18 +130,17 @@ class Records:
         return wire.JobPage(jobs=jobs, next_cursor=position)
 
     async def _scan(self, owner: str, before: str | None) -> list[tuple[str, wire.Job | None]]:
-        """The next jobs of the owner, newest first, each with its place in the list; None for one that expired or that
-        cannot be read."""
+        """The next jobs of the owner, newest first, each with its place in the list; None for one that expired."""
         newest = f"({before}" if before else "+inf"
         entries: Any = await self._redis.zrevrangebyscore(
             wire.Keys.owned(owner), newest, "-inf", start=0, num=SCAN, withscores=True
         )
         async with self._redis.pipeline(transaction=False) as pipeline:
             for id_, _ in entries:
-                pipeline.hmget(RqJob.key_for(id_.decode()), FIELDS)
-                pipeline.exists(wire.Keys.outcome(id_.decode()))
-            rows = await pipeline.execute()
+                pipeline.hmget(RqJob.key_for(stored.text(id_)), FIELDS)
+                pipeline.exists(wire.Keys.outcome(stored.text(id_)))
+            rows = await stored.replies(pipeline)
         return [
-            (f"{created:.6f}", _listed(id_.decode(), fields, bool(exists)))
+            (f"{created:.6f}", summary(stored.text(id_), fields, bool(exists)) if fields and fields[0] else None)
             for (id_, created), fields, exists in zip(entries, rows[::2], rows[1::2], strict=True)
         ]

@@ -4,6 +4,7 @@ import logging
 import socket
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.app import create_app
 from api.loopback import is_loopback
@@ -23,6 +24,17 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._parts.waiting.release()
         await super().shutdown(sockets)
+
+
+class Protocol(H11Protocol):
+    """Hangs up on a client that sends nonsense behind a request that is being answered, or was: uvicorn's own tries to
+    answer twice, and fails with a traceback in the log."""
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and self.cycle.response_started:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
 
 def is_no_probe(record: logging.LogRecord) -> bool:
@@ -49,6 +61,7 @@ def serve(settings: Settings) -> None:
         app,
         host=settings.host,
         port=settings.port,
+        http=Protocol,
         log_level=settings.log_level.lower(),
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,

@@ -13,8 +13,8 @@ local ENDED = {finished = 'job.finished', failed = 'job.failed', canceled = 'job
 local function place(list)
   local time = redis.call('TIME')
   local us = tonumber(time[1]) * 1e6 + tonumber(time[2])
-  local newest = redis.call('ZREVRANGE', list, 0, 0, 'WITHSCORES')[2]
-  if newest then us = math.max(us, math.floor(tonumber(newest) * 1e6 + 0.5) + 1) end
+  local newest = tonumber(redis.call('ZREVRANGE', list, 0, 0, 'WITHSCORES')[2] or 0)
+  if newest < 1e11 then us = math.max(us, math.floor(newest * 1e6 + 0.5) + 1) end  -- else it is no time
   return string.format('%d.%06d', math.floor(us / 1e6), us % 1e6)
 end
 
@@ -56,7 +56,8 @@ local function announce(id, iso, ttl_s)
   local known = redis.call('HMGET', job, 'owner', 'webhook', 'status', 'model', 'ended_at', 'batch')
   if known[6] then return end  -- the batch is told of, not each of its 50,000 lines
   local owner, url, event = known[1] or '', known[2], ENDED[known[3]]
-  local endpoints = redis.call('HVALS', ENDPOINTS .. owner)
+  local endpoints = redis.pcall('HVALS', ENDPOINTS .. owner)
+  if endpoints.err then endpoints = {} end  -- a key of another type must not keep jobs from ending
   if not event or (not url and #endpoints == 0) then return end
 
   local at = known[5] and known[5] ~= '' and known[5] or iso

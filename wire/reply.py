@@ -19,13 +19,16 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """`result` is set when status is finished, `failure` when failed or canceled. Times are seconds since 1970."""
+    """`result` is set when status is finished, `failure` when failed or canceled. Times are seconds since 1970.
+
+    `kind` and `created_at` are null where the queue's record was damaged.
+    """
 
     id: str
-    kind: Kind
+    kind: Kind | None
     model: str
     status: Status
-    created_at: float
+    created_at: float | None
     started_at: float | None = None
     ended_at: float | None = None
     result: Result | None = None

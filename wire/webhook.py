@@ -121,7 +121,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     batch_id: str | None = None
     endpoint_id: str | None
     url: str | None
-    created_at: float
+    created_at: float | None
     next_attempt_at: float | None = None  # while it waits for one
     reason: str | None = None  # why it failed
     attempts: list[DeliveryAttempt]  # the latest last, at most 20; the last one alone in a list of deliveries

@@ -1,6 +1,5 @@
 """Which function a job runs, if it may run at all."""
 
-import time
 from collections.abc import Callable, Mapping
 
 from wire import Failure
@@ -18,7 +17,7 @@ def function_of(
     """
     if job.cancel_requested:
         raise Stopped
-    if job.expires_at is not None and job.expires_at <= time.time():
+    if job.expires_at is not None and job.expires_at <= job.leased_at:
         raise Expired
     if job.crashes >= crash_limit:
         raise Crashed(f"its worker died {job.crashes} times while it ran this job alone, so it is not tried again")

@@ -45,6 +45,7 @@ class Job(rq.job.Job):
     crashes = 0  # deaths of a worker that it had to itself
     cancel_requested = False
     expires_at: float | None = None  # unix, s
+    leased_at = 0.0  # unix, s, by Redis's clock, as `expires_at` is judged
     unreadable: Exception | None = None
     fields: Mapping[str, bytes] = MappingProxyType({})  # of its hash, as they were read; RQ's and others'
     notes: Mapping[str, str] = MappingProxyType({})  # fields that its function wants written with its end
@@ -71,6 +72,7 @@ class Job(rq.job.Job):
             job.has_outcome = b"kind" in row.fields
             job.unreadable = error
         job.request = row.request
+        job.leased_at = row.leased_at
         job.callbacks = callbacks
         job.origin = row.queue.name
         job._status = rq.job.JobStatus.STARTED

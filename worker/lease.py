@@ -4,7 +4,6 @@ A lease lives in RQ's own keys (drawn in lua/lease.lua). Its end is the expiry o
 clocks of the Macs need not agree. Who holds it no more is fenced off: see `standing` and worker/record.py.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -43,6 +42,7 @@ class Row:
     execution_id: str
     fields: dict[bytes, bytes]  # the job's hash
     request: bytes | None  # wire.encode(wire.Request)
+    leased_at: float  # unix, s, by Redis's clock
 
 
 class Held(Protocol):
@@ -135,7 +135,7 @@ class Leases:
         ]
 
     def _terms(self) -> list[str | int | float]:
-        return [self.worker_name, self.lease_ms, time.time(), utcformat(now()), GRACE_S]
+        return [self.worker_name, self.lease_ms, utcformat(now()), GRACE_S]
 
 
 def settle(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_request: bool) -> None:
@@ -153,9 +153,10 @@ def _keys(queues: Iterable[Queue]) -> list[str]:
 
 def _rows(queues: Sequence[Queue], rows: list[list[object]]) -> list[Row]:
     found = []
-    for index, job_id, execution_id, flat, request in rows:
+    for index, job_id, execution_id, flat, request, at in rows:
         assert isinstance(index, int)
         assert isinstance(flat, list)
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        found.append(Row(queues[index - 1], as_text(job_id), as_text(execution_id), fields, request))  # type: ignore[arg-type]
+        names = (as_text(job_id), as_text(execution_id))  # type: ignore[arg-type]
+        found.append(Row(queues[index - 1], *names, fields, request, float(at)))  # type: ignore[arg-type]
     return found

@@ -4,6 +4,7 @@ Nothing here touches a job: what arrives is posted to the main thread as a call,
 """
 
 import logging
+import math
 import queue
 import signal
 import time
@@ -42,6 +43,7 @@ class WorkerProcess(BaseWorker):
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._is_interruptible = False  # the main thread runs what may take long: a second signal ends it there
         self._drain_by: float | None = None  # time.monotonic(), once it is told to stop
+        self._told_to_stop_at = math.inf  # time.monotonic()
 
     @cached_property
     def settings(self) -> Settings:
@@ -130,6 +132,7 @@ class WorkerProcess(BaseWorker):
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Drain. Only sets flags: a signal comes in the middle of anything."""
         self._shutdown_requested_date = now()
+        self._told_to_stop_at = time.monotonic()
         self._stop_requested = True
         self._drain_by = time.monotonic() + self.settings.drain_timeout_s
         signal.signal(signal.SIGINT, self.request_force_stop)
@@ -139,8 +142,7 @@ class WorkerProcess(BaseWorker):
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """Put everything back now. A signal that comes twice within a second is one: `rq worker-pool` doubles it."""
-        assert self._shutdown_requested_date is not None
-        if (now() - self._shutdown_requested_date).total_seconds() < 1:
+        if time.monotonic() - self._told_to_stop_at < 1:
             return
         self.log.warning("Worker %s: cold shut down", self.name)
         self._drain_by = time.monotonic()

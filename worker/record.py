@@ -8,7 +8,6 @@ hash, so the transaction goes through only if all its leases are still ours. It 
 when Redis went away in the middle: what had been recorded is then no longer held.
 """
 
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from logging import Logger
@@ -29,6 +28,7 @@ from worker.failure import JobFailed, explain
 from worker.flight import Flight, Stopped
 from worker.job import age_s
 from worker.lease import Leases
+from worker.schedule import put_off
 from worker.success import Successes
 
 
@@ -207,7 +207,7 @@ class Record:
         if delay_s:
             pipeline.sadd(queue.redis_queues_keys, queue.key)
             queue._persist_job(job, pipeline, status=JobStatus.SCHEDULED)
-            pipeline.zadd(queue.scheduled_job_registry.key, {job.id: int(time.time()) + delay_s})
+            put_off(pipeline, queue, job.id, delay_s)
         else:
             queue._enqueue_job(job, pipeline=pipeline, at_front=job.enqueue_at_front_on_retry)
 

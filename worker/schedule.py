@@ -2,19 +2,26 @@
 
 RQ lets one scheduler at a time look at a queue, and a killed one keeps its lock for a minute. Ours moves a job in one
 step, so all may look, and a retry is not late because a worker died. The locks are held for RQ's own schedulers.
+When it is time Redis's clock says, for workers whose clocks differ.
 """
 
-import time
 from importlib import resources
 from typing import Any
 
+from redis.client import Pipeline
 from rq.queue import Queue
 from rq.scheduler import RQScheduler
 from rq.utils import now, utcformat
 
 from wire import Keys
 
+PUT_OFF = "redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + ARGV[2], ARGV[1])"
 DUE = resources.files("worker.lua").joinpath("due.lua").read_text()
+
+
+def put_off(pipeline: Pipeline, queue: Queue, job_id: str, delay_s: float) -> None:
+    """Have the job queued again so much later."""
+    pipeline.eval(PUT_OFF, 1, f"rq:scheduled:{queue.name}", job_id, int(delay_s))
 
 
 class Scheduler(RQScheduler):
@@ -41,5 +48,5 @@ class Scheduler(RQScheduler):
             keys=[
                 key for queue in queues for key in (f"rq:scheduled:{queue.name}", queue.key, queue.redis_queues_keys)
             ],
-            args=[time.time(), utcformat(now()), *(Keys.bell(queue.name) for queue in queues)],
+            args=[utcformat(now()), *(Keys.bell(queue.name) for queue in queues)],
         )

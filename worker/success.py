@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from redis import Redis
 from rq.results import Result as RqResult
-from rq.utils import current_timestamp, now, utcformat
+from rq.utils import now, utcformat
 from rq.worker import WorkerStatus
 
 from worker.flight import Flight
@@ -29,7 +29,7 @@ class Successes:
         for batch in _batches([flight for flight in flights if self._takes(flight)]):
             current_job = "" if still_flying is None else still_flying.job.id
             args: list[str | bytes | int | float] = [
-                *(self._leases.worker_key, current_timestamp(), utcformat(now()), rest.value, current_job)
+                *(self._leases.worker_key, utcformat(now()), rest.value, current_job)
             ]
             for flight in batch:
                 args += self._arguments(flight)

@@ -299,7 +299,7 @@ class Worker(WorkerProcess):
         if timeout_s:
             flight.due_in(timeout_s, JobTimeoutException(f"ran longer than its timeout of {job.timeout} s"))
         if job.expires_at is not None:
-            flight.due_in(job.expires_at - time.time(), Expired())
+            flight.due_in(job.expires_at - job.leased_at, Expired())
         try:
             function = function_of(job, self.functions, self.settings.crash_limit)
             with self._interruptible(), self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):

@@ -14,7 +14,7 @@ from api.batches.store import Progress
 from api.batches.turn import Turn
 from api.files import pack
 from api.openai.batch import Batch, BatchUsage, RequestCounts
-from api.records import STATUSES
+from api.records import status_of
 from api.state import State
 
 LET_GO_S = 60  # how long jobs whose line is written are kept
@@ -33,7 +33,7 @@ class Ledger:
     async def held(self) -> list[Held]:
         """Lines that have jobs, in their order."""
         fields: Any = await self.parts.redis.hkeys(self.lines_key)
-        return sorted(map(Held.read, fields))
+        return sorted(filter(None, map(Held.read, fields)))
 
     async def texts(self, held: Sequence[Held]) -> list[bytes]:
         if not held:
@@ -49,7 +49,7 @@ class Ledger:
                 for id_ in of_line:
                     pipeline.hget(RqJob.key_for(id_), "status")
             found: Any = iter(await pipeline.execute())
-        return [[STATUSES[status.decode()] if (status := next(found)) else None for _ in of_line] for of_line in ids]
+        return [[status_of(status) if (status := next(found)) else None for _ in of_line] for of_line in ids]
 
     async def write(
         self,

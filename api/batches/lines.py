@@ -1,18 +1,21 @@
 """A line's way: from its text to jobs, and from their ends to an entry of the output or the error file."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 import wire
+from api import stored
 from api.entry import refusal_of
 from api.errors import BadRequest, Refused, TooLarge, error_reply
 from api.openai.batch import CALLS, Batch, BatchUsage, Call, Entry, Line, LineError, LineResponse
 from api.state import State
 
 Ending = Literal["expired", "cancelled"]
+_HELD = re.compile(rb"([0-9]{1,9})\.([0-9]{1,6})")
 LATE_S = 5  # after the batch's own end, at which its jobs end by themselves
 _SENTENCES: dict[Ending, str] = {
     "expired": "This request could not be executed before the completion window expired.",
@@ -38,9 +41,10 @@ class Held(NamedTuple):
     num_jobs: int
 
     @classmethod
-    def read(cls, field: bytes) -> "Held":
-        number, num_jobs = field.split(b".")
-        return cls(int(number), int(num_jobs))
+    def read(cls, field: bytes) -> "Held | None":
+        """None for what nobody of ours wrote."""
+        written = _HELD.fullmatch(field)
+        return written and cls(int(written[1]), int(written[2]))
 
     def __str__(self) -> str:
         return f"{self.number}.{self.num_jobs}"
@@ -55,7 +59,8 @@ def job_id(batch_id: str, number: int, index: int) -> str:
 
 
 def custom_id_of(text: bytes) -> str:
-    return wire.parse(text, Line).custom_id
+    line = stored.message(text, Line, "json")
+    return line.custom_id if line else ""
 
 
 def call_of(text: bytes, batch: Batch) -> Call:

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 import wire
-from api import files
+from api import files, stored
 from api.errors import BadRequest, Conflict, NotFound
 from api.openai.batch import Batch, BatchStatus, CreateBatch
 from api.openai.files import FILE_KEPT_S, FileObject
@@ -59,9 +59,10 @@ class Batches:
 
         async def write(pipeline: Pipeline) -> None:
             known: Any = await pipeline.hmget(source, "owner", "file")
-            if known[0] != owner.encode():
+            file = stored.message(known[1], FileObject, "msgpack") if known[0] == owner.encode() else None
+            if file is None:
                 raise files.absent(body.input_file_id, "input_file_id")
-            if wire.parse(known[1], FileObject, "msgpack").purpose != "batch":
+            if file.purpose != "batch":
                 raise BadRequest("input_file_id: expected a file whose purpose is 'batch'", "input_file_id")
             pipeline.multi()  # type: ignore[no-untyped-call]
             pipeline.hset(source, f"batch:{batch.id}", "1")
@@ -113,17 +114,18 @@ class Batches:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for id_ in ids:
                 pipeline.hmget(wire.Keys.batch(id_), "owner", "state", "cancel")
-            rows: Any = await pipeline.execute()
-        return [_seen(owner, row) for row in rows]
+            rows = await stored.replies(pipeline)
+        return [_seen(owner, row) if row else None for row in rows]
 
 
 def _seen(owner: str, known: Sequence[bytes | None]) -> Batch | None:
     """None for another owner's, and for one that is gone."""
-    if known[0] != owner.encode() or known[1] is None:
+    progress = stored.message(known[1], Progress, "msgpack") if known[0] == owner.encode() else None
+    if progress is None:
         return None
-    batch = wire.parse(known[1], Progress, "msgpack").batch
+    batch = progress.batch
     if known[2] is not None and batch.status in ALIVE:
-        return replace(batch, status="cancelling", cancelling_at=int(float(known[2])))
+        return replace(batch, status="cancelling", cancelling_at=int(stored.unix_s(known[2]) or 0))
     return batch
 
 

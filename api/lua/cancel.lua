@@ -11,7 +11,7 @@ local id, owner, failure, ttl, iso, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], AR
 local workers = ARGV[7]
 
 local known = redis.call('HMGET', job, 'owner', 'status', 'origin', 'worker_name')
-local status, queue, worker = known[2], known[3], known[4]
+local status, queue, worker = known[2] or '', known[3] or '', known[4]
 if known[1] ~= owner then
   return {'absent'}
 end

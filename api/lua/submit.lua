@@ -2,10 +2,9 @@
 --
 -- KEYS[1]  zset: the owner's jobs by time of submission
 -- ARGV[1]  most jobs that may wait in one queue
--- ARGV[2]  now (unix, us)
--- ARGV[3]  prefix of the bells
--- ARGV[4]  owner
--- ARGV[5]  most jobs in RQ's list of a queue that owners share; the rest goes behind it (worker/lua/backlog.lua).
+-- ARGV[2]  prefix of the bells
+-- ARGV[3]  owner
+-- ARGV[4]  most jobs in RQ's list of a queue that owners share; the rest goes behind it (worker/lua/backlog.lua).
 --          0: all go onto the list
 -- then for each job: id, queue, fingerprint of the body, key of the request, the request,
 --   how many arguments its RQ hash has (name, value, name, value, ...), these
@@ -14,7 +13,7 @@
 --      or {'conflict', index}: a job of that id came with another body;
 --      or {'full', queue, its depth, the number of new jobs for it}.
 
-local owned, max_depth, bell, owner, batch = KEYS[1], tonumber(ARGV[1]), ARGV[3], ARGV[4], tonumber(ARGV[5])
+local owned, max_depth, bell, owner, batch = KEYS[1], tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 local function backlog_of(queue)
   return 'scorepool:backlog:' .. queue .. ':' .. owner
@@ -45,7 +44,7 @@ local function put_behind(queue, id, stamp)
 end
 
 -- Look before writing anything.
-local FIRST = 6
+local FIRST = 5
 local starts, statuses, new_in = {}, {}, {}
 local i = FIRST
 while i <= #ARGV do
@@ -70,11 +69,13 @@ for queue, count in pairs(new_in) do
   end
 end
 
--- An owner's jobs are listed by this time, so no two of them may have the same. Counted in whole microseconds.
-local created = tonumber(ARGV[2])
-local newest = redis.call('ZREVRANGE', owned, 0, 0, 'WITHSCORES')
-if newest[2] then
-  created = math.max(created, math.floor(tonumber(newest[2]) * 1e6 + 0.5) + 1)
+-- An owner's jobs are listed by this time, so no two of them may have the same. Redis's clock, which all API processes
+-- share, counted in whole microseconds.
+local time = redis.call('TIME')
+local created = tonumber(time[1]) * 1e6 + tonumber(time[2])
+local newest = tonumber(redis.call('ZREVRANGE', owned, 0, 0, 'WITHSCORES')[2] or 0)
+if newest < 1e11 then  -- else it is no time, and nobody of ours wrote it
+  created = math.max(created, math.floor(newest * 1e6 + 0.5) + 1)
 end
 
 local num_new = 0

@@ -61,7 +61,7 @@ async def follow(parts: State, owner: str, job: wire.Job, progress: Progress) ->
         ended.add_done_callback(lambda _: growths.put_nowait(None))
         try:
             if job.status not in ENDED:
-                for growth in await parts.waiting.past(job.id, job.created_at):
+                for growth in await parts.waiting.past(job.id, job.created_at or 0.0):
                     for told in progress.grow(growth):
                         yield _event(told)
             while True:

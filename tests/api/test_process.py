@@ -208,6 +208,16 @@ def test_it_refuses_to_start_in_one_sentence(root: Path, settings: dict[str, str
     assert "s3cr3t" not in told
 
 
+@pytest.mark.parametrize(
+    ("argument", "status", "says"), [("--help", 0, "docs/settings.md"), ("--port=80", 2, "--port=80")]
+)
+def test_it_starts_nothing_for_an_argument(root: Path, argument: str, status: int, says: str):
+    command = [sys.executable, "-m", "api", argument]
+    done = subprocess.run(command, cwd=root, env=environ(port="1"), capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert says in done.stdout + done.stderr
+
+
 def test_with_keys_it_listens_where_it_is_told(root: Path, redis_url: str, tmp_path: Path):
     port = free_port()
     settings = environ(redis_url=redis_url, port=str(port), host="0.0.0.0", api_keys=KEYS)

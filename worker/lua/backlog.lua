@@ -21,7 +21,7 @@ local function top_up(queue, depth)
       redis.call('ZREM', turns, owner)  -- only now that its turn has come: who was just served and comes back waits for it
     else
       local job = 'rq:job:' .. id
-      local known = redis.call('HMGET', job, 'status', 'weight')
+      local known = redis.pcall('HMGET', job, 'status', 'weight')  -- an error where it is no hash: nobody's job
       redis.call('LPOP', backlog)
       redis.call('ZREM', 'rq:deferred:' .. name, id)
       if known[1] == 'deferred' then

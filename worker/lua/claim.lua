@@ -7,7 +7,7 @@
 local room, in_flight, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local round_robin, worker_key, executions = ARGV[4] == '1', ARGV[5], ARGV[6]
 local batch = tonumber(ARGV[7])
-local worker, lease_ms, now, iso, grace_s = ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12]
+local worker, lease_ms, iso, grace_s = ARGV[8], ARGV[9], ARGV[10], ARGV[11]
 
 if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
 
@@ -25,7 +25,7 @@ local function head(queue)
       if not id then return nil end
     end
     if string.match(id, '^[%w_-]+$') then
-      local known = redis.call('HMGET', 'rq:job:' .. id, 'data', 'company')
+      local known = redis.pcall('HMGET', 'rq:job:' .. id, 'data', 'company')  -- an error where it is no hash: nobody's job
       if known[1] then return id, tonumber(known[2] or '') end
     end
     redis.call('LPOP', queue)
@@ -43,7 +43,7 @@ local function take(index)
   in_flight = in_flight + 1
   redis.call('LPOP', queue)
   redis.call('DEL', 'scorepool:outcome:' .. id)  -- of an earlier run, when the job was queued again by hand
-  local row = lease(index, id, string.format('%s%08x', executions, #rows), wip, worker, lease_ms, now, iso, grace_s)
+  local row = lease(index, id, string.format('%s%08x', executions, #rows), wip, worker, lease_ms, iso, grace_s)
   rows[#rows + 1] = row
   num_bytes = num_bytes + #(row[5] or '')
   return 'taken'

@@ -1,8 +1,8 @@
 -- Put scheduled jobs whose time has come on their queues, each in one step: two schedulers cannot both queue it.
 --
 -- KEYS  rq:scheduled:<queue>, rq:queue:<queue>, rq:queues, of each queue
--- ARGV  now (unix, s), now (ISO), then the bell of each queue
-local now, iso = ARGV[1], ARGV[2]
+-- ARGV  now (ISO), then the bell of each queue
+local now, iso = redis.call('TIME')[1], ARGV[1]
 
 local function is_at_front(job)  -- as rq.job.Job.should_enqueue_at_front
   local always, on_retry, ended_at = unpack(redis.call('HMGET', job, 'enqueue_at_front', 'enqueue_at_front_on_retry', 'ended_at'))
@@ -10,7 +10,7 @@ local function is_at_front(job)  -- as rq.job.Job.should_enqueue_at_front
 end
 
 for i = 1, #KEYS, 3 do
-  local scheduled, queue, queues, bell = KEYS[i], KEYS[i + 1], KEYS[i + 2], ARGV[2 + (i + 2) / 3]
+  local scheduled, queue, queues, bell = KEYS[i], KEYS[i + 1], KEYS[i + 2], ARGV[1 + (i + 2) / 3]
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, 1000)) do
     local job = 'rq:job:' .. id
     redis.call('ZREM', scheduled, id)

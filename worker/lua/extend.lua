@@ -1,16 +1,17 @@
 -- Extend the leases that a worker still holds.
 --
 -- KEYS  rq:wip:<queue> of each lease
--- ARGV  worker, lease_ms, now, iso, grace_s, then <job>:<execution> of each lease
+-- ARGV  worker, lease_ms, iso, grace_s, then <job>:<execution> of each lease
 -- Returns {members that were taken away or whose job was deleted, members whose owner asked to cancel them}.
-local worker, lease_ms, now, iso, grace_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local worker, lease_ms, iso, grace_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local now = tonumber(redis.call('TIME')[1])
 local lost, canceled = {}, {}
 for i, wip in ipairs(KEYS) do
-  local member = ARGV[5 + i]
+  local member = ARGV[4 + i]
   local id, execution = string.match(member, '^(.*):(.*)$')
   if not redis.call('ZSCORE', wip, member) then
     lost[#lost + 1] = member
-  elseif redis.call('HEXISTS', 'rq:job:' .. id, 'data') == 0 then
+  elseif redis.pcall('HEXISTS', 'rq:job:' .. id, 'data') ~= 1 then
     redis.call('ZREM', wip, member)
     redis.call('DEL', 'rq:execution:' .. member, 'rq:executions:' .. id)
     lost[#lost + 1] = member

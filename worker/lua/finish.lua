@@ -5,8 +5,9 @@
 -- ARGV  see worker/success.py
 -- Returns of each job: 'recorded'; 'lost', its lease is not ours any more; or 'awaited', another job depends on it, and
 -- nothing was written.
-local worker, now, iso, state, current_job = unpack(ARGV)
-local at = 6
+local worker, iso, state, current_job = unpack(ARGV)
+local now = tonumber(redis.call('TIME')[1])
+local at = 5
 
 -- The next `count` arguments; without one, the count comes before them.
 local function take(count)
@@ -20,7 +21,7 @@ end
 local function finish(wip, member, outcome, ttl_s, fields, result)
   local id = string.match(member, '^(.*):')
   local job = 'rq:job:' .. id
-  if not redis.call('ZSCORE', wip, member) or redis.call('HEXISTS', job, 'data') == 0 then return 'lost' end
+  if not redis.call('ZSCORE', wip, member) or redis.pcall('HEXISTS', job, 'data') ~= 1 then return 'lost' end
   if redis.call('EXISTS', job .. ':dependents') == 1 then return 'awaited' end
 
   redis.call('HSET', job, 'status', 'finished', unpack(fields))

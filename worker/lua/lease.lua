@@ -7,8 +7,12 @@
 -- That score lies a grace beyond the lease's end, because those cleaners (any `rq info` runs one) spend the job's Retry
 -- and write no outcome; reclaim.lua comes first.
 
--- The row that worker/lease.py reads: {queue's index, job id, execution id, job's hash as it was before, request or false}.
-local function lease(index, id, execution, wip, worker, lease_ms, now, iso, grace_s)
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6  -- unix, s: Redis's clock, not the workers', decides here, too
+
+-- The row that worker/lease.py reads: {queue's index, job id, execution id, job's hash as it was before, request or false,
+-- now}.
+local function lease(index, id, execution, wip, worker, lease_ms, iso, grace_s)
   local job, member = 'rq:job:' .. id, id .. ':' .. execution
   local fields = redis.call('HGETALL', job)
   redis.call('HSET', 'rq:execution:' .. member,
@@ -20,5 +24,7 @@ local function lease(index, id, execution, wip, worker, lease_ms, now, iso, grac
   redis.call('HSET', job, 'status', 'started', 'started_at', iso, 'last_heartbeat', iso, 'worker_name', worker)
   redis.call('PERSIST', job)
   redis.call('PERSIST', 'scorepool:request:' .. id)  -- it expires where a failed job was queued again by hand
-  return {index, id, execution, fields, redis.call('GET', 'scorepool:request:' .. id)}
+  local request = redis.pcall('GET', 'scorepool:request:' .. id)
+  request = type(request) == 'string' and request  -- of another type it is none
+  return {index, id, execution, fields, request, string.format('%.6f', now)}
 end

@@ -10,7 +10,7 @@ for i, member in ipairs(ARGV) do
   if redis.call('ZREM', KEYS[2 * i], member) == 1 then
     redis.call('DEL', 'rq:execution:' .. member)
     redis.call('ZREM', 'rq:executions:' .. id, execution)
-    if redis.call('HEXISTS', job, 'data') == 1 then
+    if redis.pcall('HEXISTS', job, 'data') == 1 then
       redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '')
       redis.call('LPUSH', KEYS[2 * i - 1], id)
       num_back = num_back + 1

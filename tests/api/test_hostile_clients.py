@@ -1,0 +1,88 @@
+"""Clients that break off, send nonsense or are slow, by bare sockets: the log holds no traceback of theirs."""
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from redis import Redis
+
+from api.app import create_app
+from tests.api.conftest import SECRET, score
+from tests.api.fake_worker import FakeWorker
+from tests.api.test_process import eventually, is_ready, running
+from wire import Settings
+
+RESET = b"\x01\0\0\0\0\0\0\0"  # as a connection ends that is closed: a linger of 0 s
+HEAD = b"Host: localhost\r\nContent-Type: application/json\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+NONSENSE = [
+    CHUNKED + b"zz\r\n",
+    CHUNKED + b"-1\r\n",
+    CHUNKED + b"f" * 30 + b"\r\n",
+    CHUNKED + b"5\r\nabcdeXX",
+    CHUNKED + b"3;" + b"e" * 200_000,
+    CHUNKED + b"0\r\nX: " + b"a" * 100_000,
+    HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+    HEAD + b"Content-Length: -5\r\n\r\nabcdef",
+    HEAD + b"Content-Length: 99999999999999999999999\r\n\r\nabcdef",
+    HEAD + b"Content-Length: 100\r\n\r\n{",
+    HEAD + b"Content-Length: 2\r\n\r\n{}\x16\x03\x01 nonsense\r\n\r\n",
+    HEAD + b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\nx",
+]
+PATHS = [b"/v1/jobs", b"/v1/files", b"/v1/completions", b"/nowhere", b"/healthz"]
+
+
+def test_nonsense_and_clients_that_break_off_leave_no_traceback(
+    root: Path, redis: Redis, redis_url: str, tmp_path: Path
+):
+    FakeWorker(redis).show_card()
+    with running(root, redis_url, tmp_path / "log") as (http, _):
+        eventually(lambda: is_ready(http))
+        for path in PATHS:
+            for nonsense in NONSENSE:
+                send_and_break_off(http, b"POST " + path + b" HTTP/1.1\r\n", nonsense)
+        assert http.post("/v1/jobs", json=score()).status_code == 202
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def send_and_break_off(http: httpx.Client, line: bytes, rest: bytes) -> None:
+    """Head and body apart, so that what is refused by its head is answered before its body comes."""
+    head, _, body = rest.partition(b"\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", http.base_url.port or 0), timeout=5) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        connection.settimeout(0.02)
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # it hung up before all was sent
+            for part in (line + head + b"\r\n\r\n", body):
+                connection.sendall(part)
+                with contextlib.suppress(TimeoutError):  # it waits for more
+                    connection.recv(100_000)
+
+
+@pytest.mark.anyio
+async def test_an_upload_that_a_stopping_server_gives_up_is_answered_with_503(redis_url: str):
+    """uvicorn cancels what takes longer than its grace."""
+    app = create_app(Settings(redis_url=redis_url, webhook_secret=SECRET))
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"100")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b"", "headers": headers}
+    is_reading, sent = asyncio.Event(), []
+
+    async def receive() -> dict[str, object]:
+        is_reading.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    async with app.router.lifespan_context(app):
+        answering = asyncio.create_task(app(scope, receive, send))
+        await is_reading.wait()
+        answering.cancel("timeout graceful shutdown exceeded")
+        await answering
+
+    assert [sent[0]["status"], (b"retry-after", b"2") in sent[0]["headers"]] == [503, True]

@@ -1,0 +1,189 @@
+"""Nonsense in any key that the API reads is no fault of the server's: it is told as what it is, and hides no other."""
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+from rq.job import JobStatus
+
+import wire
+from tests.api.conftest import Serving, eventually, score
+from tests.api.fake_worker import FakeWorker
+
+pytestmark = pytest.mark.anyio
+NUMERIC = wire.Failure(code="numeric", message="NaN")
+SEED = 20_261_122
+LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"demo","prompt":"a"}}\n'
+NONSENSE = [
+    *(b"\xff\xfe\x80nonsense", b"", b"-1", b"9" * 400, b"null", b"\x80\x04K\x01.", b"{}", b"[]", b"NaN", b"inf"),
+    *(b"\x91\x91", b"\x80", b"0", b"a b"),
+]
+FOREIGN = (b"rq:job:", b"scorepool:outcome:", b"scorepool:card:", b"scorepool:file:", b"scorepool:batch:")
+Routes = list[tuple[str, str, Any]]
+
+
+async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Routes:
+    """Make one of each thing. Returns every route that reads, then those that write, with the things' ids."""
+    made = await http.post("/v1/webhooks/endpoints", json={"url": "https://a.example/"})
+    endpoint = made.json()["endpoint"]["id"]
+    body = score(webhook="https://a.example/")
+    queued, finished, failed = [(await http.post("/v1/jobs", json=body)).json()["id"] for _ in range(3)]
+    worker.end(finished)
+    worker.end(failed, NUMERIC, JobStatus.FAILED)
+    delivery = wire.Keys.delivery(finished)
+    worker.fail_delivery(delivery)
+    upload = {"files": {"file": ("f.jsonl", LINE)}, "data": {"purpose": "batch"}}
+    file = (await http.post("/v1/files", **upload)).json()["id"]
+    create = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = (await http.post("/v1/batches", json=create)).json()["id"]
+    await eventually(lambda: redis.llen("rq:queue:demo:low"))  # its line has a job
+
+    jobs = [f"/v1/jobs/{id_}" for id_ in (queued, finished, failed)]
+    read = [*jobs, f"{jobs[1]}/events", "/v1/jobs", "/v1/models", "/v1/models/demo", "/tokenizer_info", "/readyz"]
+    read += ["/metrics", "/v1/webhooks/endpoints", f"/v1/webhooks/endpoints/{endpoint}", "/v1/webhooks/deliveries"]
+    read += [f"/v1/webhooks/deliveries/{delivery}", "/v1/files", f"/v1/files/{file}", f"/v1/files/{file}/content"]
+    read += ["/v1/batches", f"/v1/batches/{batch}"]
+    write = [
+        ("PATCH", f"/v1/webhooks/endpoints/{endpoint}", {"description": "x"}),
+        ("POST", f"/v1/webhooks/endpoints/{endpoint}/secret", None),
+        ("POST", "/v1/webhooks/test", {"endpoint_id": endpoint}),
+        ("POST", f"/v1/webhooks/deliveries/{delivery}/replay", None),
+        ("POST", "/v1/webhooks/deliveries/replay", {"since": 0}),
+        ("POST", "/v1/batches", create),
+        ("POST", f"/v1/batches/{batch}/cancel", None),
+        ("POST", "/v1/jobs", score()),
+        *(("POST", f"{job}/cancel", None) for job in jobs),
+        *(("DELETE", path, None) for path in (*jobs, f"/v1/files/{file}", f"/v1/webhooks/endpoints/{endpoint}")),
+    ]
+    return [("GET", path, None) for path in read] + write
+
+
+def mutations(redis: Redis, key: bytes, values: list[bytes]) -> Iterator[Callable[[], object]]:
+    """Calls that put nonsense into a key, each in one place."""
+    match redis.type(key):
+        case b"string":
+            yield from (lambda value=value: redis.set(key, value) for value in values)
+        case b"hash":
+            for field in redis.hkeys(key):
+                yield lambda field=field: redis.hdel(key, field)
+                yield from (lambda field=field, value=value: redis.hset(key, field, value) for value in values)
+        case b"zset":
+            member = redis.zrange(key, 0, 0)[0]
+            yield from (lambda at=at: redis.zadd(key, {member: at}) for at in (1e300, float("inf"), float("-inf")))
+            yield from (lambda value=value: redis.zadd(key, {value: 1e300}) for value in values)
+        case b"set":
+            yield from (lambda value=value: redis.sadd(key, value) for value in values)
+        case b"list":
+            yield from (lambda value=value: redis.lpush(key, value) for value in values)
+
+
+async def faults(http: httpx.AsyncClient, routes: Routes) -> list[tuple[str, str, str]]:
+    """What is answered with a fault; a request that only reads, and names things rightly, may not be called bad."""
+    found = []
+    for method, path, body in routes:
+        reply = await (http.request(method, path, json=body) if body else http.request(method, path))
+        if reply.status_code >= 500 or (method == "GET" and reply.status_code == 400):
+            found.append((method, path, reply.text[:200]))
+    return found
+
+
+@pytest.fixture
+async def again(redis: Redis, worker: FakeWorker) -> Callable[[dict[bytes, bytes]], Awaitable[None]]:
+    async def again(kept: dict[bytes, bytes]) -> None:
+        """All keys as they were."""
+        redis.flushdb()
+        with redis.pipeline() as pipeline:
+            for key, value in kept.items():
+                pipeline.restore(key, 0, value)
+            pipeline.execute()
+        worker.show_card()
+
+    return again
+
+
+def kept(redis: Redis) -> dict[bytes, bytes]:
+    return {key: value for key in sorted(redis.scan_iter()) if (value := redis.dump(key)) is not None}
+
+
+@pytest.mark.parametrize(
+    "is_thorough", [False, pytest.param(True, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
+async def test_nonsense_in_any_field_of_any_key_is_no_fault(
+    serving: Serving, redis: Redis, worker: FakeWorker, again: Any, is_thorough: bool
+):
+    async with serving(max_wait_s=0.01) as http:
+        routes = await fill(http, redis, worker)
+        if not is_thorough:
+            routes = [route for route in routes if route[0] == "GET"]
+        whole = kept(redis)
+        every = [(key, mutate) for key in whole for mutate in mutations(redis, key, NONSENSE)]
+        for key, mutate in every if is_thorough else random.Random(SEED).sample(every, 40):
+            mutate()
+            assert await faults(http, routes) == [], (key, mutate.__defaults__)
+            await again(whole)
+
+
+async def test_a_record_of_another_type_of_redis_hides_no_other(
+    serving: Serving, redis: Redis, worker: FakeWorker, again: Any
+):
+    async with serving(max_wait_s=0.01) as http:
+        routes = [route for route in await fill(http, redis, worker) if route[0] == "GET"]
+        whole = kept(redis)
+        for key in [key for key in whole if key.startswith(FOREIGN)]:
+            is_hash = redis.type(key) == b"hash"
+            redis.delete(key)
+            redis.set(key, "x") if is_hash else redis.hset(key, "x", "y")
+            assert await faults(http, routes) == [], key
+            await again(whole)
+
+
+async def test_a_record_that_cannot_be_read_is_told_as_a_failed_job_and_hides_no_other(
+    serving: Serving, redis: Redis, worker: FakeWorker
+):
+    async with serving() as http:
+        good, *bad = [job["id"] for job in (await http.post("/v1/jobs/bulk", json=[score()] * 6)).json()]
+        for job_id, field in zip(bad, ("status", "kind", "created", "ended_at", "model"), strict=True):
+            worker.end(job_id)
+            redis.hset(f"rq:job:{job_id}", field, b"\xffnonsense")
+        redis.delete(wire.Keys.outcome(bad[0]))
+        listed = {job["id"]: job for job in (await http.get("/v1/jobs")).json()["jobs"]}
+        jobs = [(await http.get(f"/v1/jobs/{job_id}")).json() for job_id in bad]
+
+    assert list(listed) == [*reversed(bad), good]
+    assert jobs[0]["status"] == listed[bad[0]]["status"] == "failed"
+    assert jobs[0]["failure"]["code"] == "internal"
+    assert "cannot be read" in jobs[0]["failure"]["message"]
+    assert [job["status"] for job in jobs[1:]] == ["finished"] * 4  # what can be read of them is told
+    assert all(job["result"]["sequences"] for job in jobs[1:])
+    assert (jobs[1]["kind"], jobs[2]["created_at"], jobs[3]["ended_at"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("outcome", [b"", b"\xff", b"\x80", wire.encode({"type": "failure", "code": "of a later one"})])
+async def test_an_outcome_that_cannot_be_read_is_a_failure_that_says_so(
+    serving: Serving, redis: Redis, worker: FakeWorker, outcome: bytes
+):
+    async with serving() as http:
+        job_id = (await http.post("/v1/jobs", json=score())).json()["id"]
+        worker.end(job_id)
+        redis.set(wire.Keys.outcome(job_id), outcome)
+        job = (await http.get(f"/v1/jobs/{job_id}?wait=5")).json()
+        events = (await http.get(f"/v1/jobs/{job_id}/events")).text
+
+    assert (job["status"], job["failure"]["code"]) == ("failed", "internal")
+    assert "what the queue holds of its end cannot be read" in job["failure"]["message"]
+    assert '"status":"failed"' in events
+
+
+async def test_a_worker_whose_card_cannot_be_read_keeps_no_client_from_the_others(
+    serving: Serving, redis: Redis, worker: FakeWorker
+):
+    """As of a worker of another version."""
+    redis.zadd(wire.Keys.models, {"w0": 1e11, b"\xff": 1e11})
+    redis.set(wire.Keys.card("w0"), wire.encode({"id": "demo", "of": "another version"}))
+    async with serving() as http:
+        assert (await http.post("/v1/jobs", json=score())).status_code == 202
+        assert [card["worker"] for card in (await http.get("/v1/models")).json()["models"]] == ["w1"]
+        assert (await http.get("/readyz")).status_code == 200

@@ -1,0 +1,56 @@
+"""A worker whose clock is wrong, by hours, still does what is due when it is due: Redis's clock decides."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from redis import Redis
+from rq import Retry
+
+import wire
+from tests.worker.conftest import Workers, failure, generate, outcome, status, submit, until
+from worker import Queue
+from worker.lease import GRACE_S
+
+HOUR_S = 3600
+wrong = pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])
+
+
+@wrong
+def test_a_job_expires_at_its_time_and_not_at_the_workers(redis: Redis, workers: Workers, ahead_s: int):
+    late = submit(redis, generate(), fields={"expires_at": repr(time.time() - 0.01)})
+    running = submit(redis, generate(max_tokens=100_000), fields={"expires_at": repr(time.time() + 2)})
+    in_time = submit(redis, generate(), fields={"expires_at": repr(time.time() + 60)})
+
+    workers.start("--burst", FAKE_CLOCK_AHEAD_S=str(ahead_s)).wait(timeout=30)
+
+    assert failure(redis, late).code == failure(redis, running).code == "expired"
+    assert isinstance(outcome(redis, in_time), wire.Result)
+
+
+@wrong
+def test_what_is_scheduled_is_due_in_time(redis: Redis, workers: Workers, ahead_s: int):
+    """By others, and by the worker itself, whose retries another worker may bring back."""
+    queue = Queue("demo", connection=redis)
+    soon, later = (queue.enqueue_in(timedelta(seconds=delay_s), "add", 1) for delay_s in (1, 600))
+    flaky = queue.enqueue("flaky", retry=Retry(max=3, interval=[600]))
+
+    workers.start("--with-scheduler", worker="FunctionsWorker", FAKE_CLOCK_AHEAD_S=str(ahead_s))
+    until(lambda: soon.get_status() == "finished" and flaky.get_status() == "scheduled")
+
+    assert later.get_status() == "scheduled"
+    assert redis.zscore("rq:scheduled:demo", flaky.id) == pytest.approx(time.time() + 600, abs=30)
+
+
+@wrong
+def test_a_lease_is_far_from_rqs_own_cleaners(redis: Redis, workers: Workers, ahead_s: int):
+    """They may take what is scored below now, and would spend a Retry of a job that runs."""
+    running = submit(redis, generate(max_tokens=100_000))
+    workers.start(FAKE_CLOCK_AHEAD_S=str(ahead_s))
+    until(lambda: status(redis, running) == "started")
+    claimed = redis.zscore("rq:wip:demo", redis.zrange("rq:wip:demo", 0, 0)[0])
+    until(lambda: redis.zscore("rq:wip:demo", redis.zrange("rq:wip:demo", 0, 0)[0]) != claimed)  # a beat
+    extended = redis.zscore("rq:wip:demo", redis.zrange("rq:wip:demo", 0, 0)[0])
+
+    assert claimed == pytest.approx(time.time() + GRACE_S, abs=60)
+    assert extended == pytest.approx(time.time() + GRACE_S, abs=60)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
+from api.only import check_only
 from api.openai.spelling import generated_text, spelled
 from wire.request import ModelName, Penalty, StopString, Text, TokenId, TokenIds, TopLogprobs
 
@@ -42,9 +43,7 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     stop_token_ids: Annotated[None, Meta(description="Not supported.")] = None
 
     def __post_init__(self) -> None:
-        for name, value in _ONLY.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"`{name}` is not supported here, expected {str(value).lower()}")
+        check_only(self, _ONLY)
 
 
 class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

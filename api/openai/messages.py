@@ -35,7 +35,8 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`reasoning_content` is as an answer has it, for templates that show a model its own."""
+    """`reasoning_content` is as an answer has it, for templates that show a model its own. What is null or empty of
+    OpenAI's is here because its SDK writes it into the answers that clients send back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
@@ -44,6 +45,9 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
     refusal: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
 
     def __post_init__(self) -> None:
         if self.content is None and not self.tool_calls:
@@ -86,7 +90,7 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 def _to_wire(call: ToolCall) -> wire.ToolCall:
     """Raises ValueError."""
     try:
-        arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ValueError(f"`arguments` of the call of {call.function.name[:80]!r} is no JSON object: {error}") from None
     return wire.ToolCall(id=call.id, name=call.function.name, arguments=arguments)

@@ -18,7 +18,7 @@ Told = list[
     float | int | str | None
 ]  # logprob, token id, text; msgspec writes no schema of a tuple that OpenAPI allows
 MAX_SEED = 2**63 - 1
-_ONLY = {"ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True, "min_new_tokens": 0}
+_ONLY = {"ignore_eos": False, "no_stop_trim": False, "min_new_tokens": 0}
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,7 +37,9 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     sampling_seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     ignore_eos: bool = False
     no_stop_trim: bool = False
-    skip_special_tokens: bool = True
+    skip_special_tokens: Annotated[
+        bool, Meta(description="Has no effect: of special tokens the one that ends the text is not in it.")
+    ] = True
     spaces_between_special_tokens: Annotated[bool, Meta(description="Has no effect here.")] = True
     min_new_tokens: int = 0
     stop_token_ids: Annotated[None, Meta(description="Not supported.")] = None

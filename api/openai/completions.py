@@ -27,6 +27,10 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=128)] | None = None
     add_special_tokens: bool | None = None
+    skip_special_tokens: (
+        Annotated[bool, Meta(description="Has no effect: of special tokens the one that ends the text is not in it.")]
+        | None
+    ) = None
     suffix: Annotated[None, Meta(description="Not supported.")] = None
 
     def __post_init__(self) -> None:

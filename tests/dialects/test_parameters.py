@@ -39,7 +39,7 @@ CHAT_ONLY: list[dict[str, Any]] = [
 ]
 COMPLETIONS_ONLY: list[dict[str, Any]] = [
     {"best_of": 1, "echo": False, "logprobs": None, "suffix": None, "max_tokens": None},
-    {"prompt_logprobs": None, "add_special_tokens": True},
+    {"prompt_logprobs": None, "add_special_tokens": True, "skip_special_tokens": False},
 ]
 
 

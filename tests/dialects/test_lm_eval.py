@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: `local-completions` and `local-chat-completions` equal its own HF model on the same weights."""
+"""lm-evaluation-harness: its clients of completions and of chats equal its own HF model on the same weights."""
 
 import json
 import math
@@ -14,8 +14,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its imports, which are not ours to mend
     from lm_eval import simple_evaluate
     from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.models.api_models import JsonChatStr
+    from lm_eval.models.huggingface import HFLM
     from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
     from lm_eval.tasks import TaskManager
 

@@ -102,17 +102,22 @@ def test_the_sdks_own_stream_accumulates_the_call(sdk: OpenAI):
     with sdk.chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion()
 
-    (call,) = final.choices[0].message.tool_calls
+    message = final.choices[0].message
+    (call,) = message.tool_calls
     assert json.loads(call.function.arguments) == {"place": "Zürich"}
     assert final.choices[0].finish_reason == "tool_calls"
+    said = {"role": "tool", "tool_call_id": call.id, "content": "It is."}
+    assert chat(sdk, messages=[*MESSAGES, message, said], max_tokens=1).choices  # with what the SDK adds to it
 
 
-def test_an_answer_goes_back_into_the_chat_with_what_the_tool_said(sdk: OpenAI, scripted: Stack):
+@pytest.mark.parametrize("as_dict", [False, True])  # with all that is null in it
+def test_an_answer_goes_back_into_the_chat_with_what_the_tool_said(sdk: OpenAI, scripted: Stack, as_dict: bool):
     message = chat(sdk).choices[0].message
     (call,) = message.tool_calls
     said = {"role": "tool", "tool_call_id": call.id, "content": "It is."}
+    answered = message.model_dump() if as_dict else message
 
-    again = chat(sdk, messages=[*MESSAGES, message, said], max_tokens=1, extra_body={"return_token_ids": True})
+    again = chat(sdk, messages=[*MESSAGES, answered, said], max_tokens=1, extra_body={"return_token_ids": True})
 
     with Client(scripted.url) as native:
         ids = native.score("m", [(again.prompt_token_ids, again.choices[0].token_ids)], score="all")

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from starlette.requests import Request
 import wire
 from api import tasks
 from api.bodies import while_connected
-from api.errors import BadRequest, Conflict, Failed, Refused, TooLarge, TooLong, Unavailable
+from api.errors import BadRequest, Conflict, Failed, Refused, TooLarge, TooLong, Unavailable, told_as
 from api.queue import Submitted, fingerprint, job_ids
 from api.state import State
 
@@ -60,21 +60,28 @@ async def follow(request: Request, parts: State, owner: str, id: str, wait_s: fl
     return job
 
 
-async def answer(request: Request, parts: State, owner: str, messages: Sequence[wire.Request]) -> list[wire.Result]:
+async def answer(
+    request: Request,
+    parts: State,
+    owner: str,
+    messages: Sequence[wire.Request],
+    to_param: Callable[[str], str] = str,
+) -> list[wire.Result]:
     """The results of all, in order, as soon as the last is there.
 
     Where one fails, where time runs out and where the client goes, the others are canceled: nobody has their ids.
-    Raises Refused, ClientDisconnect.
+    Raises Refused, of fields as `to_param` names them, ClientDisconnect.
     """
     count = len(messages) if len(messages) > 1 else None
-    submitted = await enter(parts, owner, messages, None, count, ANSWER_TTL_S)
-    ids = [job.id for job in submitted]
-    try:
-        with parts.metrics.waiting.track_inprogress():
-            return await while_connected(request, _results(parts, owner, ids))
-    except BaseException:
-        await asyncio.shield(cancel_all(parts, owner, ids))
-        raise
+    with told_as(to_param):
+        submitted = await enter(parts, owner, messages, None, count, ANSWER_TTL_S)
+        ids = [job.id for job in submitted]
+        try:
+            with parts.metrics.waiting.track_inprogress():
+                return await while_connected(request, _results(parts, owner, ids))
+        except BaseException:
+            await asyncio.shield(cancel_all(parts, owner, ids))
+            raise
 
 
 def check_count(settings: wire.Settings, count: int, field: str, noun: str) -> None:

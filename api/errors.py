@@ -4,6 +4,8 @@ To add a refusal: a class here. Routes raise; nothing else in this room builds a
 """
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -38,6 +40,23 @@ class Refused(Exception):
         self.message = message
         self.field = field
         self.headers = headers or {}
+
+    def rename(self, to_param: Callable[[str], str]) -> None:
+        """Say the field in the words of a dialect, in which the message begins with it too."""
+        if self.field is not None:
+            field, self.field = self.field, to_param(self.field)
+            if self.message.startswith(f"{field}:"):
+                self.message = self.field + self.message.removeprefix(field)
+
+
+@contextmanager
+def told_as(to_param: Callable[[str], str]) -> Iterator[None]:
+    """What is refused inside names fields as a dialect does."""
+    try:
+        yield
+    except Refused as error:
+        error.rename(to_param)
+        raise
 
 
 class BadRequest(Refused):

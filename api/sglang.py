@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
+from api.only import check_only
 from api.openai.spelling import generated_text, spelled
 from wire.request import ModelName, Penalty, StopString, Text, TokenId, TokenIds, TopLogprobs
 
@@ -17,7 +18,7 @@ Told = list[
     float | int | str | None
 ]  # logprob, token id, text; msgspec writes no schema of a tuple that OpenAPI allows
 MAX_SEED = 2**63 - 1
-_ONLY = {"ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True, "min_new_tokens": 0}
+_ONLY = {"ignore_eos": False, "no_stop_trim": False, "min_new_tokens": 0}
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,15 +37,15 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     sampling_seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     ignore_eos: bool = False
     no_stop_trim: bool = False
-    skip_special_tokens: bool = True
+    skip_special_tokens: Annotated[
+        bool, Meta(description="Has no effect: of special tokens the one that ends the text is not in it.")
+    ] = True
     spaces_between_special_tokens: Annotated[bool, Meta(description="Has no effect here.")] = True
     min_new_tokens: int = 0
     stop_token_ids: Annotated[None, Meta(description="Not supported.")] = None
 
     def __post_init__(self) -> None:
-        for name, value in _ONLY.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"`{name}` is not supported here, expected {str(value).lower()}")
+        check_only(self, _ONLY)
 
 
 class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from redis.exceptions import RedisError
 from starlette.requests import ClientDisconnect, Request
@@ -13,7 +13,7 @@ import wire
 from api import tasks
 from api.bodies import while_connected
 from api.entry import ANSWER_TTL_S, cancel_all, enter, refusal_of, until_ended
-from api.errors import Refused, error_reply, unanswered
+from api.errors import Refused, error_reply, told_as, unanswered
 from api.state import State
 
 logger = logging.getLogger(__name__)
@@ -23,11 +23,12 @@ KEEP_ALIVE_S = 15.0  # of silence, after which a comment is sent: proxies close 
 
 
 async def events_of(
-    parts: State, owner: str, messages: Sequence[wire.Request], ids: Sequence[str]
+    parts: State, owner: str, messages: Sequence[wire.Request], ids: Sequence[str], to_param: Callable[[str], str]
 ) -> AsyncGenerator[wire.Growth | wire.Job | None]:
     """First None, when the jobs are accepted; then their growths and, in the order in which they end, the jobs.
 
-    None again after KEEP_ALIVE_S of silence. Whoever closes this early cancels what has not ended. Raises Refused.
+    None again after KEEP_ALIVE_S of silence. Whoever closes this early cancels what has not ended. Raises Refused, of
+    fields as `to_param` names them.
     """
     limit_s = parts.settings.max_wait_s
     events: asyncio.Queue[wire.Growth | wire.Job | Exception] = asyncio.Queue()
@@ -38,7 +39,11 @@ async def events_of(
         except Exception as error:  # raised below, where somebody hears it
             events.put_nowait(error)
 
-    with parts.waiting.listening(ids, events.put_nowait), parts.metrics.waiting.track_inprogress():
+    with (
+        told_as(to_param),
+        parts.waiting.listening(ids, events.put_nowait),
+        parts.metrics.waiting.track_inprogress(),
+    ):
         await enter(parts, owner, messages, None, len(ids) if len(ids) > 1 else None, ANSWER_TTL_S, ids)
         waits = [asyncio.create_task(tell_end(id_)) for id_ in ids]
         num_left = len(ids)

@@ -1,6 +1,8 @@
 """A chat to the text that a model is prompted with, by its own template."""
 
+import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
@@ -10,6 +12,8 @@ from jinja2 import TemplateError
 from engine.errors import Refused
 
 Message = Mapping[str, Any]  # OpenAI's, but for arguments, which are an object
+Variables = Mapping[str, bool | int | float | str | None]
+NO_VARIABLES: Variables = {}
 _TRIAL_TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
@@ -28,23 +32,40 @@ class ChatTemplate:
         """Whether it writes them down. Raises Refused."""
         if self._knows_tools is None:
             trial = [{"role": "user", "content": "a"}]
-            self._knows_tools = self._apply(trial, [_TRIAL_TOOL]) != self._apply(trial, ())
+            self._knows_tools = self._apply(trial, [_TRIAL_TOOL], {}) != self._apply(trial, (), {})
         return self._knows_tools
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> tuple[str, str]:
+    def knows(self, variable: str) -> bool:
+        """Whether a caller may give it: the template reads it, and nobody else sets it."""
+        own = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        if variable in own or variable == "messages" or variable in self._tokenizer.special_tokens_map:
+            return False
+        template = self._tokenizer.chat_template or ""
+        texts = template.values() if isinstance(template, dict) else [template]
+        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in texts)
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), variables: Variables = NO_VARIABLES
+    ) -> tuple[str, str]:
         """The text, and what it ends with to make the model answer, which may open a channel. Raises Refused."""
         try:
-            text = self._apply(messages, tools)
+            text = self._apply(messages, tools, variables)
         except TypeError:  # some templates append arguments to a text
             messages = [_with_written_arguments(message) for message in messages]
             try:
-                text = self._apply(messages, tools)
+                text = self._apply(messages, tools, variables)
             except TypeError as error:
                 raise Refused(f"the model's chat template cannot write these messages: {error}") from error
-        before = self._apply(messages, tools, add_generation_prompt=False)
+        before = self._apply(messages, tools, variables, add_generation_prompt=False)
         return text, text[_num_common(text, before) :]
 
-    def _apply(self, messages: Sequence[Message], tools: Sequence[Any], add_generation_prompt: bool = True) -> str:
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any],
+        variables: Variables,
+        add_generation_prompt: bool = True,
+    ) -> str:
         if not self._tokenizer.chat_template:
             raise Refused("the model has no chat template; give `prompt` instead of `messages`")
         try:
@@ -54,8 +75,9 @@ class ChatTemplate:
                     tools=list(tools) or None,
                     add_generation_prompt=add_generation_prompt,
                     tokenize=False,
+                    **variables,
                 )
-        except TemplateError as error:
+        except (TemplateError, ArithmeticError, ValueError) as error:  # templates calculate with what they are given
             raise Refused(f"the model's chat template refuses these messages: {error}") from error
 
 

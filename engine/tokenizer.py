@@ -16,7 +16,7 @@ from engine.errors import Refused
 from engine.markup import Markup, Tags, markup_of
 from engine.reader import Reader, Span
 from engine.sequence import Constraint
-from engine.template import ChatTemplate, Message
+from engine.template import NO_VARIABLES, ChatTemplate, Message, Variables
 
 Constrain = Callable[[dict[str, Any], Reader], Constraint]  # of an answer that the reader will read. Raises Refused
 
@@ -70,16 +70,24 @@ class Tokenizer:
         num_prompt_tokens = len(self.encode(kept)[0])
         return ids, min(num_prompt_tokens, len(ids) - 1), bos_added
 
-    def why_no_tools(self) -> str | None:
-        """Why the model calls no functions; None: it does. Raises Refused."""
+    def why_no_tools(self, may_call: bool = True) -> str | None:
+        """Why the model cannot be shown tools, or cannot call them; None: it can. Raises Refused."""
         if not self._template.knows_tools:
             return "the model's chat template has no place for them"
-        return None if self.markup.parser is not None else "no format is known in which this model calls functions"
+        if may_call and self.markup.parser is None:
+            return "no format is known in which this model calls functions"
+        return None
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[list[int], list[int]]:
+    def knows_variable(self, name: str) -> bool:
+        """Whether the chat template reads it, and a caller may say what it is."""
+        return self._template.knows(name)
+
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), variables: Variables = NO_VARIABLES
+    ) -> tuple[list[int], list[int]]:
         """The chat template's text with the generation prompt, and no BOS but its own; and the ids at its end that
         are the generation prompt. Raises Refused."""
-        text, opening = self._template.render(messages, tools)
+        text, opening = self._template.render(messages, tools, variables)
         ids = self._plain(text)
         start, num_bytes = len(ids), len(opening.encode())
         while start and num_bytes > 0:

@@ -20,7 +20,9 @@ TEMPLATE = (
     "{% for tool_call in message.tool_calls %}<tool_call>{{ tool_call.function.name }}"
     "{% for key, value in tool_call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}</tool_call>"
     "{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}{# tool_call.name #}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if reasoning_effort is defined %}Effort: {{ reasoning_effort }}\n{% endif %}<think>"
+    "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}{% endif %}{# tool_call.name #}"
 )
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 CONTEXT_LENGTH = 1024

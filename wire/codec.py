@@ -1,7 +1,7 @@
 """Bytes to messages and back. Codecs are built once; JSON and msgpack carry the same structs."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -76,6 +76,8 @@ def parse(body: bytes, kind: type[T], form: Format = "json") -> T:
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
 _NAMED_FIELD = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
 _NO_CHOICE = re.compile(r"Invalid (?:enum )?value")  # and not a word on which would be right
+_RULE = re.compile(r"`(?P<name>\w+)`(?! and `)")  # a message's own sentence begins with the field that is to be changed
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")  # of a path: a field's name, or an index
 _MAX_SHOWN = 80  # characters of what the caller sent
 
 
@@ -90,17 +92,19 @@ def _explain(error: msgspec.ValidationError, body: bytes, kind: Any, form: Forma
         name = _shortened(named["name"])
         field = f"{field}.{name}" if field else name
         return Invalid(f"{field}: {expectation.replace(named['name'], name)}", field)
-    if not field:
-        return Invalid(expectation)
-    if _NO_CHOICE.match(expectation):
-        choices = sorted(set(_choices(inspect.type_info(kind), field.rpartition(".")[2])))
-        expectation = f"Expected {' | '.join(map(repr, choices))}"
+    if _NO_CHOICE.match(expectation) and (choices := set(_choices(inspect.type_info(kind), _STEP.findall(field)))):
+        expectation = f"Expected {' | '.join(map(repr, sorted(choices)))}"
     try:
         found: Any = _decoder(Any, form).decode(body)
-        for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", field):
+        for name, index in _STEP.findall(field):
             found = found[name] if name else found[int(index)]
     except (KeyError, IndexError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Invalid(f"{field}: {expectation}", field)  # what follows the bad field may be no message at all
+    rule = _RULE.match(expectation)
+    if rule and isinstance(found, dict) and rule["name"] in found:
+        field, found = f"{field}.{rule['name']}".removeprefix("."), found[rule["name"]]
+    if not field:
+        return Invalid(expectation)
     return Invalid(f"{field}: {expectation}, found {_shortened(repr(found))}", field)
 
 
@@ -108,22 +112,25 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
-def _choices(node: inspect.Type, name: str) -> Iterator[str]:
-    """What the fields called `name` may be, below a type: the values of a Literal, or the tags of a union."""
+def _choices(node: inspect.Type, steps: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """What may stand at a place below a type: the values of a Literal, or the tags of a union."""
     match node:
-        case inspect.Metadata(type=inner) | inspect.ListType(item_type=inner):
-            yield from _choices(inner, name)
+        case inspect.Metadata(type=inner):
+            yield from _choices(inner, steps)
         case inspect.UnionType(types=types):
             for inner in types:
-                yield from _choices(inner, name)
-        case inspect.StructType():
-            if node.tag_field == name:
+                yield from _choices(inner, steps)
+        case inspect.ListType(item_type=inner) if steps and steps[0][1]:
+            yield from _choices(inner, steps[1:])
+        case inspect.LiteralType(values=values) if not steps:
+            yield from map(str, values)
+        case inspect.StructType() if steps:
+            name = steps[0][0]
+            if [(name, "")] == [*steps] and node.tag_field == name:
                 yield str(node.tag)
             for field in node.fields:
-                inner = field.type.type if isinstance(field.type, inspect.Metadata) else field.type
-                if field.encode_name == name and isinstance(inner, inspect.LiteralType):
-                    yield from map(str, inner.values)
-                yield from _choices(inner, name)
+                if field.encode_name == name:
+                    yield from _choices(field.type, steps[1:])
 
 
 def decode_request(body: bytes) -> Request:

@@ -19,6 +19,13 @@ Text = Annotated[str, Meta(max_length=8_000_000)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="Likeliest tokens to report beside each token.")]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TemplateKwargs = Annotated[
+    dict[
+        Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$(?!\n)")],
+        bool | int | float | Annotated[str, Meta(max_length=1024)] | None,
+    ],
+    Meta(max_length=16, description="Variables of the model's chat template, which must know them."),
+]
 
 
 class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -112,6 +119,10 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     prompt: Text | TokenIds | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=128, description="What a chat's answer may call.")] = []
+    tool_choice: Annotated[
+        Literal["auto", "none"], Meta(description="`none`: the model is shown the tools, and what it calls is content.")
+    ] = "auto"
+    chat_template_kwargs: TemplateKwargs = {}
     max_tokens: (
         Annotated[int, Meta(ge=0, le=131_072, description="0 only reports the prompt; null: what fits, up to 4096.")]
         | None
@@ -158,6 +169,9 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError("give exactly one of `prompt` and `messages`")
         if self.tools and self.messages is None:
             raise ValueError("`tools` are for a chat: they need `messages`")
+        if self.chat_template_kwargs and self.messages is None:
+            raise ValueError("`chat_template_kwargs` are for a chat: they need `messages`")
+        check_integers(self.chat_template_kwargs, "`chat_template_kwargs`")
         check_integers(self.json_schema, "the numbers of `json_schema`")
         for name in ("top_logprobs", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:

@@ -164,14 +164,35 @@ def _constraint(request: wire.Generate, chat: Chat | None, tokenizer: Tokenizer)
 def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer) -> tuple[list[int], bool, Chat | None]:
     """Token ids, whether BOS is among them unasked, and what answers are read with where the prompt is a chat."""
     if request.messages is not None:
-        tools = [_to_template_tool(tool) for tool in request.tools] if isinstance(request, wire.Generate) else []
-        if tools and (reason := tokenizer.why_no_tools()):
-            raise JobFailed(wire.Failure(code="invalid", message=f"tools: {reason}", field="tools"))
-        token_ids, opening = tokenizer.encode_chat(_to_template(request.messages), tools)
-        return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id, Chat(opening, tools)
+        return _encode_chat(request, request.messages, tokenizer)
     if isinstance(request.prompt, str):
         return *tokenizer.encode(request.prompt, request.add_bos), None
     return list(request.prompt or ()), False, None
+
+
+def _encode_chat(
+    request: wire.Generate | wire.Tokenize, messages: Sequence[wire.Message], tokenizer: Tokenizer
+) -> tuple[list[int], bool, Chat]:
+    if isinstance(request, wire.Tokenize):
+        callable_tools: list[dict[str, Any]] = []
+        token_ids, opening = tokenizer.encode_chat(_to_template(messages))
+    else:
+        _check_template(request, tokenizer)
+        tools = [_to_template_tool(tool) for tool in request.tools]
+        callable_tools = tools if request.tool_choice == "auto" else []
+        token_ids, opening = tokenizer.encode_chat(_to_template(messages), tools, request.chat_template_kwargs)
+    return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id, Chat(opening, callable_tools)
+
+
+def _check_template(request: wire.Generate, tokenizer: Tokenizer) -> None:
+    """That what it would be given is not lost on it. Raises engine.Refused, JobFailed."""
+    if request.tools and (reason := tokenizer.why_no_tools(may_call=request.tool_choice == "auto")):
+        raise JobFailed(wire.Failure(code="invalid", message=f"tools: {reason}", field="tools"))
+    for name in request.chat_template_kwargs:
+        if not tokenizer.knows_variable(name):
+            field = f"chat_template_kwargs.{name}"
+            message = f"{field}: the model's chat template has no variable of this name that a request may give"
+            raise JobFailed(wire.Failure(code="invalid", message=message, field=field))
 
 
 def _to_template(messages: Sequence[wire.Message]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import msgspec
 import wire
 from api import stored
 from api.entry import refusal_of
-from api.errors import BadRequest, Refused, TooLarge, error_reply
+from api.errors import BadRequest, Refused, TooLarge, error_reply, told_as
 from api.openai.batch import CALLS, Batch, BatchUsage, Call, Entry, Line, LineError, LineResponse
 from api.state import State
 
@@ -80,11 +80,13 @@ def requests_of(call: Call, batch: Batch) -> list[wire.Request]:
 
 async def accept(parts: State, text: bytes, batch: Batch) -> list[wire.Request]:
     """The jobs of a line. Raises wire.Invalid, Refused: it ends without any."""
-    requests = requests_of(call_of(text, batch), batch)
+    call = call_of(text, batch)
+    requests = requests_of(call, batch)
     most = min(parts.settings.max_bulk_jobs, parts.settings.max_queue_depth)  # they are queued all or none
     if len(requests) > most:
         raise TooLarge(f"prompt: expected at most {most} prompts, found {len(requests)}", "prompt")
-    await parts.door.check(requests, is_bulk=len(requests) > 1)
+    with told_as(call.to_param):
+        await parts.door.check(requests, is_bulk=len(requests) > 1)
     return requests
 
 
@@ -116,6 +118,7 @@ def ended(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | 
     if failed.failure.code == "canceled" and ending is not None:
         return not_run(text, ending, unique)
     refusal = refusal_of(failed, 0)
+    refusal.rename(call_of(text, batch).to_param)
     return Ended(_entry(text, unique, refusal.status, error_reply(refusal)))
 
 

@@ -10,13 +10,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 import wire
+from api.openai import chat, completions
 from api.openai.chat import ChatRequest, to_chat_completion, to_request
 from api.openai.completions import CompletionRequest, to_completion, to_requests
 from api.openai.files import FILE_KEPT_S, ExpiresAfter
+from api.openai.sampling import Metadata
 from wire.request import ModelName
 
 MAX_LINES = 50_000
-MAX_METADATA = 16
 LINE_TIMEOUT_S = 3600  # that one line may run
 
 LineEndpoint = Literal["/v1/completions", "/v1/chat/completions"]
@@ -32,13 +33,7 @@ class CreateBatch(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     completion_window: Annotated[
         str, Meta(pattern=r"^[1-9][0-9]{0,2}[mhd]$(?!\n)", description="OpenAI's is 24h; here also 30m, 7d, ...")
     ]
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-            Meta(max_length=MAX_METADATA),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
     def __post_init__(self) -> None:
@@ -153,6 +148,7 @@ class Call(NamedTuple):
 
     requests: list[wire.Generate]
     answer: Callable[[Sequence[wire.Result], str], object]  # results, a unique string
+    to_param: Callable[[str], str]  # a field of the requests in the words of the body
 
 
 def _completion(body: bytes) -> Call:
@@ -161,6 +157,7 @@ def _completion(body: bytes) -> Call:
     return Call(
         to_requests(message, LINE_TIMEOUT_S),
         lambda results, unique: to_completion(message, results, f"cmpl-{unique}"),
+        completions.to_param,
     )
 
 
@@ -170,6 +167,7 @@ def _chat(body: bytes) -> Call:
     return Call(
         [to_request(message, LINE_TIMEOUT_S)],
         lambda results, unique: to_chat_completion(message, results[0], f"chatcmpl-{unique}"),
+        chat.to_param,
     )
 
 

@@ -6,13 +6,23 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
+from api.only import check_only
 from api.openai.growing import Growing, Piece
 from api.openai.messages import ChatMessage, Function, Tool, ToolCall
-from api.openai.sampling import SamplingRequest, Usage, sampled, system_fingerprint, usage_of
+from api.openai.sampling import Metadata, NoEffect, SamplingRequest, Usage, sampled, system_fingerprint, usage_of
 from api.openai.spelling import spelled
-from wire.request import check_integers
+from wire.request import TemplateKwargs, check_integers
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+_ONLY = {
+    "parallel_tool_calls": True,
+    "store": False,
+    "echo": False,
+    "add_special_tokens": False,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "skip_special_tokens": True,
+}
 
 
 class TextFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
@@ -52,19 +62,41 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
         Annotated[Literal["none", "auto"], Meta(description="A call cannot be forced: no `required`, no function.")]
         | None
     ) = None
-    parallel_tool_calls: Annotated[bool | None, Meta(description="false is not supported.")] = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="What is called is not constrained.")] = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    functions: None = None
+    function_call: None = None
+    audio: None = None
+    modalities: Annotated[list[Literal["text"]], Meta(min_length=1)] | None = None
+    moderation: None = None
+    prediction: None = None
+    web_search_options: None = None
+    verbosity: Literal["medium"] | None = None
+    store: bool | None = None
+    metadata: NoEffect[Metadata] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_key: NoEffect[str] | None = None
+    prompt_cache_options: None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
+    safety_identifier: NoEffect[str] | None = None
+    echo: bool | None = None
+    add_special_tokens: Annotated[bool | None, Meta(description="The template writes them.")] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    skip_special_tokens: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_only(self, _ONLY)
         if self.top_logprobs and not self.logprobs:
             raise ValueError("`top_logprobs` needs `logprobs`: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("`max_tokens` is the old name of `max_completion_tokens`: give one of them")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("`stream_options` needs `stream`: true")
+        if self.reasoning_effort is not None and "reasoning_effort" in (self.chat_template_kwargs or {}):
+            raise ValueError("`reasoning_effort` is in `chat_template_kwargs` too: give one of them")
         if self.tools and self.tool_choice != "none" and _schema(self.response_format) is not None:
             raise ValueError("`response_format` and `tools`: a constrained answer calls nothing; give one of them")
-        if self.parallel_tool_calls is False:
-            raise ValueError("`parallel_tool_calls`: false is not supported: calls are not constrained")
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
@@ -156,11 +188,25 @@ def _schema(form: ResponseFormat | None) -> dict[str, Any] | None:
             return None
 
 
+def _template_kwargs(body: ChatRequest) -> TemplateKwargs:
+    """`reasoning_effort` is the variable of that name, as in vLLM."""
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    return {**(body.chat_template_kwargs or {}), **effort}
+
+
+def to_param(field: str) -> str:
+    """A field of the wire.Generate in the words of the ChatRequest."""
+    names = {"json_schema": "response_format", "chat_template_kwargs.reasoning_effort": "reasoning_effort"}
+    return names.get(field, field)
+
+
 def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
     return wire.Generate(
         **sampled(body, timeout_s),
         messages=[message.to_wire() for message in body.messages],
-        tools=[] if body.tool_choice == "none" else [tool.to_wire() for tool in body.tools or ()],
+        tools=[tool.to_wire() for tool in body.tools or ()],
+        tool_choice=body.tool_choice or "auto",
+        chat_template_kwargs=_template_kwargs(body),
         json_schema=_schema(body.response_format),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         n=body.n or 1,

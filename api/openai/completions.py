@@ -4,6 +4,7 @@ With vLLM's additions: `prompt_logprobs`, `return_token_ids`, `return_tokens_as_
 `top_k`, `min_p`, `repetition_penalty`.
 """
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -26,17 +27,20 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=128)] | None = None
     add_special_tokens: bool | None = None
+    skip_special_tokens: (
+        Annotated[bool, Meta(description="Has no effect: of special tokens the one that ends the text is not in it.")]
+        | None
+    ) = None
     suffix: Annotated[None, Meta(description="Not supported.")] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.prompt, list) and len({type(part) for part in self.prompt}) > 1:
             raise ValueError("`prompt` is a string, a list of strings, a list of token ids, or a list of such lists")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise ValueError("`best_of` must be at least `n`")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise ValueError("`max_tokens` 0 generates nothing: it needs `echo`: true or `prompt_logprobs`")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("`stream_options` needs `stream`: true")
         if self.stream and (self.echo or self.prompt_logprobs is not None or (self.best_of or 1) > (self.n or 1)):
             raise ValueError("`echo`, `prompt_logprobs` and a `best_of` above `n` cannot be streamed")
 
@@ -122,6 +126,15 @@ def to_requests(body: CompletionRequest, timeout_s: int) -> list[wire.Generate]:
         )
         for prompt in body.prompts
     ]
+
+
+def to_param(field: str) -> str:
+    """A field of one of the wire.Generates in the words of the CompletionRequest: `[1].prompt[0]`, `max_tokens`."""
+    of_one = re.fullmatch(r"(\[\d+\])\.(\w+)(.*)", field)
+    if of_one is None:
+        return field
+    index, name, rest = of_one.groups()
+    return f"{name}{index if name == 'prompt' else ''}{rest}"
 
 
 def to_completion(body: CompletionRequest, results: Sequence[wire.Result], id: str) -> Completion:  # noqa: A002

@@ -17,6 +17,9 @@ ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
 }
 
 
+Copy = Annotated[Any, Meta(description="What the SDK found in the rest. Not read.")]
+
+
 class TextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
     text: Text
 
@@ -34,16 +37,34 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     function: Function
 
 
+class GivenFunction(Function, frozen=True, kw_only=True):
+    parsed_arguments: Copy = None
+
+
+class GivenToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One of an earlier answer, as the SDK sends it back."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: GivenFunction
+    index: Copy = None
+
+
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`reasoning_content` is as an answer has it, for templates that show a model its own."""
+    """`reasoning_content` is as an answer has it, for templates that show a model its own. What is null or empty of
+    OpenAI's is here because its SDK writes it into the answers that clients send back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
     reasoning_content: Text | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[GivenToolCall] | None = None
     refusal: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    parsed: Copy = None
 
     def __post_init__(self) -> None:
         if self.content is None and not self.tool_calls:
@@ -83,10 +104,10 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return wire.Tool(name=function.name, description=function.description, parameters=function.parameters)
 
 
-def _to_wire(call: ToolCall) -> wire.ToolCall:
+def _to_wire(call: GivenToolCall) -> wire.ToolCall:
     """Raises ValueError."""
     try:
-        arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ValueError(f"`arguments` of the call of {call.function.name[:80]!r} is no JSON object: {error}") from None
     return wire.ToolCall(id=call.id, name=call.function.name, arguments=arguments)

@@ -2,22 +2,44 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, TypedDict
+from typing import Annotated, TypedDict, TypeVar
 
 from msgspec import Meta, Struct
 
 import wire
+from api.only import check_only
 from wire.request import ModelName, Penalty, StopString, TokenId
 
 MAX_SEED = 2**63 - 1
+T = TypeVar("T")
+NoEffect = Annotated[T, Meta(description="Has no effect here.")]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+# What others add to OpenAI's: clients of theirs send these where nobody asked for anything.
+_ONLY = {
+    "ignore_eos": False,
+    "include_stop_str_in_output": False,
+    "use_beam_search": False,
+    "min_tokens": 0,
+    "length_penalty": 1.0,
+    "stop_token_ids": [],
+    "bad_words": [],
+}
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_only(self, {"include_obfuscation": False, "continuous_usage_stats": False})
 
 
 class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A field that is null has its default. One that is not here is refused by its name."""
+    """A field that is null has its default. One that is not here is refused by its name, and so is one that has one
+    value only, where it has another."""
 
     model: ModelName
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -35,7 +57,20 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str, Meta(description="Has no effect here.")] | None = None
+    user: NoEffect[str] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    use_beam_search: bool | None = None
+    min_tokens: int | None = None
+    length_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    spaces_between_special_tokens: NoEffect[bool] | None = None
+
+    def __post_init__(self) -> None:
+        check_only(self, _ONLY)
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("`stream_options` needs `stream`: true")
 
 
 class Sampled(TypedDict):

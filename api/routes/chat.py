@@ -23,6 +23,7 @@ from api.openai.chat import (
     opening,
     to_chat_completion,
     to_chunk,
+    to_param,
     to_request,
 )
 from api.openai.chunks import Chunked, chunks_of
@@ -48,7 +49,7 @@ async def chat(request: Request, owner: Owner, parts: Parts) -> Response:
     unique = f"chatcmpl-{uuid4().hex}"
     if body.stream:
         return await stream(request, owner, parts, body, message, unique)
-    [result] = await answer(request, parts, owner, [message])
+    [result] = await answer(request, parts, owner, [message], to_param)
     return reply(to_chat_completion(body, result, unique), "json")
 
 
@@ -56,7 +57,7 @@ async def stream(
     request: Request, owner: str, parts: State, body: ChatRequest, message: wire.Generate, unique: str
 ) -> Response:
     ids = job_ids(owner, None, None)
-    events = events_of(parts, owner, [message], ids)
+    events = events_of(parts, owner, [message], ids, to_param)
     await anext(events)  # what is refused is refused before the answer begins
     chunked = Chunked(body, ids)
     wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

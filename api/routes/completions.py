@@ -21,6 +21,7 @@ from api.openai.completions import (
     CompletionRequest,
     to_chunk,
     to_completion,
+    to_param,
     to_requests,
 )
 from api.openai.sampling import Usage
@@ -47,7 +48,7 @@ async def complete(request: Request, owner: Owner, parts: Parts) -> Response:
     unique = f"cmpl-{uuid4().hex}"
     if body.stream:
         return await stream(request, owner, parts, body, requests, unique)
-    results = await answer(request, parts, owner, requests)
+    results = await answer(request, parts, owner, requests, to_param)
     return reply(to_completion(body, results, unique), "json")
 
 
@@ -55,7 +56,7 @@ async def stream(
     request: Request, owner: str, parts: State, body: CompletionRequest, requests: list[wire.Generate], unique: str
 ) -> Response:
     ids = job_ids(owner, None, len(requests))
-    events = events_of(parts, owner, requests, ids)
+    events = events_of(parts, owner, requests, ids, to_param)
     await anext(events)  # what is refused is refused before the answer begins
     chunked = Chunked(body, ids)
     wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

@@ -113,9 +113,9 @@ def test_choices_of_one_chat_differ_by_their_seeds(sdk: OpenAI):
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
         ({"response_format": {"type": "grammar"}}, openai.BadRequestError, "response_format.type"),
         ({"reasoning_effort": "low"}, openai.BadRequestError, "reasoning_effort"),
-        ({"top_logprobs": 3}, openai.BadRequestError, None),
+        ({"top_logprobs": 3}, openai.BadRequestError, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, openai.BadRequestError, "top_logprobs"),
-        ({"max_tokens": 1, "max_completion_tokens": 2}, openai.BadRequestError, None),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, openai.BadRequestError, "max_tokens"),
         ({"max_tokens": 5000}, openai.BadRequestError, None),
     ],
 )

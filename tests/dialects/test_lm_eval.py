@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: `local-completions` against the stack equals its own HF model on the same weights."""
+"""lm-evaluation-harness: its clients of completions and of chats equal its own HF model on the same weights."""
 
 import json
 import math
@@ -14,8 +14,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its imports, which are not ours to mend
     from lm_eval import simple_evaluate
     from lm_eval.api.instance import Instance
+    from lm_eval.models.api_models import JsonChatStr
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
     from lm_eval.tasks import TaskManager
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -41,12 +42,13 @@ def own(demo_folder: Path) -> HFLM:
     return HFLM(pretrained=str(demo_folder), device="cpu", dtype="float32", batch_size=4, max_length=1024)
 
 
-@pytest.fixture(scope="module", params=["token ids in batches", "text one by one", "the server's tokenizer"])
+@pytest.fixture(scope="module", params=["ids in batches", "text one by one", "text in batches", "server's tokenizer"])
 def served(request: pytest.FixtureRequest, stack: Stack, demo_folder: Path) -> LocalCompletionsAPI:
     options: dict[str, Any] = {
-        "token ids in batches": {"tokenizer_backend": "huggingface", "batch_size": 4, "num_concurrent": 2},
+        "ids in batches": {"tokenizer_backend": "huggingface", "batch_size": 4, "num_concurrent": 2},
         "text one by one": {"tokenizer_backend": "huggingface", "tokenized_requests": False},
-        "the server's tokenizer": {"tokenizer_backend": "auto"},
+        "text in batches": {"tokenizer_backend": "remote", "tokenized_requests": False, "batch_size": 3},
+        "server's tokenizer": {"tokenizer_backend": "auto"},
     }[request.param]
     if options["tokenizer_backend"] == "huggingface":
         options["tokenizer"] = str(demo_folder)
@@ -79,6 +81,24 @@ def test_generate_until(own: HFLM, served: LocalCompletionsAPI):
     expected = own.generate_until(instances("generate_until", [(p, dict(a)) for p, a in arguments]), disable_tqdm=True)
 
     found = served.generate_until(instances("generate_until", [(p, dict(a)) for p, a in arguments]), disable_tqdm=True)
+
+    assert found == expected
+
+
+@pytest.mark.parametrize("until", [["\n", ".", "q", "z", "the v", "\x00"], "\n", []])
+@pytest.mark.parametrize("num_concurrent", [1, 3])
+def test_generate_until_of_chats(own: HFLM, stack: Stack, until: list[str] | str, num_concurrent: int):
+    url = f"{stack.url}/v1/chat/completions"
+    served = LocalChatCompletion(base_url=url, model="demo", num_concurrent=num_concurrent, eos_string="<|im_end|>")
+    chats = [[{"role": "user", "content": prompt}] for prompt, _ in PAIRS if prompt]
+    # Of a list this client sends the first four.
+    shown = until[:4] if isinstance(until, list) else until
+    asked = {"max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
+    texts = [(own.apply_chat_template(chat), asked | {"until": shown}) for chat in chats]
+    expected = own.generate_until(instances("generate_until", texts), disable_tqdm=True)
+
+    sent = [(JsonChatStr(json.dumps(chat)), asked | {"until": until}) for chat in chats]
+    found = served.generate_until(instances("generate_until", sent), disable_tqdm=True)
 
     assert found == expected
 

@@ -62,7 +62,7 @@ def test_many_answers_are_constrained_one_by_one(sdk: OpenAI):
 @pytest.mark.parametrize(
     ("form", "param"),
     [
-        ({"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "foo"}}}, "json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "foo"}}}, "response_format"),
         (
             {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 10**20}}},
             "response_format.json_schema",
@@ -76,3 +76,4 @@ def test_a_schema_that_is_none_is_refused_by_name(sdk: OpenAI, form: dict[str, A
         sdk.chat.completions.create(**ASKED, response_format=form)
 
     assert caught.value.param == param
+    assert caught.value.body["message"].startswith(f"{param}: ")

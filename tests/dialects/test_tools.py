@@ -1,9 +1,11 @@
 """Tools, reasoning and their logprobs, as OpenAI's own SDK sees them, from a model that says what it is made to say."""
 
 import json
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -13,6 +15,10 @@ from client import Client
 from client.demo import free_port
 from client.stack import Stack
 from tests import scripted_model
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its imports, which are not ours to mend
+    from trl.generation import vllm_client
 
 REASONING = ["Where is it?", " I look."]
 CONTENT = ["One moment ", "Ã", "¤"]  # the two bytes of an ä
@@ -96,17 +102,22 @@ def test_the_sdks_own_stream_accumulates_the_call(sdk: OpenAI):
     with sdk.chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion()
 
-    (call,) = final.choices[0].message.tool_calls
+    message = final.choices[0].message
+    (call,) = message.tool_calls
     assert json.loads(call.function.arguments) == {"place": "Zürich"}
     assert final.choices[0].finish_reason == "tool_calls"
+    said = {"role": "tool", "tool_call_id": call.id, "content": "It is."}
+    assert chat(sdk, messages=[*MESSAGES, message, said], max_tokens=1).choices  # with what the SDK adds to it
 
 
-def test_an_answer_goes_back_into_the_chat_with_what_the_tool_said(sdk: OpenAI, scripted: Stack):
+@pytest.mark.parametrize("as_dict", [False, True])  # with all that is null in it
+def test_an_answer_goes_back_into_the_chat_with_what_the_tool_said(sdk: OpenAI, scripted: Stack, as_dict: bool):
     message = chat(sdk).choices[0].message
     (call,) = message.tool_calls
     said = {"role": "tool", "tool_call_id": call.id, "content": "It is."}
+    answered = message.model_dump() if as_dict else message
 
-    again = chat(sdk, messages=[*MESSAGES, message, said], max_tokens=1, extra_body={"return_token_ids": True})
+    again = chat(sdk, messages=[*MESSAGES, answered, said], max_tokens=1, extra_body={"return_token_ids": True})
 
     with Client(scripted.url) as native:
         ids = native.score("m", [(again.prompt_token_ids, again.choices[0].token_ids)], score="all")
@@ -116,13 +127,51 @@ def test_an_answer_goes_back_into_the_chat_with_what_the_tool_said(sdk: OpenAI, 
     assert again.choices[0].message.reasoning_content == REASONING[0]
 
 
-def test_tools_that_are_not_to_be_used_are_not_shown(sdk: OpenAI):
-    ids = {"max_tokens": 1, "extra_body": {"return_token_ids": True}}
+def test_tools_that_are_not_to_be_called_are_shown_and_not_called(sdk: OpenAI):
+    asked = {"extra_body": {"return_token_ids": True}}
 
-    without = chat(sdk, tools=openai.omit, **ids).prompt_token_ids
+    none, auto = chat(sdk, tool_choice="none", **asked), chat(sdk, tool_choice="auto", **asked)
 
-    assert chat(sdk, tool_choice="none", **ids).prompt_token_ids == without
-    assert len(chat(sdk, tool_choice="auto", **ids).prompt_token_ids) > len(without)
+    assert none.prompt_token_ids == auto.prompt_token_ids
+    assert none.choices[0].message.tool_calls is None
+    assert none.choices[0].message.content == "One moment ä" + "".join(CALL)
+    assert none.choices[0].finish_reason == "stop"
+
+
+def test_trls_client_has_its_tools_shown(sdk: OpenAI, scripted: Stack, monkeypatch: pytest.MonkeyPatch):
+    """It says `tool_choice` none, and reads calls from the tokens itself."""
+    monkeypatch.setattr(vllm_client, "is_vllm_available", lambda *_, **__: True)
+    trl = vllm_client.VLLMClient(base_url=scripted.url)
+    options: dict[str, Any] = {"tools": [LOOK], "temperature": 0.0, "max_tokens": 20}
+
+    found = trl.chat([MESSAGES], **options, chat_template_kwargs={"enable_thinking": False})
+
+    thinking = {"chat_template_kwargs": {"enable_thinking": False}}
+    asked = chat(sdk, extra_body={"return_token_ids": True} | thinking)
+    assert found["prompt_ids"] == [asked.prompt_token_ids]
+    assert found["completion_ids"] == [asked.choices[0].token_ids]
+
+
+def test_what_a_template_reads_of_a_request(sdk: OpenAI, scripted: Stack):
+    asked = {"extra_body": {"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}}}
+
+    answer = chat(sdk, reasoning_effort="low", **asked)
+
+    (choice,) = answer.choices
+    assert not hasattr(choice.message, "reasoning_content")
+    assert (choice.message.content, choice.finish_reason) == ("One moment ä", "tool_calls")
+    prompt = httpx.post(f"{scripted.url}/detokenize", json={"tokens": answer.prompt_token_ids}).json()["prompt"]
+    assert prompt.endswith("<|im_start|>assistant\nEffort: low\n<think></think>")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["enabel_thinking", "messages", "tools", "chat_template", "eos_token"])
+def test_what_a_template_does_not_read_is_refused_by_name(sdk: OpenAI, name: str, stream: bool):
+    with pytest.raises(openai.APIError) as caught:
+        list(chat(sdk, extra_body={"chat_template_kwargs": {name: True}}, stream=stream))
+
+    assert caught.value.body["param"] == f"chat_template_kwargs.{name}"
+    assert name in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -130,10 +179,17 @@ def test_tools_that_are_not_to_be_used_are_not_shown(sdk: OpenAI):
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
-        ({"parallel_tool_calls": False}, None),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tools": [{"type": "custom", "custom": {"name": "look"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "look", "strict": True}}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "look", "strict": True}}]}, "tools[0].function.strict"),
+        ({"reasoning_effort": "most"}, "reasoning_effort"),
+        (
+            {"reasoning_effort": "low", "extra_body": {"chat_template_kwargs": {"reasoning_effort": "high"}}},
+            "reasoning_effort",
+        ),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": [1]}}}, "chat_template_kwargs[...]"),
+        ({"extra_body": {"chat_template_kwargs": {str(i): i for i in range(17)}}}, "chat_template_kwargs"),
         ({"functions": [{"name": "look"}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, None),
     ],

@@ -58,10 +58,39 @@ def test_the_opening_is_what_only_the_generation_prompt_has(template: str, openi
     assert len(tokenizer.decode(found)) <= len(opening) + 2  # a token may begin in what comes before
 
 
+THINKS = (
+    "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}<pad>{% endif %}"
+    "{% if add_generation_prompt %}{{ 6 // budget|default(3) }}{{ eos_token }}{{ prefix|default('') }}{% endif %}"
+)
+
+
+def test_a_template_is_given_the_variables_that_a_caller_says():
+    tokenizer = with_template(THINKS)
+    go = [{"role": "user", "content": "Go."}]
+
+    def text(**variables: Any) -> str:
+        return tokenizer.decode(tokenizer.encode_chat(go, variables=variables)[0])
+
+    assert text() == text(enable_thinking=True) == "Go.2<eos>"
+    assert text(enable_thinking=False, budget=1, prefix="a") == "Go.<pad>6<eos>a"
+    with pytest.raises(Refused, match="by zero"):
+        text(budget=0)
+
+
+def test_a_template_knows_the_variables_that_it_reads_and_that_are_nobody_elses():
+    tokenizer = with_template(THINKS + "{{ messages }}{{ tools }}{{ chat_template }}")
+
+    assert all(tokenizer.knows_variable(name) for name in ("enable_thinking", "budget", "prefix"))
+    others = ("thinking", "messages", "tools", "chat_template", "add_generation_prompt", "eos_token", "tokenize")
+    assert not [name for name in others if tokenizer.knows_variable(name)]
+
+
 def test_a_model_says_why_it_calls_no_functions():
     assert tokenizer_of("json_tools").why_no_tools() is None
     assert "no place" in (with_template("{{ messages[0].content }}").why_no_tools() or "")
-    assert "no format" in (with_template("{{ messages[0].content }}{{ tools }}").why_no_tools() or "")
+    shows_them = with_template("{{ messages[0].content }}{{ tools }}")
+    assert "no format" in (shows_them.why_no_tools() or "")
+    assert shows_them.why_no_tools(may_call=False) is None
 
 
 def test_tools_are_written():

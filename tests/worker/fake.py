@@ -46,7 +46,9 @@ class FakeTokenizer(Tokenizer):
         ids = [257, *kept.encode()]
         return ids + list((prompt[len(kept) :] + completion).encode()), len(ids), True
 
-    def encode_chat(self, messages: list[dict[str, object]], tools: object = ()) -> tuple[list[int], list[int]]:
+    def encode_chat(
+        self, messages: list[dict[str, object]], tools: object = (), variables: object = None
+    ) -> tuple[list[int], list[int]]:
         return [257, *"\n".join(f"{m['role']}: {m['content']}" for m in messages).encode()], []
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -184,17 +184,26 @@ def test_a_chat_is_encoded_by_the_template():
     assert translated.bos_added
 
 
+GO = [wire.Message(role="user", content="Go.")]
+
+
 class WithTools(FakeTokenizer):
     """Its template is the messages and the tools themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, can_call: bool = True) -> None:
         self.seen: list[Any] = []
+        self.can_call = can_call
 
-    def why_no_tools(self) -> str | None:
-        return None
+    def why_no_tools(self, may_call: bool = True) -> str | None:
+        return "it writes calls in no known format" if may_call and not self.can_call else None
 
-    def encode_chat(self, messages: list[dict[str, object]], tools: object = ()) -> tuple[list[int], list[int]]:
-        self.seen += [messages, tools]
+    def knows_variable(self, name: str) -> bool:
+        return name == "enable_thinking"
+
+    def encode_chat(
+        self, messages: list[dict[str, object]], tools: object = (), variables: object = None
+    ) -> tuple[list[int], list[int]]:
+        self.seen += [messages, tools, variables]
         return [1], [1]
 
 
@@ -209,7 +218,7 @@ def test_what_a_template_is_shown_of_tools_and_calls():
 
     to_rows(generate(messages=messages, tools=[wire.Tool(name="look")]), tokenizer, 100)
 
-    shown, tools = tokenizer.seen
+    shown, tools, _ = tokenizer.seen
     assert shown[1]["tool_calls"] == [
         {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"place": "here"}}}
     ]
@@ -221,14 +230,36 @@ def test_what_a_template_is_shown_of_tools_and_calls():
 
 def test_a_model_that_calls_no_functions_refuses_tools_by_name():
     class Without(FakeTokenizer):
-        def why_no_tools(self) -> str | None:
+        def why_no_tools(self, may_call: bool = True) -> str | None:
             return "its template has no place for them"
 
-    messages = [wire.Message(role="user", content="Go.")]
     with pytest.raises(JobFailed) as caught:
-        to_rows(generate(messages=messages, tools=[wire.Tool(name="look")]), Without(), 100)
+        to_rows(generate(messages=GO, tools=[wire.Tool(name="look")]), Without(), 100)
 
     assert (caught.value.failure.code, caught.value.failure.field) == ("invalid", "tools")
+
+
+def test_tools_that_are_not_to_be_called_are_shown_and_need_no_known_format():
+    """TRL asks in this way, and reads the calls itself."""
+    request = generate(messages=GO, tools=[wire.Tool(name="look")], tool_choice="none")
+    tokenizer = WithTools(can_call=False)
+
+    (translated,) = to_rows(request, tokenizer, 100)
+
+    assert [tool["function"]["name"] for tool in tokenizer.seen[1]] == ["look"]
+    assert translated.chat is not None
+    assert translated.chat.tools == []
+
+
+def test_variables_of_the_template_are_those_that_it_knows():
+    tokenizer = WithTools()
+    to_rows(generate(messages=GO, chat_template_kwargs={"enable_thinking": False}), tokenizer, 100)
+    assert tokenizer.seen[2] == {"enable_thinking": False}
+
+    with pytest.raises(JobFailed) as caught:
+        to_rows(generate(messages=GO, chat_template_kwargs={"enabel_thinking": False}), tokenizer, 100)
+    failure = caught.value.failure
+    assert (failure.code, failure.field) == ("invalid", "chat_template_kwargs.enabel_thinking")
 
 
 def test_a_generated_result_reports_only_what_was_generated():

@@ -1,0 +1,133 @@
+"""Every parameter that OpenAI's SDK knows works or is refused by its name; what asks for nothing is accepted."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import chat_completion_message_param
+from openai.types.chat import completion_create_params as chat_create_params
+
+import wire
+from api.openai.chat import ChatRequest, to_request
+from api.openai.completions import CompletionRequest, to_requests
+
+COMPLETION: dict[str, Any] = {"model": "demo", "prompt": "a"}
+CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+NAMES = {
+    "completions": set(completion_create_params.CompletionCreateParamsBase.__annotations__) - {"prompt"},
+    "chat": set(chat_create_params.CompletionCreateParamsBase.__annotations__) - {"messages"},
+}
+# What clients send where nobody asked for anything, or for nothing that can be seen in an answer.
+BOTH: list[dict[str, Any]] = [
+    {"n": 1, "seed": None, "stop": None, "user": "me", "logit_bias": {}, "stream": False},
+    {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0},
+    {"stop": []},
+    {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
+    {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "length_penalty": 1, "min_tokens": 0, "stop_token_ids": []},
+    {"ignore_eos": False, "use_beam_search": False, "include_stop_str_in_output": False, "bad_words": []},
+    {"return_token_ids": False, "return_tokens_as_token_ids": False, "spaces_between_special_tokens": True},
+]
+CHAT_ONLY: list[dict[str, Any]] = [
+    {"audio": None, "logprobs": False, "top_logprobs": 0, "metadata": {"a": "b"}, "modalities": ["text"]},
+    {"parallel_tool_calls": True, "prediction": None, "response_format": {"type": "text"}, "store": False},
+    {"prompt_cache_key": "a", "prompt_cache_retention": "in_memory", "safety_identifier": "a", "verbosity": "medium"},
+    {"service_tier": "auto", "tool_choice": "auto", "tools": [], "max_completion_tokens": 5, "max_tokens": 5},
+    {"chat_template_kwargs": {}, "reasoning_effort": None, "echo": False, "add_special_tokens": False},
+    {"add_generation_prompt": True, "continue_final_message": False, "skip_special_tokens": True},
+]
+COMPLETIONS_ONLY: list[dict[str, Any]] = [
+    {"best_of": 1, "echo": False, "logprobs": None, "suffix": None, "max_tokens": None},
+    {"prompt_logprobs": None, "add_special_tokens": True, "skip_special_tokens": False},
+]
+
+
+def parse(kind: str, options: dict[str, Any]) -> list[wire.Generate]:
+    if kind == "chat":
+        return [to_request(wire.parse(json.dumps(CHAT | options).encode(), ChatRequest), 60)]
+    return to_requests(wire.parse(json.dumps(COMPLETION | options).encode(), CompletionRequest), 60)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in NAMES for name in sorted(NAMES[kind])])
+def test_no_parameter_of_the_sdk_is_ignored(kind: str, name: str):
+    """None takes a value that is nonsense, also of those that a later SDK adds."""
+    with pytest.raises(wire.Invalid) as caught:
+        parse(kind, {name: {"no": {"such": "value"}}})
+
+    assert caught.value.field is not None
+    assert caught.value.field.startswith(name)
+    assert name in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("chat", one) for one in [*BOTH, *CHAT_ONLY]] + [("completions", one) for one in [*BOTH, *COMPLETIONS_ONLY]],
+)
+def test_what_asks_for_nothing_changes_nothing(kind: str, options: dict[str, Any]):
+    shown = {name: value for name, value in options.items() if name in ("stream", "max_tokens") and value}
+
+    assert parse(kind, options) == parse(kind, shown)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "field", "says"),
+    [
+        ("chat", {"store": True}, "store", "expected false, found True"),
+        ("chat", {"modalities": ["text", "audio"]}, "modalities[1]", "Expected 'text', found 'audio'"),
+        ("chat", {"service_tier": "flex"}, "service_tier", "Expected 'auto' | 'default', found 'flex'"),
+        ("chat", {"verbosity": "low"}, "verbosity", "Expected 'medium', found 'low'"),
+        ("chat", {"tool_choice": "required"}, "tool_choice", "Expected 'auto' | 'none', found 'required'"),
+        ("chat", {"tools": [{"type": "custom"}]}, "tools[0].type", "Expected 'function', found 'custom'"),
+        ("chat", {"echo": True}, "echo", "expected false"),
+        ("chat", {"add_special_tokens": True}, "add_special_tokens", "expected false"),
+        ("chat", {"skip_special_tokens": False}, "skip_special_tokens", "expected true"),
+        ("chat", {"prompt_logprobs": 1}, "prompt_logprobs", "unknown field"),
+        ("chat", {"guided_json": {}}, "guided_json", "unknown field"),
+        ("chat", {"chat_template": "{{ a }}"}, "chat_template", "unknown field"),
+        ("chat", {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.inc", "false"),
+        ("completions", {"min_tokens": 2}, "min_tokens", "expected 0, found 2"),
+        ("completions", {"stop_token_ids": [5]}, "stop_token_ids", "expected [], found [5]"),
+        ("completions", {"ignore_eos": True}, "ignore_eos", "expected false"),
+        ("completions", {"best_of": 1, "n": 2}, "best_of", "`best_of` must be at least `n`"),
+    ],
+)
+def test_what_asks_for_more_is_refused_by_its_name(kind: str, options: dict[str, Any], field: str, says: str):
+    with pytest.raises(wire.Invalid) as caught:
+        parse(kind, options)
+
+    assert (caught.value.field or "").startswith(field)
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "developer", "content": "a"},
+        {"role": "system", "content": [{"type": "text", "text": "a"}], "name": "b"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
+        {"role": "assistant", "content": "a", "refusal": None, "annotations": None, "audio": None, "tool_calls": None},
+        {"role": "assistant", "content": "a", "annotations": [], "function_call": None, "reasoning_content": "b"},
+        {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "look", "arguments": ""}}]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a"}]},
+    ],
+)
+def test_messages_as_clients_send_them(message: dict[str, Any]):
+    messages = [CHAT["messages"][0], message]
+
+    (request,) = parse("chat", {"messages": messages})
+
+    assert request.messages is not None
+    shown = request.messages[1]
+    assert shown.content == ("a" if message.get("content") else "")
+    assert [call.arguments for call in shown.tool_calls] == [{}] * len(message.get("tool_calls") or ())
+
+
+@pytest.mark.parametrize("kind", chat_completion_message_param.ChatCompletionMessageParam.__args__)
+def test_no_field_of_a_message_is_ignored(kind: Any):
+    role = kind.__name__.split("Completion")[1].removesuffix("MessageParam").lower()
+    for name in set(kind.__annotations__) - {"role"}:
+        message = {"role": role, "content": "a", "tool_call_id": "c"} | {name: {"no": {"such": "value"}}}
+        with pytest.raises(wire.Invalid) as caught:
+            parse("chat", {"messages": [message]})
+        assert (caught.value.field or "").startswith(("messages[0].role", f"messages[0].{name}")), name

@@ -1,32 +1,37 @@
 """What is refused before it is queued though it is well formed: a model nobody serves, ids it does not know, ..."""
 
-import time
 from collections.abc import Iterator, Sequence
 
+from redis.asyncio import Redis
+
 import wire
+from api import stored
 from api.endpoints import Endpoints
 from api.errors import BadRequest
 from api.models import Models
 
 
 class Door:
-    def __init__(self, models: Models, endpoints: Endpoints) -> None:
+    def __init__(self, redis: Redis, models: Models, endpoints: Endpoints) -> None:
+        self._redis = redis
         self._models = models
         self._endpoints = endpoints
 
     async def check(self, requests: Sequence[wire.Request], is_bulk: bool) -> None:
         """Fields of a bulk are named from `[index]` on. Raises BadRequest, ModelNotServed."""
         cards = await self._models.serving(request.model for request in requests)
+        expires = any(request.expires_at is not None for request in requests)
+        now = await stored.now_s(self._redis) if expires else 0.0
         for index, request in enumerate(requests):
-            self._check_one(request, cards[request.model], f"[{index}]." if is_bulk else "")
+            self._check_one(request, cards[request.model], now, f"[{index}]." if is_bulk else "")
 
-    def _check_one(self, request: wire.Request, cards: Sequence[wire.ModelCard], where: str) -> None:
+    def _check_one(self, request: wire.Request, cards: Sequence[wire.ModelCard], now: float, where: str) -> None:
         if request.model == wire.WEBHOOKS:
             raise BadRequest(f"{where}model: {wire.WEBHOOKS!r} is the name of the webhooks' queue", f"{where}model")
-        if request.expires_at is not None and request.expires_at <= time.time():
+        if request.expires_at is not None and request.expires_at <= now:
             raise BadRequest(
                 f"{where}expires_at: expected a time to come, in seconds since 1970, found {request.expires_at:.3f}; "
-                f"now it is {time.time():.3f}",
+                f"now it is {now:.3f}",
                 f"{where}expires_at",
             )
         if request.webhook is not None:

@@ -14,6 +14,7 @@ from rq.command import PUBSUB_CHANNEL_TEMPLATE
 from rq.job import Job as RqJob
 
 import wire
+from api import stored
 from api.auth import Keyring
 from api.errors import Conflict, QueueFull, TooLarge, Unavailable
 from api.records import ENDED, absent, check_id, status_of
@@ -123,7 +124,8 @@ class Queue:
     async def _drained_per_s(self, queue: str) -> float:
         """Jobs that ended in the last minute, over the time since the first of them; 0.0 if there was none."""
         end_to_expiry_s = self._settings.result_ttl_s  # registries hold the time of expiry
-        until = time.time() + end_to_expiry_s + 1.0  # RQ writes whole seconds; a job kept for longer is not counted
+        now = await stored.now_s(self._redis)
+        until = now + end_to_expiry_s + 1.0  # RQ writes whole seconds; a job kept for longer is not counted
         since = until - 1.0 - DRAIN_WINDOW_S
         async with self._redis.pipeline(transaction=False) as pipeline:
             for registry in (f"rq:finished:{queue}", f"rq:failed:{queue}"):
@@ -134,7 +136,7 @@ class Queue:
         firsts: list[float] = [expiry for rows in counts_and_firsts[1::2] for _, expiry in rows]
         if not firsts:
             return 0.0
-        return num_drained / max(1.0, time.time() + end_to_expiry_s - min(firsts))
+        return num_drained / max(1.0, now + end_to_expiry_s - min(firsts))
 
     async def cancel(self, owner: str, id: str) -> None:  # noqa: A002
         """At once while it waits; a running job is marked, and its worker told. Raises NotFound, Conflict."""

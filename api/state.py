@@ -56,7 +56,7 @@ class State:
             queue=Queue(redis, settings, keyring),
             records=Records(redis),
             models=models,
-            door=Door(models, endpoints),
+            door=Door(redis, models, endpoints),
             endpoints=endpoints,
             deliveries=Deliveries(redis, settings),
             files=Files(redis, settings),

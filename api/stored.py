@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from redis._parsers.base import BaseParser
+from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.exceptions import ResponseError
 
@@ -34,6 +35,12 @@ async def replies(pipeline: Pipeline) -> list[Any]:
         if isinstance(reply, Exception) and not isinstance(reply, ForeignKey):
             raise reply
     return [None if isinstance(reply, ForeignKey) else reply for reply in found]
+
+
+async def now_s(redis: Redis) -> float:
+    """Unix time by Redis's clock: what all processes go by where it decides anything."""
+    seconds, microseconds = await redis.time()
+    return float(seconds) + float(microseconds) / 1e6
 
 
 def message(packed: object, kind: type[T], form: Format) -> T | None:

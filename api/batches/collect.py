@@ -1,7 +1,6 @@
 """The ends of lines: results of their jobs, or why there are none."""
 
 import asyncio
-import time
 
 import wire
 from api.batches import lines
@@ -53,7 +52,7 @@ async def _ended(ledger: Ledger, held: Held, text: bytes, ending: Ending | None)
 async def write_off(ledger: Ledger, ending: Ending) -> None:
     """Lines whose jobs do not stop, STOP_S after the batch was over: their worker may be gone for good."""
     over_at = ledger.turn.cancel_at if ending == "cancelled" else ledger.batch.expires_at
-    if over_at is None or time.time() < over_at + STOP_S:
+    if over_at is None or ledger.turn.now < over_at + STOP_S:
         return
     held = await ledger.held()
     ids = [one.job_ids(ledger.turn.id)[0] for one in held]

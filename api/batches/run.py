@@ -1,6 +1,5 @@
 """One turn of a batch, whatever its status: the first to the last line of its life."""
 
-import time
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -50,7 +49,7 @@ async def run(parts: State, turn: Turn) -> float:
 def _ending(turn: Turn) -> Ending | None:
     if turn.cancel_at is not None:
         return "cancelled"
-    return "expired" if time.time() >= turn.batch.expires_at else None
+    return "expired" if turn.now >= turn.batch.expires_at else None
 
 
 async def _validate(parts: State, turn: Turn) -> None:
@@ -64,7 +63,7 @@ async def _validate(parts: State, turn: Turn) -> None:
     batch = replace(
         turn.batch,
         status="in_progress",
-        in_progress_at=int(time.time()),
+        in_progress_at=int(turn.now),
         model=checked.model,
         request_counts=RequestCounts(total=checked.num_lines),
     )
@@ -80,7 +79,7 @@ async def _end(turn: Turn, ending: Ending | None) -> None:
     elif ending is not None:
         await _finish(turn, ending)
     else:
-        batch = replace(turn.batch, status="finalizing", finalizing_at=int(time.time()))
+        batch = replace(turn.batch, status="finalizing", finalizing_at=int(turn.now))
         await turn.commit(replace(turn.progress, batch=batch))
 
 
@@ -95,7 +94,7 @@ async def _finish(turn: Turn, status: wire.BatchEnd, errors: Sequence[BatchError
         errors=BatchErrors(data=list(errors)) if errors else None,
         output_file_id=output if progress.output_parts else None,
         error_file_id=error if progress.error_parts else None,
-        **{f"{status}_at": int(time.time())},
+        **{f"{status}_at": int(turn.now)},
     )
     terms = (id_, owner, f"batch.{status}", iso_now(), FILE_KEPT_S)
 

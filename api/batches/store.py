@@ -1,6 +1,5 @@
 """Batches as their owners see them: created, read, listed, cancelled."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
@@ -43,7 +42,7 @@ class Batches:
 
     async def create(self, owner: str, body: CreateBatch) -> Batch:
         """Its turn comes at once. Raises NotFound, BadRequest."""
-        now = time.time()
+        now = await stored.now_s(self._redis)
         batch = Batch(
             id=f"batch_{uuid4().hex}",
             endpoint=body.endpoint,
@@ -93,7 +92,7 @@ class Batches:
 
     async def cancel(self, owner: str, id: str) -> Batch:  # noqa: A002
         """Nothing more is started; what runs is told to stop. Raises NotFound, Conflict."""
-        key = wire.Keys.batch(id)
+        key, now = wire.Keys.batch(id), await stored.now_s(self._redis)
 
         async def write(pipeline: Pipeline) -> None:
             known: Any = await pipeline.hmget(key, "owner", "state", "cancel")
@@ -104,7 +103,7 @@ class Batches:
                 raise Conflict(f"the batch is {batch.status}, only one that has not ended can be cancelled", "id")
             pipeline.multi()  # type: ignore[no-untyped-call]
             if batch.status != "cancelling":
-                pipeline.hset(key, "cancel", f"{time.time():.6f}")
+                pipeline.hset(key, "cancel", f"{now:.6f}")
                 pipeline.zadd(wire.Keys.batches, {id: 0}, xx=True)
 
         await self._redis.transaction(write, key)

@@ -32,6 +32,7 @@ class Turn:
         progress: Progress,
         cancel_at: float | None,
         number: int,
+        claimed_at: float,
     ) -> None:
         self._redis = redis
         self._lease_s = lease_s
@@ -40,16 +41,15 @@ class Turn:
         self.progress = progress
         self.cancel_at = cancel_at  # unix, s
         self.number = number
+        self._ahead_s = claimed_at - time.monotonic()
 
     @classmethod
     async def claim(cls, redis: Redis, lease_s: float) -> Self | None:
         """None if no batch is due."""
-        now = time.time()
-        terms = (f"{now:.6f}", f"{now + lease_s:.6f}", wire.Keys.batch(""))
-        found: Any = await redis.eval(CLAIM, 1, wire.Keys.batches, *terms)
+        found: Any = await redis.eval(CLAIM, 1, wire.Keys.batches, str(lease_s), wire.Keys.batch(""))
         if not found:
             return None
-        id_, owner, progress, cancel, number = found
+        id_, owner, progress, cancel, number, claimed_at = found
         return cls(
             redis,
             lease_s,
@@ -58,7 +58,13 @@ class Turn:
             wire.parse(progress, Progress, "msgpack"),
             None if cancel is None else float(cancel),
             number,
+            float(claimed_at),
         )
+
+    @property
+    def now(self) -> float:
+        """Unix, s, by Redis's clock as it was when the turn began."""
+        return time.monotonic() + self._ahead_s
 
     @property
     def batch(self) -> Batch:
@@ -84,7 +90,7 @@ class Turn:
                     raise Overtaken
                 pipeline.multi()  # type: ignore[no-untyped-call]
                 pipeline.hset(key, "state", wire.encode(progress))
-                pipeline.zadd(wire.Keys.batches, {self.id: time.time() + self._lease_s}, xx=True)
+                pipeline.zadd(wire.Keys.batches, {self.id: self.now + self._lease_s}, xx=True)
                 if write is not None:
                     write(pipeline)
                 await pipeline.execute()
@@ -94,5 +100,5 @@ class Turn:
 
     async def _due(self, in_s: float) -> bool:
         """Whether the turn still was this driver's."""
-        terms = (self.id, f"{time.time() + in_s:.6f}", str(self.number))
+        terms = (self.id, f"{self.now + in_s:.6f}", str(self.number))
         return bool(await self._redis.eval(DUE, 2, wire.Keys.batches, wire.Keys.batch(self.id), *terms))

@@ -1,0 +1,46 @@
+"""An API process whose clock is wrong, by hours, accepts and expires what all others do: Redis's clock decides."""
+
+import time
+
+import pytest
+from redis import Redis
+
+import wire
+from tests.api.conftest import Serving, eventually, score
+from tests.api.fake_worker import FakeWorker
+
+HOUR_S = 3600
+LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"demo","prompt":"a"}}\n'
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=[HOUR_S, -HOUR_S], ids=["ahead", "behind"])
+def right(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, worker: FakeWorker) -> float:
+    """The right time; this process has another."""
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + request.param)
+    return true_time()
+
+
+async def test_a_time_to_come_is_accepted_and_one_gone_by_refused(serving: Serving, right: float):
+    async with serving() as http:
+        coming = await http.post("/v1/jobs", json=score(expires_at=right + 60))
+        gone = await http.post("/v1/jobs", json=score(expires_at=right - 1))
+        job = (await http.get(f"/v1/jobs/{coming.json()['id']}")).json()
+    assert (coming.status_code, gone.status_code) == (202, 400)
+    assert job["created_at"] == pytest.approx(right, abs=60)
+
+
+async def test_a_batch_runs_until_its_window_is_over(serving: Serving, redis: Redis, right: float):
+    """It is driven by whichever process is free: their clocks may differ."""
+    async with serving() as http:
+        upload = {"files": {"file": ("f.jsonl", LINE)}, "data": {"purpose": "batch"}}
+        file = (await http.post("/v1/files", **upload)).json()["id"]
+        body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "30m"}
+        batch = (await http.post("/v1/batches", json=body)).json()
+        await eventually(lambda: redis.llen("rq:queue:demo:low"))
+        due_at = redis.zscore(wire.Keys.batches, batch["id"])
+        running = (await http.get(f"/v1/batches/{batch['id']}")).json()
+    assert batch["expires_at"] == pytest.approx(right + 1800, abs=60)
+    assert due_at == pytest.approx(right, abs=60)
+    assert running["status"] == "in_progress"

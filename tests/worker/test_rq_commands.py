@@ -10,6 +10,8 @@ import httpx
 import pytest
 from redis import Redis
 from rq import Callback, Retry
+from rq.command import send_shutdown_command, send_stop_job_command
+from rq.serializers import JSONSerializer
 
 import wire
 from tests.api.test_process import free_port
@@ -90,6 +92,41 @@ def test_a_callback_that_is_not_listed_is_refused_with_a_sentence(redis: Redis, 
 
     assert job.get_status() == "failed"
     assert "'os.abort' is not a callback that this worker calls" in job.latest_result().exc_string
+
+
+def test_on_stopped_is_called_when_one_job_of_many_is_stopped(redis: Redis, workers: Workers):
+    others = [submit(redis, generate(max_tokens=300)) for _ in range(8)]
+    stopped = submit(redis, generate(max_tokens=100_000), fields={"stopped_callback_name": "note"})
+    workers.start("--name", "mac", worker="FunctionsWorker")
+    until(lambda: status(redis, stopped) == "started")
+
+    send_stop_job_command(redis, stopped, serializer=JSONSerializer)
+
+    until(lambda: sorted(done(redis)) == sorted([*others, stopped]))
+    assert redis.lrange(f"noted:{stopped}", 0, -1) == [b"stopped"]
+
+
+def test_the_shutdown_command_drains_what_is_in_flight_and_takes_no_more(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=150)) for _ in range(20)]
+    worker = workers.start("--name", "mac", SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
+    until(lambda: redis.zcard("rq:wip:demo") == 8)
+
+    send_shutdown_command(redis, "mac")
+
+    assert worker.wait(timeout=20) == 0
+    num_done = len(done(redis))
+    assert 8 <= num_done < 20
+    assert [id_.decode() for id_ in redis.lrange("rq:queue:demo", 0, -1)] == ids[num_done:]
+
+
+def test_other_options_of_rqs_worker_are_taken_and_no_serializer_but_ours(redis: Redis, workers: Workers):
+    options = ("-S", "pickle", "--job-class", "rq.job.Job", "--queue-class", "rq.Queue", "--dequeue-strategy", "random")
+    ids = [submit(redis, generate(), queue=queue) for queue in ("demo:low", "demo", "demo:high") * 5]
+
+    assert workers.start("--burst", *options).wait(timeout=20) == 0
+
+    assert sorted(done(redis)) == sorted(ids)
+    assert "Traceback" not in workers.log
 
 
 @pytest.mark.skipif(find_spec("rq_dashboard") is None, reason="rq-dashboard is not installed")

@@ -75,7 +75,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs
     drain_timeout_s: Seconds = 60.0
     crash_limit: Count = 5  # a job that ran alone at so many deaths of its worker fails with `crashed`
-    stall_timeout_s: Seconds = 300.0  # a step that takes longer ends the worker
+    stall_timeout_s: Seconds = 300.0  # a step, a tokenizing or a turn of the loop that takes longer ends the worker
 
     # webhooks
     webhook_secret: str = ""  # whsec_...; several, space-separated, all sign (rotation)

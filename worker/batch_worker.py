@@ -5,8 +5,6 @@
 SCOREPOOL_MODEL says which model; its engine is started in `open`, so never before a fork.
 """
 
-import os
-import time
 from typing import Any
 
 from redis.client import Pipeline
@@ -14,12 +12,10 @@ from redis.client import Pipeline
 from engine import Engine
 from wire import INFER
 from worker.growth import Outlet
-from worker.housekeeping import Chore
 from worker.infer import Infer, engine_settings, stamp_of
 from worker.presence import Presence, card_of, served_model
+from worker.watch import UnderWay
 from worker.worker import Worker
-
-STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
 
 
 class BatchWorker(Worker):
@@ -52,21 +48,11 @@ class BatchWorker(Worker):
                 self.presence.withdraw(pipeline)
                 pipeline.execute()
 
-    def chores(self) -> list[Chore]:
-        return [Chore(self._watch_engine, every_s=min(1.0, self.settings.stall_timeout_s / 5))]
+    def under_way(self) -> UnderWay:
+        step = None if self.engine is None else self.engine.step_started_at
+        tokenizing = None if self.infer is None else self.infer.tokenizing_since
+        return {**super().under_way(), "a step of the engine": step, "the tokenizing of one job": tokenizing}
 
     def show(self, pipeline: Pipeline) -> None:
         if self.presence is not None:
             self.presence.show(pipeline)
-
-    def _watch_engine(self) -> None:
-        """A step that hangs in the GPU's driver can be ended in one way."""
-        started_at = None if self.engine is None else self.engine.step_started_at
-        if started_at is not None and time.monotonic() - started_at > self.settings.stall_timeout_s:
-            self.log.critical(
-                "Worker %s: a step has run longer than %g s (SCOREPOOL_STALL_TIMEOUT_S), so this process ends; "
-                "its leases bring its jobs back",
-                self.name,
-                self.settings.stall_timeout_s,
-            )
-            os._exit(STALLED)

@@ -1,5 +1,6 @@
 """The job function wire.INFER: run one wire.Request on the engine; what goes into an engine, and onto its results."""
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Lock
@@ -23,6 +24,7 @@ class Infer:
         self.engine = engine
         self.stamp = stamp
         self.outlet = outlet
+        self.tokenizing_since: float | None = None  # time.monotonic()
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     def __call__(self, job: Job) -> Pending:
@@ -37,8 +39,13 @@ class Infer:
         request = with_seed(wire.decode_request(job.request), job.id)
         job.request = None  # it may be large, and lies in Redis
         run = Run(self.engine, request, job.id, self.outlet)
-        self._tokenizing.submit(run.start)
+        self._tokenizing.submit(self._tokenize, run)
         return Pending(run.ended, finish=partial(self._finish, request), cancel=run.cancel)
+
+    def _tokenize(self, run: "Run") -> None:
+        self.tokenizing_since = time.monotonic()
+        run.start()
+        self.tokenizing_since = None
 
     def _finish(self, request: wire.Request, rows: list[Translated]) -> wire.Result:
         return to_result(request, rows, self.engine.tokenizer, self.stamp)

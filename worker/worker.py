@@ -41,6 +41,7 @@ from worker.lease import Leases, Row
 from worker.neighbours import orphans
 from worker.process import WorkerProcess
 from worker.record import Record
+from worker.watch import UnderWay, Watch
 
 POLL_S = 1.0  # between looks at the queues when no bell rings
 # Redis is away, or will not take writes for a while: what is in flight is kept, and tried again.
@@ -73,6 +74,7 @@ class Worker(WorkerProcess):
         self._is_dry = True  # there is nothing to claim for now
         self._is_suspended = False
         self._idle_since = time.monotonic()  # nothing has been in flight
+        self._turn_began_at: float | None = None  # time.monotonic(), of the loop; to come, while it waits
         self._reclaim_at = 0.0
         self._beaten_at = math.inf  # clock_s() of the last beat
         self._steady_since = -math.inf  # clock_s(): no beat was late since
@@ -110,6 +112,10 @@ class Worker(WorkerProcess):
         """What else goes on beside the loop."""
         return []
 
+    def under_way(self) -> UnderWay:
+        """What must not take longer than `stall_timeout_s`. A job function has its own timeout, on this thread."""
+        return {"a turn of the loop": None if self._is_interruptible else self._turn_began_at}
+
     def show(self, pipeline: Pipeline) -> None:
         """Say in Redis what this worker serves, with every beat."""
 
@@ -130,7 +136,9 @@ class Worker(WorkerProcess):
         self._dequeue_strategy = dequeue_strategy
         with one_sentence(), ExitStack() as stack:
             logging_level = logging_level or self.settings.log_level  # RQ's own options come first
-            chores = [Chore(self._beat, every_s=self.settings.lease_s / 5), *self.chores()]
+            watch = Watch(self.settings.stall_timeout_s, self.under_way, self.log)
+            beat = Chore(self._beat, every_s=self.settings.lease_s / 5)
+            chores = [beat, Chore(watch.look, every_s=min(1.0, watch.timeout_s / 5)), *self.chores()]
             self.bootstrap(logging_level, date_format, log_format)
             stack.callback(self.teardown)
             self._share_log()
@@ -154,6 +162,7 @@ class Worker(WorkerProcess):
 
     def _run(self, burst: bool, max_jobs: float, max_idle_s: float) -> None:
         while True:
+            self._turn_began_at = time.monotonic()
             try:
                 self._record_ends()
                 if self._drain_by is not None and time.monotonic() >= self._drain_by:
@@ -251,7 +260,9 @@ class Worker(WorkerProcess):
 
     def _wait(self) -> None:
         """Until something happens, which is a call that another thread posted, or a deadline."""
-        for call in self._posted(self._patience_s()):
+        patience_s = self._patience_s()
+        self._turn_began_at = time.monotonic() + patience_s
+        for call in self._posted(patience_s):
             call()
         if self.flights:
             self._idle_since = time.monotonic()
@@ -274,6 +285,7 @@ class Worker(WorkerProcess):
         if self._drain_by is not None and time.monotonic() >= self._drain_by:
             raise error  # it is time to go: the end of the leases brings the jobs back
         self._reclaim_at = time.monotonic() + self.settings.lease_s
+        self._turn_began_at = time.monotonic() + self._backoff_s
         time.sleep(self._backoff_s)
         self._backoff_s = min(self._backoff_s * 2, 2.0)
 

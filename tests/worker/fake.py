@@ -39,6 +39,8 @@ class FakeTokenizer(Tokenizer):
     def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
         if text == "BUG":
             raise RuntimeError(f"a bug met {text}")
+        if text == "ENDLESS":
+            time.sleep(3600)
         return ([257] if add_bos else []) + [*text.encode()], add_bos
 
     def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
@@ -139,6 +141,15 @@ class FakeEngine(Engine):
 class FakeWorker(BatchWorker):
     def start_engine(self, source: str) -> Engine:
         return FakeEngine()
+
+
+class HangingWorker(FakeWorker):
+    """Its loop hangs once a job has ended."""
+
+    def _record_ends(self) -> None:
+        if any(flight.is_over for flight in self.flights.values()):
+            time.sleep(3600)
+        super()._record_ends()
 
 
 class TalkingWorker(FakeWorker):

@@ -177,6 +177,29 @@ def test_a_step_that_hangs_ends_the_worker_and_its_jobs_come_back(redis: Redis, 
     assert failure(redis, stalled).code == "crashed"
 
 
+def test_a_text_whose_tokenizing_does_not_end_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
+    """All jobs are tokenized on one thread."""
+    ids = [submit(redis, generate("ENDLESS")), submit(redis, generate())]
+
+    assert workers.start(SCOREPOOL_STALL_TIMEOUT_S="0.5").wait(timeout=20) == 70
+
+    redis.set(wire.Keys.request(ids[0]), wire.encode(generate("it ends")))
+    workers.start("--burst").wait(timeout=20)
+    assert results(redis, ids) == 2
+    assert "the tokenizing of one job has run longer than 0.5 s" in workers.log
+
+
+def test_a_loop_that_hangs_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
+    """Its beats, which another thread sends, would keep the leases for ever."""
+    ids = [submit(redis, generate()) for _ in range(4)]
+
+    assert workers.start(worker="HangingWorker", SCOREPOOL_STALL_TIMEOUT_S="1").wait(timeout=20) == 70
+
+    assert done(redis) == []
+    workers.start("--burst").wait(timeout=20)
+    assert results(redis, ids) == 4
+
+
 def test_a_fault_of_the_engine_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=100)), submit(redis, generate("FAULT"))]
 

@@ -1,0 +1,31 @@
+"""Ends a process in which something hangs, in the one way that also ends a hang in the GPU's driver.
+
+While it hangs its heartbeat and its leases would go on: nobody would take its jobs, and nobody would run them.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from logging import Logger
+
+STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
+UnderWay = Mapping[str, float | None]  # what a thread does now: since when (time.monotonic()), None: nothing
+
+
+class Watch:
+    def __init__(self, timeout_s: float, under_way: Callable[[], UnderWay], log: Logger) -> None:
+        self.timeout_s = timeout_s
+        self._under_way = under_way
+        self._log = log
+
+    def look(self) -> None:
+        """Due more often than every `timeout_s`."""
+        for what, since in self._under_way().items():
+            if since is not None and time.monotonic() - since > self.timeout_s:
+                self._log.critical(
+                    "%s has run longer than %g s (SCOREPOOL_STALL_TIMEOUT_S), so this process ends; its leases bring "
+                    "its jobs back",
+                    what,
+                    self.timeout_s,
+                )
+                os._exit(STALLED)

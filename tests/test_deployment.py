@@ -22,6 +22,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError
 
 import wire
+from api.serve import SHUTDOWN_GRACE_S
 from client.redis_server import find_binary
 from client.stack import webhook_command
 from tests.conftest import wait_until_up
@@ -109,11 +110,12 @@ def test_every_service_has_a_health_check_and_comes_back(compose: dict[str, Any]
         assert all(port.startswith("${") and ":-127.0.0.1}:" in port for port in service.get("ports", []))
 
 
-def test_the_webhook_worker_is_given_longer_to_stop_than_it_takes(compose: dict[str, Any], root: Path):
+def test_each_service_is_given_longer_to_stop_than_it_takes(compose: dict[str, Any], root: Path):
     drain_s = wire.Settings().drain_timeout_s
     assert float(compose["services"]["webhooks"]["stop_grace_period"].removesuffix("s")) > drain_s
     plist = plistlib.loads((root / "deploy" / "com.scorepool.worker.plist").read_bytes())
     assert plist["ExitTimeOut"] > drain_s
+    assert float(compose["services"]["api"]["stop_grace_period"].removesuffix("s")) > SHUTDOWN_GRACE_S
 
 
 def test_the_services_run_the_commands_that_the_product_runs(compose: dict[str, Any]):

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import httpx
+import yaml
 from redis import Redis
 
 import wire
@@ -17,6 +18,9 @@ from tests.api.conftest import score
 from tests.api.fake_worker import FakeWorker
 from tests.api.test_process import eventually, is_ready, running
 from tests.worker.conftest import Workers, outcome, status
+from worker.worker import Worker
+
+SCRAPE_S = 15  # between Prometheus's looks
 
 
 def back_up(server: RedisServer, copy: Path) -> None:
@@ -87,3 +91,16 @@ def test_every_metric_that_the_document_names_is_in_the_code(root: Path):
     alerts = (root / "deploy/alerts.yml").read_text()
     for name in set(re.findall(r"`(Scorepool\w+)`", text)):
         assert f"alert: {name}" in alerts
+
+
+def test_the_alert_of_a_silent_worker_fires_before_redis_forgets_the_worker(root: Path, redis: Redis, redis_url: str):
+    rules = yaml.safe_load((root / "deploy/alerts.yml").read_text())["groups"][0]["rules"]
+    [rule] = [rule for rule in rules if rule["alert"] == "ScorepoolWorkerSilent"]
+    [above_s] = re.findall(r"> (\d+)$", rule["expr"])
+    worker = Worker(["demo"], connection=redis)
+    worker.register_birth()
+    worker._beat()
+    kept_s = redis.ttl(worker.key)
+
+    assert worker.settings.lease_s < float(above_s) < kept_s - SCRAPE_S
+    assert "for" not in rule  # a pending alert would be forgotten with the worker

@@ -1,6 +1,7 @@
 """A Redis user with the rights that docs/deploy.md lists, and no more, can do all that scorepool does."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,13 @@ from redis import Redis
 from redis.exceptions import NoPermissionError
 
 from client.redis_server import RedisServer
-from tests.api.conftest import generate
+from tests.api.conftest import SECRET, generate
 from tests.api.test_process import eventually, running
 from tests.worker.conftest import Workers, until
+
+LINE = (
+    b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"demo","prompt":"a","max_tokens":2}}\n'
+)
 
 
 @pytest.fixture
@@ -36,7 +41,7 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
     (tmp_path / "workers").mkdir()
     workers = Workers(url, root, tmp_path / "workers")
     try:
-        with running(root, url, tmp_path / "log") as (http, _):
+        with running(root, url, tmp_path / "log", webhook_secret=SECRET) as (http, _):
             workers.start("--with-scheduler", "--name", "mac")
             eventually(lambda: serves(http))
             id_ = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
@@ -47,6 +52,16 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
             assert http.get(f"/v1/jobs/{long}?wait=20").json()["status"] == "canceled"
             assert len(http.get("/v1/jobs").json()["jobs"]) == 2
             assert http.delete(f"/v1/jobs/{id_}").status_code == 204
+            endpoint = http.post("/v1/webhooks/endpoints", json={"url": "https://a.example/"}).json()["endpoint"]
+            assert http.post("/v1/webhooks/test", json={"endpoint_id": endpoint["id"]}).status_code == 202
+            body = generate(max_tokens=3, webhook="https://b.example/", expires_at=time.time() + 60)
+            told = http.post("/v1/jobs", json=body).json()["id"]
+            assert http.get(f"/v1/jobs/{told}?wait=20").json()["status"] == "finished"
+            assert len(http.get("/v1/webhooks/deliveries").json()["deliveries"]) == 3
+            file = http.post("/v1/files", files={"file": ("f.jsonl", LINE)}, data={"purpose": "batch"}).json()["id"]
+            create = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+            batch = http.post("/v1/batches", json=create).json()["id"]
+            until(lambda: http.get(f"/v1/batches/{batch}").json()["status"] == "completed")
             assert "scorepool_redis_up 1.0" in http.get("/metrics").text
             assert "mac" in workers.rq("info")
             workers.processes[0].terminate()

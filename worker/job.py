@@ -13,13 +13,14 @@ from redis import Redis
 from redis.client import Pipeline
 from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.serializers import JSONSerializer
-from rq.utils import as_text
+from rq.utils import as_text, now, utcformat
 
 from wire import INFER, Failure, Keys, encode
-from worker.lease import Row, settle
+from worker.lease import EMPTY, Row, settle
 
 MAX_NUMBER = 10**10  # in a job's record: seconds and counts beyond it are no one's honest wish
 DEFAULT_TTL_S = 86_400  # of the outcome of a job that does not say
+EMPTIED = encode(Failure(code="canceled", message="the server's operator emptied the queue"))
 
 # `resolve_serializer(None)` and the command line's default name these: with them replaced, `rq worker`, `rq info` and
 # everything else in a process that has imported `worker` cannot unpickle what is in Redis.
@@ -178,6 +179,11 @@ class Queue(rq.queue.Queue):
             for owner in owners:
                 pipeline.llen(Keys.backlog(self.name, as_text(owner)))  # type: ignore[arg-type]
             return sum(pipeline.execute())
+
+    def empty(self) -> int:
+        """`rq empty`: what was accepted ends all the same, as canceled. Returns how many jobs there were."""
+        script = self.connection.register_script(EMPTY)
+        return int(script(keys=[self.key], args=[EMPTIED, utcformat(now()), DEFAULT_TTL_S]))
 
     @classmethod
     def of(cls, queue: rq.queue.Queue) -> "Queue":

@@ -31,6 +31,7 @@ RELEASE = _source("release.lua")
 _SETTLE = OUTBOX + _source("settle.lua")
 SETTLE = _SETTLE + "settle(ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5])"
 FINISH = _SETTLE + _source("finish.lua")
+EMPTY = _SETTLE + _source("empty.lua")
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,10 +131,18 @@ class Workers:
 
     def rq(self, *arguments: str) -> str:
         """The output of another of RQ's commands, run with our worker class."""
-        command = [str(Path(sys.executable).parent / "rq"), arguments[0], "-u", self.redis_url]
-        options = ["-w", "tests.worker.fake.FakeWorker", *arguments[1:]]
+        return self._rq(arguments[0], "-w", "tests.worker.fake.FakeWorker", *arguments[1:])
+
+    def rq_as_documented(self, *arguments: str) -> str:
+        """The same with the variables of docs/operations.md."""
+        classes = {"RQ_WORKER_CLASS": "worker.BatchWorker", "RQ_JOB_CLASS": "worker.Job"}
+        return self._rq(*arguments, **classes, RQ_QUEUE_CLASS="worker.Queue")
+
+    def _rq(self, name: str, *arguments: str, **environ: str) -> str:
+        command = [str(Path(sys.executable).parent / "rq"), name, "-u", self.redis_url, *arguments]
+        settings = {**os.environ, "PYTHONPATH": str(self.root), **environ}
         return subprocess.run(
-            [*command, *options], cwd=self.root, check=True, capture_output=True, text=True, timeout=30
+            command, cwd=self.root, env=settings, check=True, capture_output=True, text=True, timeout=30
         ).stdout
 
 

@@ -15,7 +15,7 @@ from rq.serializers import JSONSerializer
 
 import wire
 from tests.api.test_process import free_port
-from tests.worker.conftest import Workers, done, generate, outcome, status, submit, until
+from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 from worker import Queue
 
 
@@ -92,6 +92,30 @@ def test_a_callback_that_is_not_listed_is_refused_with_a_sentence(redis: Redis, 
 
     assert job.get_status() == "failed"
     assert "'os.abort' is not a callback that this worker calls" in job.latest_result().exc_string
+
+
+def test_rq_empty_ends_what_was_accepted(redis: Redis, workers: Workers):
+    """Also what waits behind RQ's list; what runs goes on."""
+    running = submit(redis, generate(max_tokens=300))
+    workers.start("--max-jobs", "1")
+    until(lambda: redis.zcard("rq:wip:demo"))
+    waiting = [submit(redis, generate(), webhook=True) for _ in range(3)]
+    behind = submit(redis, generate(), fields={"status": "deferred"})
+    redis.lrem("rq:queue:demo", 1, behind)
+    redis.rpush(wire.Keys.backlog("demo", "alice"), behind)
+    redis.zadd(wire.Keys.turns("demo"), {"alice": 1})
+    redis.zadd("rq:deferred:demo", {behind: 1})
+    other = Queue("demo", connection=redis).enqueue("add", 1)
+
+    assert "5 jobs removed from demo queue" in workers.rq_as_documented("empty", "demo")
+
+    ended = [*waiting, behind]
+    assert [failure(redis, id_).code for id_ in ended] == ["canceled"] * 4
+    assert {status(redis, id_) for id_ in ended} == {"canceled"}
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{id_}".encode() for id_ in waiting]
+    assert not redis.exists(other.key, *map(wire.Keys.request, ended))
+    assert not redis.exists("rq:queue:demo", "rq:deferred:demo", wire.Keys.turns("demo"))
+    until(lambda: isinstance(outcome(redis, running), wire.Result))
 
 
 def test_on_stopped_is_called_when_one_job_of_many_is_stopped(redis: Redis, workers: Workers):

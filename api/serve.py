@@ -27,14 +27,17 @@ class Server(uvicorn.Server):
 
 
 class Protocol(H11Protocol):
-    """Hangs up on a client that sends nonsense behind a request that is being answered, or was: uvicorn's own tries to
-    answer twice, and fails with a traceback in the log."""
+    """Answers a request whose body turns out to be nonsense once: uvicorn's own fails with a traceback in the log where
+    the application has begun to answer, or does so just afterwards."""
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and self.cycle.response_started:
             self.transport.close()
-        else:
-            super().send_400_response(msg)
+            return
+        super().send_400_response(msg)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
 
 def is_no_probe(record: logging.LogRecord) -> bool:

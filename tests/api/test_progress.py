@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 
 import wire
@@ -48,6 +49,40 @@ def test_a_client_that_comes_back_goes_on_where_it_was():
         ("4,0", 2, [7, 8]),
         ("4,1", 0, [1]),
     ]
+
+
+CALL = wire.Called(id="c", name="look", arguments="{}", entry=2)
+
+
+def chat_growth(first: int, *ids: int, **more: object) -> wire.Growth:
+    channels = ["content", "tool_call", "markup", "reasoning"]
+    return replace(growth(first, *ids), channels=channels[first : first + len(ids)], **more)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [0, 3])
+def test_channels_and_calls_are_told_once_with_their_entries(num_prompt_tokens: int):
+    """Also where a client has some of the entries of a growth, or all but the last come with the result."""
+    ids = [9] * num_prompt_tokens + [5, 6, 7, 8]
+    whole = replace(
+        result(ids).sequences[0],
+        num_reported_prompt_tokens=num_prompt_tokens,
+        channels=["content", "tool_call", "markup", "reasoning"],
+        tool_calls=[CALL],
+    )
+    ended = replace(result(ids), sequences=[whole])
+
+    for place in range(4):
+        progress = Progress.parse(str(place) if place else "")
+        told = [*progress.grow(chat_growth(0, 5, 6)), *progress.grow(chat_growth(1, 6, 7, tool_calls=[CALL]))]
+        told += progress.end("j", ended)
+
+        growths = [one.growth for one in told]
+        channels = [channel for one in growths for channel in one.channels]
+        assert channels == ["content", "tool_call", "markup", "reasoning"][place:]
+        assert [call for one in growths for call in one.tool_calls] == ([CALL] if place <= CALL.entry else [])
+        for one in growths:
+            assert len(one.token_ids) == len(one.channels)
+            assert not one.tool_calls or one.first <= CALL.entry < one.first + len(one.token_ids)
 
 
 def test_a_run_that_takes_another_way_voids_what_was_told():

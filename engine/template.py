@@ -60,7 +60,7 @@ class ChatTemplate:
             joined = [_with_content_in_reasoning(message) for message in messages]
             if joined == list(messages):
                 raise
-            messages, text = joined, self._apply(joined, tools, variables)
+            return self.render(joined, tools, variables)
         before = self._apply(messages, tools, variables, add_generation_prompt=False)
         return text, text[_num_common(text, before) :]
 

@@ -1,6 +1,7 @@
 """SGLang's `/v1/score`: how likely each of some tokens comes next, after each of some texts. Pure."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -43,6 +44,14 @@ class ScoringResponse(Struct, frozen=True, kw_only=True):
     model: str
     scores: list[list[float]]
     usage: Usage
+
+
+def to_param(field: str) -> str:
+    """A field of one of the wire.Scores in the words of the ScoringRequest."""
+    place = re.match(r"(?:\[(?P<item>\d+)\]\.)?items\[(?P<label>\d+)\](?P<of_label>\.completion)?", field)
+    if place is None:
+        return field
+    return f"label_token_ids[{place['label']}]" if place["of_label"] else f"items[{place['item'] or 0}]"
 
 
 def to_scores(body: ScoringRequest, prompts: Sequence[list[int]], timeout_s: int) -> list[wire.Score]:

@@ -67,30 +67,32 @@ class Progress:
 def _whole(id: str, sequence: int, scored: wire.Scored) -> wire.Growth:  # noqa: A002
     """The generated entries of a result."""
     start = scored.num_reported_prompt_tokens
-    return _from(
-        wire.Growth(
-            id=id,
-            sequence=sequence,
-            first=-start,
-            token_ids=scored.token_ids,
-            token_bytes=scored.token_bytes,
-            logprobs=scored.logprobs,
-            top_ids=scored.top_ids,
-            top_bytes=scored.top_bytes,
-            top_logprobs=scored.top_logprobs,
-        ),
-        start,
+    generated = wire.Growth(
+        id=id,
+        sequence=sequence,
+        first=-start,
+        token_ids=scored.token_ids,
+        token_bytes=scored.token_bytes,
+        logprobs=scored.logprobs,
+        top_ids=scored.top_ids,
+        top_bytes=scored.top_bytes,
+        top_logprobs=scored.top_logprobs,
     )
+    # These two know of generated tokens alone.
+    return replace(_from(generated, start), channels=scored.channels, tool_calls=scored.tool_calls)
 
 
 def _from(growth: wire.Growth, start: int) -> wire.Growth:
+    first = growth.first + start
     return replace(
         growth,
-        first=growth.first + start,
+        first=first,
         token_ids=growth.token_ids[start:],
         token_bytes=growth.token_bytes[start:],
         logprobs=None if growth.logprobs is None else wire.Floats(growth.logprobs[start:]),
         top_ids=None if growth.top_ids is None else growth.top_ids[start:],
         top_bytes=None if growth.top_bytes is None else growth.top_bytes[start:],
         top_logprobs=None if growth.top_logprobs is None else growth.top_logprobs[start:],
+        channels=None if growth.channels is None else growth.channels[start:],
+        tool_calls=[call for call in growth.tool_calls if call.entry >= first],
     )

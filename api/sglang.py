@@ -4,12 +4,13 @@ Each list of logprobs has `[logprob, token id, text or null]` a token. Of the in
 with null for that token, wherever it stands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
+from api.fields import in_words
 from api.only import check_only
 from api.openai.spelling import generated_text, spelled
 from wire.request import ModelName, Penalty, StopString, Text, TokenId, TokenIds, TopLogprobs
@@ -108,6 +109,15 @@ class Generated(Struct, frozen=True, kw_only=True):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
+
+
+def to_param(body: GenerateRequest) -> Callable[[str], str]:
+    """A field of its wire.Generates in its words."""
+    names = {
+        "prompt": "text" if body.input_ids is None else "input_ids",
+        "max_tokens": "sampling_params.max_new_tokens",
+    }
+    return in_words(names, listed="prompt")
 
 
 def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.Generate]:

@@ -56,6 +56,11 @@ class ChatTemplate:
                 text = self._apply(messages, tools, variables)
             except TypeError as error:
                 raise Refused(f"the model's chat template cannot write these messages: {error}") from error
+        except Refused:  # gpt-oss's writes reasoning or content before a call, not both
+            joined = [_with_content_in_reasoning(message) for message in messages]
+            if joined == list(messages):
+                raise
+            return self.render(joined, tools, variables)
         before = self._apply(messages, tools, variables, add_generation_prompt=False)
         return text, text[_num_common(text, before) :]
 
@@ -87,6 +92,14 @@ def _num_common(text: str, before: str) -> int:
         return len(before)
     pairs = enumerate(zip(text, before, strict=False))  # the shorter may be all that is common
     return next((place for place, (one, other) in pairs if one != other), min(len(text), len(before)))
+
+
+def _with_content_in_reasoning(message: Message) -> Message:
+    """Where it has both and a call: what was said before a call was no answer."""
+    reasoning, content = message.get("reasoning_content"), message.get("content")
+    if not (reasoning and content and message.get("tool_calls")):
+        return message
+    return {**message, "content": "", "thinking": f"{reasoning}\n\n{content}"}
 
 
 def _with_written_arguments(message: Message) -> Message:

@@ -22,7 +22,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TemplateKwargs = Annotated[
     dict[
         Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$(?!\n)")],
-        bool | int | float | Annotated[str, Meta(max_length=1024)] | None,
+        bool | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | Annotated[str, Meta(max_length=1024)] | None,
     ],
     Meta(max_length=16, description="Variables of the model's chat template, which must know them."),
 ]
@@ -171,7 +171,6 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError("`tools` are for a chat: they need `messages`")
         if self.chat_template_kwargs and self.messages is None:
             raise ValueError("`chat_template_kwargs` are for a chat: they need `messages`")
-        check_integers(self.chat_template_kwargs, "`chat_template_kwargs`")
         check_integers(self.json_schema, "the numbers of `json_schema`")
         for name in ("top_logprobs", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:

@@ -222,8 +222,9 @@ def _to_template_message(message: wire.Message, called: Mapping[str, str]) -> di
 
 
 def _to_template_tool(tool: wire.Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}  # as OpenAI: it takes none
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",  # some templates fail where there is none
+        "parameters": tool.parameters or {"type": "object", "properties": {}},  # as OpenAI: it takes none
+    }
     return {"type": "function", "function": function}

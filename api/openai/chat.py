@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
+from api.fields import in_words
 from api.only import check_only
 from api.openai.growing import Growing, Piece
 from api.openai.messages import ChatMessage, Function, Tool, ToolCall
@@ -14,6 +15,7 @@ from api.openai.spelling import spelled
 from wire.request import TemplateKwargs, check_integers
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+to_param = in_words({"json_schema": "response_format", "chat_template_kwargs.reasoning_effort": "reasoning_effort"})
 _ONLY = {
     "parallel_tool_calls": True,
     "store": False,
@@ -192,12 +194,6 @@ def _template_kwargs(body: ChatRequest) -> TemplateKwargs:
     """`reasoning_effort` is the variable of that name, as in vLLM."""
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     return {**(body.chat_template_kwargs or {}), **effort}
-
-
-def to_param(field: str) -> str:
-    """A field of the wire.Generate in the words of the ChatRequest."""
-    names = {"json_schema": "response_format", "chat_template_kwargs.reasoning_effort": "reasoning_effort"}
-    return names.get(field, field)
 
 
 def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:

@@ -4,7 +4,6 @@ With vLLM's additions: `prompt_logprobs`, `return_token_ids`, `return_tokens_as_
 `top_k`, `min_p`, `repetition_penalty`.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -13,10 +12,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 import wire
+from api.fields import in_words
 from api.openai.growing import Piece
 from api.openai.sampling import SamplingRequest, Usage, sampled, system_fingerprint, usage_of
 from api.openai.spelling import generated_text, likeliest, offsets, pieces_of_text, spelled
 from wire.request import Text, TokenId, TokenIds
+
+to_param = in_words({"prompt": "prompt"}, listed="prompt")
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -126,15 +128,6 @@ def to_requests(body: CompletionRequest, timeout_s: int) -> list[wire.Generate]:
         )
         for prompt in body.prompts
     ]
-
-
-def to_param(field: str) -> str:
-    """A field of one of the wire.Generates in the words of the CompletionRequest: `[1].prompt[0]`, `max_tokens`."""
-    of_one = re.fullmatch(r"(\[\d+\])\.(\w+)(.*)", field)
-    if of_one is None:
-        return field
-    index, name, rest = of_one.groups()
-    return f"{name}{index if name == 'prompt' else ''}{rest}"
 
 
 def to_completion(body: CompletionRequest, results: Sequence[wire.Result], id: str) -> Completion:  # noqa: A002

@@ -5,6 +5,8 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
+from api.only import check_only
+from api.openai.messages import ChatMessage
 from api.openai.spelling import spelled
 from wire.request import ModelName, Text, TokenId
 
@@ -12,11 +14,14 @@ from wire.request import ModelName, Text, TokenId
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: ModelName | None = None  # may be left out where one alone is served
     prompt: Text | None = None
-    messages: Annotated[list[wire.Message], Meta(min_length=1, max_length=1024)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def __post_init__(self) -> None:
+        check_only(self, {"add_generation_prompt": True, "continue_final_message": False})
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
 

@@ -31,6 +31,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known
 @router.get(
     "/{id}/events",
     summary="Follow a job",
+    response_class=Response,  # no JSON
     responses=openapi.answers({}, (400, 401, 404, 503), EVENTS),
 )
 async def events(

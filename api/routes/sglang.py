@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import wire
-from api import openapi
+from api import labels, openapi
 from api.bodies import read_message
 from api.dependencies import Owner, Parts, known_query
 from api.entry import answer, check_count, time_limit_s
@@ -16,7 +16,7 @@ from api.formats import reply
 from api.labels import ScoringRequest, ScoringResponse, to_response, to_scores
 from api.routes.completions import SYNCHRONOUS_ERRORS
 from api.routes.tokens import card_of
-from api.sglang import Generated, GenerateRequest, to_answers, to_requests
+from api.sglang import Generated, GenerateRequest, to_answers, to_param, to_requests
 from api.state import State
 
 router = APIRouter(tags=["sglang"], dependencies=[Depends(known_query)])
@@ -33,7 +33,8 @@ async def generate(request: Request, owner: Owner, parts: Parts) -> Response:
     body = await read_message(request, GenerateRequest, parts.settings.max_body_bytes)
     check_count(parts.settings, len(body.prompts), "text" if body.input_ids is None else "input_ids", "prompts")
     card = await card_of(parts, body.model)
-    results = await answer(request, parts, owner, to_requests(body, card.id, time_limit_s(parts.settings)))
+    requests = to_requests(body, card.id, time_limit_s(parts.settings))
+    results = await answer(request, parts, owner, requests, to_param(body))
     answers = to_answers(body, results, uuid4().hex)
     return reply(answers if body.is_list else answers[0], "json")
 
@@ -54,7 +55,8 @@ async def score(request: Request, owner: Owner, parts: Parts) -> Response:
             raise BadRequest(
                 f"items[{index}]: expected a token to stand before the labels, found none", f"items[{index}]"
             )
-    results = await answer(request, parts, owner, to_scores(body, prompts, time_limit_s(parts.settings)))
+    scores = to_scores(body, prompts, time_limit_s(parts.settings))
+    results = await answer(request, parts, owner, scores, labels.to_param)
     return reply(to_response(body, prompts, results), "json")
 
 

@@ -40,7 +40,7 @@ async def tokenize(request: Request, owner: Owner, parts: Parts) -> Response:
     job = wire.Tokenize(
         model=card.id,
         prompt=body.prompt,
-        messages=body.messages,
+        messages=None if body.messages is None else [message.to_wire() for message in body.messages],
         add_bos=body.add_special_tokens is not False,
         priority="high",
         timeout_s=time_limit_s(parts.settings),

@@ -67,6 +67,18 @@ def test_the_cursor_is_declared_as_it_is_checked(document: dict[str, Any]):
     assert not schema.is_valid("")
 
 
+def test_the_events_of_a_job_are_all_declared_and_nothing_else(document: dict[str, Any]):
+    content = document["paths"]["/v1/jobs/{id}/events"]["get"]["responses"]["200"]["content"]
+
+    assert list(content) == ["text/event-stream"]
+    kinds = {}
+    for event in content["text/event-stream"]["schema"]["anyOf"]:
+        data = event["properties"]["data"]["contentSchema"]["$ref"].rpartition("/")[2]
+        kinds[event["properties"]["event"]["const"]] = document["components"]["schemas"][data]
+    assert set(kinds) == {"tokens", "restart", "end"}
+    assert (kinds["restart"]["properties"], kinds["restart"]["additionalProperties"]) == ({}, False)
+
+
 def test_bodies_are_declared_for_json_and_msgpack(document: dict[str, Any]):
     for path in ("/v1/jobs", "/v1/jobs/bulk"):
         body = document["paths"][path]["post"]["requestBody"]

@@ -4,7 +4,9 @@ import asyncio
 import json
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
+from starlette.types import Message
 
 import wire
 from api.progress import Progress
@@ -50,6 +52,40 @@ def test_a_client_that_comes_back_goes_on_where_it_was():
     ]
 
 
+CALL = wire.Called(id="c", name="look", arguments="{}", entry=2)
+
+
+def chat_growth(first: int, *ids: int, **more: object) -> wire.Growth:
+    channels = ["content", "tool_call", "markup", "reasoning"]
+    return replace(growth(first, *ids), channels=channels[first : first + len(ids)], **more)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [0, 3])
+def test_channels_and_calls_are_told_once_with_their_entries(num_prompt_tokens: int):
+    """Also where a client has some of the entries of a growth, or all but the last come with the result."""
+    ids = [9] * num_prompt_tokens + [5, 6, 7, 8]
+    whole = replace(
+        result(ids).sequences[0],
+        num_reported_prompt_tokens=num_prompt_tokens,
+        channels=["content", "tool_call", "markup", "reasoning"],
+        tool_calls=[CALL],
+    )
+    ended = replace(result(ids), sequences=[whole])
+
+    for place in range(4):
+        progress = Progress.parse(str(place) if place else "")
+        told = [*progress.grow(chat_growth(0, 5, 6)), *progress.grow(chat_growth(1, 6, 7, tool_calls=[CALL]))]
+        told += progress.end("j", ended)
+
+        growths = [one.growth for one in told]
+        channels = [channel for one in growths for channel in one.channels]
+        assert channels == ["content", "tool_call", "markup", "reasoning"][place:]
+        assert [call for one in growths for call in one.tool_calls] == ([CALL] if place <= CALL.entry else [])
+        for one in growths:
+            assert len(one.token_ids) == len(one.channels)
+            assert not one.tool_calls or one.first <= CALL.entry < one.first + len(one.token_ids)
+
+
 def test_a_run_that_takes_another_way_voids_what_was_told():
     progress = Progress.parse("")
     progress.grow(growth(0, 5, 6))
@@ -92,3 +128,39 @@ async def test_a_job_is_followed_from_before_its_tokens_to_its_end(
     assert tokens == ([5, 6, 7] if last is None else [6, 7])
     assert (events[-1]["event"], events[-1]["id"]) == ("end", "3")
     assert json.loads(events[-1]["data"])["status"] == "finished"
+
+
+@pytest.mark.anyio
+async def test_a_client_that_reads_nothing_holds_up_nobody_and_misses_nothing(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    reads, sent = asyncio.Event(), []
+
+    async def send(message: Message) -> None:
+        if message.get("body"):
+            await reads.wait()
+            sent.append(message["body"])
+
+    async with serving() as http:
+        while (await http.get("/readyz")).status_code != 200:
+            pass
+        slow, other = [(await http.post("/v1/jobs", json=generate(stream=True))).json()["id"] for _ in range(2)]
+        url = f"/v1/jobs/{slow}/events"
+        scope = {"type": "http", "method": "GET", "path": url, "raw_path": url.encode(), "root_path": ""}
+        scope |= {"scheme": "http", "headers": [(b"host", b"127.0.0.1")], "query_string": b"", "http_version": "1.1"}
+        hanging = asyncio.create_task(http._transport.app(scope, asyncio.Event().wait, send))
+        for id_ in (slow, other):
+            worker.start(id_)
+            for first in range(50):
+                redis.xadd(wire.TOKENS, {"step": wire.encode([growth(first, first, id=id_)])})
+            worker.end(id_, result(list(range(50))))
+        told = (await http.get(f"/v1/jobs/{other}/events")).text  # while the slow one has read nothing
+        assert sent == []
+        reads.set()
+        await hanging
+
+    assert told.count("event: end") == 1
+    events = b"".join(sent).decode().split("\n\n")[:-1]
+    tokens = [json.loads(event.split("data: ")[1])["token_ids"] for event in events[:-1]]
+    assert [token for some in tokens for token in some] == list(range(50))
+    assert events[-1].startswith("event: end")

@@ -1,5 +1,6 @@
 """`/v1/chat/completions` as OpenAI's own SDK sees it."""
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -8,6 +9,7 @@ from openai.types.chat.chat_completion import Choice
 
 import wire
 from client import Client
+from client.stack import Stack
 
 MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What does os.listdir do?"}]
 
@@ -92,6 +94,18 @@ def test_roles_parts_and_tools_reach_the_template(sdk: OpenAI):
     tools = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
     tools += [{"role": "tool", "tool_call_id": "c1", "content": "a list"}]
     assert len(chat(sdk, tools, **ids).prompt_token_ids) > len(chat(sdk, **ids).prompt_token_ids)
+
+
+def test_a_chat_has_as_many_tokens_as_tokenize_says(sdk: OpenAI, stack: Stack):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "it?"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+    reply = httpx.post(f"{stack.url}/tokenize", json={"messages": messages, "add_generation_prompt": True}).json()
+
+    asked = chat(sdk, messages, max_tokens=1, extra_body={"return_token_ids": True})
+    assert reply["tokens"] == asked.prompt_token_ids
+    assert reply["count"] == asked.usage.prompt_tokens
 
 
 def test_choices_of_one_chat_differ_by_their_seeds(sdk: OpenAI):

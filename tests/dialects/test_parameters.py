@@ -79,6 +79,7 @@ def test_what_asks_for_nothing_changes_nothing(kind: str, options: dict[str, Any
         ("chat", {"verbosity": "low"}, "verbosity", "Expected 'medium', found 'low'"),
         ("chat", {"tool_choice": "required"}, "tool_choice", "Expected 'auto' | 'none', found 'required'"),
         ("chat", {"tools": [{"type": "custom"}]}, "tools[0].type", "Expected 'function', found 'custom'"),
+        ("chat", {"chat_template_kwargs": {"a": 10**30}}, "chat_template_kwargs", "<= 9223372036854775807"),
         ("chat", {"echo": True}, "echo", "expected false"),
         ("chat", {"add_special_tokens": True}, "add_special_tokens", "expected false"),
         ("chat", {"skip_special_tokens": False}, "skip_special_tokens", "expected true"),

@@ -107,6 +107,26 @@ def test_labels_are_as_likely_as_transformers_finds_them(
     assert scores == pytest.approx(found["scores"][0], rel=1e-4)
 
 
+def test_a_refusal_names_the_callers_own_field(ask: Ask):
+    long, score = "import " * 3000, {"model": "demo", "query": "a", "items": ["b"], "label_token_ids": [5]}
+    for path, body, param in [
+        ("/generate", {"input_ids": [[5], [5, 99_999]]}, "input_ids[1][1]"),
+        ("/generate", {"input_ids": [5, 99_999]}, "input_ids[1]"),
+        ("/generate", {"text": ["a", ""]}, "text"),
+        (
+            "/generate",
+            {"input_ids": [5], "sampling_params": {"max_new_tokens": 3000}},
+            "sampling_params.max_new_tokens",
+        ),
+        ("/v1/score", score | {"items": ["b", long]}, "items[1]"),
+        ("/v1/score", score | {"items": long}, "items[0]"),
+        ("/v1/score", score | {"label_token_ids": [5, 99_999]}, "label_token_ids[1]"),
+    ]:
+        error = ask(path, **body).json()["error"]
+        assert error["param"] == param
+        assert error["message"].startswith(f"{param}: ")
+
+
 @pytest.mark.parametrize(
     ("path", "change", "message"),
     [

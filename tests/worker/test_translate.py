@@ -224,7 +224,7 @@ def test_what_a_template_is_shown_of_tools_and_calls():
     ]
     assert (shown[1]["reasoning_content"], shown[1]["thinking"]) == ("Hm.", "Hm.")
     assert shown[2] == {"role": "tool", "content": "It is.", "tool_call_id": "c", "name": "look"}
-    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    function = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
     assert tools == [{"type": "function", "function": function}]
 
 

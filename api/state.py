@@ -61,7 +61,7 @@ class State:
             deliveries=Deliveries(redis, settings),
             files=Files(redis, settings),
             batches=Batches(redis),
-            waiting=Waiting(stream_redis, redis, on_ended=metrics.ended.inc),
+            waiting=Waiting(stream_redis.client(), redis, on_ended=metrics.ended.inc),
             metrics=metrics,
         )
 

@@ -48,6 +48,7 @@ class Waiting:
         self.release()
         if self._reader is not None:
             await tasks.end([self._reader])
+        await self._redis.aclose()
 
     def release(self) -> None:
         """Let every waiting client go with what is known now: the server is about to stop."""

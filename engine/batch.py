@@ -73,7 +73,8 @@ class Merged:
     def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
         if sequences != self._rows:
             raise RuntimeError("the scheduler's decoding rows are not those that have caches")
-        return self._halves.hidden(last_ids[:, None], self._cache)[:, -1]  # all of the cache is computed with it
+        caches.note_lengths(self._cache, {sequence.num_computed for sequence in sequences})
+        return self._halves.hidden(last_ids[:, None], self._cache).squeeze(1)  # all of the cache is computed with it
 
     def release(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:

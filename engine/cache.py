@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 Cache = list[Any]  # one of mlx-lm's a layer
 
@@ -53,7 +53,14 @@ def compact(cache: Cache) -> Cache:
 
 def merged(caches: list[Cache]) -> Cache:
     """Caches of rows as one of mlx-lm's batch caches a layer."""
-    return [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
+    return [_merged(list(layers)) for layers in zip(*caches, strict=True)]
+
+
+def note_lengths(cache: Cache, lengths: set[int]) -> None:
+    """Of the rows of a merged cache, in tokens, before a step that decodes them."""
+    for layer in cache:
+        if type(layer) is Rows:
+            layer.is_padded = lengths != {layer._idx}
 
 
 def lent(caches: list[Cache]) -> Cache:
@@ -82,6 +89,17 @@ def cost(cache: Cache) -> tuple[int, int]:
         else:
             fixed += layer.nbytes
     return per_token, fixed
+
+
+class Rows(BatchKVCache):
+    """Makes no mask for a step that decodes rows of which none is padded: each sees all that it has."""
+
+    is_padded = True  # some row may be
+
+    def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> Any:  # noqa: N803
+        window = kwargs.get("window_size")
+        sees_all = not self.is_padded and (window is None or self._idx < window)
+        return None if N == 1 and sees_all and not return_array else super().make_mask(N, return_array, **kwargs)
 
 
 class Onto:
@@ -160,6 +178,14 @@ def _compact(layer: Any) -> Any:
     if type(layer) is ArraysCache:
         layer.cache = [part if part is None else mx.contiguous(part) for part in layer.cache]
     return layer
+
+
+def _merged(layers: list[Any]) -> Any:
+    if type(layers[0]) is not KVCache:
+        return layers[0].merge(layers)
+    if all(layer.empty() for layer in layers):
+        return Rows([0] * len(layers))
+    return Rows.merge(layers)  # type: ignore[no-untyped-call] # mlx-lm's
 
 
 def _lent(layers: list[Any]) -> Any:

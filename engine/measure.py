@@ -53,9 +53,14 @@ class Column:
     rows: list[int]
     values: mx.array | None  # None: of no rows
 
-    def read(self) -> dict[int, Any]:
-        values: list[Any] = [] if self.values is None else self.values.tolist()  # type: ignore[assignment]
-        return dict(zip(self.rows, values, strict=True))
+    def read(self, num_rows: int) -> list[Any]:
+        """One a row: None where there is no value."""
+        found: list[Any] = [None] * num_rows
+        if self.values is not None:
+            values: list[Any] = self.values.tolist()  # type: ignore[assignment]
+            for row, value in zip(self.rows, values, strict=True):
+                found[row] = value
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,8 @@ class Measured:
 
     def read(self) -> list[Entry]:
         """One an ask. Waits for the device."""
-        columns: list[dict[int, Any]] = [column.read() for column in self.columns]
-        return [_entry([column.get(row) for column in columns]) for row in range(len(self.asks))]
+        columns = [column.read(len(self.asks)) for column in self.columns]
+        return [Entry(*values) for values in zip(*columns, strict=True)]
 
 
 def measure(asks: list[Ask], logits: mx.array) -> Measured:
@@ -85,49 +90,45 @@ def measure(asks: list[Ask], logits: mx.array) -> Measured:
         logits = logits / mx.array([ask.temperature for ask in asks])[:, None]
     normalizers = scoring.log_normalizer(logits)
     all_rows = list(range(len(asks)))
-
-    def where(wanted: Callable[[Sequence], object], compute: Callable[[mx.array], mx.array]) -> Column:
-        """A column of the rows whose sequence wants it."""
-        rows = [row for row, ask in enumerate(asks) if wanted(ask.sequence)]
-        return Column(rows, compute(mx.array(rows)) if rows else None)
-
-    k = max(ask.sequence.top_logprobs for ask in asks)
-    top_ids = where(lambda s: s.top_logprobs, lambda rows: scoring.top_k(logits[rows], k))
     columns = [
         Column(all_rows, token_ids),
         Column(all_rows, normalizers),
         Column(all_rows, scoring.logprobs(logits, normalizers, token_ids)),
         Column(sampled_rows, sampled),
-        where(lambda s: s.rank, lambda rows: scoring.ranks(logits[rows], token_ids[rows])),
-        where(lambda s: s.entropy, lambda rows: scoring.entropies(logits[rows], normalizers[rows])),
-        top_ids,
-        where(
-            lambda s: s.top_logprobs,
-            lambda rows: scoring.logprobs_of_many(logits[rows], normalizers[rows], _computed(top_ids)),
-        ),
+        _column(asks, lambda s: s.rank, scoring.ranks, logits, token_ids),
+        _column(asks, lambda s: s.entropy, scoring.entropies, logits, normalizers),
+        *_likeliest(asks, logits, normalizers),
     ]
     measured = Measured(asks, token_ids, columns)
     mx.async_eval(measured.arrays)
     return measured
 
 
-def _entry(values: list[Any]) -> Entry:
-    """Of one row: the columns' values in the order of Entry's fields."""
-    return Entry(*values)
+def _column(
+    asks: list[Ask], wanted: Callable[[Sequence], object], compute: Callable[..., mx.array], *arrays: mx.array
+) -> Column:
+    """Computed from `arrays` [all rows, ...] for the rows whose sequence wants it."""
+    rows = [row for row, ask in enumerate(asks) if wanted(ask.sequence)]
+    return Column(rows, compute(*(_only(rows, array) for array in arrays)) if rows else None)
 
 
-def _computed(column: Column) -> mx.array:
-    if column.values is None:
-        raise ValueError("nobody asks for the column")
-    return column.values
+def _likeliest(asks: list[Ask], logits: mx.array, normalizers: mx.array) -> tuple[Column, Column]:
+    """Columns of their ids and of their logprobs."""
+    rows = [row for row, ask in enumerate(asks) if ask.sequence.top_logprobs]
+    if not rows:
+        return Column([], None), Column([], None)
+    logits, normalizers = _only(rows, logits), _only(rows, normalizers)
+    ids = scoring.top_k(logits, max(ask.sequence.top_logprobs for ask in asks))
+    return Column(rows, ids), Column(rows, scoring.logprobs_of_many(logits, normalizers, ids))
+
+
+def _only(rows: list[int], array: mx.array) -> mx.array:
+    """These of its rows; the very array where they are all: an index copies, and logits are large."""
+    return array if len(rows) == array.shape[0] else array[mx.array(rows)]
 
 
 def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple[mx.array, mx.array | None]:
     """The token of every row, and the sampled ones' logprobs under the distribution sampled from."""
-    given = [0 if ask.is_sampled else ask.sequence.token_ids[ask.position] for ask in asks]
-    token_ids = mx.array(given, dtype=mx.int32)
-    if not sampled_rows:
-        return token_ids, None
     samplings, keys = [], []
     for row in sampled_rows:
         sequence = asks[row].sequence
@@ -137,6 +138,10 @@ def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple
         keys.append(sampling.noise_key(sequence.noise_seed, asks[row].position - sequence.num_given))
     if len(sampled_rows) == len(asks):  # a step that only decodes
         return sampling.sample(_moved(logits, asks), samplings, keys)
+    given = [0 if ask.is_sampled else ask.sequence.token_ids[ask.position] for ask in asks]
+    token_ids = mx.array(given, dtype=mx.int32)
+    if not sampled_rows:
+        return token_ids, None
     rows = mx.array(sampled_rows)
     wanted = _moved(logits[rows], [asks[row] for row in sampled_rows])
     token_ids[rows], logprobs = sampling.sample(wanted, samplings, keys)

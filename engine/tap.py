@@ -86,7 +86,7 @@ class Tap:
             logits: mx.array = self._model(mx.zeros((1, rows.shape[0]), mx.int32))
         finally:
             self._inject = None
-        return logits[0]
+        return logits.squeeze(0)  # an index would copy them
 
 
 def split_model(model: Any) -> Halves:

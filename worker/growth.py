@@ -1,7 +1,7 @@
 """Tokens of jobs that stream, on their way to Redis while the jobs run: one message for all rows that grew.
 
     engine's thread   on_step: copies new entries, and goes on
-    this thread       one XADD of all that has come since the last
+    this thread       one entry of the stream for all that has come since the last
 
 Redis being slow or away holds up no step: then entries are joined into fewer messages, or are lost, and the API takes
 them from the job's result.
@@ -9,6 +9,7 @@ them from the job's result.
 
 import logging
 from collections.abc import Callable, Sequence
+from importlib import resources
 from math import inf
 from threading import Condition, Thread
 
@@ -25,6 +26,8 @@ from worker.translate import Translated
 
 log = logging.getLogger(__name__)
 
+GROW = resources.files("worker.lua").joinpath("grow.lua").read_text()
+
 MAX_MESSAGES = 10_000  # of the stream, about: steps of all workers
 CLOSE_TIMEOUT_S = 5.0
 MAX_HELD = 100_000  # growths that wait for Redis; above it new ones are dropped
@@ -35,6 +38,7 @@ class Outlet:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._grow = redis.register_script(GROW)
         self._changed = Condition()  # guards the two below
         self._growths: list[Callable[[], wire.Growth]] = []
         self._is_closed = False
@@ -56,6 +60,7 @@ class Outlet:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
+        connected: Redis | None = None  # by a connection that is not fetched from the pool and checked at every step
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._growths or self._is_closed)
@@ -64,7 +69,8 @@ class Outlet:
                 growths, self._growths = self._growths, []
             step: wire.Step = [growth() for growth in growths]
             try:
-                self._redis.xadd(wire.TOKENS, {"step": wire.encode(step)}, maxlen=MAX_MESSAGES)
+                connected = connected or self._redis.client()
+                self._grow([wire.TOKENS], [MAX_MESSAGES, wire.encode(step)], connected)
             except RedisError as error:
                 log.warning("tokens of %d rows are not streamed, their results will hold them: %r", len(step), error)
 

@@ -1,11 +1,13 @@
 """Tokens of a job that streams are told once, in order, and never one that a stop string may take back."""
 
 import time
+from pathlib import Path
 
 import pytest
 from redis import Redis
 
 import wire
+from client.redis_server import RedisServer
 from engine import Sampling
 from engine import Sequence as Row
 from engine.stop import end_if_done
@@ -104,6 +106,20 @@ def test_what_came_since_the_last_message_is_one_message(redis: Redis):
 
     steps = [wire.parse(fields[b"step"], wire.Step, "msgpack") for _, fields in redis.xrange(wire.TOKENS)]
     assert [len(step) for step in steps] == [1, 5]
+
+
+def test_what_is_streamed_is_not_written_to_the_disk(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        outlet = Outlet(redis)
+        before = redis.info("persistence")["aof_current_size"]
+
+        outlet.put([lambda: wire.Growth(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])])
+        outlet.close()
+
+        assert redis.xlen(wire.TOKENS) == 1
+        assert redis.info("persistence")["aof_current_size"] == before
+        redis.set("what is", "written")
+        assert redis.info("persistence")["aof_current_size"] > before
 
 
 def test_a_redis_that_is_away_costs_the_stream_and_nothing_else():

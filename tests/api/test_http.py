@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from api import tasks
 from tests.api.conftest import Serving, score
 from tests.api.fake_worker import FakeWorker
 
@@ -37,3 +38,15 @@ async def test_the_documentation_loads_nothing_from_elsewhere(serving: Serving):
     assert not re.search(r"<(script|link|img|iframe)|\bsrc=|url\(|@import", page.text)
     for path in document["paths"]:
         assert path in page.text
+
+
+async def test_readyz_answers_for_the_loop_that_wakes_waiting_clients(serving: Serving, worker: FakeWorker):
+    """And not for the sockets alone: with the loop gone, everybody would wait to the end of their time."""
+    async with serving() as http:
+        while (await http.get("/readyz")).status_code != 200:
+            pass
+        waiting = http._transport.app.state.parts.waiting
+        await tasks.end([waiting._reader])
+        reply = await http.get("/readyz")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
+    assert "stream of ended jobs" in reply.json()["error"]["message"]

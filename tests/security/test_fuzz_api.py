@@ -1,5 +1,6 @@
 """Nonsense in any key that the API reads is no fault of the server's: it is told as what it is, and hides no other."""
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -175,6 +176,25 @@ async def test_an_outcome_that_cannot_be_read_is_a_failure_that_says_so(
     assert (job["status"], job["failure"]["code"]) == ("failed", "internal")
     assert "what the queue holds of its end cannot be read" in job["failure"]["message"]
     assert '"status":"failed"' in events
+
+
+async def test_openais_clients_are_told_of_such_an_end_as_of_any_failed_job(
+    serving: Serving, redis: Redis, worker: FakeWorker
+):
+    """With a status at which the SDK tries again: the next job may end well."""
+    async with serving() as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json={"model": "demo", "prompt": "a"}))
+        await eventually(worker.waiting)
+        [job_id] = worker.waiting()
+        redis.lrem("rq:queue:demo", 1, job_id)
+        redis.hset(f"rq:job:{job_id}", "status", "finished")
+        redis.set(wire.Keys.outcome(job_id), b"\xff")
+        redis.xadd(wire.DONE, {"id": job_id})
+        reply = await asked
+
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["type"]) == (500, "job_failed", "server_error")
+    assert "cannot be read" in error["message"]
 
 
 async def test_a_worker_whose_card_cannot_be_read_keeps_no_client_from_the_others(

@@ -15,6 +15,7 @@ import pytest
         "unique_prompts",
         "memory",
         "generate",
+        "latency",
         "through_queue",
         "profile",
         "linearity",

@@ -7,7 +7,7 @@ from wire.request import Priority
 INFER = "worker.infer"  # the job function: run one wire.Request on the engine
 DELIVER = "worker.webhook.deliver"  # the job function: tell one receiver of one event
 WEBHOOKS = "webhooks"  # the queue of deliveries
-TOKENS = "scorepool:tokens"  # stream: one entry {step} per step of a worker whose rows stream
+TOKENS = "scorepool:tokens"  # stream: one entry {step} per step of a worker whose rows stream; on no disk
 DONE = "scorepool:done"  # stream: one entry {id} per job that ended
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from tests.api.test_process import eventually, is_ready, running
+from tests.api.test_process import eventually, running
 from tests.worker.conftest import Workers
 
 CHECKS = [
@@ -31,11 +31,11 @@ def test_whatever_the_schema_allows_is_answered_as_it_says(
     root: Path, redis: Redis, redis_url: str, workers: Workers, tmp_path: Path, options: tuple[str, ...]
 ):
     pytest.importorskip("schemathesis", reason="schemathesis is not installed: it comes with the dev extra")
-    workers.start(FAKE_STEP_S="0")
+    workers.start(worker="BatchWorker", SCOREPOOL_MODEL=f"demo={root / 'models' / 'demo'}", SCOREPOOL_LEASE_S="20")
     with running(root, redis_url, tmp_path / "log") as (http, _):
-        eventually(lambda: is_ready(http))
+        eventually(lambda: http.get("/readyz").json()["models"] == ["demo"], timeout_s=60)
         tool, document = Path(sys.executable).with_name("schemathesis"), f"{http.base_url}/openapi.json"
-        command = [str(tool), "run", document, *options, "--continue-on-failure", "--no-color"]
+        command = [str(tool), "run", document, *options, "--continue-on-failure", "--no-color", "--request-timeout=90"]
         done = subprocess.run([*command, "--checks", ",".join(CHECKS)], cwd=tmp_path, capture_output=True, text=True)
     print(done.stdout[-3000:])
     assert done.returncode == 0

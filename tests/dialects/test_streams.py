@@ -36,7 +36,7 @@ def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict
     chunks = list(sdk.completions.create(**options, stream=True, stream_options={"include_usage": True}))
 
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
     assert len({chunk.id for chunk in chunks}) == 1
     texts: dict[int, str] = defaultdict(str)
     columns: dict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
@@ -52,6 +52,7 @@ def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict
             ends[choice.index] = choice.finish_reason
     if options.get("seed") is None and options.get("temperature") != 0:
         return  # sampled anew: only its form can be told
+    assert chunks[-1].usage == whole.usage
     for choice in whole.choices:
         assert texts[choice.index] == choice.text
         assert ends[choice.index] == choice.finish_reason

@@ -5,6 +5,8 @@
 SCOREPOOL_MODEL says which model; its engine is started in `open`, so never before a fork.
 """
 
+import os
+import sys
 from typing import Any
 
 from redis.client import Pipeline
@@ -36,6 +38,7 @@ class BatchWorker(Worker):
 
     def start_engine(self, source: str) -> Engine:
         """Blocks until the model is loaded. Raises engine.LoadError."""
+        _leave_torch_out()
         return Engine(engine_settings(source, self.settings))
 
     def close(self) -> None:
@@ -56,3 +59,11 @@ class BatchWorker(Worker):
     def show(self, pipeline: Pipeline) -> None:
         if self.presence is not None:
             self.presence.show(pipeline)
+
+
+def _leave_torch_out() -> None:
+    """transformers, from which mlx-lm has its tokenizers, imports torch wherever it is installed: nearly half a GiB of
+    memory and two seconds of the start, for nothing. A process that has torch already keeps it."""
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = None  # type: ignore[assignment] # an import raises ModuleNotFoundError
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that models of torch cannot be had

@@ -1,6 +1,8 @@
 """The worker is RQ's worker to whoever runs it: options, `rq info`, scheduler, queues' order, presence."""
 
 import signal
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -240,6 +242,23 @@ def test_a_model_that_cannot_be_loaded_stops_the_start_and_says_why(redis: Redis
     assert f"{tmp_path}/none" in workers.log.splitlines()[-1]
     assert "Traceback" not in workers.log
     assert redis.smembers("rq:workers") == set()
+
+
+def test_a_worker_does_not_load_torch_where_that_is_installed(root: Path):
+    start = f"""
+import importlib.util, sys
+assert importlib.util.find_spec("torch")
+from types import SimpleNamespace
+from wire import Settings
+from worker import BatchWorker
+engine = BatchWorker.start_engine(SimpleNamespace(settings=Settings()), {str(root / "models/demo")!r})
+print(engine.facts.vocab_size, [name for name, module in sys.modules.items() if module and name.startswith("torch")])
+engine.close()
+"""
+    run = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, timeout=100, cwd=root)
+
+    assert run.stdout == "3072 []\n", run.stderr
+    assert "PyTorch" not in run.stderr
 
 
 @pytest.mark.parametrize("level", ["INFO", "WARNING"])

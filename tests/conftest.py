@@ -43,7 +43,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
 
 
-def wait_until_up(url: str, timeout_s: float = 10.0) -> None:
+def wait_until_up(url: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     with Redis.from_url(url) as redis:
         while True:

@@ -65,7 +65,7 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
             assert "scorepool_redis_up 1.0" in http.get("/metrics").text
             assert "mac" in workers.rq("info")
             workers.processes[0].terminate()
-            assert workers.processes[0].wait(20) == 0
+            assert workers.processes[0].wait(60) == 0
     finally:
         for process in workers.processes:
             process.kill()

@@ -40,7 +40,7 @@ async def trickle() -> AsyncIterator[bytes]:
         await asyncio.sleep(0.02)
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - it happens in Redis
             await asyncio.sleep(0.01)

@@ -39,7 +39,7 @@ async def test_a_body_that_trickles_is_given_up(serving: Serving, worker: FakeWo
     """A sender keeps its connection only as long as the body comes on."""
     monkeypatch.setattr(bodies, "BODY_GRACE_S", 0.3)
 
-    async with serving() as http, asyncio.timeout(10):
+    async with serving() as http, asyncio.timeout(60):
         reply = await http.post("/v1/jobs", content=trickle(), headers=JSON)
     assert (reply.status_code, reply.json()["error"]["code"]) == (408, "too_slow")
     assert reply.headers["connection"] == "close"

@@ -43,7 +43,7 @@ def log(root: Path, environ: dict[str, str], tmp_path: Path) -> Iterator[Path]:
         yield path
         for process in processes:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def test_the_logs_of_api_worker_and_webhook_worker_keep_secrets(

@@ -233,7 +233,7 @@ def test_jobs_behind_come_onto_a_list_that_another_tool_emptied(shared: Api, red
     ids = shared.submit("alice", 70)
     redis.delete("rq:queue:demo")
 
-    workers.start("--burst").wait(timeout=30)
+    workers.start("--burst").wait(timeout=60)
 
     assert done(redis) == ids[64:]
 

@@ -32,7 +32,7 @@ class Slow(FakeTokenizer):
         self.texts.append(text)
         if text.startswith("SLOW"):
             self.is_in.set()
-            assert self.may_go_on.wait(30)
+            assert self.may_go_on.wait(60)
         return super().encode(text, add_bos)
 
 
@@ -49,7 +49,7 @@ class Recorder(FakeEngine):
 
     def add(self, sequences: list[Sequence]) -> "Future[list[Sequence]]":
         self.in_add.set()
-        assert self.may_add.wait(30)
+        assert self.may_add.wait(60)
         if self.fault is not None:
             raise self.fault
         self.added.append(Future())
@@ -94,7 +94,7 @@ def never(pending: Pending) -> None:
 
 def test_what_is_canceled_behind_a_long_text_is_not_tokenized(infer: Infer, engine: Recorder):
     first = send(infer, "SLOW")
-    assert engine.tokenizer.is_in.wait(10)
+    assert engine.tokenizer.is_in.wait(60)
     second = send(infer, "second")
     second.cancel()
     engine.tokenizer.may_go_on.set()
@@ -108,7 +108,7 @@ def test_what_is_canceled_behind_a_long_text_is_not_tokenized(infer: Infer, engi
 
 def test_what_is_canceled_while_it_is_tokenized_reaches_no_engine(infer: Infer, engine: Recorder):
     pending = send(infer, "SLOW")
-    assert engine.tokenizer.is_in.wait(10)
+    assert engine.tokenizer.is_in.wait(60)
     began = time.monotonic()
     pending.cancel()
     assert time.monotonic() - began < 1  # the main thread waits for no text
@@ -121,7 +121,7 @@ def test_what_is_canceled_while_it_is_tokenized_reaches_no_engine(infer: Infer, 
 def test_what_is_canceled_while_the_engine_takes_it_is_canceled_there(infer: Infer, engine: Recorder):
     engine.may_add.clear()
     pending = send(infer, "text")
-    assert engine.in_add.wait(10)
+    assert engine.in_add.wait(60)
     threading.Timer(0.1, engine.may_add.set).start()
     pending.cancel()
     end_of(infer)
@@ -153,7 +153,7 @@ def test_a_fault_that_the_engine_raises_on_that_thread_is_the_main_threads(infer
 
 def test_close_waits_for_no_text_and_drops_those_that_wait(infer: Infer, engine: Recorder):
     send(infer, "SLOW")
-    assert engine.tokenizer.is_in.wait(10)
+    assert engine.tokenizer.is_in.wait(60)
     send(infer, "second")
     began = time.monotonic()
     infer.close()

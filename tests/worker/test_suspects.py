@@ -29,7 +29,7 @@ def test_a_job_that_kills_its_workers_is_failed_and_forty_innocents_finish(
     poison = ids.pop(place)
 
     deaths = 0
-    while workers.start("--burst", SCOREPOOL_CRASH_LIMIT="3").wait(timeout=30) != 0:
+    while workers.start("--burst", SCOREPOOL_CRASH_LIMIT="3").wait(timeout=60) != 0:
         deaths += 1
 
     assert deaths <= 9  # halved from 41 to alone: six; then three alone

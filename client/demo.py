@@ -129,8 +129,8 @@ def shown(piece: bytes) -> str:
 
 
 def free_port() -> int:
-    """A free port that the system gives to nobody else for a minute: a connection to it has just ended (TIME_WAIT), which
-    keeps from it only who does not ask for SO_REUSEADDR, as every server does."""
+    """A port that is free, and that the system gives to nobody else for a minute: a connection to it has just ended
+    (TIME_WAIT), which is no hindrance to a server that asks for it by its number."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         with socket.create_connection(address):

@@ -152,6 +152,7 @@ class Worker(WorkerProcess):
             stack.enter_context(Housekeeping(chores, self.log))
             with self._interruptible():
                 self.open()
+            beat.due_at = 0.0  # it says what it serves as soon as it does
             self.leases.expire(orphans(self.connection, self.queues))
             self.set_state(WorkerStatus.IDLE)
             try:

@@ -79,6 +79,12 @@ def status(redis: Redis, job_id: str) -> str:
     return (redis.hget(f"rq:job:{job_id}", "status") or b"").decode()
 
 
+def most_at_once(redis: Redis, ids: list[str]) -> int:
+    """How many of these jobs, which have ended, were in flight together, by the times in their records."""
+    spans = [redis.hmget(f"rq:job:{job_id}", "started_at", "ended_at") for job_id in ids]
+    return max(sum(start <= at < end for start, end in spans) for at, _ in spans)
+
+
 def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -27,12 +27,14 @@ class Slow(FakeTokenizer):
         self.texts: list[str] = []
         self.is_in = threading.Event()
         self.may_go_on = threading.Event()
+        self.gave_up = False
 
     def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
         self.texts.append(text)
         if text.startswith("SLOW"):
             self.is_in.set()
-            assert self.may_go_on.wait(60)
+            self.gave_up = not self.may_go_on.wait(60)
+            assert not self.gave_up
         return super().encode(text, add_bos)
 
 
@@ -109,9 +111,8 @@ def test_what_is_canceled_behind_a_long_text_is_not_tokenized(infer: Infer, engi
 def test_what_is_canceled_while_it_is_tokenized_reaches_no_engine(infer: Infer, engine: Recorder):
     pending = send(infer, "SLOW")
     assert engine.tokenizer.is_in.wait(60)
-    began = time.monotonic()
-    pending.cancel()
-    assert time.monotonic() - began < 1  # the main thread waits for no text
+    pending.cancel()  # the main thread waits for no text: this one ends only when it may
+    assert not engine.tokenizer.gave_up
     engine.tokenizer.may_go_on.set()
     end_of(infer)
     assert engine.added == []
@@ -155,7 +156,6 @@ def test_close_waits_for_no_text_and_drops_those_that_wait(infer: Infer, engine:
     send(infer, "SLOW")
     assert engine.tokenizer.is_in.wait(60)
     send(infer, "second")
-    began = time.monotonic()
     infer.close()
-    assert time.monotonic() - began < 1
+    assert not engine.tokenizer.gave_up  # the text still waits
     engine.tokenizer.may_go_on.set()

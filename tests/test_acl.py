@@ -42,7 +42,7 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
     workers = Workers(url, root, tmp_path / "workers")
     try:
         with running(root, url, tmp_path / "log", webhook_secret=SECRET) as (http, _):
-            workers.start("--with-scheduler", "--name", "mac")
+            workers.start("--with-scheduler", "--name", "mac", SCOREPOOL_LEASE_S="5")
             eventually(lambda: serves(http))
             id_ = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
             assert http.get(f"/v1/jobs/{id_}?wait=20").json()["status"] == "finished"
@@ -65,7 +65,7 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
             assert "scorepool_redis_up 1.0" in http.get("/metrics").text
             assert "mac" in workers.rq("info")
             workers.processes[0].terminate()
-            assert workers.processes[0].wait(20) == 0
+            assert workers.processes[0].wait(60) == 0
     finally:
         for process in workers.processes:
             process.kill()

@@ -36,9 +36,11 @@ def tls_port(redis_url: str, redis: Redis, tmp_path: Path) -> Iterator[int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     loop = asyncio.new_event_loop()
+    opened: list[asyncio.StreamWriter] = []
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await asyncio.open_unix_connection(redis_url.removeprefix("unix://"))
+        opened.extend([writer, inner_writer])
         await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
 
     server = loop.run_until_complete(asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context))
@@ -50,6 +52,8 @@ def tls_port(redis_url: str, redis: Redis, tmp_path: Path) -> Iterator[int]:
     thread.join()
     for task in asyncio.all_tasks(loop):
         task.cancel()
+    for writer in opened:
+        writer.transport.abort()
     loop.run_until_complete(asyncio.sleep(0.1))
     loop.close()
 

@@ -24,7 +24,12 @@ class Connection:
 
     def is_usable(self, now: float) -> bool:
         is_young = now - self.idle_since < IDLE_S and now - self.opened_at < AGE_S
-        return is_young and self.http.is_idle() and not self.http.has_expired()
+        return is_young and self.http.is_idle() and not self.http.has_expired() and not self._has_said_more()
+
+    def _has_said_more(self) -> bool:
+        """Whether what came with the last answer goes on behind its end: it would be taken for the next one's."""
+        inner = self.http._connection
+        return isinstance(inner, httpcore.HTTP11Connection) and bool(inner._h11_state.trailing_data[0])
 
 
 class Connections:

@@ -76,6 +76,7 @@ class Worker(WorkerProcess):
         self._idle_since = time.monotonic()  # nothing has been in flight
         self._turn_began_at: float | None = None  # time.monotonic(), of the loop; to come, while it waits
         self._reclaim_at = 0.0
+        self._has_reclaimed = False  # it has looked once for jobs of workers that are gone
         self._beaten_at = math.inf  # clock_s() of the last beat
         self._steady_since = -math.inf  # clock_s(): no beat was late since
         self._backoff_s = 0.1
@@ -151,6 +152,7 @@ class Worker(WorkerProcess):
             stack.enter_context(Housekeeping(chores, self.log))
             with self._interruptible():
                 self.open()
+            beat.due_at = 0.0  # it says what it serves as soon as it does
             self.leases.expire(orphans(self.connection, self.queues))
             self.set_state(WorkerStatus.IDLE)
             try:
@@ -198,6 +200,7 @@ class Worker(WorkerProcess):
         if time.monotonic() >= self._reclaim_at and self._is_steady():
             self._reclaim_at = time.monotonic() + self.settings.lease_s / 4
             num_back, rows = self.leases.reclaim(self.queues, self.settings.crash_limit)
+            self._has_reclaimed = True
             if num_back:
                 self.log.warning("took %d jobs back from workers that are gone", num_back)
             self._admit(rows)
@@ -249,7 +252,7 @@ class Worker(WorkerProcess):
             reason = "told to stop"
         elif self._num_claimed >= max_jobs:
             reason = f"{self._num_claimed} jobs done"
-        elif burst and self._is_dry:
+        elif burst and self._is_dry and self._has_reclaimed:
             reason = "suspended" if self._is_suspended else "the queues are empty"
         elif time.monotonic() - self._idle_since >= max_idle_s:
             reason = f"idle for {max_idle_s:g} seconds"

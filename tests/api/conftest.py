@@ -10,6 +10,8 @@ import httpx
 import pytest
 from redis import Redis
 
+import api.connection
+import api.state
 from api.app import create_app
 from tests.api.fake_worker import FakeWorker
 from wire import Settings
@@ -40,7 +42,7 @@ async def trickle() -> AsyncIterator[bytes]:
         await asyncio.sleep(0.02)
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - it happens in Redis
             await asyncio.sleep(0.01)
@@ -60,8 +62,17 @@ def worker(redis: Redis) -> FakeWorker:
 
 
 @pytest.fixture
-def serving(redis: Redis, redis_url: str) -> Serving:
-    """`async with serving(**settings) as http`: a client of an application of its own, whose lifetime is run."""
+def serving(redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Serving:
+    """`async with serving(**settings) as http`: a client of an application of its own, whose lifetime is run.
+
+    It is patient with Redis: a machine that stands still for seconds is no fault of either.
+    """
+    for module, name in [
+        (api.connection, "REDIS_TIMEOUT_S"),
+        (api.connection, "REDIS_CONNECT_TIMEOUT_S"),
+        (api.state, "REDIS_TIMEOUT_S"),
+    ]:
+        monkeypatch.setattr(module, name, 60.0)
 
     @asynccontextmanager
     async def serving(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:

@@ -54,8 +54,8 @@ class FakeWorker:
             created=1_795_000_000,
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
         )
-        self.redis.set(wire.Keys.card(self.name), wire.encode(card), ex=30)
-        self.redis.zadd(wire.Keys.models, {self.name: time.time() + 30})
+        self.redis.set(wire.Keys.card(self.name), wire.encode(card), ex=3600)
+        self.redis.zadd(wire.Keys.models, {self.name: time.time() + 3600})
 
     def leave(self) -> None:
         self.redis.delete(wire.Keys.card(self.name))

@@ -55,7 +55,7 @@ async def start(http: httpx.AsyncClient, text: bytes, **changes: Any) -> str:
 
 
 async def until(http: httpx.AsyncClient, id_: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition(batch := (await http.get(f"/v1/batches/{id_}")).json()):  # noqa: ASYNC110 - it is in Redis
             await asyncio.sleep(0.02)
     return batch

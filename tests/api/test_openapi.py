@@ -160,7 +160,7 @@ async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
         await call("GET", route, id_)
     await call("GET", batch, made)
     await call("POST", batch + "/cancel", made)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await call("GET", batch, made))["status"] != "cancelled":  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await call("POST", batch + "/cancel", made)

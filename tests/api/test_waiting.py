@@ -114,7 +114,7 @@ async def test_waiters_wake_when_redis_has_less_of_the_stream_than_before(redis:
         return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0)
 
     job = asyncio.create_task(waiting.until_ended("j", read, AGES_S))
-    await eventually(lambda: len(reads) == 2)  # once more after the connection was lost
+    await eventually(lambda: len(reads) >= 2)  # once more after the connection was lost
     redis.xadd(wire.DONE, {"id": "j"})
     async with asyncio.timeout(AGES_S / 2):
         assert (await job).status == "finished"

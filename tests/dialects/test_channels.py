@@ -204,7 +204,7 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
     return {"name": name, "token_ids": token_ids, "steps": steps, "stop": draw(stops)}
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(max_examples=400)
 @given(answer=answers(), data=st.data())
 def test_chunks_join_to_the_whole_answer_whatever_the_model_writes(answer: dict[str, Any], data: st.DataObject):
     answered = Run(**answer)

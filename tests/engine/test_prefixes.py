@@ -1,6 +1,6 @@
 """What rows share is found exactly, kept within its bytes, and forgotten in the end."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.prefixes import LEAST_SAVED_TOKENS, LEAST_TOKENS, Prefix, Prefixes
@@ -26,7 +26,6 @@ segments = st.lists(st.sampled_from([[1] * 20, [2] * 20, [1] * 7 + [3] * 30, [4]
 prompts = segments.map(lambda parts: [token_id for part in parts for token_id in part])
 
 
-@settings(deadline=None, derandomize=True)
 @given(prompts=st.lists(prompts, min_size=1, max_size=30), remembered=st.sampled_from([50, 10_000]))
 def test_a_row_goes_on_from_its_own_tokens_only(prompts: list[list[int]], remembered: int):
     prefixes = Prefixes(max_bytes=3, remembered_tokens=remembered)

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.prefixes import Prefix, Prefixes
@@ -53,7 +53,6 @@ row_lists = st.lists(
 batches = {"rows": row_lists, "budget": st.integers(1, 80), "places": st.integers(1, 6)}
 
 
-@settings(deadline=None, derandomize=True)
 @given(**batches)
 def test_every_row_ends_once_and_every_token_that_it_needs_is_computed_once(
     rows: list[Sequence], budget: int, places: int
@@ -88,7 +87,6 @@ def test_every_row_ends_once_and_every_token_that_it_needs_is_computed_once(
     assert all(asked[row] == list(range(row.first_predictor, row.num_prefill)) for row in rows)
 
 
-@settings(deadline=None, derandomize=True)
 @given(**batches, cached=st.integers(70, 300))
 def test_a_step_stays_within_its_budgets(rows: list[Sequence], budget: int, places: int, cached: int):
     scheduler = scheduler_of(rows, budget, places, cached)
@@ -101,7 +99,6 @@ def test_a_step_stays_within_its_budgets(rows: list[Sequence], budget: int, plac
         assert len(scheduler.decoding) == 1 or longest * len(scheduler.decoding) <= cached
 
 
-@settings(deadline=None, derandomize=True)
 @given(**batches)
 def test_a_forward_is_of_one_kind_and_wastes_little(rows: list[Sequence], budget: int, places: int):
     scheduler = scheduler_of(rows, budget * 50, places)
@@ -162,7 +159,6 @@ def test_what_is_reported_is_never_shared():
     assert [chunk.base or chunk.into for chunk in chunks_of(plan)] == [None] * 3
 
 
-@settings(deadline=None, derandomize=True)
 @given(
     length=st.integers(2, 50),
     score_from=st.integers(0, 50),

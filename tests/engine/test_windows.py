@@ -53,7 +53,7 @@ def assert_right(engine: Engine, oracle: Oracle, rows: list[Sequence]) -> None:
         assert_agrees(row, oracle)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(**batches)
 def test_every_entry_is_right_in_any_batch(
     engine_of: Callable[..., Engine],
@@ -66,7 +66,7 @@ def test_every_entry_is_right_in_any_batch(
 
 
 @pytest.mark.parametrize("name", ["gemma3", "granitehybrid"])
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(**batches)
 def test_every_entry_is_right_with_other_kinds_of_cache(
     engine_of: Callable[..., Engine],

@@ -79,7 +79,7 @@ def test_endless_headers_and_half_requests_leave_the_server_well(
         for connection in slow:
             connection.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\nX-")
         for header in (b"X-Long: " + b"a" * 2_000_000, b"".join(b"X-%d: a\r\n" % number for number in range(50_000))):
-            with socket.create_connection(address, timeout=20) as connection:
+            with socket.create_connection(address, timeout=60) as connection:
                 try:
                     connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
                     assert connection.recv(100).split()[1] in (b"400", b"431")
@@ -124,7 +124,7 @@ async def test_a_models_name_is_one_that_a_worker_gave_itself(
 def test_a_worker_runs_its_own_model_whatever_a_request_names(redis: Redis, workers: Workers):
     request = msgspec.structs.replace(generate(), model="evil-org/evil-model")
     job_id = submit(redis, encode(request))
-    workers.start("--burst").wait(timeout=20)
+    workers.start("--burst").wait(timeout=60)
     end: Any = outcome(redis, job_id)
     assert end.stamp.model == "demo"
     assert "evil" not in workers.log

@@ -133,9 +133,9 @@ def test_keys_of_another_type_of_redis_harm_only_their_job(redis: Redis, workers
 
 
 def test_a_job_that_becomes_another_type_of_redis_while_it_runs_is_dropped(redis: Redis, workers: Workers):
-    bad, good = submit(redis, generate(max_tokens=300)), submit(redis, generate(max_tokens=300))
+    bad, good = submit(redis, generate(max_tokens=100_000)), submit(redis, generate(max_tokens=300))
     worker = workers.start("--burst")
-    until(lambda: redis.zcard("rq:wip:demo") == 2)
+    until(lambda: status(redis, bad) == "started")
     redis.delete(f"rq:job:{bad}")
     redis.set(f"rq:job:{bad}", "a string")
 

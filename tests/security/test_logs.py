@@ -43,13 +43,13 @@ def log(root: Path, environ: dict[str, str], tmp_path: Path) -> Iterator[Path]:
         yield path
         for process in processes:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def test_the_logs_of_api_worker_and_webhook_worker_keep_secrets(
     redis: Redis, workers: Workers, environ: dict[str, str], log: Path
 ):
-    workers.start()
+    workers.start(SCOREPOOL_LEASE_S="20")
     jobs = [
         score(items=[{"prompt": PROMPT, "completion": COMPLETION}]),
         {"type": "generate", "model": "demo", "prompt": PROMPT + "NAN", "max_tokens": 2},

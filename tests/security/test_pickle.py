@@ -74,9 +74,9 @@ def test_a_worker_and_rqs_own_tools_run_nothing_of_it(redis: Redis, workers: Wor
             assert done.returncode == 0, (command, done.stderr)
 
     operate()
-    workers.start("--burst").wait(timeout=30)
+    workers.start("--burst").wait(timeout=60)
     operate()
-    workers.start("--burst").wait(timeout=30)
+    workers.start("--burst").wait(timeout=60)
 
     assert list(canary.parent.iterdir()) == []
     assert {status(redis, id_) for id_ in ids} <= {"failed", "finished"}

@@ -79,7 +79,13 @@ def status(redis: Redis, job_id: str) -> str:
     return (redis.hget(f"rq:job:{job_id}", "status") or b"").decode()
 
 
-def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+def most_at_once(redis: Redis, ids: list[str]) -> int:
+    """How many of these jobs, which have ended, were in flight together, by the times in their records."""
+    spans = [redis.hmget(f"rq:job:{job_id}", "started_at", "ended_at") for job_id in ids]
+    return max(sum(start <= at < end for start, end in spans) for at, _ in spans)
+
+
+def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not so after {timeout_s} s"
@@ -142,7 +148,7 @@ class Workers:
         command = [str(Path(sys.executable).parent / "rq"), name, "-u", self.redis_url, *arguments]
         settings = {**os.environ, "PYTHONPATH": str(self.root), **environ}
         return subprocess.run(
-            command, cwd=self.root, env=settings, check=True, capture_output=True, text=True, timeout=30
+            command, cwd=self.root, env=settings, check=True, capture_output=True, text=True, timeout=60
         ).stdout
 
 

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from concurrent.futures import Future
+from typing import Any
 
 from redis import Redis
 
@@ -150,6 +151,24 @@ class HangingWorker(FakeWorker):
         if any(flight.is_over for flight in self.flights.values()):
             time.sleep(3600)
         super()._record_ends()
+
+
+class FalteringWorker(FakeWorker):
+    """Its second beat is late, and so is all that its main thread does meanwhile."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_beats = 0
+
+    def open(self) -> None:
+        super().open()
+        time.sleep(0.8 * self.settings.lease_s)
+
+    def _beat(self) -> None:
+        super()._beat()
+        self.num_beats += 1
+        if self.num_beats == 1:
+            time.sleep(self.settings.lease_s)
 
 
 class TalkingWorker(FakeWorker):

@@ -80,7 +80,7 @@ def raw_server(talk: Callable[[socket.socket], None]) -> Iterator[int]:
                 return
 
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        listener.settimeout(10)
+        listener.settimeout(60)
         thread = threading.Thread(target=serve)
         thread.start()
         yield listener.getsockname()[1]

@@ -146,7 +146,7 @@ class Lease:
     queue: Queue
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=ACTS)
 def test_each_owner_is_served_in_order_and_in_proportion_whatever_happens(redis: Redis, redis_url: str, acts):
     server = Api(redis_url, *WEIGHTS, batch=BATCH)
@@ -233,7 +233,7 @@ def test_jobs_behind_come_onto_a_list_that_another_tool_emptied(shared: Api, red
     ids = shared.submit("alice", 70)
     redis.delete("rq:queue:demo")
 
-    workers.start("--burst").wait(timeout=30)
+    workers.start("--burst").wait(timeout=60)
 
     assert done(redis) == ids[64:]
 

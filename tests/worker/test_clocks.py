@@ -22,7 +22,7 @@ def test_a_job_expires_at_its_time_and_not_at_the_workers(redis: Redis, workers:
     running = submit(redis, generate(max_tokens=100_000), fields={"expires_at": repr(time.time() + 2)})
     in_time = submit(redis, generate(), fields={"expires_at": repr(time.time() + 60)})
 
-    workers.start("--burst", FAKE_CLOCK_AHEAD_S=str(ahead_s)).wait(timeout=30)
+    workers.start("--burst", FAKE_CLOCK_AHEAD_S=str(ahead_s)).wait(timeout=60)
 
     assert failure(redis, late).code == failure(redis, running).code == "expired"
     assert isinstance(outcome(redis, in_time), wire.Result)
@@ -39,7 +39,7 @@ def test_what_is_scheduled_is_due_in_time(redis: Redis, workers: Workers, ahead_
     until(lambda: soon.get_status() == "finished" and flaky.get_status() == "scheduled")
 
     assert later.get_status() == "scheduled"
-    assert redis.zscore("rq:scheduled:demo", flaky.id) == pytest.approx(time.time() + 600, abs=30)
+    assert redis.zscore("rq:scheduled:demo", flaky.id) == pytest.approx(time.time() + 600, abs=300)
 
 
 @wrong

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
@@ -59,9 +59,12 @@ def server(talk: Talk) -> Iterator[tuple[str, list[socket.socket]]]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/", came
 
 
+LIMIT_S = 14.0  # of an attempt; below connections.IDLE_S
+
+
 @pytest.fixture
 def sender() -> Iterator[Sender]:
-    sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True, webhook_timeout_s=1))
+    sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True, webhook_timeout_s=LIMIT_S))
     yield sender
     sender.close()
 
@@ -74,29 +77,37 @@ def test_deliveries_to_one_place_share_a_connection(sender: Sender):
     assert len(came) == 1
 
 
-def test_every_attempt_on_a_connection_has_all_of_its_time(sender: Sender):
+def test_every_attempt_on_a_connection_has_all_of_its_time(sender: Sender, monkeypatch: pytest.MonkeyPatch):
+    right, passed_s = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: right() + passed_s)
     with server(answer_all) as (url, came):
         for _ in range(3):
             assert sender.send(url, "wh_1", BODY).is_delivered
-            time.sleep(0.6)  # together more than the limit of one attempt
+            passed_s += 0.6 * LIMIT_S  # together more than the limit of one attempt
 
     assert len(came) == 1
 
 
 def test_a_receiver_that_falls_silent_on_a_kept_connection_is_left_in_time(sender: Sender):
+    """It is silent until it is left."""
+    was_left = threading.Event()
+
     def answer_once(connection: socket.socket, number: int) -> None:
         read(connection)
         connection.sendall(ANSWER)
-        read(connection)
-        time.sleep(5)
+        with suppress(ConnectionError):
+            read(connection)
+            read(connection)
+        was_left.set()
 
     with server(answer_once) as (url, came):
         assert sender.send(url, "wh_1", BODY).is_delivered
-        started = time.monotonic()
+        sender._timeout_s = 0.5
         attempt = sender.send(url, "wh_2", BODY)
+        assert was_left.wait(60)
 
-    assert (attempt.status, (attempt.error or "").partition(":")[0]) == (None, "ReadTimeout")
-    assert time.monotonic() - started < 3
+    assert attempt.status is None
+    assert (attempt.error or "").partition(":")[0].endswith("Timeout")
     assert len(came) == 1
 
 
@@ -115,26 +126,32 @@ def test_a_receiver_that_hangs_up_is_told_on_a_new_connection_in_the_same_attemp
     with server(hang_up) as (url, came):
         assert sender.send(url, "wh_1", BODY).is_delivered
         if when == "while it is idle":
-            assert hung_up.wait(5)
+            assert hung_up.wait(60)
         assert sender.send(url, "wh_2", BODY).is_delivered
 
     assert len(came) == 2
 
 
-def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_ones(sender: Sender):
-    said_more = threading.Event()
+@pytest.mark.parametrize("when", ["with the answer", "later"])
+def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_ones(sender: Sender, when: str):
+    more = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    is_told, said_more = threading.Event(), threading.Event()
 
     def answer_twice(connection: socket.socket, number: int) -> None:
         read(connection)
-        connection.sendall(ANSWER)
-        time.sleep(0.1)
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        if when == "with the answer":
+            connection.sendall(ANSWER + more)
+        else:
+            connection.sendall(ANSWER)
+            is_told.wait(60)
+            connection.sendall(more)
         said_more.set()
         read(connection)
 
     with server(answer_twice) as (url, came):
         assert sender.send(url, "wh_1", BODY).status == 204
-        assert said_more.wait(5)
+        is_told.set()
+        assert said_more.wait(60)
         assert sender.send(url, "wh_2", BODY).status == 204
 
     assert len(came) == 2
@@ -183,7 +200,7 @@ def test_what_nobody_used_for_long_is_closed(sender: Sender, monkeypatch: pytest
         assert came[0].fileno() >= 0
         monkeypatch.setattr(connections, "IDLE_S", 0.0)
         sender.tidy()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while came[0].fileno() >= 0 and time.monotonic() < deadline:  # the server's side sees the end
             time.sleep(0.01)
         assert came[0].fileno() == -1

@@ -133,7 +133,7 @@ def test_a_silent_receiver_is_left_when_the_time_is_over():
     sender.close()
     assert attempt.status is None
     assert attempt.error is not None
-    assert attempt.error.startswith("ReadTimeout")
+    assert attempt.error.partition(":")[0].endswith("Timeout")
     assert attempt.elapsed_ms >= 300
 
 

@@ -1,6 +1,6 @@
 """Tokens of a job that streams are told once, in order, and never one that a stop string may take back."""
 
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -93,15 +93,18 @@ def test_how_much_may_begin_a_stop_string(text: bytes, stops: tuple[bytes, ...],
 def test_what_came_since_the_last_message_is_one_message(redis: Redis):
     outlet = Outlet(redis)
     growth = wire.Growth(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])
+    is_writing, may_go_on = threading.Event(), threading.Event()
 
     def slow() -> wire.Growth:
-        time.sleep(0.2)
+        is_writing.set()
+        assert may_go_on.wait(60)
         return growth
 
     outlet.put([slow])
-    time.sleep(0.05)
+    assert is_writing.wait(60)
     for _ in range(5):
         outlet.put([lambda: growth])
+    may_go_on.set()
     outlet.close()
 
     steps = [wire.parse(fields[b"step"], wire.Step, "msgpack") for _, fields in redis.xrange(wire.TOKENS)]

@@ -37,7 +37,7 @@ def read_all(stream: httpcore.NetworkStream) -> None:
         pass
 
 
-def guard(lookup: Callable[[str, int], "Future[list[str]]"], allow_private: bool = False, limit_s: float = 10) -> Guard:
+def guard(lookup: Callable[[str, int], "Future[list[str]]"], allow_private: bool = False, limit_s: float = 60) -> Guard:
     return Guard(time.monotonic() + limit_s, lookup, allow_private)
 
 
@@ -171,7 +171,9 @@ def test_a_receiver_that_drips_for_ever_is_left_at_the_deadline():
             time.sleep(0.01)
 
     with raw_server(drip) as port:
-        stream = guard(system, allow_private=True, limit_s=0.3).connect_tcp("127.0.0.1", port)
+        backend = guard(system, allow_private=True)
+        stream = backend.connect_tcp("127.0.0.1", port)
+        backend.deadline = time.monotonic() + 0.3
         with pytest.raises(httpcore.ReadTimeout):
             read_all(stream)
         stream.close()
@@ -186,16 +188,20 @@ def test_a_receiver_that_never_shakes_hands_is_left_at_the_deadline():
         hung_up.set()
 
     with raw_server(say_nothing) as port:
-        stream = guard(system, allow_private=True, limit_s=0.3).connect_tcp("127.0.0.1", port)
+        backend = guard(system, allow_private=True)
+        stream = backend.connect_tcp("127.0.0.1", port)
+        backend.deadline = time.monotonic() + 0.3
         with pytest.raises(httpcore.ConnectTimeout):
             stream.start_tls(ssl.create_default_context(), "hooks.example")
-        assert hung_up.wait(5)
+        assert hung_up.wait(60)
 
 
 def test_a_receiver_that_reads_nothing_is_left_at_the_deadline():
     done = threading.Event()
-    with raw_server(lambda _connection: done.wait(10) and None) as port:
-        stream = guard(system, allow_private=True, limit_s=0.3).connect_tcp("127.0.0.1", port)
+    with raw_server(lambda _connection: done.wait(60) and None) as port:
+        backend = guard(system, allow_private=True)
+        stream = backend.connect_tcp("127.0.0.1", port)
+        backend.deadline = time.monotonic() + 0.3
         with pytest.raises(httpcore.WriteTimeout):
             stream.write(b"x" * 50_000_000)
         stream.close()

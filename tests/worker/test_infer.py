@@ -27,12 +27,14 @@ class Slow(FakeTokenizer):
         self.texts: list[str] = []
         self.is_in = threading.Event()
         self.may_go_on = threading.Event()
+        self.gave_up = False
 
     def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
         self.texts.append(text)
         if text.startswith("SLOW"):
             self.is_in.set()
-            assert self.may_go_on.wait(30)
+            self.gave_up = not self.may_go_on.wait(60)
+            assert not self.gave_up
         return super().encode(text, add_bos)
 
 
@@ -49,7 +51,7 @@ class Recorder(FakeEngine):
 
     def add(self, sequences: list[Sequence]) -> "Future[list[Sequence]]":
         self.in_add.set()
-        assert self.may_add.wait(30)
+        assert self.may_add.wait(60)
         if self.fault is not None:
             raise self.fault
         self.added.append(Future())
@@ -94,7 +96,7 @@ def never(pending: Pending) -> None:
 
 def test_what_is_canceled_behind_a_long_text_is_not_tokenized(infer: Infer, engine: Recorder):
     first = send(infer, "SLOW")
-    assert engine.tokenizer.is_in.wait(10)
+    assert engine.tokenizer.is_in.wait(60)
     second = send(infer, "second")
     second.cancel()
     engine.tokenizer.may_go_on.set()
@@ -108,10 +110,9 @@ def test_what_is_canceled_behind_a_long_text_is_not_tokenized(infer: Infer, engi
 
 def test_what_is_canceled_while_it_is_tokenized_reaches_no_engine(infer: Infer, engine: Recorder):
     pending = send(infer, "SLOW")
-    assert engine.tokenizer.is_in.wait(10)
-    began = time.monotonic()
-    pending.cancel()
-    assert time.monotonic() - began < 1  # the main thread waits for no text
+    assert engine.tokenizer.is_in.wait(60)
+    pending.cancel()  # the main thread waits for no text: this one ends only when it may
+    assert not engine.tokenizer.gave_up
     engine.tokenizer.may_go_on.set()
     end_of(infer)
     assert engine.added == []
@@ -121,7 +122,7 @@ def test_what_is_canceled_while_it_is_tokenized_reaches_no_engine(infer: Infer, 
 def test_what_is_canceled_while_the_engine_takes_it_is_canceled_there(infer: Infer, engine: Recorder):
     engine.may_add.clear()
     pending = send(infer, "text")
-    assert engine.in_add.wait(10)
+    assert engine.in_add.wait(60)
     threading.Timer(0.1, engine.may_add.set).start()
     pending.cancel()
     end_of(infer)
@@ -153,9 +154,8 @@ def test_a_fault_that_the_engine_raises_on_that_thread_is_the_main_threads(infer
 
 def test_close_waits_for_no_text_and_drops_those_that_wait(infer: Infer, engine: Recorder):
     send(infer, "SLOW")
-    assert engine.tokenizer.is_in.wait(10)
+    assert engine.tokenizer.is_in.wait(60)
     send(infer, "second")
-    began = time.monotonic()
     infer.close()
-    assert time.monotonic() - began < 1
+    assert not engine.tokenizer.gave_up  # the text still waits
     engine.tokenizer.may_go_on.set()

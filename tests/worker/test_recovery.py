@@ -8,11 +8,12 @@ from redis import Redis
 from tests.worker.conftest import Workers, generate, status, submit, until
 
 DEFAULT_LEASE_S = "20"
+ENDLESS_S = "3600"  # a lease that nobody sees end
 
 
 def kill_with_jobs_in_flight(redis: Redis, workers: Workers, *options: str) -> list[str]:
     ids = [submit(redis, generate(max_tokens=100_000)) for _ in range(8)]
-    worker = workers.start(*options, SCOREPOOL_LEASE_S=DEFAULT_LEASE_S)
+    worker = workers.start(*options, SCOREPOOL_LEASE_S=ENDLESS_S)
     until(lambda: redis.zcard("rq:wip:demo") == 8)
     worker.kill()
     worker.wait()
@@ -20,9 +21,11 @@ def kill_with_jobs_in_flight(redis: Redis, workers: Workers, *options: str) -> l
 
 
 @pytest.mark.parametrize("options", [("--name", "mac"), ()])
-def test_on_the_same_host_they_run_again_within_two_seconds_of_the_next_workers_start(
-    redis: Redis, workers: Workers, options: tuple[str, ...]
+@pytest.mark.parametrize("limit_s", [60.0, pytest.param(2.0, marks=pytest.mark.soak)])
+def test_on_the_same_host_they_run_again_without_waiting_for_their_leases(
+    redis: Redis, workers: Workers, options: tuple[str, ...], limit_s: float
 ):
+    """On a machine that has nothing else to do within two seconds of the next worker's start."""
     ids = kill_with_jobs_in_flight(redis, workers, *options)
     redis.delete("scorepool:models")
 
@@ -33,7 +36,7 @@ def test_on_the_same_host_they_run_again_within_two_seconds_of_the_next_workers_
     until(lambda: any(redis.hget(f"rq:job:{job_id}", "company") for job_id in ids))  # taken back
     until(lambda: any(status(redis, job_id) == "started" for job_id in ids))
     print(f"running again {time.monotonic() - up_at:.2f} s after the worker was up")
-    assert time.monotonic() - up_at < 2
+    assert time.monotonic() - up_at < limit_s
 
 
 @pytest.mark.soak

@@ -22,7 +22,7 @@ from worker import Queue
 def test_suspend_and_resume(redis: Redis, workers: Workers):
     running = [submit(redis, generate(max_tokens=200)) for _ in range(8)]
     workers.start("--name", "mac")
-    until(lambda: redis.zcard("rq:wip:demo") == 8)
+    until(lambda: all(status(redis, job_id) != "queued" for job_id in running))
 
     workers.rq("suspend")
     waiting = submit(redis, generate())
@@ -45,14 +45,14 @@ def test_worker_pool(redis: Redis, workers: Workers):
     until(lambda: len(done(redis)) == 100)
     assert sorted(done(redis)) == sorted(ids)
     pool.send_signal(signal.SIGTERM)
-    assert pool.wait(timeout=20) == 0
+    assert pool.wait(timeout=60) == 0
     until(lambda: redis.smembers("rq:workers") == set())
 
 
 def test_worker_pool_burst(redis: Redis, workers: Workers):
     ids = [submit(redis, generate()) for _ in range(20)]
 
-    assert workers.start_pool("-n", "2", "--burst").wait(timeout=30) == 0
+    assert workers.start_pool("-n", "2", "--burst").wait(timeout=60) == 0
 
     assert sorted(done(redis)) == sorted(ids)
 
@@ -64,7 +64,7 @@ def test_result_and_failure_ttl(redis: Redis, workers: Workers):
     failed = queue.enqueue("add", "a", failure_ttl=100)
     ours = submit(redis, generate("NAN"), fields={"failure_ttl": 100})
 
-    workers.start("--burst", worker="FunctionsWorker").wait(timeout=20)
+    workers.start("--burst", worker="FunctionsWorker").wait(timeout=60)
 
     assert redis.ttl(kept.key) == -1
     for key in (brief.key, failed.key, f"rq:job:{ours}", wire.Keys.outcome(ours), wire.Keys.request(ours)):
@@ -88,7 +88,7 @@ def test_retry_with_intervals_among_many_in_flight(redis: Redis, workers: Worker
 def test_a_callback_that_is_not_listed_is_refused_with_a_sentence(redis: Redis, workers: Workers, kind: str):
     job = Queue("demo", connection=redis).enqueue("add", 1, **{kind: Callback("os.abort")})
 
-    workers.start("--burst", worker="FunctionsWorker").wait(timeout=20)
+    workers.start("--burst", worker="FunctionsWorker").wait(timeout=60)
 
     assert job.get_status() == "failed"
     assert "'os.abort' is not a callback that this worker calls" in job.latest_result().exc_string
@@ -98,7 +98,7 @@ def test_rq_empty_ends_what_was_accepted(redis: Redis, workers: Workers):
     """Also what waits behind RQ's list; what runs goes on."""
     running = submit(redis, generate(max_tokens=300))
     workers.start("--max-jobs", "1")
-    until(lambda: redis.zcard("rq:wip:demo"))
+    until(lambda: status(redis, running) != "queued")
     waiting = [submit(redis, generate(), webhook=True) for _ in range(3)]
     behind = submit(redis, generate(), fields={"status": "deferred"})
     redis.lrem("rq:queue:demo", 1, behind)
@@ -131,15 +131,15 @@ def test_on_stopped_is_called_when_one_job_of_many_is_stopped(redis: Redis, work
 
 
 def test_the_shutdown_command_drains_what_is_in_flight_and_takes_no_more(redis: Redis, workers: Workers):
-    ids = [submit(redis, generate(max_tokens=150)) for _ in range(20)]
+    ids = [submit(redis, generate(max_tokens=150)) for _ in range(200)]
     worker = workers.start("--name", "mac", SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
     until(lambda: redis.zcard("rq:wip:demo") == 8)
 
     send_shutdown_command(redis, "mac")
 
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=60) == 0
     num_done = len(done(redis))
-    assert 8 <= num_done < 20
+    assert 8 <= num_done < 200
     assert [id_.decode() for id_ in redis.lrange("rq:queue:demo", 0, -1)] == ids[num_done:]
 
 
@@ -147,7 +147,7 @@ def test_other_options_of_rqs_worker_are_taken_and_no_serializer_but_ours(redis:
     options = ("-S", "pickle", "--job-class", "rq.job.Job", "--queue-class", "rq.Queue", "--dequeue-strategy", "random")
     ids = [submit(redis, generate(), queue=queue) for queue in ("demo:low", "demo", "demo:high") * 5]
 
-    assert workers.start("--burst", *options).wait(timeout=20) == 0
+    assert workers.start("--burst", *options).wait(timeout=60) == 0
 
     assert sorted(done(redis)) == sorted(ids)
     assert "Traceback" not in workers.log

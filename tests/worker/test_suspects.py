@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 import wire
-from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
+from tests.worker.conftest import Workers, done, failure, generate, most_at_once, outcome, status, submit, until
 
 
 def check_innocent(redis: Redis, ids: list[str]) -> None:
@@ -29,7 +29,7 @@ def test_a_job_that_kills_its_workers_is_failed_and_forty_innocents_finish(
     poison = ids.pop(place)
 
     deaths = 0
-    while workers.start("--burst", SCOREPOOL_CRASH_LIMIT="3").wait(timeout=30) != 0:
+    while workers.start("--burst", SCOREPOOL_CRASH_LIMIT="3").wait(timeout=60) != 0:
         deaths += 1
 
     assert deaths <= 9  # halved from 41 to alone: six; then three alone
@@ -54,11 +54,18 @@ def test_jobs_that_stand_by_at_many_deaths_from_outside_all_finish_and_go_on_sid
         worker.send_signal(signal.SIGKILL)
         worker.wait()
 
-    worker = workers.start("--burst", SCOREPOOL_LEASE_S="30", SCOREPOOL_MAX_JOBS_IN_FLIGHT="64")
-    most = 0
-    while worker.poll() is None:
-        most = max(most, redis.zcard("rq:wip:demo"))
-        time.sleep(0.01)
+    workers.start("--burst", SCOREPOOL_LEASE_S="30", SCOREPOOL_MAX_JOBS_IN_FLIGHT="64").wait(timeout=60)
 
     check_innocent(redis, ids)
-    assert most > 16  # those that were not in flight at the last deaths
+    assert most_at_once(redis, ids) > 16  # those that were not in flight at the last deaths
+
+
+def test_a_burst_worker_that_falters_at_its_start_takes_jobs_back_before_it_ends(redis: Redis, workers: Workers):
+    """It takes nothing back until beats come in time: others may have stood still as it did."""
+    orphan = submit(redis, generate())
+    redis.lrem("rq:queue:demo", 1, orphan)
+    redis.zadd("rq:wip:demo", {f"{orphan}:gone": 1.0})
+
+    assert workers.start("--burst", worker="FalteringWorker").wait(timeout=60) == 0
+
+    assert isinstance(outcome(redis, orphan), wire.Result)

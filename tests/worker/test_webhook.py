@@ -82,7 +82,7 @@ def run(deliver: Deliver, job: Job) -> object:
     """What the worker gets from one attempt; what it is to remember is written, as the worker does."""
     try:
         answer = deliver(job)
-        return answer.finish(answer.future.result(timeout=20)) if isinstance(answer, Pending) else answer
+        return answer.finish(answer.future.result(timeout=60)) if isinstance(answer, Pending) else answer
     finally:
         job.connection.hset(job.key, mapping={"retries_left": job.retries_left or 0, **job.notes})
         job.refresh()
@@ -188,14 +188,14 @@ def test_a_job_that_is_run_again_and_ends_again_is_another_event(redis: Redis, d
 
 def test_a_slow_receiver_does_not_hold_up_the_others(redis: Redis, deliver: Deliver, hook: Receiver):
     served = threading.Event()
-    with raw_server(lambda _connection: served.wait(20) and None) as port:
+    with raw_server(lambda _connection: served.wait(60) and None) as port:
         slow = deliver(delivery(redis, f"http://127.0.0.1:{port}/", job_id="f" * 32))
         assert isinstance(slow, Pending)
         for number in range(3):
             run(deliver, delivery(redis, hook.url, job_id=str(number) * 32))
         assert not slow.future.done()
         served.set()
-        assert slow.future.result(timeout=20).status is None
+        assert slow.future.result(timeout=60).status is None
     assert len(hook.received) == 3
 
 
@@ -345,10 +345,10 @@ def webhook_worker(redis_url: str, root: Path, **settings: str) -> Iterator[subp
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-            print(process.communicate(timeout=30)[0])
+            print(process.communicate(timeout=60)[0])
 
 
-def wait_until(is_so: Callable[[], object], timeout_s: float = 30) -> None:
+def wait_until(is_so: Callable[[], object], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, "it did not come to be so"
@@ -421,7 +421,7 @@ def test_a_delivery_that_is_given_up_is_a_failed_job_that_says_why_and_can_be_re
 @pytest.mark.parametrize("secret", ["", "hush"])
 def test_a_worker_with_a_bad_secret_does_not_start_and_says_why(redis_url: str, root: Path, secret: str):
     with webhook_worker(redis_url, root, SCOREPOOL_WEBHOOK_SECRET=secret) as process:
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "SCOREPOOL_WEBHOOK_SECRET" in said
     assert "whsec_ and the base64 of 24 to 64 bytes" in said

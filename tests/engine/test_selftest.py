@@ -1,6 +1,7 @@
 """The self-test finds models whose caches or padding are wrong. The faults are put into a right model."""
 
 import shutil
+import time
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,18 @@ def test_a_window_too_long_to_cross_in_time_is_named(tiny_models: TinyModels, mo
     engine.close()
 
     assert engine.facts.self_test == f"passed; too slow to test beyond its window of {SLIDING_WINDOW} tokens"
+
+
+def test_a_machine_that_stood_still_once_is_not_taken_for_a_slow_one(
+    tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
+):
+    right, pauses_s = time.perf_counter, iter([0.0, 60.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: right() + next(pauses_s, 60.0))
+
+    engine = Engine(EngineSettings(model=str(tiny_models("gemma3"))))
+    engine.close()
+
+    assert engine.facts.self_test == "passed"
 
 
 def test_a_model_that_raises_in_a_batch_is_found(model: Any):

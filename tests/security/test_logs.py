@@ -10,9 +10,10 @@ import httpx
 import pytest
 from redis import Redis
 
+from client.demo import free_port
 from client.stack import webhook_command
 from tests.api.conftest import ALICE, KEYS, SECRET, bearer, score
-from tests.api.test_process import eventually, free_port, is_ready
+from tests.api.test_process import eventually, is_ready
 from tests.worker.conftest import Workers, outcome
 from tests.worker.receiver import receiver
 

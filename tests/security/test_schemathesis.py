@@ -33,9 +33,10 @@ def test_whatever_the_schema_allows_is_answered_as_it_says(
     pytest.importorskip("schemathesis", reason="schemathesis is not installed: it comes with the dev extra")
     workers.start(worker="BatchWorker", SCOREPOOL_MODEL=f"demo={root / 'models' / 'demo'}", SCOREPOOL_LEASE_S="20")
     with running(root, redis_url, tmp_path / "log") as (http, _):
-        eventually(lambda: http.get("/readyz").json()["models"] == ["demo"], timeout_s=60)
+        eventually(lambda: http.get("/readyz").json()["models"] == ["demo"], timeout_s=120)
         tool, document = Path(sys.executable).with_name("schemathesis"), f"{http.base_url}/openapi.json"
         command = [str(tool), "run", document, *options, "--continue-on-failure", "--no-color", "--request-timeout=90"]
+        command += ["--suppress-health-check=all", "--generation-database=none"]  # a slow machine is no finding
         done = subprocess.run([*command, "--checks", ",".join(CHECKS)], cwd=tmp_path, capture_output=True, text=True)
     print(done.stdout[-3000:])
     assert done.returncode == 0

@@ -19,9 +19,9 @@ import httpx
 from redis import Redis
 
 import wire
+from client.demo import free_port
 from client.redis_server import RedisServer, RedisServerError
 from client.stack import api_command, rq, webhook_command
-from tests.api.test_process import free_port
 
 RESTART_DELAY_S = 0.2
 LOST_S = 1.0

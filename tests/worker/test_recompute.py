@@ -30,7 +30,7 @@ def outlet(redis: Redis) -> Iterator[Outlet]:
 def result_of(engine: Engine, request: wire.Generate, outlet: Outlet) -> wire.Result:
     run = Run(engine, request, "a-job", outlet)
     run.start()
-    return to_result(request, run.ended.result(60), engine.tokenizer, stamp_of("demo", engine.facts))
+    return to_result(request, run.ended.result(240), engine.tokenizer, stamp_of("demo", engine.facts))
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True])

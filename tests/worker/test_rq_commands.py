@@ -14,7 +14,7 @@ from rq.command import send_shutdown_command, send_stop_job_command
 from rq.serializers import JSONSerializer
 
 import wire
-from tests.api.test_process import free_port
+from client.demo import free_port
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 from worker import Queue
 

@@ -10,6 +10,7 @@ from redis import Redis
 
 import wire
 from tests.worker.conftest import Workers, done, failure, generate, most_at_once, outcome, status, submit, until
+from worker.lease import GRACE_S
 
 
 def check_innocent(redis: Redis, ids: list[str]) -> None:
@@ -64,7 +65,7 @@ def test_a_burst_worker_that_falters_at_its_start_takes_jobs_back_before_it_ends
     """It takes nothing back until beats come in time: others may have stood still as it did."""
     orphan = submit(redis, generate())
     redis.lrem("rq:queue:demo", 1, orphan)
-    redis.zadd("rq:wip:demo", {f"{orphan}:gone": 1.0})
+    redis.zadd("rq:wip:demo", {f"{orphan}:gone": time.time() + GRACE_S})
 
     assert workers.start("--burst", worker="FalteringWorker").wait(timeout=60) == 0
 

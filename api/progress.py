@@ -77,6 +77,7 @@ def _whole(id: str, sequence: int, scored: wire.Scored) -> wire.Growth:  # noqa:
         top_ids=scored.top_ids,
         top_bytes=scored.top_bytes,
         top_logprobs=scored.top_logprobs,
+        num_prompt_tokens=scored.num_prompt_tokens,
     )
     # These two know of generated tokens alone.
     return replace(_from(generated, start), channels=scored.channels, tool_calls=scored.tool_calls)
@@ -95,4 +96,5 @@ def _from(growth: wire.Growth, start: int) -> wire.Growth:
         top_logprobs=None if growth.top_logprobs is None else growth.top_logprobs[start:],
         channels=None if growth.channels is None else growth.channels[start:],
         tool_calls=[call for call in growth.tool_calls if call.entry >= first],
+        num_prompt_tokens=None if first else growth.num_prompt_tokens,
     )

@@ -181,9 +181,9 @@ def _logprobs(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int])
         raise wire.Invalid(f"{field}: expected below {len(prompt_ids)}, the tokens of the input, found {start}", field)
     split, with_text = scored.num_reported_prompt_tokens, body.return_text_in_logprobs
     entries = [_told(scored, entry, with_text) for entry in range(len(scored.token_ids))]
-    first: Told = [None, prompt_ids[start], None]
+    first_text = entries[start][-1] if start < split else None  # of what is not reported there is no text
     found: dict[str, Any] = {
-        "input_token_logprobs": [first, *entries[start + 1 : split]],
+        "input_token_logprobs": [[None, prompt_ids[start], first_text], *entries[start + 1 : split]],
         "output_token_logprobs": entries[split:],
     }
     if body.top_logprobs_num:

@@ -156,6 +156,7 @@ class Grower:
             top_ids=None if tops is None else tops[0],
             top_bytes=None if tops is None else [[spell(token_id) for token_id in ids] for ids in tops[0]],
             top_logprobs=None if tops is None else [wire.Floats(map(_finite, values)) for values in tops[1]],
+            num_prompt_tokens=None if first else so_far.row.num_given,
         )
         if so_far.chat is None or part is None:
             return growth

@@ -177,7 +177,9 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChatChoiceChunk]
-    usage: Usage | UnsetType | None = UNSET  # with `include_usage`: null but in the last, which has no choices
+    # With `include_usage`: null but in the last, which has no choices; with `continuous_usage_stats` as it is so far.
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET  # beside a finish_reason
 
 
 def _schema(form: ResponseFormat | None) -> dict[str, Any] | None:
@@ -262,6 +264,11 @@ def to_chunk(body: ChatRequest, piece: Piece) -> ChatChoiceChunk:
         finish_reason=_finish_reason(piece),
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
+
+
+def prompt_token_ids(body: ChatRequest, piece: Piece) -> list[int] | UnsetType:
+    """Known from the result on."""
+    return piece.prompt_token_ids or [] if body.return_token_ids and piece.finish_reason is not None else UNSET
 
 
 def _function(call: wire.Called) -> Function:

@@ -69,6 +69,7 @@ class ChoiceChunk(Struct, frozen=True, kw_only=True):
     text: str
     logprobs: Logprobs | None
     finish_reason: Literal["stop", "length"] | None
+    prompt_token_ids: list[int] | UnsetType = UNSET  # beside the finish_reason
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -106,7 +107,8 @@ class CompletionChunk(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChoiceChunk]
-    usage: Usage | UnsetType | None = UNSET  # with `include_usage`: null but in the last, which has no choices
+    # With `include_usage`: null but in the last, which has no choices; with `continuous_usage_stats` as it is so far.
+    usage: Usage | UnsetType | None = UNSET
 
 
 def to_requests(body: CompletionRequest, timeout_s: int) -> list[wire.Generate]:
@@ -163,27 +165,34 @@ def _to_choice(body: CompletionRequest, prompt: str | list[int], scored: wire.Sc
     text = generated_text(scored)
     if body.echo:
         text = b"".join(pieces[:split]).decode(errors="replace") + text
-    given_ids = prompt if isinstance(prompt, list) else scored.prompt_token_ids or []
     return Choice(
         index=index,
         text=text,
         logprobs=None if body.logprobs is None else _to_logprobs(body, scored, pieces),
         finish_reason=scored.finish_reason or "length",
         prompt_logprobs=UNSET if body.prompt_logprobs is None else _to_prompt_logprobs(scored, body.prompt_logprobs),
-        prompt_token_ids=given_ids if body.return_token_ids else UNSET,
+        prompt_token_ids=_given_ids(prompt, scored.prompt_token_ids) if body.return_token_ids else UNSET,
         token_ids=scored.token_ids[split:] if body.return_token_ids else UNSET,
     )
+
+
+def _given_ids(prompt: str | list[int], encoded: list[int] | None) -> list[int]:
+    return prompt if isinstance(prompt, list) else encoded or []
 
 
 def to_chunk(body: CompletionRequest, piece: Piece) -> ChoiceChunk:
     logprobs = None
     if body.logprobs is not None:
         logprobs = replace(_to_logprobs(body, piece.scored, piece.contents), text_offset=piece.text_offset)
+    given_ids: list[int] | UnsetType = UNSET
+    if body.return_token_ids and piece.finish_reason is not None:
+        given_ids = _given_ids(body.prompts[piece.index // (body.n or 1)], piece.prompt_token_ids)
     return ChoiceChunk(
         index=piece.index,
         text=piece.text,
         logprobs=logprobs,
         finish_reason=piece.finish_reason,
+        prompt_token_ids=given_ids,
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
 

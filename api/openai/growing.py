@@ -29,7 +29,9 @@ class Piece(Struct, frozen=True, kw_only=True):
     contents: list[bytes]
     channels: list[wire.Channel]
     text_offset: list[int]
-    finish_reason: Literal["stop", "length"] | None = None  # of the last piece
+    # Of the last piece:
+    finish_reason: Literal["stop", "length"] | None = None
+    prompt_token_ids: list[int] | None = None  # when the prompt was text
 
 
 class Growing:
@@ -39,6 +41,10 @@ class Growing:
         self._text = TextSoFar()
         self._reasoning = TextSoFar()
         self._num_calls = 0
+
+    @property
+    def num_sent(self) -> int:
+        return len(self._sent)
 
     def grow(self, growth: wire.Growth) -> Piece | None:
         """None: there is nothing new in it. Raises Diverged."""
@@ -73,6 +79,7 @@ class Growing:
             text=piece.text + self._text.end(),
             reasoning=piece.reasoning + self._reasoning.end(),
             finish_reason=scored.finish_reason or "length",
+            prompt_token_ids=scored.prompt_token_ids,
         )
 
     def _piece(self, scored: wire.Scored, contents: list[bytes], start: int) -> Piece:

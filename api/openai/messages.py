@@ -17,7 +17,7 @@ ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
 }
 
 
-Copy = Annotated[Any, Meta(description="What the SDK found in the rest. Not read.")]
+Copy = Annotated[Any, Meta(description="What the SDK, or litellm, found in the rest. Not read.")]
 
 
 class TextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
@@ -37,7 +37,9 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     function: Function
 
 
-class GivenFunction(Function, frozen=True, kw_only=True):
+class GivenFunction(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    arguments: Annotated[str | dict[str, Any], Meta(description="JSON, or what it says: templates want an object.")]
     parsed_arguments: Copy = None
 
 
@@ -65,6 +67,7 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     audio: None = None
     function_call: None = None
     parsed: Copy = None
+    provider_specific_fields: Copy = None
 
     def __post_init__(self) -> None:
         if self.content is None and not self.tool_calls:
@@ -106,8 +109,11 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 def _to_wire(call: GivenToolCall) -> wire.ToolCall:
     """Raises ValueError."""
+    arguments = call.function.arguments
+    if isinstance(arguments, dict):
+        return wire.ToolCall(id=call.id, name=call.function.name, arguments=arguments)
     try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
+        decoded = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ValueError(f"`arguments` of the call of {call.function.name[:80]!r} is no JSON object: {error}") from None
-    return wire.ToolCall(id=call.id, name=call.function.name, arguments=arguments)
+    return wire.ToolCall(id=call.id, name=call.function.name, arguments=decoded)

@@ -31,10 +31,16 @@ _ONLY = {
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: (
+        Annotated[bool, Meta(description="The usage so far in every chunk, unless `include_usage` is false.")] | None
+    ) = None
 
     def __post_init__(self) -> None:
-        check_only(self, {"include_obfuscation": False, "continuous_usage_stats": False})
+        check_only(self, {"include_obfuscation": False})
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.continuous_usage_stats if self.include_usage is None else self.include_usage)
 
 
 class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,8 +122,13 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 def usage_of(results: Sequence[wire.Result]) -> Usage:
-    prompt_tokens = sum(result.usage.prompt_tokens for result in results)
-    completion_tokens = sum(result.usage.completion_tokens for result in results)
+    return used(
+        sum(result.usage.prompt_tokens for result in results),
+        sum(result.usage.completion_tokens for result in results),
+    )
+
+
+def used(prompt_tokens: int, completion_tokens: int) -> Usage:
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 import wire
 from api.only import check_only
@@ -30,7 +30,7 @@ class TokenizeReply(Struct, frozen=True, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,7 +49,7 @@ def to_tokens(result: wire.Result, max_model_len: int, with_strings: bool) -> To
         count=len(found.token_ids),
         max_model_len=max_model_len,
         tokens=found.token_ids,
-        token_strs=strings if with_strings else UNSET,
+        token_strs=strings if with_strings else None,
     )
 
 

@@ -1,11 +1,9 @@
 """/v1/chat/completions: OpenAI's chats, answered when they are done."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,13 +19,14 @@ from api.openai.chat import (
     ChatCompletion,
     ChatRequest,
     opening,
+    prompt_token_ids,
     to_chat_completion,
     to_chunk,
     to_param,
     to_request,
 )
 from api.openai.chunks import Chunked, chunks_of
-from api.openai.sampling import Usage
+from api.openai.growing import Piece
 from api.queue import job_ids
 from api.routes.completions import SYNCHRONOUS_ERRORS
 from api.state import State
@@ -60,18 +59,14 @@ async def stream(
     events = events_of(parts, owner, [message], ids, to_param)
     await anext(events)  # what is refused is refused before the answer begins
     chunked = Chunked(body, ids)
-    wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
 
-    def chunk(choices: list[ChatChoiceChunk], usage: Usage | None = None) -> ChatChunk:
-        shown = usage if wants_usage else UNSET
-        return ChatChunk(id=unique, created=chunked.created, model=body.model, choices=choices, usage=shown)
+    def chunk(choices: list[ChatChoiceChunk], given_ids: list[int] | UnsetType = UNSET) -> ChatChunk:
+        return ChatChunk(
+            id=unique, created=chunked.created, model=body.model, choices=choices, prompt_token_ids=given_ids
+        )
 
-    async def chunks() -> AsyncGenerator[ChatChunk | None]:
-        for index in range(body.n or 1):
-            yield chunk([opening(index)])
-        last = (lambda usage: chunk([], usage)) if wants_usage else None
-        async with aclosing(chunks_of(events, chunked, lambda piece: chunk([to_chunk(body, piece)]), last)) as grown:
-            async for one in grown:
-                yield one
+    def grown(piece: Piece) -> ChatChunk:
+        return chunk([to_chunk(body, piece)], prompt_token_ids(body, piece))
 
-    return EventStream(request, chunks(), DONE)
+    openings = [chunk([opening(index)]) for index in range(body.n or 1)]
+    return EventStream(request, chunks_of(events, chunked, openings, grown, chunk([])), DONE)

@@ -3,7 +3,6 @@
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,7 +23,6 @@ from api.openai.completions import (
     to_param,
     to_requests,
 )
-from api.openai.sampling import Usage
 from api.queue import job_ids
 from api.state import State
 from api.stream import DONE, EventStream, events_of
@@ -59,16 +57,9 @@ async def stream(
     events = events_of(parts, owner, requests, ids, to_param)
     await anext(events)  # what is refused is refused before the answer begins
     chunked = Chunked(body, ids)
-    wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
 
-    def chunk(choices: list[ChoiceChunk], usage: Usage | None = None) -> CompletionChunk:
-        shown = usage if wants_usage else UNSET
-        return CompletionChunk(id=unique, created=chunked.created, model=body.model, choices=choices, usage=shown)
+    def chunk(choices: list[ChoiceChunk]) -> CompletionChunk:
+        return CompletionChunk(id=unique, created=chunked.created, model=body.model, choices=choices)
 
-    chunks = chunks_of(
-        events,
-        chunked,
-        lambda piece: chunk([to_chunk(body, piece)]),
-        (lambda usage: chunk([], usage)) if wants_usage else None,
-    )
+    chunks = chunks_of(events, chunked, (), lambda piece: chunk([to_chunk(body, piece)]), chunk([]))
     return EventStream(request, chunks, DONE)

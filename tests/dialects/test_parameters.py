@@ -25,6 +25,7 @@ BOTH: list[dict[str, Any]] = [
     {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0},
     {"stop": []},
     {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "length_penalty": 1, "min_tokens": 0, "stop_token_ids": []},
     {"ignore_eos": False, "use_beam_search": False, "include_stop_str_in_output": False, "bad_words": []},
     {"return_token_ids": False, "return_tokens_as_token_ids": False, "spaces_between_special_tokens": True},
@@ -110,6 +111,8 @@ def test_what_asks_for_more_is_refused_by_its_name(kind: str, options: dict[str,
         {"role": "assistant", "content": "a", "refusal": None, "annotations": None, "audio": None, "tool_calls": None},
         {"role": "assistant", "content": "a", "annotations": [], "function_call": None, "reasoning_content": "b"},
         {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "look", "arguments": ""}}]},
+        {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "look", "arguments": {}}}]},
+        {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": None}},  # litellm's
         {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a"}]},
     ],
 )

@@ -88,6 +88,46 @@ def test_a_streamed_chat_is_the_one_that_is_not(sdk: OpenAI, options: dict[str, 
     assert chunks[-1].usage is None
 
 
+@pytest.mark.parametrize("include_usage", [True, None])
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_the_usage_so_far_is_in_every_chunk(sdk: OpenAI, kind: str, include_usage: bool | None):
+    options: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 8, "n": 2}
+    create = sdk.chat.completions.create if kind == "chat" else sdk.completions.create
+    options |= {"messages": CHAT} if kind == "chat" else {"prompt": "import"}
+    usage = create(**options).usage
+
+    told = {"include_usage": include_usage, "continuous_usage_stats": True}
+    chunks = list(create(**options, extra_body={"return_token_ids": True}, stream=True, stream_options=told))
+
+    assert chunks[-1].usage == usage
+    num_sent = 0
+    for chunk in chunks:
+        num_sent += sum(len(getattr(choice, "token_ids", ())) for choice in chunk.choices)
+        assert chunk.usage.prompt_tokens == usage.prompt_tokens
+        assert num_sent <= chunk.usage.completion_tokens <= usage.completion_tokens
+        assert chunk.usage.total_tokens == chunk.usage.prompt_tokens + chunk.usage.completion_tokens
+    assert num_sent == usage.completion_tokens
+    assert chunks[0].usage.completion_tokens < usage.completion_tokens
+
+
+def test_the_prompts_ids_come_with_the_end(sdk: OpenAI):
+    asked: dict[str, Any] = {"model": "demo", "max_tokens": 3, "temperature": 0}
+    asked |= {"extra_body": {"return_token_ids": True}}
+    expected = [choice.prompt_token_ids for choice in sdk.completions.create(prompt=PROMPTS, **asked).choices]
+
+    for prompts in (PROMPTS, expected):
+        chunks = list(sdk.completions.create(prompt=prompts, stream=True, **asked))
+        choices = [chunk.choices[0] for chunk in chunks]
+        found = {choice.index: choice.prompt_token_ids for choice in choices if choice.finish_reason}
+        assert [found[index] for index in range(len(PROMPTS))] == expected
+        assert not any("prompt_token_ids" in choice.model_extra for choice in choices if not choice.finish_reason)
+
+    whole = sdk.chat.completions.create(messages=CHAT, **asked)
+    chunks = list(sdk.chat.completions.create(messages=CHAT, stream=True, **asked))
+    assert chunks[-1].prompt_token_ids == whole.prompt_token_ids
+    assert not any("prompt_token_ids" in chunk.model_extra for chunk in chunks[:-1])
+
+
 def test_tokens_come_while_others_are_computed(sdk: OpenAI, stack: Stack):
     """The first ones seconds before the last."""
     known = set(jobs(stack))

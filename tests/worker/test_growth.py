@@ -45,6 +45,7 @@ def test_each_step_tells_its_token_with_its_numbers():
     (first,), (second,) = step(grower, row, b"a"), step(grower, row, b"b")
 
     assert (first.id, first.sequence, first.first, first.token_ids) == ("j", 0, 0, [97])
+    assert (first.num_prompt_tokens, second.num_prompt_tokens) == (row.num_given, None)
     assert (second.first, second.token_bytes) == (1, [b"b"])
     assert first.logprobs.values() == [-2.0]  # the prompt's entry comes before and is not told
     assert (second.top_ids, second.top_bytes, second.top_logprobs[0].values()) == ([[1]], [[b"\x01"]], [-0.5])

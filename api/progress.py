@@ -78,8 +78,10 @@ def _whole(id: str, sequence: int, scored: wire.Scored) -> wire.Growth:  # noqa:
         top_bytes=scored.top_bytes,
         top_logprobs=scored.top_logprobs,
     )
-    # These two know of generated tokens alone.
-    return replace(_from(generated, start), channels=scored.channels, tool_calls=scored.tool_calls)
+    # These know of generated tokens alone.
+    return replace(
+        _from(generated, start), channels=scored.channels, tool_calls=scored.tool_calls, skipped=scored.skipped
+    )
 
 
 def _from(growth: wire.Growth, start: int) -> wire.Growth:
@@ -95,4 +97,5 @@ def _from(growth: wire.Growth, start: int) -> wire.Growth:
         top_logprobs=None if growth.top_logprobs is None else growth.top_logprobs[start:],
         channels=None if growth.channels is None else growth.channels[start:],
         tool_calls=[call for call in growth.tool_calls if call.entry >= first],
+        skipped=[number for number in growth.skipped if number >= first],
     )

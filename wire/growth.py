@@ -25,6 +25,7 @@ class Growth(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_logprobs: list[Floats] | None = None
     channels: list[Channel] | None = None
     tool_calls: list[Called] = []  # that end in these entries
+    skipped: list[int] = []  # as in the result: numbers of generated tokens, among these entries
 
 
 Step = list[Growth]  # one message on the stream: of all rows of a worker that grew since its last one

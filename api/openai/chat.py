@@ -97,6 +97,11 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError("`max_tokens` is the old name of `max_completion_tokens`: give one of them")
         if self.reasoning_effort is not None and "reasoning_effort" in (self.chat_template_kwargs or {}):
             raise ValueError("`reasoning_effort` is in `chat_template_kwargs` too: give one of them")
+        num_most_tokens = self.max_completion_tokens or self.max_tokens
+        if num_most_tokens is not None and (self.min_tokens or 0) > num_most_tokens:
+            raise ValueError(f"`min_tokens` must be at most `max_completion_tokens`, {num_most_tokens}")
+        if _schema(self.response_format) is not None and (self.ignore_eos or self.min_tokens):
+            raise ValueError("`response_format` ends the answer: it goes with neither `ignore_eos` nor `min_tokens`")
         if self.tools and self.tool_choice != "none" and _schema(self.response_format) is not None:
             raise ValueError("`response_format` and `tools`: a constrained answer calls nothing; give one of them")
 
@@ -136,6 +141,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    stop_reason: int | str | None  # which of `stop_token_ids` or `stop` it was
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -168,6 +174,7 @@ class ChatChoiceChunk(Struct, frozen=True, kw_only=True):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | UnsetType | None = UNSET  # of the last
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -236,6 +243,7 @@ def _to_choice(body: ChatRequest, piece: Piece) -> ChatChoice:
         ),
         logprobs=ChatLogprobs(content=_entries(body, piece)) if body.logprobs else None,
         finish_reason=_finish_reason(piece) or "length",
+        stop_reason=piece.stop_reason,
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
 
@@ -260,6 +268,7 @@ def to_chunk(body: ChatRequest, piece: Piece) -> ChatChoiceChunk:
         ),
         logprobs=ChatLogprobs(content=_entries(body, piece)) if body.logprobs else None,
         finish_reason=_finish_reason(piece),
+        stop_reason=piece.stop_reason if piece.finish_reason else UNSET,
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import wire
-from api.openai.spelling import TextSoFar, content_bytes
+from api.openai.spelling import TextSoFar, content_bytes, told_bytes
 
 
 class Diverged(Exception):
@@ -30,6 +30,7 @@ class Piece(Struct, frozen=True, kw_only=True):
     channels: list[wire.Channel]
     text_offset: list[int]
     finish_reason: Literal["stop", "length"] | None = None  # of the last piece
+    stop_reason: int | str | None = None
 
 
 class Growing:
@@ -61,7 +62,7 @@ class Growing:
             channels=growth.channels,
             tool_calls=growth.tool_calls,
         )
-        return self._piece(scored, growth.token_bytes, overlap)
+        return self._piece(scored, told_bytes(growth), overlap)
 
     def end(self, scored: wire.Scored) -> Piece:
         """The rest. Raises Diverged."""
@@ -73,6 +74,7 @@ class Growing:
             text=piece.text + self._text.end(),
             reasoning=piece.reasoning + self._reasoning.end(),
             finish_reason=scored.finish_reason or "length",
+            stop_reason=scored.stop_reason,
         )
 
     def _piece(self, scored: wire.Scored, contents: list[bytes], start: int) -> Piece:

@@ -27,6 +27,12 @@ SHORT = {"temperature": 0, "max_tokens": 8, "logprobs": 2}
         {"prompt": "If the file does not exist,", "stop": ["the v", "an obj", "is n", "\n"], "max_tokens": 40} | SHORT,
         {"prompt": "import", "logit_bias": {"2": 100}} | SHORT,  # ends at once
         {"prompt": "import", "max_tokens": 5},
+        {"prompt": "import", "logit_bias": {"1": 9}, "temperature": 1, "seed": 4, "logprobs": 0, "n": 2}
+        | {
+            "extra_body": {"ignore_eos": True, "min_tokens": 9, "stop_token_ids": [274, 1209]}
+        },  # special ones among them
+        {"prompt": "import", "stop": ["the v", "an obj", " o"], "extra_body": {"include_stop_str_in_output": True}}
+        | SHORT,
     ],
 )
 def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict[str, Any]):
@@ -140,7 +146,7 @@ def jobs(stack: Stack) -> dict[str, str]:
 def test_a_stream_goes_on_where_it_was_when_its_worker_is_killed(stack: Stack, sdk: OpenAI):
     """A job without a seed keeps its own, so that its second run takes the way of the first."""
     asked: dict[str, Any] = {"model": "demo", "prompt": "import", "max_tokens": 400, "logprobs": 0}
-    asked |= {"logit_bias": {"2": -100, "0": -100}, "extra_body": {"return_token_ids": True}}
+    asked["extra_body"] = {"min_tokens": 400, "return_token_ids": True}
     chunks = []
     for chunk in sdk.completions.create(**asked, stream=True, timeout=120):
         chunks.append(chunk)

@@ -154,9 +154,13 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         ),
     ] = 0
     include_stop_str_in_output: Annotated[bool, Meta(description="The stop string or token is in the text.")] = False
-    skip_special_tokens: Annotated[bool, Meta(description="Special tokens that are generated are not in the text.")] = (
-        False
-    )
+    skip_special_tokens: Annotated[
+        bool | None,
+        Meta(
+            description="Special tokens that are generated: true, they are not in the text; false, they are, and of a "
+            "chat in the channel where they stand; null, they are, and of a chat in no channel."
+        ),
+    ] = None
     n: Annotated[int, Meta(ge=1, le=128, description="Completions to sample from the one prompt.")] = 1
     json_schema: Annotated[
         dict[str, Any] | None,

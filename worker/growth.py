@@ -87,7 +87,7 @@ class _Told:
         self.num_told = 0
         self._num_read = 0
         self._read_bytes = 0
-        self._reader = None if chat is None else tokenizer.reader(chat.opening)
+        self._reader = None if chat is None else tokenizer.reader(chat.opening, chat.keeps_special)
         self._token_bytes = tokenizer.token_bytes
 
     def read(self) -> int:

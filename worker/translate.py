@@ -191,15 +191,17 @@ def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer)
 def _encode_chat(
     request: wire.Generate | wire.Tokenize, messages: Sequence[wire.Message], tokenizer: Tokenizer
 ) -> tuple[list[int], bool, Chat]:
+    keeps_special = False
     if isinstance(request, wire.Tokenize):
         callable_tools: list[dict[str, Any]] = []
         token_ids, opening = tokenizer.encode_chat(_to_template(messages))
     else:
+        keeps_special = request.skip_special_tokens is False
         _check_template(request, tokenizer)
         tools = [_to_template_tool(tool) for tool in request.tools]
         callable_tools = tools if request.tool_choice == "auto" else []
         token_ids, opening = tokenizer.encode_chat(_to_template(messages), tools, request.chat_template_kwargs)
-    return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id, Chat(opening, callable_tools)
+    return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id, Chat(opening, callable_tools, keeps_special)
 
 
 def _check_template(request: wire.Generate, tokenizer: Tokenizer) -> None:

@@ -23,7 +23,6 @@ _ONLY = {
     "add_special_tokens": False,
     "add_generation_prompt": True,
     "continue_final_message": False,
-    "skip_special_tokens": True,
 }
 
 
@@ -86,7 +85,9 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     add_special_tokens: Annotated[bool | None, Meta(description="The template writes them.")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    skip_special_tokens: bool | None = None
+    skip_special_tokens: (
+        Annotated[bool, Meta(description="True where it is null: those that part no channels are in none.")] | None
+    ) = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,6 +213,7 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
         chat_template_kwargs=_template_kwargs(body),
         json_schema=_schema(body.response_format),
         max_tokens=body.max_completion_tokens or body.max_tokens,
+        skip_special_tokens=False if body.skip_special_tokens is False else None,
         n=body.n or 1,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,

@@ -46,7 +46,7 @@ def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where:
     """Against the widest of the model's workers: what even that cannot run is refused."""
     vocab_size = max(card.vocab_size for card in cards)
     context_length = max(card.context_length for card in cards)
-    _check_bias(request, vocab_size, where)
+    _check_ids(request, vocab_size, where)
     for field, lists in _token_lists(request):
         num_ids = 0
         for name, ids in lists:
@@ -68,13 +68,15 @@ def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where:
             )
 
 
-def _check_bias(request: wire.Request, vocab_size: int, where: str) -> None:
+def _check_ids(request: wire.Request, vocab_size: int, where: str) -> None:
+    """Those that steer a generation."""
     if not isinstance(request, wire.Generate):
         return
-    for id_ in request.logit_bias:
-        if id_ >= vocab_size:
-            full = f"{where}logit_bias"
-            raise BadRequest(f"{full}: expected token ids below {vocab_size}, found {id_}", full)
+    for field, ids in (("logit_bias", request.logit_bias), ("stop_token_ids", request.stop_token_ids)):
+        for id_ in ids:
+            if id_ >= vocab_size:
+                full = f"{where}{field}"
+                raise BadRequest(f"{full}: expected token ids below {vocab_size}, found {id_}", full)
 
 
 def _token_lists(request: wire.Request) -> Iterator[tuple[str, list[tuple[str, list[int]]]]]:

@@ -79,8 +79,10 @@ def _whole(id: str, sequence: int, scored: wire.Scored) -> wire.Growth:  # noqa:
         top_logprobs=scored.top_logprobs,
         num_prompt_tokens=scored.num_prompt_tokens,
     )
-    # These two know of generated tokens alone.
-    return replace(_from(generated, start), channels=scored.channels, tool_calls=scored.tool_calls)
+    # These know of generated tokens alone.
+    return replace(
+        _from(generated, start), channels=scored.channels, tool_calls=scored.tool_calls, skipped=scored.skipped
+    )
 
 
 def _from(growth: wire.Growth, start: int) -> wire.Growth:
@@ -97,4 +99,5 @@ def _from(growth: wire.Growth, start: int) -> wire.Growth:
         channels=None if growth.channels is None else growth.channels[start:],
         tool_calls=[call for call in growth.tool_calls if call.entry >= first],
         num_prompt_tokens=None if first else growth.num_prompt_tokens,
+        skipped=[number for number in growth.skipped if number >= first],
     )

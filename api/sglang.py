@@ -11,19 +11,17 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 import wire
 from api.fields import in_words
-from api.only import check_only
 from api.openai.spelling import generated_text, spelled
-from wire.request import ModelName, Penalty, StopString, Text, TokenId, TokenIds, TopLogprobs
+from wire.request import ModelName, Penalty, StopString, StopTokenIds, Text, TokenId, TokenIds, TopLogprobs
 
 Told = list[
     float | int | str | None
 ]  # logprob, token id, text; msgspec writes no schema of a tuple that OpenAPI allows
 MAX_SEED = 2**63 - 1
-_ONLY = {"ignore_eos": False, "no_stop_trim": False, "min_new_tokens": 0}
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is not here is refused by its name; what has one value only, where it has another."""
+    """What is not here is refused by its name."""
 
     max_new_tokens: Annotated[int, Meta(ge=0, le=131_072)] = 128
     temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
@@ -36,17 +34,18 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     sampling_seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool = False
-    no_stop_trim: bool = False
-    skip_special_tokens: Annotated[
-        bool, Meta(description="Has no effect: of special tokens the one that ends the text is not in it.")
-    ] = True
+    min_new_tokens: Annotated[int, Meta(ge=0, le=131_072)] = 0
+    no_stop_trim: Annotated[bool, Meta(description="The stop string or token is in the text.")] = False
+    skip_special_tokens: bool = True
     spaces_between_special_tokens: Annotated[bool, Meta(description="Has no effect here.")] = True
-    min_new_tokens: int = 0
-    stop_token_ids: Annotated[None, Meta(description="Not supported.")] = None
 
     def __post_init__(self) -> None:
-        check_only(self, _ONLY)
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(f"`min_new_tokens` must be at most `max_new_tokens`, {self.max_new_tokens}")
+        if self.ignore_eos and self.stop_token_ids:
+            raise ValueError("`ignore_eos` makes SGLang ignore `stop_token_ids` too: give one of them")
 
 
 class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -88,8 +87,11 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class FinishReason(Struct, frozen=True, kw_only=True):
+    """Either of the last two is there: what ended it."""
+
     type: Literal["stop", "length"]
-    length: int | UnsetType = UNSET  # of the output, where that ended it
+    matched: int | str | UnsetType = UNSET  # the token, the model's end tokens included, or the stop string
+    length: int | UnsetType = UNSET  # of the output
 
 
 class MetaInfo(Struct, frozen=True, kw_only=True):
@@ -116,6 +118,8 @@ def to_param(body: GenerateRequest) -> Callable[[str], str]:
     names = {
         "prompt": "text" if body.input_ids is None else "input_ids",
         "max_tokens": "sampling_params.max_new_tokens",
+        "min_tokens": "sampling_params.min_new_tokens",
+        "stop_token_ids": "sampling_params.stop_token_ids",
     }
     return in_words(names, listed="prompt")
 
@@ -138,6 +142,11 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.
             presence_penalty=params.presence_penalty,
             repetition_penalty=params.repetition_penalty,
             stop=[params.stop] if isinstance(params.stop, str) else params.stop or [],
+            stop_token_ids=params.stop_token_ids or [],
+            ignore_eos=params.ignore_eos,
+            min_tokens=params.min_new_tokens,
+            include_stop_str_in_output=params.no_stop_trim,
+            skip_special_tokens=params.skip_special_tokens,
             n=params.n,
             prompt_logprobs=params.max_new_tokens == 0 or (body.return_logprob and body.logprob_start_len >= 0),
             logprobs=body.return_logprob,
@@ -159,19 +168,24 @@ def to_answers(body: GenerateRequest, results: Sequence[wire.Result], id: str) -
 
 def _to_answer(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int], id: str) -> Generated:  # noqa: A002
     output_ids = scored.token_ids[scored.num_reported_prompt_tokens :]
-    is_stop = scored.finish_reason == "stop"
     meta: dict[str, Any] = _logprobs(body, scored, prompt_ids) if body.return_logprob else {}
     return Generated(
         text=generated_text(scored),
         output_ids=output_ids,
         meta_info=MetaInfo(
             id=id,
-            finish_reason=FinishReason(type="stop") if is_stop else FinishReason(type="length", length=len(output_ids)),
+            finish_reason=_finish_reason(scored, output_ids),
             prompt_tokens=len(prompt_ids),
             completion_tokens=len(output_ids),
             **meta,
         ),
     )
+
+
+def _finish_reason(scored: wire.Scored, output_ids: list[int]) -> FinishReason:
+    if scored.finish_reason != "stop":
+        return FinishReason(type="length", length=len(output_ids))
+    return FinishReason(type="stop", matched=output_ids[-1] if scored.stop_reason is None else scored.stop_reason)
 
 
 def _logprobs(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int]) -> dict[str, Any]:

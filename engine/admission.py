@@ -63,6 +63,10 @@ def _check_sampling(sampling: Sampling, where: str, facts: Facts) -> None:
             0 <= token_id < facts.vocab_size and isfinite(bias) for token_id, bias in sampling.logit_bias
         ),
         "stop strings that are not empty": all(sampling.stop),
+        f"stop_token_ids from 0 to {facts.vocab_size - 1}": all(
+            0 <= token_id < facts.vocab_size for token_id in sampling.stop_token_ids
+        ),
+        f"min_tokens from 0 to max_tokens, {sampling.max_tokens}": 0 <= sampling.min_tokens <= sampling.max_tokens,
     }
     for right, is_met in limits.items():
         if not is_met:

@@ -5,6 +5,7 @@ computed for the rows that ask for them and for no others.
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ class Ask:
     sequence: Sequence
     position: int
     last_id: mx.array | None = None  # [1]: of a row whose logits are moved, the token before, which may not be read yet
+    barred_ids: AbstractSet[int] = frozenset()  # are not sampled now
 
     @property
     def is_sampled(self) -> bool:
@@ -150,17 +152,18 @@ def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple
 
 def _moved(logits: mx.array, asks: list[Ask]) -> mx.array:
     """[rows, vocab]: what is sampled from; the very `logits` where no row asks for another."""
-    if not any(ask.sequence.moves_logits for ask in asks):
-        return logits
-    rows = []
-    for row, ask in zip(logits, asks, strict=True):
-        sequence = ask.sequence
-        if sequence.sampling is not None and sequence.sampling.moves_logits:
-            row = steering.steer(row, sequence.sampling, sequence.token_ids[: sequence.num_given], _generated(ask))
-        if sequence.constraint is not None and (allowed := sequence.constraint.allowed(_known(ask))) is not None:
-            row = steering.only(row, allowed)
-        rows.append(row)
-    return mx.stack(rows)
+    if any(ask.sequence.moves_logits for ask in asks):
+        logits = mx.stack([_steered(row, ask) for row, ask in zip(logits, asks, strict=True)])
+    return steering.bar(logits, [ask.barred_ids for ask in asks])
+
+
+def _steered(row: mx.array, ask: Ask) -> mx.array:
+    sequence = ask.sequence
+    if sequence.sampling is not None and sequence.sampling.moves_logits:
+        row = steering.steer(row, sequence.sampling, sequence.token_ids[: sequence.num_given], _generated(ask))
+    if sequence.constraint is not None and (allowed := sequence.constraint.allowed(_known(ask))) is not None:
+        row = steering.only(row, allowed)
+    return row
 
 
 def _generated(ask: Ask) -> mx.array:

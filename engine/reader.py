@@ -34,11 +34,22 @@ def as_content(token_ids: Iterable[int], silent_ids: Collection[int]) -> list[Ch
 class Reader:
     """`channels` has one entry a token read. Those of a call that ended say `tool_call`, whatever is in it."""
 
-    def __init__(self, markup: Markup, token_bytes: Callable[[int], bytes], opening: Iterable[int] = ()) -> None:
-        """`opening` is what the prompt ends with to make the model answer, in which a channel may be opened."""
+    def __init__(
+        self,
+        markup: Markup,
+        token_bytes: Callable[[int], bytes],
+        opening: Iterable[int] = (),
+        keeps_special: bool = False,
+    ) -> None:
+        """`opening` is what the prompt ends with to make the model answer, in which a channel may be opened.
+
+        With `keeps_special` special tokens that part no channels are in the channel where they stand.
+        """
         self.channels: list[Channel] = []
         self.spans: list[Span] = []
         self._markup = markup
+        self._silent_ids: Collection[int] = () if keeps_special else markup.silent_ids
+        self._end_channel: Channel = "content" if keeps_special else "markup"
         self._token_bytes = token_bytes
         self._state: State = "content"
         self._token_ids: list[int] = []
@@ -67,6 +78,7 @@ class Reader:
             self._settle(len(self._held) - 1)
             self._held.clear()
             self._move("content", num_marker_tokens=1)
+            self.channels[-1] = self._end_channel
             return
         while self._held:
             moves = self._markup.moves.get(self._state, {})
@@ -84,7 +96,7 @@ class Reader:
         self._settle(len(self._held))
         if self._state == "tool_call":
             cut_off = self._token_ids[self._call_start :]
-            self.channels[self._call_start :] = as_content(cut_off, self._markup.silent_ids)
+            self.channels[self._call_start :] = as_content(cut_off, self._silent_ids)
             self._state = "content"
 
     def _settle(self, num_tokens: int) -> None:
@@ -94,7 +106,7 @@ class Reader:
             token_id = self._held.pop(0)
             if self._state == "header":
                 self._header.append(token_id)
-            elif self._state == "tool_call" or token_id not in self._markup.silent_ids:
+            elif self._state == "tool_call" or token_id not in self._silent_ids:
                 self.channels[place] = self._state
 
     def _move(self, state: State | None, num_marker_tokens: int) -> None:

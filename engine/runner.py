@@ -18,7 +18,7 @@ from engine.facts import Facts
 from engine.measure import Ask, Entry, Measured, measure
 from engine.scheduler import Plan
 from engine.sequence import Sequence
-from engine.stop import end_if_done
+from engine.stop import barred_ids, end_if_done
 from engine.tap import Halves
 from engine.tokenizer import Tokenizer
 
@@ -51,12 +51,12 @@ class ModelRunner:
         if plan.decode:  # before new rows join its cache
             last_ids = self._last_ids(plan.decode)
             asks = [
-                Ask(sequence, sequence.num_computed + 1, last_ids[row : row + 1] if sequence.moves_logits else None)
-                for row, sequence in enumerate(plan.decode)
+                self._ask(row, row.num_computed + 1, last_ids[place : place + 1] if row.moves_logits else None)
+                for place, row in enumerate(plan.decode)
             ]
             hidden = [self._batch.decode(plan.decode, last_ids)]
         for chunks in plan.prefill:
-            asks += [Ask(chunk.sequence, position + 1) for chunk in chunks for position in chunk.predictors]
+            asks += [self._ask(chunk.sequence, position + 1) for chunk in chunks for position in chunk.predictors]
             hidden.append(self._batch.prefill(chunks))
         rows = mx.concatenate(hidden)
         if any(ask.sequence.constraint is not None for ask in asks):
@@ -78,6 +78,10 @@ class ModelRunner:
 
     def release(self, sequences: list[Sequence]) -> None:
         self._batch.release(sequences)
+
+    def _ask(self, sequence: Sequence, position: int, last_id: mx.array | None = None) -> Ask:
+        barred = barred_ids(sequence, position, self.tokenizer.eos_ids) if sequence.sampling else frozenset()
+        return Ask(sequence, position, last_id, barred)
 
     def _last_ids(self, sequences: list[Sequence]) -> mx.array:
         """[rows]: the tokens that the last launch samples, known to the host or not."""

@@ -1,7 +1,11 @@
-"""What a caller adds to the logits that a token is sampled from: biases of single tokens, penalties of repeated ones.
+"""What a caller adds to the logits that a token is sampled from: biases of single tokens, penalties of repeated ones,
+and which tokens are not sampled at all.
 
 Pure. Sampling alone sees these logits; every reported logprob is of the model's own.
 """
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import mlx.core as mx
 
@@ -26,6 +30,16 @@ def steer(logits: mx.array, sampling: Sampling, given: list[int], generated: mx.
         token_ids, biases = zip(*sampling.logit_bias, strict=True)
         logits = logits.at[mx.array(token_ids)].add(mx.array(biases))
     return logits
+
+
+def bar(logits: mx.array, barred: Sequence[AbstractSet[int]]) -> mx.array:
+    """[rows, vocab]: -inf at each row's barred ids; the very `logits` where no row has any."""
+    vocab_size = logits.shape[-1]  # a configuration may name an end token that the model has not
+    places = [(row, token_id) for row, ids in enumerate(barred) for token_id in ids if token_id < vocab_size]
+    if not places:
+        return logits
+    rows, token_ids = zip(*places, strict=True)
+    return logits.at[mx.array(rows), mx.array(token_ids)].minimum(-mx.inf)
 
 
 def only(logits: mx.array, allowed: bytes) -> mx.array:

@@ -95,9 +95,9 @@ class Tokenizer:
             num_bytes -= len(self.token_bytes(ids[start]))
         return ids, ids[start:]
 
-    def reader(self, opening: Sequence[int]) -> Reader:
+    def reader(self, opening: Sequence[int], keeps_special: bool = False) -> Reader:
         """Of an answer to a chat whose generation prompt is `opening`."""
-        return Reader(self.markup, self.token_bytes, opening)
+        return Reader(self.markup, self.token_bytes, opening, keeps_special)
 
     def calls(self, span: Span, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[Call]:
         """Those in a span of an answer. Empty where it cannot be read, or calls what was not offered."""

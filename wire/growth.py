@@ -26,6 +26,7 @@ class Growth(Struct, frozen=True, kw_only=True, omit_defaults=True):
     channels: list[Channel] | None = None
     tool_calls: list[Called] = []  # that end in these entries
     num_prompt_tokens: int | None = None  # beside the first entries of a sequence
+    skipped: list[int] = []  # as in the result: numbers of generated tokens, among these entries
 
 
 Step = list[Growth]  # one message on the stream: of all rows of a worker that grew since its last one

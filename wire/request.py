@@ -16,6 +16,7 @@ ModelName = Annotated[
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=1_000_000)]
 Text = Annotated[str, Meta(max_length=8_000_000)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="Likeliest tokens to report beside each token.")]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -142,6 +143,24 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         float, Meta(ge=0.01, le=100, description="Divides (where negative: multiplies) logits of tokens seen before.")
     ] = 1.0
     stop: Annotated[list[StopString], Meta(max_length=64)] = []
+    stop_token_ids: Annotated[StopTokenIds, Meta(description="End the text, as the model's own end tokens do.")] = []
+    ignore_eos: Annotated[bool, Meta(description="Go on after the model's own end tokens.")] = False
+    min_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=131_072,
+            description="Before so many, no token that ends a text is sampled, and no stop string looked for.",
+        ),
+    ] = 0
+    include_stop_str_in_output: Annotated[bool, Meta(description="The stop string or token is in the text.")] = False
+    skip_special_tokens: Annotated[
+        bool | None,
+        Meta(
+            description="Special tokens that are generated: true, they are not in the text; false, they are, and of a "
+            "chat in the channel where they stand; null, they are, and of a chat in no channel."
+        ),
+    ] = None
     n: Annotated[int, Meta(ge=1, le=128, description="Completions to sample from the one prompt.")] = 1
     json_schema: Annotated[
         dict[str, Any] | None,
@@ -175,6 +194,10 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         for name in ("top_logprobs", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:
                 raise ValueError(f"`{name}` needs `logprobs`: true")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError("`min_tokens` must be at most `max_tokens`")
+        if self.json_schema is not None and (self.ignore_eos or self.min_tokens):
+            raise ValueError("`json_schema` says where the text ends: give it neither `ignore_eos` nor `min_tokens`")
         if self.max_tokens == 0 and not self.prompt_logprobs:
             raise ValueError("`max_tokens` 0 generates nothing: give `prompt_logprobs`: true, or more tokens")
 

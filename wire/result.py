@@ -52,9 +52,9 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence. Every column has one entry per reported token, in the order of the text.
 
     Entry j belongs to `token_ids[j]`: logprobs[j] = log p(token_ids[j] | every token before it), in nats.
-    Bytes are base64 in JSON. `token_bytes` joined are the bytes of `text`; where a generation ended at a stop string
-    or at a token that ends the turn, `text` ends before it and the columns after it. A field that is not there has
-    its default.
+    Bytes are base64 in JSON. `token_bytes` joined, but for those of tokens that are `skipped`, are the bytes of `text`;
+    where a generation ended at a stop string or at a token that ends it, `text` ends before it and the columns after
+    it. A field that is not there has its default.
     """
 
     token_ids: list[int]
@@ -77,6 +77,8 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bos_added: bool = False
     clamped: int = 0  # logprobs that were -inf and are written as -9999.0
     finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` it was; null: the model's own end token
+    skipped: list[int] = []  # numbers of the generated tokens that are special, where `text` is to be without them
     channels: list[Channel] | None = None  # of an answer to a chat: one entry a generated token
     tool_calls: list[Called] = []
 

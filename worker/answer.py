@@ -22,6 +22,7 @@ class Chat:
 
     opening: list[int]  # the end of the prompt, which makes the model answer
     tools: Sequence[Tool]
+    keeps_special: bool = False  # special tokens that part no channels are text like others
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Part:
 
 def read_whole(chat: Chat, row: Row, tokenizer: Tokenizer) -> Part:
     """Of a row that is done."""
-    reader = tokenizer.reader(chat.opening)
+    reader = tokenizer.reader(chat.opening, chat.keeps_special)
     for token_id in row.token_ids[row.num_given :]:
         reader.read(token_id)
     reader.end()
@@ -50,7 +51,8 @@ def told(chat: Chat, row: Row, part: Part, tokenizer: Tokenizer) -> tuple[list[w
     for span in part.spans:
         calls = tokenizer.calls(span, generated, chat.tools)
         if not calls:
-            text = as_content(generated[span.start : span.end], tokenizer.markup.silent_ids)
+            silent_ids = () if chat.keeps_special else tokenizer.markup.silent_ids
+            text = as_content(generated[span.start : span.end], silent_ids)
             channels[span.start - part.first : span.end - part.first] = text
         upto = row.token_ids[: row.num_given + span.end]
         for place, call in enumerate(calls):

@@ -20,8 +20,8 @@ from redis.exceptions import RedisError
 import wire
 from engine import Sequence as Row
 from engine import Tokenizer
-from worker.answer import Chat, Part, told
-from worker.report import LEAST
+from worker.answer import Part, told
+from worker.report import LEAST, numbers_of
 from worker.translate import Translated
 
 log = logging.getLogger(__name__)
@@ -78,14 +78,16 @@ class Outlet:
 class _Told:
     """How far one row has come: read up to where no stop string may begin, told up to where it is settled."""
 
-    def __init__(self, row: Row, place: int, chat: Chat | None, tokenizer: Tokenizer) -> None:
-        self.row = row
+    def __init__(self, translated: Translated, place: int, tokenizer: Tokenizer) -> None:
+        chat = translated.chat
+        self.row = translated.row
         self.place = place
         self.chat = chat
+        self.skipped_ids = translated.skipped_ids
         self.num_told = 0
         self._num_read = 0
         self._read_bytes = 0
-        self._reader = None if chat is None else tokenizer.reader(chat.opening)
+        self._reader = None if chat is None else tokenizer.reader(chat.opening, chat.keeps_special)
         self._token_bytes = tokenizer.token_bytes
 
     def read(self) -> int:
@@ -112,10 +114,7 @@ class Grower:
 
     def __init__(self, job_id: str, rows: Sequence[Translated], with_logprobs: bool, tokenizer: Tokenizer) -> None:
         self._job_id = job_id
-        self._rows = {
-            translated.row: _Told(translated.row, place, translated.chat, tokenizer)
-            for place, translated in enumerate(rows)
-        }
+        self._rows = {translated.row: _Told(translated, place, tokenizer) for place, translated in enumerate(rows)}
         self._with_logprobs = with_logprobs
         self._tokenizer = tokenizer
 
@@ -157,6 +156,7 @@ class Grower:
             top_bytes=None if tops is None else [[spell(token_id) for token_id in ids] for ids in tops[0]],
             top_logprobs=None if tops is None else [wire.Floats(map(_finite, values)) for values in tops[1]],
             num_prompt_tokens=None if first else so_far.row.num_given,
+            skipped=[first + number for number in numbers_of(so_far.skipped_ids, token_ids)],
         )
         if so_far.chat is None or part is None:
             return growth

@@ -1,6 +1,7 @@
 """Rows that ran to wire.Result. Pure: no engine, no Redis, no clock."""
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from math import fsum, inf, isnan
 
 import wire
@@ -66,9 +67,10 @@ def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_lo
     token_ids = row.token_ids[first:]
     if row.text_bytes is None:
         text = tokenizer.decode(token_ids)
-    else:  # of the generated tokens, which end where a stop string begins
+    else:
         given = b"".join(map(tokenizer.token_bytes, row.token_ids[first : row.num_given]))
-        text = (given + row.text_bytes).decode(errors="replace")
+        generated = row.token_ids[row.num_given :]
+        text = (given + _without(translated.skipped_ids, generated, row.text_bytes, tokenizer)).decode(errors="replace")
     num_reported_prompt_tokens = max(0, num_prompt_tokens - first)
     said: dict[str, object] = {
         "token_ids": token_ids,
@@ -79,6 +81,8 @@ def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_lo
         "prompt_token_ids": row.token_ids[:num_prompt_tokens] if translated.is_prompt_text else None,
         "bos_added": translated.bos_added,
         "finish_reason": row.finish_reason,
+        "stop_reason": row.stop_reason.decode() if isinstance(row.stop_reason, bytes) else row.stop_reason,
+        "skipped": numbers_of(translated.skipped_ids, row.token_ids[row.num_given :]),
     }
     if translated.chat is not None:
         part = read_whole(translated.chat, row, tokenizer)
@@ -89,6 +93,24 @@ def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_lo
     if translated.again is not None:
         columns |= _recomputed(row, translated.again)
     return wire.Scored(**said, **columns)  # type: ignore[arg-type]
+
+
+def numbers_of(token_ids: AbstractSet[int], among: Sequence[int]) -> list[int]:
+    """Where in a list of tokens these are."""
+    return [number for number, token_id in enumerate(among) if token_id in token_ids]
+
+
+def _without(skipped_ids: AbstractSet[int], token_ids: Sequence[int], text: bytes, tokenizer: Tokenizer) -> bytes:
+    """What other tokens have in their text, which may end before, in or behind its last token."""
+    if not skipped_ids:
+        return text
+    pieces = []
+    end = 0
+    for token_id in token_ids:
+        begin, end = end, end + len(tokenizer.token_bytes(token_id))
+        if token_id not in skipped_ids:
+            pieces.append(text[begin:end])
+    return b"".join(pieces)
 
 
 def _recomputed(row: Row, again: Row) -> dict[str, object]:
@@ -139,7 +161,7 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokeniz
 def _reshapes(sampling: Sampling) -> bool:
     """Whether tokens are drawn from another distribution than the model's own."""
     kept_whole = sampling.top_p == 1 and sampling.top_k == 0 and sampling.min_p == 0
-    return sampling.temperature != 1 or not kept_whole or sampling.moves_logits
+    return sampling.temperature != 1 or not kept_whole or sampling.moves_logits or sampling.min_tokens > 0
 
 
 def _is_greedy(likeliest: Iterable[bool | None]) -> bool | None:

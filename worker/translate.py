@@ -6,6 +6,7 @@ To add a kind of job: a branch in `to_rows`, and one in report.py's `to_result`.
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ class Translated:
     is_prompt_text: bool  # then the result returns the ids that were used
     bos_added: bool
     chat: Chat | None = None  # of a row that answers one
+    skipped_ids: AbstractSet[int] = frozenset()  # of tokens that its text is without
     again: Row | None = None  # the same tokens, once generated, to be scored
 
     def to_recompute(self) -> "Translated":
@@ -111,37 +113,53 @@ def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer, context_le
         raise JobFailed(wire.Failure(code="invalid", message=message, field="prompt"))
     max_tokens = request.max_tokens
     if max_tokens is None:
-        max_tokens = max(1, min(MAX_UNASKED_TOKENS, context_length - len(prompt_ids)))
-    stop = tuple(text.encode() for text in request.stop)
+        max_tokens = max(1, min(max(MAX_UNASKED_TOKENS, request.min_tokens), context_length - len(prompt_ids)))
+    _check_end(request, max_tokens, tokenizer)
+    is_text = not isinstance(request.prompt, list)
+    skipped_ids = tokenizer.markup.silent_ids if request.skip_special_tokens else frozenset()
     rows = []
     for i in range(request.n):
-        sampling = (
-            None
-            if max_tokens == 0
-            else Sampling(
-                max_tokens=max_tokens,
-                temperature=request.temperature,
-                top_p=request.top_p,
-                top_k=request.top_k,
-                min_p=request.min_p,
-                seed=None if request.seed is None else request.seed + i,
-                stop=stop,
-                logit_bias=tuple(request.logit_bias.items()),
-                presence_penalty=request.presence_penalty,
-                frequency_penalty=request.frequency_penalty,
-                repetition_penalty=request.repetition_penalty,
-            )
-        )
         row = Row(
             token_ids=list(prompt_ids),
             score_from=_score_from(request, len(prompt_ids), max_tokens),
             top_logprobs=request.top_logprobs,
             rank=request.rank,
-            sampling=sampling,
+            sampling=_sampling(request, i, max_tokens) if max_tokens else None,
             constraint=_constraint(request, chat, tokenizer),
         )
-        rows.append(Translated(row, len(prompt_ids), not isinstance(request.prompt, list), bos_added, chat))
+        rows.append(Translated(row, len(prompt_ids), is_text, bos_added, chat, skipped_ids))
     return rows
+
+
+def _sampling(request: wire.Generate, i: int, max_tokens: int) -> Sampling:
+    """Of row number `i`."""
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        seed=None if request.seed is None else request.seed + i,
+        stop=tuple(text.encode() for text in request.stop),
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        min_tokens=request.min_tokens,
+        include_stop=request.include_stop_str_in_output,
+        logit_bias=tuple(request.logit_bias.items()),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+    )
+
+
+def _check_end(request: wire.Generate, max_tokens: int, tokenizer: Tokenizer) -> None:
+    """That `min_tokens` can be had. Raises JobFailed."""
+    if request.min_tokens > max_tokens:
+        message = f"min_tokens: expected at most {max_tokens}, what fits into the context, found {request.min_tokens}"
+        raise JobFailed(wire.Failure(code="invalid", message=message, field="min_tokens"))
+    if request.min_tokens and len(tokenizer.eos_ids.union(request.stop_token_ids)) >= tokenizer.vocab_size:
+        message = "stop_token_ids: they are all tokens of the model, so none can be generated before `min_tokens`"
+        raise JobFailed(wire.Failure(code="invalid", message=message, field="stop_token_ids"))
 
 
 def _score_from(request: wire.Generate, num_given: int, max_tokens: int) -> int | None:
@@ -173,15 +191,17 @@ def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer)
 def _encode_chat(
     request: wire.Generate | wire.Tokenize, messages: Sequence[wire.Message], tokenizer: Tokenizer
 ) -> tuple[list[int], bool, Chat]:
+    keeps_special = False
     if isinstance(request, wire.Tokenize):
         callable_tools: list[dict[str, Any]] = []
         token_ids, opening = tokenizer.encode_chat(_to_template(messages))
     else:
+        keeps_special = request.skip_special_tokens is False
         _check_template(request, tokenizer)
         tools = [_to_template_tool(tool) for tool in request.tools]
         callable_tools = tools if request.tool_choice == "auto" else []
         token_ids, opening = tokenizer.encode_chat(_to_template(messages), tools, request.chat_template_kwargs)
-    return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id, Chat(opening, callable_tools)
+    return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id, Chat(opening, callable_tools, keeps_special)
 
 
 def _check_template(request: wire.Generate, tokenizer: Tokenizer) -> None:

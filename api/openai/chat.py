@@ -23,7 +23,6 @@ _ONLY = {
     "add_special_tokens": False,
     "add_generation_prompt": True,
     "continue_final_message": False,
-    "skip_special_tokens": True,
 }
 
 
@@ -86,7 +85,9 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     add_special_tokens: Annotated[bool | None, Meta(description="The template writes them.")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    skip_special_tokens: bool | None = None
+    skip_special_tokens: (
+        Annotated[bool, Meta(description="True where it is null: those that part no channels are in none.")] | None
+    ) = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,6 +98,11 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError("`max_tokens` is the old name of `max_completion_tokens`: give one of them")
         if self.reasoning_effort is not None and "reasoning_effort" in (self.chat_template_kwargs or {}):
             raise ValueError("`reasoning_effort` is in `chat_template_kwargs` too: give one of them")
+        num_most_tokens = self.max_completion_tokens or self.max_tokens
+        if num_most_tokens is not None and (self.min_tokens or 0) > num_most_tokens:
+            raise ValueError(f"`min_tokens` must be at most `max_completion_tokens`, {num_most_tokens}")
+        if _schema(self.response_format) is not None and (self.ignore_eos or self.min_tokens):
+            raise ValueError("`response_format` ends the answer: it goes with neither `ignore_eos` nor `min_tokens`")
         if self.tools and self.tool_choice != "none" and _schema(self.response_format) is not None:
             raise ValueError("`response_format` and `tools`: a constrained answer calls nothing; give one of them")
 
@@ -136,6 +142,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    stop_reason: int | str | None  # which of `stop_token_ids` or `stop` it was
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -168,6 +175,7 @@ class ChatChoiceChunk(Struct, frozen=True, kw_only=True):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | UnsetType | None = UNSET  # of the last
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -207,6 +215,7 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
         chat_template_kwargs=_template_kwargs(body),
         json_schema=_schema(body.response_format),
         max_tokens=body.max_completion_tokens or body.max_tokens,
+        skip_special_tokens=False if body.skip_special_tokens is False else None,
         n=body.n or 1,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
@@ -238,6 +247,7 @@ def _to_choice(body: ChatRequest, piece: Piece) -> ChatChoice:
         ),
         logprobs=ChatLogprobs(content=_entries(body, piece)) if body.logprobs else None,
         finish_reason=_finish_reason(piece) or "length",
+        stop_reason=piece.stop_reason,
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
 
@@ -262,6 +272,7 @@ def to_chunk(body: ChatRequest, piece: Piece) -> ChatChoiceChunk:
         ),
         logprobs=ChatLogprobs(content=_entries(body, piece)) if body.logprobs else None,
         finish_reason=_finish_reason(piece),
+        stop_reason=piece.stop_reason if piece.finish_reason else UNSET,
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
 

@@ -1,7 +1,7 @@
 """`/v1/completions`: one wire.Generate a prompt, and one choice a sequence of their results.
 
 With vLLM's additions: `prompt_logprobs`, `return_token_ids`, `return_tokens_as_token_ids`, `add_special_tokens`,
-`top_k`, `min_p`, `repetition_penalty`.
+`skip_special_tokens`, and those of sampling.py.
 """
 
 import time
@@ -30,7 +30,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=128)] | None = None
     add_special_tokens: bool | None = None
     skip_special_tokens: (
-        Annotated[bool, Meta(description="Has no effect: of special tokens the one that ends the text is not in it.")]
+        Annotated[bool, Meta(description="True where it is null: special tokens that are generated are not in `text`.")]
         | None
     ) = None
     suffix: Annotated[None, Meta(description="Not supported.")] = None
@@ -41,10 +41,16 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError("`prompt` is a string, a list of strings, a list of token ids, or a list of such lists")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise ValueError("`best_of` must be at least `n`")
+        if (self.min_tokens or 0) > self.num_most_tokens:
+            raise ValueError(f"`min_tokens` must be at most `max_tokens`, {self.num_most_tokens}")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise ValueError("`max_tokens` 0 generates nothing: it needs `echo`: true or `prompt_logprobs`")
         if self.stream and (self.echo or self.prompt_logprobs is not None or (self.best_of or 1) > (self.n or 1)):
             raise ValueError("`echo`, `prompt_logprobs` and a `best_of` above `n` cannot be streamed")
+
+    @property
+    def num_most_tokens(self) -> int:
+        return 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -70,6 +76,7 @@ class ChoiceChunk(Struct, frozen=True, kw_only=True):
     logprobs: Logprobs | None
     finish_reason: Literal["stop", "length"] | None
     prompt_token_ids: list[int] | UnsetType = UNSET  # beside the finish_reason
+    stop_reason: int | str | UnsetType | None = UNSET  # of the last
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -86,6 +93,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     text: str
     logprobs: Logprobs | None
     finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None  # which of `stop_token_ids` or `stop` it was
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
@@ -120,9 +128,10 @@ def to_requests(body: CompletionRequest, timeout_s: int) -> list[wire.Generate]:
         wire.Generate(
             **sampled(body, timeout_s),
             prompt=prompt,
-            max_tokens=16 if body.max_tokens is None else body.max_tokens,
+            max_tokens=body.num_most_tokens,
             n=num_rows,
             add_bos=body.add_special_tokens is not False,
+            skip_special_tokens=body.skip_special_tokens is not False,
             prompt_logprobs=bool(body.echo) or body.prompt_logprobs is not None,
             logprobs=wants_logprobs,
             top_logprobs=tops,
@@ -170,6 +179,7 @@ def _to_choice(body: CompletionRequest, prompt: str | list[int], scored: wire.Sc
         text=text,
         logprobs=None if body.logprobs is None else _to_logprobs(body, scored, pieces),
         finish_reason=scored.finish_reason or "length",
+        stop_reason=scored.stop_reason,
         prompt_logprobs=UNSET if body.prompt_logprobs is None else _to_prompt_logprobs(scored, body.prompt_logprobs),
         prompt_token_ids=_given_ids(prompt, scored.prompt_token_ids) if body.return_token_ids else UNSET,
         token_ids=scored.token_ids[split:] if body.return_token_ids else UNSET,
@@ -193,6 +203,7 @@ def to_chunk(body: CompletionRequest, piece: Piece) -> ChoiceChunk:
         logprobs=logprobs,
         finish_reason=piece.finish_reason,
         prompt_token_ids=given_ids,
+        stop_reason=piece.stop_reason if piece.finish_reason else UNSET,
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
 

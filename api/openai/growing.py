@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import wire
-from api.openai.spelling import TextSoFar, content_bytes
+from api.openai.spelling import TextSoFar, content_bytes, told_bytes
 
 
 class Diverged(Exception):
@@ -31,6 +31,7 @@ class Piece(Struct, frozen=True, kw_only=True):
     text_offset: list[int]
     # Of the last piece:
     finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | str | None = None
     prompt_token_ids: list[int] | None = None  # when the prompt was text
 
 
@@ -67,7 +68,7 @@ class Growing:
             channels=growth.channels,
             tool_calls=growth.tool_calls,
         )
-        return self._piece(scored, growth.token_bytes, overlap)
+        return self._piece(scored, told_bytes(growth), overlap)
 
     def end(self, scored: wire.Scored) -> Piece:
         """The rest. Raises Diverged."""
@@ -80,6 +81,7 @@ class Growing:
             reasoning=piece.reasoning + self._reasoning.end(),
             finish_reason=scored.finish_reason or "length",
             prompt_token_ids=scored.prompt_token_ids,
+            stop_reason=scored.stop_reason,
         )
 
     def _piece(self, scored: wire.Scored, contents: list[bytes], start: int) -> Piece:

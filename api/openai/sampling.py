@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 import wire
 from api.only import check_only
-from wire.request import ModelName, Penalty, StopString, TokenId
+from wire.request import ModelName, Penalty, StopString, StopTokenIds, TokenId
 
 MAX_SEED = 2**63 - 1
 T = TypeVar("T")
@@ -18,12 +18,8 @@ Metadata = Annotated[
 ]
 # What others add to OpenAI's: clients of theirs send these where nobody asked for anything.
 _ONLY = {
-    "ignore_eos": False,
-    "include_stop_str_in_output": False,
     "use_beam_search": False,
-    "min_tokens": 0,
     "length_penalty": 1.0,
-    "stop_token_ids": [],
     "bad_words": [],
 }
 
@@ -64,12 +60,12 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: NoEffect[str] | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
     include_stop_str_in_output: bool | None = None
     use_beam_search: bool | None = None
-    min_tokens: int | None = None
     length_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     spaces_between_special_tokens: NoEffect[bool] | None = None
 
@@ -94,6 +90,10 @@ class Sampled(TypedDict):
     frequency_penalty: float
     repetition_penalty: float
     stop: list[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    min_tokens: int
+    include_stop_str_in_output: bool
     stream: bool
 
 
@@ -111,6 +111,10 @@ def sampled(body: SamplingRequest, timeout_s: int) -> Sampled:
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
+        stop_token_ids=body.stop_token_ids or [],
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
         stream=bool(body.stream),
     )
 

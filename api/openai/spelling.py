@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Iterable, Sequence
 
-from wire import Scored
+from wire import Growth, Scored
 
 
 def spelled(token_id: int, piece: bytes, as_ids: bool = False) -> str:
@@ -48,7 +48,7 @@ def pieces_of_text(scored: Scored, prompt: str | None) -> list[bytes]:
 
     A BOS that we added has none, and neither has the space that sentencepiece puts before a text.
     """
-    pieces = list(scored.token_bytes)
+    pieces = told_bytes(scored)
     if not scored.num_reported_prompt_tokens or prompt is None:
         return pieces
     if scored.bos_added:
@@ -77,21 +77,31 @@ def likeliest(
     return found
 
 
+def told_bytes(told: Scored | Growth) -> list[bytes]:
+    """`token_bytes`, but nothing for tokens that are skipped."""
+    first = told.first if isinstance(told, Growth) else -told.num_reported_prompt_tokens
+    pieces = list(told.token_bytes)
+    for number in told.skipped:
+        pieces[number - first] = b""
+    return pieces
+
+
 def content_bytes(scored: Scored) -> list[bytes]:
     """What each token adds to `text`: joined, they are its bytes, also where it ends inside a token."""
-    left = _num_bytes_of_text(scored)
+    told = told_bytes(scored)
+    left = _num_bytes_of(scored.text, told)
     pieces = []
-    for piece in scored.token_bytes:
+    for piece in told:
         pieces.append(piece[:left])
         left -= len(pieces[-1])
     return pieces
 
 
-def _num_bytes_of_text(scored: Scored) -> int:
+def _num_bytes_of(text: str, pieces: list[bytes]) -> int:
     """Of the tokens' bytes joined: the text ends in the last token that has any, or behind it."""
-    whole, text = b"".join(scored.token_bytes), scored.text.encode()
-    if whole.startswith(text):
-        return len(text)
-    longest = max(map(len, scored.token_bytes), default=0)
+    whole, written = b"".join(pieces), text.encode()
+    if whole.startswith(written):
+        return len(written)
+    longest = max(map(len, pieces), default=0)
     ends = range(len(whole), len(whole) - longest - 1, -1)  # bytes that are no UTF-8 are U+FFFD in the text
-    return next((end for end in ends if whole[:end].decode(errors="replace") == scored.text), len(whole))
+    return next((end for end in ends if whole[:end].decode(errors="replace") == text), len(whole))

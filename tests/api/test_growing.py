@@ -1,6 +1,7 @@
 """What was sent is never taken back, whatever comes late, twice or not at all."""
 
 import pytest
+from msgspec.structs import replace
 
 import wire
 from api.openai.growing import Diverged, Growing
@@ -31,6 +32,32 @@ def test_pieces_join_to_the_result():
     assert [piece.text_offset for piece in pieces] == [[0], [3, 6], [6, 7]]
     assert pieces[-1].contents == [b"\x99\x82", b""]
     assert [piece.finish_reason for piece in pieces] == [None, None, "stop"]
+
+
+def test_what_is_skipped_is_in_no_text_and_has_its_place():
+    def skipping(told: wire.Growth | wire.Scored, *numbers: int) -> wire.Growth | wire.Scored:
+        return replace(told, skipped=list(numbers))
+
+    growing = Growing(0)
+
+    pieces = [
+        growing.grow(skipping(growth(0, 1, 5), 1)),
+        growing.grow(skipping(growth(1, 5, 2, 5), 1, 3)),
+        growing.end(skipping(scored(1, 5, 2, 5, 3, 5, 4, 5, text="Hello 🙂"), 1, 3, 5, 7)),
+    ]
+
+    assert [piece.text for piece in pieces] == ["Hel", "lo ", "🙂"]
+    assert [piece.scored.token_ids for piece in pieces] == [[1, 5], [2, 5], [3, 5, 4, 5]]
+    assert [piece.text_offset for piece in pieces] == [[0, 3], [3, 6], [6, 6, 6, 7]]
+    assert content_bytes(skipping(scored(5, 1, 2, text="Hell"), 0)) == [b"", b"Hel", b"l"]
+
+
+def test_what_ended_a_choice_is_told_at_its_end():
+    growing = Growing(0)
+
+    first, last = growing.grow(growth(0, 1)), growing.end(replace(scored(1, 2, text="Hel"), stop_reason=2))
+
+    assert (first.stop_reason, last.stop_reason) == (None, 2)
 
 
 def test_what_is_missing_comes_with_the_result_and_what_comes_twice_is_sent_once():

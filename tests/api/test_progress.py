@@ -52,6 +52,16 @@ def test_a_client_that_comes_back_goes_on_where_it_was():
     ]
 
 
+def test_what_is_skipped_is_told_with_the_entries_that_are_left():
+    progress = Progress.parse("2")
+    [scored] = result([9, 5, 6, 7, 8]).sequences
+    ended = replace(result(), sequences=[replace(scored, num_reported_prompt_tokens=1, skipped=[0, 1, 3])])
+
+    (told,) = progress.end("j", ended)
+
+    assert (told.growth.first, told.growth.token_ids, told.growth.skipped) == (2, [7, 8], [3])
+
+
 CALL = wire.Called(id="c", name="look", arguments="{}", entry=2)
 
 

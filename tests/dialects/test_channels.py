@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 import wire
 from api.openai.chat import ChatChoice, ChatChoiceChunk, ChatRequest, to_chat_completion, to_chunk, to_request
 from api.openai.growing import Growing
-from engine import Sampling
 from engine.stop import end_if_done
 from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, ids_of, tokenizer_of
 from worker.growth import Grower
@@ -48,7 +48,7 @@ class Run:
         grower = Grower("j", [translated], with_logprobs=True, tokenizer=self.tokenizer)
         sampling = row.sampling
         assert sampling is not None
-        row.sampling = Sampling(max_tokens=len(token_ids), stop=sampling.stop)
+        row.sampling = replace(sampling, max_tokens=len(token_ids))
         pauses = [place for size in steps for place in [False] * (size - 1) + [True]]
         for place, token_id in enumerate(token_ids):
             row.token_ids.append(token_id)
@@ -163,6 +163,31 @@ def test_who_wants_no_calls_gets_none(options: dict[str, Any]):
     assert answered.whole.finish_reason == "stop"
 
 
+def test_special_tokens_are_where_they_stand_if_they_are_asked_for():
+    """Those that part channels part them, and the one that ends the answer is not in it."""
+    text = "a<escape>b" + FORMATS["function_gemma"].look + "c<escape>" + EOS
+
+    left, kept = run("function_gemma", text), run("function_gemma", text, skip_special_tokens=False)
+
+    assert (left.whole.message.content, kept.whole.message.content) == ("abc", "a<escape>bc<escape>")
+    assert kept.whole.message.tool_calls == left.whole.message.tool_calls
+    assert len(kept.whole.message.tool_calls) == 1
+    for answered in (left, kept):
+        assert_the_same(answered.whole, answered.chunks(answered.growths))
+
+
+def test_an_end_that_is_ignored_is_content_if_special_tokens_are():
+    text = "a" + EOS + "b"
+    ignored = {"ignore_eos": True, "max_tokens": 3}
+
+    left, kept = run("json_tools", text, **ignored), run("json_tools", text, **ignored, skip_special_tokens=False)
+
+    assert (left.whole.message.content, kept.whole.message.content) == ("ab", f"a{EOS}b")
+    for answered in (left, kept):
+        assert len(answered.whole.logprobs.content) == 3
+        assert_the_same(answered.whole, answered.chunks(answered.growths))
+
+
 def test_the_same_call_in_another_place_has_another_id():
     two = run("json_tools", FORMATS["json_tools"].look * 2 + EOS).whole.message.tool_calls
     again = run("json_tools", FORMATS["json_tools"].look * 2 + EOS).whole.message.tool_calls
@@ -186,7 +211,7 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
     form = FORMATS[name]
     texts = [form.look, form.count, form.bad, *form.reasoning, *form.content, "a", " \n", "ä🙂", "<", '"']
     parts = [ids_of(name, text) for text in texts]
-    markers = [ids_of(name, text.removeprefix("+")) for text in form.special]
+    markers = [ids_of(name, text.removeprefix("+")) for text in (*form.special, EOS)]
     halves = [ids_of(name, "🙂")[:2], ids_of(name, "ä")[1:]]
     part = st.sampled_from([part for part in parts if part])
     piece = st.one_of(
@@ -201,7 +226,8 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
         token_ids += ids_of(name, EOS)
     stops = st.lists(st.sampled_from(["a", "ook", '": ', "}<", ">\n", "l>", "ä", "call"]), max_size=2)
     steps = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
-    return {"name": name, "token_ids": token_ids, "steps": steps, "stop": draw(stops)}
+    ends = {name: draw(st.booleans()) for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")}
+    return {"name": name, "token_ids": token_ids, "steps": steps, "stop": draw(stops)} | ends
 
 
 @settings(max_examples=400)
@@ -221,7 +247,8 @@ def test_chunks_join_to_the_whole_answer_whatever_the_model_writes(answer: dict[
     assert said(whole, "reasoning") == (whole.message.reasoning_content or "")
     assert said(whole, "markup") == ""
     special = [text for text in FORMATS[answer["name"]].special if not text.startswith("+")]
-    assert not [text for text in [*special, EOS] if text in said(whole, "content") + said(whole, "reasoning")]
+    if answer["skip_special_tokens"]:
+        assert not [text for text in [*special, EOS] if text in said(whole, "content") + said(whole, "reasoning")]
     for call in whole.message.tool_calls or ():
         assert isinstance(json.loads(call.function.arguments), dict)
     if whole.finish_reason == "tool_calls":

@@ -177,7 +177,7 @@ def test_the_additions_of_vllm(sdk: OpenAI):
     [
         ({"model": "other"}, openai.NotFoundError, "model"),
         ({"suffix": "x"}, openai.BadRequestError, "suffix"),
-        ({"extra_body": {"min_tokens": 3}}, openai.BadRequestError, "min_tokens"),
+        ({"extra_body": {"min_tokens": 9}}, openai.BadRequestError, "min_tokens"),
         ({"extra_body": {"stop": 5}}, openai.BadRequestError, "stop"),
         ({"logprobs": 21}, openai.BadRequestError, "logprobs"),
         ({"logprobs": True}, openai.BadRequestError, "logprobs"),

@@ -40,7 +40,7 @@ CHAT_ONLY: list[dict[str, Any]] = [
 ]
 COMPLETIONS_ONLY: list[dict[str, Any]] = [
     {"best_of": 1, "echo": False, "logprobs": None, "suffix": None, "max_tokens": None},
-    {"prompt_logprobs": None, "add_special_tokens": True, "skip_special_tokens": False},
+    {"prompt_logprobs": None, "add_special_tokens": True, "skip_special_tokens": True},
 ]
 
 
@@ -83,14 +83,24 @@ def test_what_asks_for_nothing_changes_nothing(kind: str, options: dict[str, Any
         ("chat", {"chat_template_kwargs": {"a": 10**30}}, "chat_template_kwargs", "<= 9223372036854775807"),
         ("chat", {"echo": True}, "echo", "expected false"),
         ("chat", {"add_special_tokens": True}, "add_special_tokens", "expected false"),
-        ("chat", {"skip_special_tokens": False}, "skip_special_tokens", "expected true"),
         ("chat", {"prompt_logprobs": 1}, "prompt_logprobs", "unknown field"),
         ("chat", {"guided_json": {}}, "guided_json", "unknown field"),
         ("chat", {"chat_template": "{{ a }}"}, "chat_template", "unknown field"),
         ("chat", {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.inc", "false"),
-        ("completions", {"min_tokens": 2}, "min_tokens", "expected 0, found 2"),
-        ("completions", {"stop_token_ids": [5]}, "stop_token_ids", "expected [], found [5]"),
-        ("completions", {"ignore_eos": True}, "ignore_eos", "expected false"),
+        (
+            "chat",
+            {"response_format": {"type": "json_object"}, "ignore_eos": True},
+            "response_format",
+            "ends the answer",
+        ),
+        ("chat", {"response_format": {"type": "json_object"}, "min_tokens": 1}, "response_format", "nor `min_tokens`"),
+        ("chat", {"max_tokens": 5, "min_tokens": 6}, "min_tokens", "at most `max_completion_tokens`, 5"),
+        ("completions", {"min_tokens": 17}, "min_tokens", "at most `max_tokens`, 16"),
+        ("completions", {"min_tokens": -1}, "min_tokens", ">= 0"),
+        ("completions", {"stop_token_ids": [-5]}, "stop_token_ids[0]", ">= 0"),
+        ("completions", {"bad_words": ["no"]}, "bad_words", "expected []"),
+        ("completions", {"allowed_token_ids": [5]}, "allowed_token_ids", "unknown field"),
+        ("completions", {"logprob_token_ids": [5]}, "logprob_token_ids", "unknown field"),
         ("completions", {"best_of": 1, "n": 2}, "best_of", "`best_of` must be at least `n`"),
     ],
 )
@@ -100,6 +110,23 @@ def test_what_asks_for_more_is_refused_by_its_name(kind: str, options: dict[str,
 
     assert (caught.value.field or "").startswith(field)
     assert says in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_what_ends_an_answer_is_asked_of_the_worker(kind: str):
+    asked = {"min_tokens": 2, "stop_token_ids": [5], "ignore_eos": True, "include_stop_str_in_output": True}
+
+    (request,) = parse(kind, asked | {"max_tokens": 5})
+
+    assert {name: getattr(request, name) for name in asked} == asked
+
+
+@pytest.mark.parametrize(("kind", "unsaid"), [("completions", True), ("chat", None)])
+def test_special_tokens_are_left_out_unless_they_are_asked_for(kind: str, unsaid: bool | None):
+    """As by vLLM. What is in no channel of a chat need not be told to be in no text."""
+    found = [parse(kind, options)[0].skip_special_tokens for options in ({"skip_special_tokens": False}, {})]
+
+    assert found == [False, unsaid]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,12 @@ SHORT = {"temperature": 0, "max_tokens": 8, "logprobs": 2}
         {"prompt": "If the file does not exist,", "stop": ["the v", "an obj", "is n", "\n"], "max_tokens": 40} | SHORT,
         {"prompt": "import", "logit_bias": {"2": 100}} | SHORT,  # ends at once
         {"prompt": "import", "max_tokens": 5},
+        {"prompt": "import", "logit_bias": {"1": 9}, "temperature": 1, "seed": 4, "logprobs": 0, "n": 2}
+        | {
+            "extra_body": {"ignore_eos": True, "min_tokens": 9, "stop_token_ids": [274, 1209]}
+        },  # special ones among them
+        {"prompt": "import", "stop": ["the v", "an obj", " o"], "extra_body": {"include_stop_str_in_output": True}}
+        | SHORT,
     ],
 )
 def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict[str, Any]):

@@ -27,11 +27,16 @@ class Oracle:
         """The likeliest token at every position from num_given on: the tokens there, if those are greedy."""
         return self.logprobs(token_ids)[num_given - 1 : -1].argmax(axis=-1).tolist()
 
-    def continued(self, token_ids: list[int], max_tokens: int) -> list[int]:
+    def continued(self, token_ids: list[int], max_tokens: int, **options: object) -> list[int]:
         """What transformers' own greedy generate(), with its cache, appends."""
         given = torch.tensor([token_ids])
         whole = self._model.generate(
-            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=max_tokens, pad_token_id=PAD
+            given,
+            attention_mask=torch.ones_like(given),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            pad_token_id=PAD,
+            **options,
         )
         appended: list[int] = whole[0, len(token_ids) :].tolist()
         return appended

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from engine import Engine, Sampling, Sequence
-from engine.steering import steer
+from engine.steering import bar, steer
 from tests.engine.oracle import Oracle, assert_agrees
 
 LOGITS = [2.0, -1.0, 0.5, -2.0]
@@ -28,6 +28,15 @@ def test_logits_are_moved_as_asked(options: dict[str, object], expected: list[fl
     moved = steer(mx.array(LOGITS), sampling, [1], mx.array([0, 0, 2]))
 
     np.testing.assert_allclose(np.array(moved), expected, atol=1e-6)
+
+
+def test_barred_tokens_are_those_of_their_own_row():
+    logits = mx.array([LOGITS, LOGITS, LOGITS])
+
+    barred = bar(logits, [{0, 3}, frozenset(), {1, 99}])  # a configuration may name a token that the model has not
+
+    assert barred.tolist() == [[-np.inf, -1.0, 0.5, -np.inf], LOGITS, [2.0, -np.inf, 0.5, -2.0]]
+    assert bar(logits, [frozenset()] * 3) is logits
 
 
 def test_nothing_generated_is_nothing_penalized():

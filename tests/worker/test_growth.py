@@ -74,6 +74,21 @@ def test_what_may_begin_a_stop_string_is_held_back_until_it_does_not():
     assert row.finish_reason == "stop"
 
 
+def test_what_is_skipped_is_told_with_its_tokens():
+    row = row_of(b"bc")
+    row.start_with_unpredicted()
+    grower = Grower("j", [Translated(row, 1, False, False, skipped_ids=frozenset(b"<"))], True, TOKENIZER)
+
+    growths = [growth for token in (b"<", b"a", b"b", b"<", b"a") for growth in step(grower, row, token)]
+
+    assert [(growth.first, growth.token_bytes, growth.skipped) for growth in growths] == [
+        (0, [b"<"], [0]),
+        (1, [b"a"], []),
+        (2, [b"b", b"<"], [3]),  # "b" was held back
+        (4, [b"a"], []),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "stops", "held"),
     [

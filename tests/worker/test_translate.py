@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 import wire
+from engine.markup import Markup
 from tests.worker.fake import FakeEngine, FakeTokenizer
 from worker.failure import JobFailed
 from worker.infer import stamp_of
@@ -389,6 +390,86 @@ def test_a_biased_row_reports_the_distribution_that_it_sampled_from():
 
     assert found.sampled_logprobs is not None
     assert found.sampled_logprobs.values() == [-0.5]
+
+
+def test_what_ends_a_generation_reaches_its_rows():
+    asked = {"stop_token_ids": [98, 99], "ignore_eos": True, "min_tokens": 3}
+
+    rows = translate(generate(prompt="a", n=2, include_stop_str_in_output=True, **asked))
+
+    for translated in rows:
+        sampling = translated.row.sampling
+        assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.min_tokens) == ((98, 99), True, 3)
+        assert sampling.include_stop
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"max_tokens": None, "min_tokens": 99}, "min_tokens"),  # the context of 100 has the prompt's two
+        ({"min_tokens": 1, "stop_token_ids": list(range(256))}, None),
+        ({"min_tokens": 1, "stop_token_ids": list(range(258))}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(258))}, None),
+    ],
+)
+def test_min_tokens_that_cannot_be_had_are_refused(asked: dict[str, Any], field: str | None):
+    def to_100() -> list[Translated]:
+        return to_rows(generate(prompt="a", **asked), TOKENIZER, 100)
+
+    if field is None:
+        assert to_100()
+        return
+    with pytest.raises(JobFailed) as caught:
+        to_100()
+    assert (caught.value.failure.code, caught.value.failure.field) == ("invalid", field)
+    assert caught.value.failure.message.startswith(f"{field}: ")
+
+
+def test_as_many_tokens_are_had_as_are_asked_for_at_least():
+    (translated,) = to_rows(generate(prompt="a", max_tokens=None, min_tokens=5000), TOKENIZER, 9000)
+
+    assert translated.row.sampling.max_tokens == 5000
+
+
+def test_a_row_that_must_not_end_reports_the_distribution_that_it_sampled_from():
+    request = generate(prompt="a", min_tokens=1, max_tokens=1)
+    rows = translate(request)
+    rows[0].row.token_ids.append(ord("c"))
+    rows[0].row.logprobs, rows[0].row.sampled_logprobs = [-3.0], [-0.5]
+
+    assert scored(request, rows).sampled_logprobs.values() == [-0.5]
+
+
+class WithSpecial(FakeTokenizer):
+    markup = Markup(moves={}, silent_ids=frozenset({ord("<"), 256}), eos_ids=FakeTokenizer.eos_ids)
+
+
+@pytest.mark.parametrize(
+    ("generated", "text_bytes", "skip", "text", "skipped"),
+    [
+        (b"a<b<", b"a<b<", True, "ab", [1, 3]),
+        (b"a<b<", b"a<b<", False, "a<b<", []),
+        (b"<abc", b"<ab", True, "ab", [0]),  # a stop string begins behind it
+        (b"<<", b"<", True, "", [0, 1]),
+        (b"<\xc3<\xa9", b"<\xc3<\xa9", True, "é", [0, 2]),
+    ],
+)
+def test_special_tokens_are_in_the_text_or_are_not(
+    generated: bytes, text_bytes: bytes, skip: bool, text: str, skipped: list[int]
+):
+    """Those of the prompt are, for it is reported as it is."""
+    request = generate(prompt="<p", skip_special_tokens=skip, prompt_logprobs=True)
+    tokenizer = WithSpecial()
+    rows = to_rows(request, tokenizer, 100)
+    row = rows[0].row
+    row.token_ids += generated
+    row.logprobs = [None, *[-1.0] * (len(row.token_ids) - 1)]
+    row.text_bytes, row.finish_reason, row.stop_reason = text_bytes, "stop", b"lo"
+
+    (found,) = to_result(request, rows, tokenizer, STAMP).sequences
+
+    assert (found.text, found.skipped, found.stop_reason) == ("<p" + text, skipped, "lo")
+    assert found.token_bytes[3:] == [bytes([byte]) for byte in generated]
 
 
 def test_a_job_without_a_seed_has_its_own_and_keeps_it():

@@ -1,0 +1,102 @@
+"""From the tokens of a completion to what a client reads: whole or in pieces, the same. No process, no model."""
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wire
+from api.openai.completions import ChoiceChunk, CompletionRequest, to_chunk, to_completion, to_requests
+from api.openai.growing import Growing
+from engine.markup import Markup
+from engine.stop import end_if_done
+from tests.worker.fake import FakeEngine, FakeTokenizer
+from worker.growth import Grower
+from worker.infer import stamp_of
+from worker.report import to_result
+from worker.translate import to_rows
+
+STAMP = stamp_of("demo", FakeEngine.facts)
+PIECES = [b"a", b"b", b"<s>", b"<e>", b"\xf0\x9f", b"\x99\x82", b"ab", b""]
+SPECIAL, EOS = 2, 3
+
+
+class Tokenizer(FakeTokenizer):
+    eos_ids = frozenset({EOS})
+    vocab_size = len(PIECES)
+    markup = Markup(moves={}, silent_ids=frozenset({SPECIAL, EOS}), eos_ids=eos_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return PIECES[token_id]
+
+
+TOKENIZER = Tokenizer()
+
+
+def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionRequest, list[wire.Growth], wire.Result]:
+    """What a worker makes of a row that samples these tokens: it tells of them, and then its result."""
+    body = {"model": "demo", "prompt": [0], "max_tokens": len(token_ids), "logprobs": 0, "return_token_ids": True}
+    request = wire.parse(json.dumps(body | options).encode(), CompletionRequest)
+    (generate,) = to_requests(request, 60)
+    (translated,) = to_rows(generate, TOKENIZER, 100)
+    row = translated.row
+    grower = Grower("j", [translated], with_logprobs=True, tokenizer=TOKENIZER)
+    growths = []
+    for place, token_id in enumerate(token_ids):
+        row.token_ids.append(token_id)
+        row.logprobs.append(-float(place))
+        row.sampled_logprobs.append(-float(place))
+        end_if_done(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
+        growths += [growth() for growth in grower.on_step([row])]
+        if row.is_done:
+            break
+    return request, growths, to_result(generate, [translated], TOKENIZER, STAMP)
+
+
+@settings(deadline=None, derandomize=True, max_examples=400)
+@given(
+    token_ids=st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=9),
+    options=st.fixed_dictionaries(
+        {
+            "stop": st.lists(st.sampled_from(["ab", "ba", "a<s>", "<e>", "🙂", "bb"]), max_size=2),
+            "stop_token_ids": st.lists(st.sampled_from([0, SPECIAL, 4, 6, 7]), max_size=1),
+            "ignore_eos": st.booleans(),
+            "include_stop_str_in_output": st.booleans(),
+            "skip_special_tokens": st.booleans(),
+        }
+    ),
+    lost=st.sets(st.integers(0, 8)),
+)
+def test_chunks_join_to_the_whole_text_and_it_is_its_tokens(
+    token_ids: list[int], options: dict[str, Any], lost: set[int]
+):
+    body, growths, result = run(token_ids, options)
+    (whole,) = to_completion(body, [result], "id").choices
+    growing = Growing(0)
+    told = [piece for n, growth in enumerate(growths) if n not in lost and (piece := growing.grow(growth))]
+    chunks: list[ChoiceChunk] = [to_chunk(body, piece) for piece in (*told, growing.end(result.sequences[0]))]
+
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+    assert [offset for chunk in chunks for offset in chunk.logprobs.text_offset] == whole.logprobs.text_offset
+    assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == (whole.finish_reason, whole.stop_reason)
+
+    kept = [token_id for token_id in whole.token_ids if not options["skip_special_tokens"] or token_id not in (2, 3)]
+    assert b"".join(map(TOKENIZER.token_bytes, kept)).decode(errors="replace").startswith(whole.text.rstrip("\ufffd"))
+    if whole.finish_reason == "length":
+        assert len(whole.token_ids) == len(token_ids)
+        assert b"".join(map(TOKENIZER.token_bytes, kept)).decode(errors="replace") == whole.text
+    elif whole.stop_reason is None:
+        assert whole.token_ids[-1] == EOS
+        assert not options["ignore_eos"]
+    else:
+        assert whole.stop_reason in (*options["stop"], *options["stop_token_ids"])
+        is_shown = options["include_stop_str_in_output"] and not options["skip_special_tokens"]
+        if is_shown:
+            spelled = (
+                whole.stop_reason
+                if isinstance(whole.stop_reason, str)
+                else PIECES[whole.stop_reason].decode(errors="replace")
+            )
+            assert whole.text.endswith(spelled)

@@ -97,7 +97,7 @@ def test_a_streamed_chat_is_the_one_that_is_not(sdk: OpenAI, options: dict[str, 
 @pytest.mark.parametrize("include_usage", [True, None])
 @pytest.mark.parametrize("kind", ["completion", "chat"])
 def test_the_usage_so_far_is_in_every_chunk(sdk: OpenAI, kind: str, include_usage: bool | None):
-    options: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 8, "n": 2}
+    options: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 60, "n": 2}
     create = sdk.chat.completions.create if kind == "chat" else sdk.completions.create
     options |= {"messages": CHAT} if kind == "chat" else {"prompt": "import"}
     usage = create(**options).usage

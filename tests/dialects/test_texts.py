@@ -54,7 +54,7 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
     return request, growths, to_result(generate, [translated], TOKENIZER, STAMP)
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(max_examples=400)
 @given(
     token_ids=st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=9),
     options=st.fixed_dictionaries(

@@ -1,7 +1,7 @@
 """How a model spells an answer to a chat: pieces of a grammar, in llguidance's dialect of Lark. No mlx.
 
-    start: (reasoning "\\n"{0,2})? calls          grammar.py puts the pieces together
-    call: <[151657]> "\\n"? function "\\n"? <[151658]>
+    start: (<[151667]> rest)? calls          grammar.py puts the pieces together
+    calls: <[151657]> "\\n"? function "\\n"? <[151658]>
 
 Tokens that mark something stand here by their ids, never as text: so the reader finds what the grammar means.
 To add a format in which functions are called with JSON: its pieces in `_CALL_FORMS`.
@@ -31,7 +31,6 @@ class Form:
     rest: str = ""  # of reasoning that the prompt has opened
     reasoning: str = ""  # that the model opens, and how often it may
     times: str = "?"
-    gap: str = ""  # between reasoning and calls
     content: str = "content"  # with `content`, which is what is constrained
     free: str = ""  # whatever the model likes, with `calls` at its end if it likes
     calls: CallForm | None = None
@@ -73,7 +72,6 @@ def tag_form(
         rules=tuple(rules),
         rest="rest",
         reasoning=f"{marker(begin)} rest",
-        gap='"\\n"{0,2}',
         free="text calls?",
         calls=calls,
     )
@@ -86,23 +84,26 @@ def harmony_form(vocabulary: Mapping[str, int], eos_ids: Iterable[int]) -> Form:
     over = f'{marker([ids["end"]])} {marker([ids["start"]])} "assistant"'
     is_end = ids["call"] in set(eos_ids)
     constrain = marker(vocabulary[token] for token in ("<|constrain|>",) if token in vocabulary)
-    call = f'{channel} "commentary to=functions." function {"" if is_end else marker([ids["call"]])}'
+    call = f"function {'' if is_end else marker([ids['call']])}"
 
     def function(name: str, arguments: str) -> str:
-        return f'{literal(name)} (" " {f"({constrain})?" if constrain else ""} "json")? {message} {arguments}'
+        """To whom a message is may stand before its channel or behind it."""
+        to = literal(f" to=functions.{name}")
+        kind = f'(" " {f"({constrain})?" if constrain else ""} "json")?'
+        return f'({channel} "commentary" {to} | {to} {channel} "commentary") {kind} {message} {arguments}'
 
     return Form(
         begins=("header",),
         rules=(
             f"text: {any_but({*eos_ids, *ids.values()})}",
             f'analysis: {channel} "analysis" {message} text {over}',
-            f'preamble: {channel} "commentary" {message} text {over}',
-            f'final: {channel} "final" {message} text',
+            f'last: {channel} ("analysis" | "commentary" | "final") {message} text',
+            f"other: last {over}",
         ),
         reasoning="analysis",
         times="*",
         content=f'{channel} "final" {message} content',
-        free="(analysis | preamble)* (final | calls)",
+        free="other* (last | calls)",
         calls=CallForm(function=function, one=call, several=call),
     )
 
@@ -119,7 +120,7 @@ def _call_form(
 
 def _json_tools(begin: str, end: str, _: Mapping[str, int]) -> CallForm:
     call = f'{begin} "\\n"? function "\\n"? {end}'
-    return CallForm(function=_named_json, one=call, several=f'{call} ("\\n"? {call})*')
+    return CallForm(function=_named_json, one=call, several=f"({call})+")
 
 
 def _mistral(begin: str, _: str, vocabulary: Mapping[str, int]) -> CallForm:

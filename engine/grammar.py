@@ -56,7 +56,7 @@ def grammar_of(wanted: Wanted, reader: Reader) -> str:
         answers.append(f"{_before(form, reader)} {form.content}")
     if form.calls is not None and wanted.functions:
         rules += _call_rules(wanted, form.calls)
-        answers.append(f"{_before(form, reader, form.gap)} calls")
+        answers.append(f"{_before(form, reader)} calls")
     is_free = wanted.json_schema is None and not wanted.must_call
     return "\n".join([_OPTIONS, f"start: {form.free if is_free else ' | '.join(answers)}", *rules])
 
@@ -67,13 +67,13 @@ def function_at(wanted: Wanted, rule: str) -> Function | None:
     return names.get(rule.partition(" ")[0])
 
 
-def _before(form: Form, reader: Reader, gap: str = "") -> str:
+def _before(form: Form, reader: Reader) -> str:
     """What comes before an answer: the rest of what the prompt opened, or what the model may begin with."""
     if reader.state == "reasoning":
-        return f"{form.rest} {gap}"
+        return form.rest
     if not form.reasoning or reader.has_reasoned:
         return ""
-    return f"({form.reasoning} {gap}){form.times}"
+    return f"({form.reasoning}){form.times}"
 
 
 def _call_rules(wanted: Wanted, calls: CallForm) -> list[str]:

@@ -13,13 +13,13 @@ import wire
 from api.openai.chat import ChatChoice, ChatRequest, to_chat_completion, to_request
 from engine import Tokenizer
 from engine.stop import end_if_done
-from tests.chat_formats import TOOLS, ids_of, tokenizer_of
+from tests.chat_formats import FORMATS, TOOLS, ids_of, tokenizer_of
 from tests.dialects.test_channels import STAMP
+from worker.failure import JobFailed
 from worker.report import to_result
 from worker.translate import to_rows
 
 CALLING = ["json_tools", "opened", "mistral", "mistral_list", "kimi_k2", "harmony"]
-NAMES = ["look", "count_up", "look.up"]
 
 
 def allowed_ids(mask: bytes) -> list[int]:
@@ -101,33 +101,100 @@ PARAMETERS = (
 )
 
 
-@settings(max_examples=25, deadline=None)
+LOOK = function("look", an_object({"place": {"enum": ["Bern"]}}, ["place"]))
+STRICT = function("look", an_object({"place": {"enum": ["Bern"]}}, ["place"]), strict=True)
+NAMED = {"type": "function", "function": {"name": "look"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["Bern", "Basel"]}}}
+
+
+@settings(max_examples=10, deadline=None)
 @given(
     parameters=st.lists(PARAMETERS, min_size=1, max_size=2),
     seed=st.integers(0, 2**32),
-    choice=st.sampled_from(["required", "named", "auto"]),
+    choice=st.sampled_from(["required", NAMED, "auto"]),
     several=st.booleans(),
 )
 @pytest.mark.parametrize("name", CALLING)
-def test_what_is_called_is_a_function_that_may_be_with_arguments_of_its_schema(
-    name: str, parameters: list[dict[str, Any]], seed: int, choice: str, several: bool
+def test_what_is_called_may_be_called_with_arguments_of_its_schema(
+    name: str, parameters: list[dict[str, Any]], seed: int, choice: Any, several: bool
 ):
-    schemas = dict(zip(NAMES, parameters, strict=False))
-    wanted = {"type": "function", "function": {"name": "look"}} if choice == "named" else choice
+    schemas = dict(zip(["look", "count_up"], parameters, strict=False))
+    tools = [function(one, schema, strict=True) for one, schema in schemas.items()]
 
-    answer = Answer(
-        name,
-        seed,
-        tools=[function(one, schema, strict=True) for one, schema in schemas.items()],
-        tool_choice=wanted,
-        parallel_tool_calls=several,
-    )
+    answer = Answer(name, seed, tools=tools, tool_choice=choice, parallel_tool_calls=several)
 
-    choice_ = answer.choice
-    calls = choice_.message.tool_calls or []
-    if answer.row.finish_reason == "length":
+    if answer.row.finish_reason == "length":  # some take long to end their reasoning
         return
+    calls = answer.choice.message.tool_calls or []
     for call in calls:
         jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
-    assert choice == "auto" or calls
+    if choice != "auto":
+        assert calls
+        assert answer.choice.message.content is None
+    if choice == NAMED:
+        assert [call.function.name for call in calls] == ["look"]
     assert several or len(calls) <= 1
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize("options", [{"tools": [STRICT]}, {"parallel_tool_calls": False}, {"tool_choice": ALLOWED}])
+def test_content_is_free_up_to_the_call(name: str, options: dict[str, Any]):
+    """What the model would say of a function is not what it then may."""
+    form = FORMATS[name]
+    before = "Hm.".join(form.reasoning) if form.reasoning[1] else ""
+    before += "I look. ä".join(form.content)
+
+    answer = Answer(name, 1, says=before + form.look, **{"tools": [LOOK]} | options)
+
+    message = answer.choice.message
+    assert message.content == "I look. ä"
+    assert [json.loads(call.function.arguments) for call in message.tool_calls or ()] == [{"place": "Bern"}]
+    assert answer.choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_content_of_a_schema_may_be_a_call_instead(name: str):
+    form = FORMATS[name]
+    before = "Hm.".join(form.reasoning) if form.reasoning[1] else ""
+    says = [*[""] * 5, before + form.look, before + form.content[0] + '"Bern"']
+    asked = {"tools": [LOOK], "response_format": SCHEMA}
+    answers = [Answer(name, seed, text, **asked).choice.message for seed, text in enumerate(says)]
+
+    for message in answers:
+        calls = [json.loads(call.function.arguments) for call in message.tool_calls or ()]
+        assert all(arguments == {"place": "Bern"} for arguments in calls)
+        assert (message.content is None) if calls else (json.loads(message.content or "") in ("Bern", "Basel"))
+    assert answers[-1].content == '"Bern"'
+    assert answers[-2].tool_calls
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - set(CALLING)))
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": NAMED}, "tool_choice"),
+        ({"tool_choice": ALLOWED}, "allowed_tools"),
+        ({"tools": [STRICT]}, "tools"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"response_format": SCHEMA}, "json_schema"),
+    ],
+)
+def test_formats_whose_calls_are_not_constrained_refuse_it_by_name(name: str, options: dict[str, Any], field: str):
+    with pytest.raises(JobFailed) as caught:
+        Answer(name, 0, **{"tools": [LOOK]} | options)
+
+    failure = caught.value.failure
+    assert (failure.code, failure.field) == ("invalid", field)
+    assert failure.message.startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("options", [{}, {"tool_choice": "none", "tools": [STRICT]}, {"tools": None}])
+def test_where_nothing_asks_for_it_nothing_is_constrained(options: dict[str, Any]):
+    body = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "tools": TOOLS} | options
+    request = to_request(wire.parse(json.dumps(body).encode(), ChatRequest), timeout_s=60)
+
+    (translated,) = to_rows(request, tokenizer_of("json_tools"), context_length=10_000)
+
+    assert translated.row.constraint is None

@@ -176,13 +176,13 @@ def test_a_call_is_free_to_begin_and_then_is_not():
     assert row.after("<tool_call>") == {"\n", "{"}
     assert row.after('{"name": "') == {"l", "c"}
     assert row.after('count", "arguments": {"x":') == {" ", "-", *"0123456789"}
-    assert row.after("1}}</tool_call>") == {"\n", "<tool_call>", EOS}
+    assert row.after("1}}</tool_call>") == {"<tool_call>", EOS}
 
 
 def test_a_call_that_must_be_is_all_there_is():
     assert Row("json_tools", MUST_CALL).after("") == {"<think>", "<tool_call>"}
-    assert Row("json_tools", MUST_CALL).after("<think>Hm.</think>") == {"\n", "<tool_call>"}
-    assert Row("opened", MUST_CALL).after("Hm.</think>") == {"\n", "<tool_call>"}
+    assert Row("json_tools", MUST_CALL).after("<think>Hm.</think>") == {"<tool_call>"}
+    assert Row("opened", MUST_CALL).after("Hm.</think>") == {"<tool_call>"}
 
 
 def test_either_is_json_or_a_call():

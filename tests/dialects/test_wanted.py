@@ -190,6 +190,14 @@ def test_formats_whose_calls_are_not_constrained_refuse_it_by_name(name: str, op
     assert failure.message.startswith(f"{field}: ")
 
 
+@pytest.mark.parametrize("options", [{"min_tokens": 5}, {"ignore_eos": True}])
+def test_what_ends_where_its_grammar_says_goes_with_nothing_else_that_does(options: dict[str, Any]):
+    with pytest.raises(JobFailed, match="`ignore_eos` nor `min_tokens`") as caught:
+        Answer("json_tools", 0, tools=[STRICT], **options)
+
+    assert caught.value.failure.field == "tools"
+
+
 @pytest.mark.parametrize("options", [{}, {"tool_choice": "none", "tools": [STRICT]}, {"tools": None}])
 def test_where_nothing_asks_for_it_nothing_is_constrained(options: dict[str, Any]):
     body = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "tools": TOOLS} | options

@@ -171,8 +171,7 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
         wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise LoadError(f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}") from error
-    plain, eos_ids = wrapper._tokenizer, wrapper.eos_token_ids
-    return Tokenizer(plain, eos_ids, Tags.of(wrapper), Constrainer(plain, eos_ids))
+    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper), Constrainer)
 
 
 def _cast(model: Any, dtype: str) -> None:

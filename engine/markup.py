@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from engine.form import PLAIN, Form, Marker, harmony_form, tag_form
+
 State = Literal["content", "reasoning", "tool_call", "header"]
-Marker = tuple[int, ...]  # token ids
 Moves = dict[State, dict[Marker, State | None]]
 Parser = Callable[[str, Any], Any]  # a call's text and the tools, to what mlx-lm makes of them. Raises anything
 Encode = Callable[[str], list[int]]
@@ -31,6 +32,7 @@ class Tags:
     call: tuple[str, str] | None = None  # the second is empty where only the turn's end ends a call
     dropped: tuple[str, ...] = ()  # markers around content
     parser: Parser | None = None
+    call_format: str | None = None  # mlx-lm's name for what the parser reads
 
     @classmethod
     def of(cls, wrapper: Any) -> "Tags":
@@ -40,6 +42,7 @@ class Tags:
             call=(wrapper.tool_call_start, wrapper.tool_call_end) if wrapper.has_tool_calling else None,
             dropped=tuple(wrapper.structural_markers),
             parser=wrapper.tool_parser,
+            call_format=wrapper.tool_parser.__module__.rpartition(".")[2] if wrapper.has_tool_calling else None,
         )
 
 
@@ -52,6 +55,12 @@ class Markup:
     eos_ids: frozenset[int] = frozenset()
     parser: Parser | None = None
     names_in_header: bool = False  # the header says which function is called, the text holds its arguments
+    form: Form | None = PLAIN  # None: answers in this form are not constrained
+
+    @property
+    def marker_ids(self) -> frozenset[int]:
+        """Tokens that are markers alone."""
+        return frozenset(marker[0] for moves in self.moves.values() for marker in moves if len(marker) == 1)
 
 
 def markup_of(
@@ -60,16 +69,20 @@ def markup_of(
     known = partial(Markup, silent_ids=frozenset(silent_ids), eos_ids=frozenset(eos_ids))
     if all(token in vocabulary for token in HARMONY):
         moves = _header_moves(vocabulary, ("<|start|>", "<|channel|>"), "<|message|>", ("<|end|>", "<|call|>"))
-        return known(moves=moves, parser=_arguments_alone, names_in_header=True)
+        form = harmony_form(vocabulary, eos_ids)
+        return known(moves=moves, parser=_arguments_alone, names_in_header=True, form=form)
     if tags.parser is not None and all(token in vocabulary for token in MUSE_SPARK):
         moves = _header_moves(vocabulary, ("<|start|>",), "<|message|>", ("<|eom|>",))
-        return known(moves=moves, parser=tags.parser)
+        return known(moves=moves, parser=tags.parser, form=None)
 
     def marker(text: str) -> Marker:
         """Its own token. One that is ordinary text is recognised where the model writes it as the tokenizer does."""
         return (vocabulary[text],) if text in vocabulary else tuple(encode(text))
 
-    return known(moves=_tag_moves(tags, marker), parser=tags.parser)
+    think = None if tags.think is None else (marker(tags.think[0]), marker(tags.think[1]))
+    call = None if tags.call is None else (marker(tags.call[0]), marker(tags.call[1]) if tags.call[1] else None)
+    form = tag_form(think, call, tags.call_format, vocabulary, eos_ids)
+    return known(moves=_tag_moves(tags, marker), parser=tags.parser, form=form)
 
 
 def addressed(words: Sequence[str]) -> State:

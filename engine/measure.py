@@ -161,8 +161,8 @@ def _steered(row: mx.array, ask: Ask) -> mx.array:
     sequence = ask.sequence
     if sequence.sampling is not None and sequence.sampling.moves_logits:
         row = steering.steer(row, sequence.sampling, sequence.token_ids[: sequence.num_given], _generated(ask))
-    if sequence.constraint is not None and (allowed := sequence.constraint.allowed(_known(ask))) is not None:
-        row = steering.only(row, allowed)
+    if sequence.constraint is not None:
+        row = steering.only(row, sequence.constraint.allowed(_known(ask)))
     return row
 
 

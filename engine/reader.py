@@ -47,7 +47,8 @@ class Reader:
         """
         self.channels: list[Channel] = []
         self.spans: list[Span] = []
-        self._markup = markup
+        self.has_reasoned = False  # in the opening
+        self.markup = markup
         self._silent_ids: Collection[int] = () if keeps_special else markup.silent_ids
         self._end_channel: Channel = "content" if keeps_special else "markup"
         self._token_bytes = token_bytes
@@ -58,6 +59,7 @@ class Reader:
         self._call_start = 0
         for token_id in opening:
             self.read(token_id)
+            self.has_reasoned |= self.state == "reasoning"
         self.channels, self.spans, self._token_ids = [], [], []
         self._held, self._call_start = [], 0
 
@@ -74,14 +76,14 @@ class Reader:
         self.channels.append("markup")  # until it is known
         self._token_ids.append(token_id)
         self._held.append(token_id)
-        if token_id in self._markup.eos_ids:
+        if token_id in self.markup.eos_ids:
             self._settle(len(self._held) - 1)
             self._held.clear()
             self._move("content", num_marker_tokens=1)
             self.channels[-1] = self._end_channel
             return
         while self._held:
-            moves = self._markup.moves.get(self._state, {})
+            moves = self.markup.moves.get(self._state, {})
             held = tuple(self._held)
             if held in moves:
                 self._held.clear()
@@ -122,6 +124,6 @@ class Reader:
 
     def _words(self) -> tuple[str, ...]:
         """Of the last header; special tokens part words."""
-        silent = self._markup.silent_ids
+        silent = self.markup.silent_ids
         spelled = [b" " if token_id in silent else self._token_bytes(token_id) for token_id in self._header]
         return tuple(b"".join(spelled).decode(errors="replace").split())

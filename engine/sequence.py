@@ -42,8 +42,8 @@ class Constraint(Protocol):
 
     error: str | None  # why no more can be: the row ends at once
 
-    def allowed(self, generated: Ids[int]) -> bytes | None:
-        """A bit for each token id, the lowest first, of those that may follow these; None: any. Raises nothing."""
+    def allowed(self, generated: Ids[int]) -> bytes:
+        """A bit for each token id, the lowest first, of those that may follow these. Raises nothing."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

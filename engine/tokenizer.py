@@ -13,12 +13,13 @@ from typing import Any
 
 from engine.calls import Call, Tool, read_calls
 from engine.errors import Refused
+from engine.grammar import Wanted, why_not
 from engine.markup import Markup, Tags, markup_of
 from engine.reader import Reader, Span
 from engine.sequence import Constraint
 from engine.template import NO_VARIABLES, ChatTemplate, Message, Variables
 
-Constrain = Callable[[dict[str, Any], Reader], Constraint]  # of an answer that the reader will read. Raises Refused
+Constrain = Callable[[Wanted, Reader], Constraint]  # of an answer that the reader will read. Raises Refused
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
@@ -28,10 +29,13 @@ class Tokenizer:
     markup: Markup  # of the model's answers to chats
 
     def __init__(
-        self, tokenizer: Any, eos_ids: Iterable[int], tags: Tags | None = None, constrain: Constrain | None = None
+        self,
+        tokenizer: Any,
+        eos_ids: Iterable[int],
+        tags: Tags | None = None,
+        constrainer: Callable[[Any, Markup], Constrain] | None = None,
     ) -> None:
         """`tokenizer` is a Hugging Face one that nobody else uses."""
-        self._constrain = constrain
         self._tokenizer = tokenizer
         self._lock = Lock()  # Hugging Face's tokenizers change their own state while they encode
         self.eos_ids = frozenset(eos_ids)
@@ -47,6 +51,7 @@ class Tokenizer:
         self._template = ChatTemplate(tokenizer, self._lock)
         special = [token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special]
         self.markup = markup_of(tags or Tags(), tokenizer.get_vocab(), self._plain, special, self.eos_ids)
+        self._constrain = None if constrainer is None else constrainer(tokenizer, self.markup)
 
     def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
         """Token ids, and whether BOS was added: it is when the model wants it and the text has it not."""
@@ -104,11 +109,16 @@ class Tokenizer:
         text = b"".join(map(self.token_bytes, token_ids[span.start : span.end]))
         return read_calls(self.markup, span.header, text, tools)
 
-    def constraint(self, schema: dict[str, Any], opening: Sequence[int]) -> Constraint:
-        """To JSON of this schema, after a prompt that ends with `opening`. Raises Refused."""
+    def why_not_constrained(self, calls: bool) -> str | None:
+        """Why answers to chats cannot be constrained, or what they call; None: they can."""
+        return why_not(self.markup.form, calls)
+
+    def constraint(self, wanted: Wanted, opening: Sequence[int] | None) -> Constraint:
+        """Of an answer to a chat whose prompt ends with `opening`; None: of a text. Raises Refused."""
         if self._constrain is None:
-            raise Refused("json_schema: nothing is constrained here")
-        return self._constrain(schema, self.reader(opening))
+            raise Refused("nothing is constrained here")
+        reader = Reader(Markup(moves={}), self.token_bytes) if opening is None else self.reader(opening)
+        return self._constrain(wanted, reader)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Empty for an id that the model has and the vocabulary has not (padding of the embedding)."""

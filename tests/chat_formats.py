@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from engine import Tokenizer
+from engine.constraint import Constrainer
 from engine.markup import Tags
 
 EOS = "<eos>"
@@ -171,6 +172,16 @@ FORMATS = {
         count='[TOOL_CALLS][{"name": "count_up", "arguments": {"x": 1}}]',
         bad='[TOOL_CALLS]look[ARGS]{"place": ',
     ),
+    "mistral_list": Format(  # as older ones write it
+        special=("[TOOL_CALLS]",),
+        hint="[TOOL_CALLS]",
+        reasoning=("", ""),
+        look='[TOOL_CALLS] [{"name": "look", "arguments": {"place": "Zürich"}}]',
+        count='[TOOL_CALLS][{"name": "count_up", "arguments": {"x": 1}}]',
+        two='[TOOL_CALLS][{"name": "look", "arguments": {"place": "Zürich"}}, '
+        '{"name": "count_up", "arguments": {"x": 1}}]',
+        bad='[TOOL_CALLS][{"name": "look"',
+    ),
     "muse_spark": Format(
         special=("<|start|>", "<|message|>", "<|eom|>"),
         hint="<atem:function_calls>",
@@ -211,7 +222,7 @@ def tokenizer_of(name: str) -> Tokenizer:
     with TemporaryDirectory() as folder:
         fast.save_pretrained(folder)
         wrapper = load_tokenizer(Path(folder))
-    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper))
+    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper), Constrainer)
 
 
 def ids_of(name: str, text: str) -> list[int]:

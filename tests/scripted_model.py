@@ -1,7 +1,7 @@
 """A tiny model that says what it was made to say: after each token the one that follows it in the script.
 
 Attention and MLP add nothing, the embedding of a token is a unit vector of its own, and the head turns it into the
-next one's. So a script says each token once.
+next one's. So a script says each token once. Where the next is not allowed, all others are alike.
 """
 
 from itertools import pairwise
@@ -13,6 +13,10 @@ from tokenizers import Tokenizer as Backend
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 EOS = "<|im_end|>"
+REASONING = ["Where is it?", " I look."]
+CONTENT = ["One moment ", "Ã", "¤"]  # the two bytes of an ä
+CALL = ['{"name": "look", ', '"arguments": {"place": "Zürich"}}']
+SCRIPT = ["<think>", *REASONING, "</think>", *CONTENT, "<tool_call>", *CALL, "</tool_call>", EOS]
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\nCall them as <tool_call> says: {{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"

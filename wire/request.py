@@ -90,6 +90,9 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_d
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$(?!\n)")]
     description: Text | None = None
     parameters: Annotated[dict[str, Any], Meta(description="JSON Schema of an object.")] | None = None
+    strict: Annotated[
+        bool, Meta(description="Calls follow `parameters`. Of one tool it constrains the calls of all.")
+    ] = False
 
     def __post_init__(self) -> None:
         check_integers(self.parameters, f"the parameters of {self.name[:80]!r}")
@@ -121,8 +124,16 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=128, description="What a chat's answer may call.")] = []
     tool_choice: Annotated[
-        Literal["auto", "none"], Meta(description="`none`: the model is shown the tools, and what it calls is content.")
+        Literal["auto", "none", "required"],
+        Meta(
+            description="`none`: the model is shown the tools, and what it calls is content. `required`: after what "
+            "reasoning there is it calls, in its own format and with arguments of the tool's schema."
+        ),
     ] = "auto"
+    allowed_tools: Annotated[
+        list[str], Meta(max_length=128, description="Names of those of the tools that may be called; empty: all.")
+    ] = []
+    parallel_tool_calls: Annotated[bool, Meta(description="false: an answer holds at most one call.")] = True
     chat_template_kwargs: TemplateKwargs = {}
     max_tokens: (
         Annotated[int, Meta(ge=0, le=131_072, description="0 only reports the prompt; null: what fits, up to 4096.")]
@@ -188,6 +199,10 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError("give exactly one of `prompt` and `messages`")
         if self.tools and self.messages is None:
             raise ValueError("`tools` are for a chat: they need `messages`")
+        if self.tool_choice == "required" and not self.tools:
+            raise ValueError("`tool_choice` required needs `tools`")
+        if unknown := set(self.allowed_tools) - {tool.name for tool in self.tools}:
+            raise ValueError(f"`allowed_tools` names {min(unknown)[:80]!r}, which is none of the `tools`")
         if self.chat_template_kwargs and self.messages is None:
             raise ValueError("`chat_template_kwargs` are for a chat: they need `messages`")
         check_integers(self.json_schema, "the numbers of `json_schema`")

@@ -62,8 +62,7 @@ def _first(request: wire.Score | wire.Generate, row: Row) -> int:
 def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_logprobs: bool) -> wire.Scored:
     row, num_prompt_tokens = translated.row, translated.num_prompt_tokens
     if row.constraint is not None and row.constraint.error is not None:
-        message = f"json_schema: {row.constraint.error}"
-        raise JobFailed(wire.Failure(code="invalid", message=message, field="json_schema"))
+        raise JobFailed(wire.Failure(code="invalid", message=f"the answer's grammar: {row.constraint.error}"))
     token_ids = row.token_ids[first:]
     if row.text_bytes is None:
         text = tokenizer.decode(token_ids)

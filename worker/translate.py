@@ -15,10 +15,10 @@ from msgspec.structs import replace
 import wire
 from engine import Sampling, Tokenizer
 from engine import Sequence as Row
-from engine.errors import Refused, TooLong
-from engine.sequence import Constraint
+from engine.errors import TooLong
 from worker.answer import Chat
 from worker.failure import JobFailed
+from worker.wanted import callable_tools, constraint_of
 
 HOPELESS = 4
 MAX_UNASKED_TOKENS = 4096  # of a generation that does not say how long it may be, where the context has room
@@ -125,7 +125,7 @@ def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer, context_le
             top_logprobs=request.top_logprobs,
             rank=request.rank,
             sampling=_sampling(request, i, max_tokens) if max_tokens else None,
-            constraint=_constraint(request, chat, tokenizer),
+            constraint=constraint_of(request, chat, tokenizer),
         )
         rows.append(Translated(row, len(prompt_ids), is_text, bos_added, chat, skipped_ids))
     return rows
@@ -169,16 +169,6 @@ def _score_from(request: wire.Generate, num_given: int, max_tokens: int) -> int 
     return num_given - 1 if max_tokens == 0 else None
 
 
-def _constraint(request: wire.Generate, chat: Chat | None, tokenizer: Tokenizer) -> Constraint | None:
-    """A row's own: it holds how far the row has come."""
-    if request.json_schema is None:
-        return None
-    try:
-        return tokenizer.constraint(request.json_schema, chat.opening if chat else ())
-    except Refused as error:
-        raise JobFailed(wire.Failure(code="invalid", message=error.message, field="json_schema")) from None
-
-
 def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer) -> tuple[list[int], bool, Chat | None]:
     """Token ids, whether BOS is among them unasked, and what answers are read with where the prompt is a chat."""
     if request.messages is not None:
@@ -193,20 +183,20 @@ def _encode_chat(
 ) -> tuple[list[int], bool, Chat]:
     keeps_special = False
     if isinstance(request, wire.Tokenize):
-        callable_tools: list[dict[str, Any]] = []
+        may_call: list[dict[str, Any]] = []
         token_ids, opening = tokenizer.encode_chat(_to_template(messages))
     else:
         keeps_special = request.skip_special_tokens is False
         _check_template(request, tokenizer)
         tools = [_to_template_tool(tool) for tool in request.tools]
-        callable_tools = tools if request.tool_choice == "auto" else []
+        may_call = [_to_template_tool(tool) for tool in callable_tools(request)]
         token_ids, opening = tokenizer.encode_chat(_to_template(messages), tools, request.chat_template_kwargs)
-    return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id, Chat(opening, callable_tools, keeps_special)
+    return token_ids, bool(token_ids) and token_ids[0] == tokenizer.bos_id, Chat(opening, may_call, keeps_special)
 
 
 def _check_template(request: wire.Generate, tokenizer: Tokenizer) -> None:
     """That what it would be given is not lost on it. Raises engine.Refused, JobFailed."""
-    if request.tools and (reason := tokenizer.why_no_tools(may_call=request.tool_choice == "auto")):
+    if request.tools and (reason := tokenizer.why_no_tools(may_call=request.tool_choice != "none")):
         raise JobFailed(wire.Failure(code="invalid", message=f"tools: {reason}", field="tools"))
     for name in request.chat_template_kwargs:
         if not tokenizer.knows_variable(name):

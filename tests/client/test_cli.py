@@ -145,7 +145,7 @@ def serve_fails(*arguments: str, **environ: str) -> Iterator[str]:
         [SCOREPOOL, "serve", *arguments], env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as serve:
         try:
-            assert serve.wait(15) == 1
+            assert serve.wait(60) == 1
         finally:
             serve.terminate()
             shown, said = serve.communicate()

@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,27 +33,33 @@ def test_a_killed_workers_jobs_are_all_ended_by_the_next_and_none_twice(redis: R
     ids = [submit(redis, generate(max_tokens=10 + 3 * (i % 20)), webhook=True) for i in range(100)]
     for _ in range(2):
         before = len(done(redis))
-        worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="16", SCOREPOOL_LEASE_S="30")
+        worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="16", SCOREPOOL_LEASE_S="3600")
         until(lambda before=before: len(done(redis)) >= before + 5 and in_flight(redis))
         worker.kill()
         worker.wait()
 
-    started = time.monotonic()
-    workers.start("--burst", SCOREPOOL_LEASE_S="30").wait(timeout=30)
+    # A dead worker of this machine is known to be dead: no lease is waited for.
+    workers.start("--burst", SCOREPOOL_LEASE_S="3600").wait(timeout=60)
 
-    assert time.monotonic() - started < 25  # a dead worker of this machine is known to be dead: no lease is waited for
     assert Counter(done(redis)) == Counter(ids)
     assert results(redis, ids) == 100
     assert Counter(redis.lrange("rq:queue:webhooks", 0, -1)) == Counter(f"wh_{job_id}".encode() for job_id in ids)
     assert {redis.hget(f"rq:job:{job_id}", "retries_left") for job_id in ids} == {b"3"}
 
 
+def shorten(redis: Redis, ids: list[str]) -> None:
+    """What was in flight for as long as the test liked ends soon when it is run again."""
+    for job_id in ids:
+        redis.set(wire.Keys.request(job_id), wire.encode(generate()))
+
+
 def test_the_jobs_of_a_worker_on_another_machine_come_back_when_its_leases_are_over(redis: Redis, workers: Workers):
-    ids = [submit(redis, generate(max_tokens=100)) for _ in range(5)]
+    ids = [submit(redis, generate(max_tokens=100_000)) for _ in range(5)]
     first = workers.start()
     until(lambda: in_flight(redis) == 5)
     first.kill()
     first.wait()
+    shorten(redis, ids)
     for key in redis.keys("rq:worker:*"):
         redis.hset(key, "machine", "another")
 
@@ -63,10 +70,11 @@ def test_the_jobs_of_a_worker_on_another_machine_come_back_when_its_leases_are_o
 
 
 def test_a_worker_that_slept_through_its_leases_is_fenced_off(redis: Redis, workers: Workers):
-    ids = [submit(redis, generate(max_tokens=100)) for _ in range(5)]
+    ids = [submit(redis, generate(max_tokens=100_000)) for _ in range(5)]
     sleeper = workers.start()
     until(lambda: in_flight(redis) == 5)
     sleeper.send_signal(signal.SIGSTOP)
+    shorten(redis, ids)
     workers.start()
     until(lambda: len(done(redis)) == 5)
     written = [redis.get(wire.Keys.outcome(job_id)) for job_id in ids]
@@ -86,9 +94,9 @@ def test_a_dependent_is_not_lost_when_the_worker_dies_at_the_end_of_its_parent(r
     parents = [queue.enqueue("add", 1, retry=Retry(max=3)) for _ in range(2)]
     dependent = queue.enqueue("add", 2, depends_on=parents)
     worker = workers.start("--burst", worker="DyingParent", SCOREPOOL_LEASE_S="30")
-    assert worker.wait(timeout=20) == -signal.SIGKILL
+    assert worker.wait(timeout=60) == -signal.SIGKILL
 
-    workers.start("--burst", worker="FunctionsWorker", SCOREPOOL_LEASE_S="30").wait(timeout=20)
+    workers.start("--burst", worker="FunctionsWorker", SCOREPOOL_LEASE_S="30").wait(timeout=60)
 
     assert [job.get_status() for job in (*parents, dependent)] == ["finished"] * 3
     assert redis.zcard("rq:deferred:demo") == 0
@@ -102,21 +110,21 @@ def test_a_canceled_job_whose_worker_died_is_not_run_again(redis: Redis, workers
     worker.wait()
     redis.hset(f"rq:job:{job_id}", "cancel_requested", "1")
 
-    workers.start("--burst").wait(timeout=20)
+    workers.start("--burst").wait(timeout=60)
 
     assert failure(redis, job_id).code == "canceled"
 
 
 def test_a_term_signal_drains_what_is_in_flight_and_takes_no_more(redis: Redis, workers: Workers):
-    ids = [submit(redis, generate(max_tokens=150)) for _ in range(40)]
+    ids = [submit(redis, generate(max_tokens=150)) for _ in range(400)]
     worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
     until(lambda: in_flight(redis) == 8)
 
     worker.send_signal(signal.SIGTERM)
 
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=60) == 0
     num_done = len(done(redis))
-    assert 8 <= num_done < 40
+    assert 8 <= num_done < 400
     assert sorted(done(redis)) == sorted(ids[:num_done])
     assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids[num_done:]
     assert not redis.keys("scorepool:card:*")
@@ -131,10 +139,13 @@ def test_a_second_signal_puts_jobs_back_in_order_and_unspent(redis: Redis, worke
     until(lambda: in_flight(redis) == 8)
 
     worker.send_signal(signal.SIGTERM)
-    time.sleep(1.1)  # within a second the two count as one, for `rq worker-pool` sends two
-    worker.send_signal(signal.SIGTERM)
+    for _ in range(30):  # within a second two of them count as one, for `rq worker-pool` sends two
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(timeout=1.5)
+            break
+        worker.send_signal(signal.SIGTERM)
 
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=1) == 0
     assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids
     assert {status(redis, job_id) for job_id in ids} == {"queued"}
     assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
@@ -149,14 +160,14 @@ def test_the_drains_deadline_puts_jobs_back(redis: Redis, workers: Workers):
 
     worker.send_signal(signal.SIGTERM)
 
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=60) == 0
     assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids[1:]
 
 
 def test_a_suspended_worker_takes_nothing_and_finishes_what_it_has(redis: Redis, workers: Workers):
     first = submit(redis, generate(max_tokens=200))
     workers.start()
-    until(lambda: in_flight(redis))
+    until(lambda: status(redis, first) != "queued")
     suspend(redis)
     second = submit(redis, generate())
     until(lambda: outcome(redis, first))
@@ -173,9 +184,9 @@ def test_a_step_that_hangs_ends_the_worker_and_its_jobs_come_back(redis: Redis, 
 
     worker = workers.start(SCOREPOOL_STALL_TIMEOUT_S="0.5")
 
-    assert worker.wait(timeout=20) == 70
-    assert workers.start("--burst", SCOREPOOL_STALL_TIMEOUT_S="0.5").wait(timeout=20) == 70  # now it runs alone
-    workers.start("--burst", SCOREPOOL_CRASH_LIMIT="1").wait(timeout=20)
+    assert worker.wait(timeout=60) == 70
+    assert workers.start("--burst", SCOREPOOL_STALL_TIMEOUT_S="0.5").wait(timeout=60) == 70  # now it runs alone
+    workers.start("--burst", SCOREPOOL_CRASH_LIMIT="1").wait(timeout=60)
     assert failure(redis, stalled).code == "crashed"
 
 
@@ -183,22 +194,22 @@ def test_a_text_whose_tokenizing_does_not_end_ends_the_worker_and_its_jobs_come_
     """All jobs are tokenized on one thread."""
     ids = [submit(redis, generate("ENDLESS")), submit(redis, generate())]
 
-    assert workers.start(SCOREPOOL_STALL_TIMEOUT_S="0.5").wait(timeout=20) == 70
+    assert workers.start(SCOREPOOL_STALL_TIMEOUT_S="2").wait(timeout=60) == 70
 
     redis.set(wire.Keys.request(ids[0]), wire.encode(generate("it ends")))
-    workers.start("--burst").wait(timeout=20)
+    workers.start("--burst").wait(timeout=60)
     assert results(redis, ids) == 2
-    assert "the tokenizing of one job has run longer than 0.5 s" in workers.log
+    assert "the tokenizing of one job has run longer than 2 s" in workers.log
 
 
 def test_a_loop_that_hangs_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
     """Its beats, which another thread sends, would keep the leases for ever."""
     ids = [submit(redis, generate()) for _ in range(4)]
 
-    assert workers.start(worker="HangingWorker", SCOREPOOL_STALL_TIMEOUT_S="1").wait(timeout=20) == 70
+    assert workers.start(worker="HangingWorker", SCOREPOOL_STALL_TIMEOUT_S="1").wait(timeout=60) == 70
 
     assert done(redis) == []
-    workers.start("--burst").wait(timeout=20)
+    workers.start("--burst").wait(timeout=60)
     assert results(redis, ids) == 4
 
 
@@ -207,10 +218,10 @@ def test_a_fault_of_the_engine_ends_the_worker_and_its_jobs_come_back(redis: Red
 
     worker = workers.start()
 
-    assert worker.wait(timeout=20) == 1
+    assert worker.wait(timeout=60) == 1
     assert done(redis) == []
     redis.set(wire.Keys.request(ids[1]), wire.encode(generate("no fault")))
-    workers.start("--burst").wait(timeout=20)
+    workers.start("--burst").wait(timeout=60)
     assert results(redis, ids) == 2
 
 

@@ -16,11 +16,17 @@ from wire import SentinelUrl
 SENTINEL_TIMEOUT_S = 1.0  # then the next one is asked
 
 
-class NoReplicasError(RedisConnectionError):
-    """A master that lost its replicas takes no writes (`min-replicas-to-write`)."""
+class Refusing(RedisConnectionError):
+    """Redis is there, and refuses commands until something else has changed: none of its answers is about ours."""
 
 
-BaseParser.EXCEPTION_CLASSES["NOREPLICAS"] = NoReplicasError  # redis-py knows no class of it
+for code in (
+    "NOREPLICAS",  # a master that lost its replicas takes no writes (`min-replicas-to-write`)
+    "MISCONF",  # nor does one that cannot write to its disk
+    "BUSY",  # somebody's script does not end
+    "MASTERDOWN",  # a replica that lost its master tells nothing old (`replica-serve-stale-data no`)
+):
+    BaseParser.EXCEPTION_CLASSES[code] = Refusing  # redis-py has no class of its own, or none that is told apart
 
 
 class Redis(redis.Redis):

@@ -21,7 +21,14 @@ from typing import Any
 
 from redis.client import Pipeline
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
+from redis.exceptions import (
+    ExecAbortError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+)
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from rq import worker_registration
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
@@ -44,8 +51,13 @@ from worker.record import Record
 from worker.watch import UnderWay, Watch
 
 POLL_S = 1.0  # between looks at the queues when no bell rings
-# Redis is away, or will not take writes for a while: what is in flight is kept, and tried again.
-TROUBLE = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError)
+# Redis is away, or takes no commands for a while (connection.Refusing): what is in flight is kept, and tried again.
+# ExecAbortError: it began to refuse them within a transaction, of which it has done nothing. NoScriptError: it forgot a
+# script as soon as it was told.
+TROUBLE = (
+    *(RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError),
+    *(ExecAbortError, NoScriptError),
+)
 
 
 def clock_s() -> float:
@@ -55,11 +67,14 @@ def clock_s() -> float:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """What keeps a worker from starting is its user's to mend: told in one sentence, with exit status 1."""
+    """What keeps a worker from starting, or from leaving in order, is its user's to mend: told in one sentence, with
+    exit status 1."""
     try:
         yield
     except (SettingsError, LoadError) as error:
         raise SystemExit(f"scorepool: {error}") from None
+    except (*TROUBLE, NoPermissionError) as error:  # trouble at the start or at the end: in between the loop goes on
+        raise SystemExit(f"scorepool: Redis: {error}") from None
 
 
 class Worker(WorkerProcess):
@@ -135,6 +150,7 @@ class Worker(WorkerProcess):
     ) -> bool:
         """Returns whether there was any job. Raises what must end the process: Fault, or SystemExit with a sentence."""
         self._dequeue_strategy = dequeue_strategy
+        self._num_claimed = 0
         with one_sentence(), ExitStack() as stack:
             logging_level = logging_level or self.settings.log_level  # RQ's own options come first
             watch = Watch(self.settings.stall_timeout_s, self.under_way, self.log)

@@ -1,5 +1,6 @@
 """The worker is RQ's worker to whoever runs it: options, `rq info`, scheduler, queues' order, presence."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -105,6 +106,23 @@ def test_max_jobs_ends_the_worker_after_so_many(redis: Redis, workers: Workers):
 
     assert sorted(done(redis)) == sorted(ids[:3])
     assert redis.llen("rq:queue:demo") == 2
+
+
+def test_work_may_be_called_again_and_says_whether_there_was_a_job(redis: Redis, redis_url: str, root: Path):
+    submit(redis, generate())
+    code = f"""
+from tests.worker.fake import FakeWorker
+from worker import Redis
+worker = FakeWorker(["demo"], connection=Redis.from_url({redis_url!r}))
+print(worker.work(burst=True), worker.work(burst=True))
+"""
+    environ = {**os.environ, "SCOREPOOL_MODEL": "demo=fake"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=environ, capture_output=True, text=True, timeout=60
+    )
+
+    assert done.stdout.endswith("True False\n"), done.stderr
 
 
 def test_max_idle_time_ends_an_idle_worker(redis: Redis, workers: Workers):

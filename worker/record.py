@@ -107,6 +107,7 @@ class Record:
         job = flight.job
         job.ended_at = now()
         if flight.error is None and not isinstance(flight.value, Retry):
+            job._status = JobStatus.FINISHED  # as callbacks are shown it
             self._call_back(flight, job.execute_success_callback, flight.value)
         if job.has_outcome:
             self._decide_outcome(flight)
@@ -122,6 +123,7 @@ class Record:
             self._call_back(flight, job.execute_stopped_callback)
         elif flight.error is not None:
             error = flight.error
+            job._status = JobStatus.FAILED
             self._call_back(flight, job.execute_failure_callback, type(error), error, error.__traceback__)
             if not isinstance(flight.error, JobFailed):
                 self.report(job, type(error), error, error.__traceback__)

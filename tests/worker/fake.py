@@ -183,6 +183,10 @@ def note(job: Job, connection: Redis, *about: object) -> None:
     connection.rpush(f"noted:{job.id}", *[type(thing).__name__ for thing in about] or ["stopped"])
 
 
+def show_status(job: Job, connection: Redis, *about: object) -> None:
+    connection.set(f"shown:{job.id}", job.get_status(refresh=False))
+
+
 def flaky(job: Job) -> str:
     if job.connection.incr(f"tries:{job.id}") < 3:
         raise ValueError("not yet")
@@ -199,7 +203,7 @@ class FunctionsWorker(FakeWorker):
             "flaky": flaky,
             "sleep": lambda job: time.sleep(job.args[0]),
         }
-        self.callbacks |= {"note": note}
+        self.callbacks |= {"note": note, "show_status": show_status}
 
 
 class DyingParent(FunctionsWorker):

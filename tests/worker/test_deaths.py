@@ -121,6 +121,8 @@ def test_a_term_signal_drains_what_is_in_flight_and_takes_no_more(redis: Redis, 
     assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids[num_done:]
     assert not redis.keys("scorepool:card:*")
     assert redis.zcard(wire.Keys.models) == 0
+    [mine] = redis.keys("rq:worker:*")
+    assert {b"shutdown_requested_date", b"death"} <= set(redis.hkeys(mine))  # as RQ's own workers say it
 
 
 def test_a_second_signal_puts_jobs_back_in_order_and_unspent(redis: Redis, workers: Workers):

@@ -256,13 +256,13 @@ def test_the_bell_wakes_an_idle_worker_at_once(redis: Redis, workers: Workers):
 def test_listed_functions_keep_what_rq_offers(redis: Redis, workers: Workers):
     queue = Queue("demo", connection=redis)
     summed = queue.enqueue("add", 2, 3, on_success=Callback("note"))
-    flaky = queue.enqueue("flaky", retry=Retry(max=3))
+    flaky = queue.enqueue("flaky", retry=Retry(max=3), on_success=Callback("show_status"))
     broken = queue.enqueue("add", "a", on_failure=Callback("note"))
     late = queue.enqueue("flaky", retry=Retry(max=2, interval=1))
     after = queue.enqueue("add", 1, depends_on=summed)
     repeated = queue.enqueue("add", 1, repeat=Repeat(times=2, interval=[0, 1]))
     discarded = queue.enqueue("add", 1, result_ttl=0)
-    stuck = queue.enqueue("sleep", 30, job_timeout=1)
+    stuck = queue.enqueue("sleep", 30, job_timeout=1, on_failure=Callback("show_status"))
     refused = queue.enqueue("add", 1, on_success=Callback("os.abort"))
 
     workers.start("--with-scheduler", worker="FunctionsWorker")
@@ -273,6 +273,7 @@ def test_listed_functions_keep_what_rq_offers(redis: Redis, workers: Workers):
     assert results == {summed.id: 5, flaky.id: "at last", late.id: "at last", after.id: 1}
     assert redis.lrange(f"noted:{summed.id}", 0, -1) == [b"int"]
     assert redis.lrange(f"noted:{broken.id}", 0, -1)[1] == b"TypeError"
+    assert [redis.get(f"shown:{job.id}") for job in (flaky, stuck)] == [b"finished", b"failed"]
     assert status(redis, broken.id) == "failed"
     assert "JobTimeoutException" in (stuck.latest_result().exc_string or "")
     until(lambda: not redis.exists(discarded.key))

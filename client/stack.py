@@ -15,7 +15,7 @@ from typing import Self
 import httpx
 
 import wire
-from client.redis_server import RedisServer
+from client.redis_server import RedisServer, RedisServerError
 from client.tether import Tether
 
 STOP_TIMEOUT_S = 90.0  # longer than a worker's drain
@@ -134,7 +134,10 @@ class Stack:
         if self.redis is not None and self.redis.process is not None and self.redis.process.poll() is not None:
             self._say("redis ended and is started again")
             self._tether.reaped(self.redis.process.pid)
-            self.redis.start()
+            try:
+                self.redis.start()
+            except RedisServerError:  # a full disk, perhaps: the others wait for it, and so do we
+                self._say(f"redis does not start; the end of {self.redis.log} says why")
             self._watch_redis()
         for name, process in list(self._processes.items()):
             if process.poll() is not None:

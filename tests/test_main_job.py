@@ -127,6 +127,21 @@ def test_nothing_accepted_is_lost_when_redis_is_killed(stack: Stack, client: Cli
         check_result(request, client.result(job_id, timeout_s=200))
 
 
+def test_a_redis_that_does_not_start_is_tried_until_it_does(stack: Stack, client: Client, capfd):
+    job_id = client.submit(job_of_size(2, 0))
+    assert stack.redis is not None
+    assert stack.redis.process is not None
+    [manifest] = stack.redis.folder.glob("appendonlydir/*.manifest")
+    written = manifest.read_bytes()
+    manifest.write_bytes(b"not a manifest")
+    os.kill(stack.redis.process.pid, signal.SIGKILL)
+    wait_for(lambda: "redis does not start" in capfd.readouterr().err, "a start that fails")
+
+    manifest.write_bytes(written)
+
+    check_result(job_of_size(2, 0), client.result(job_id, timeout_s=200))
+
+
 def test_nothing_accepted_is_lost_when_the_api_is_killed(stack: Stack, client: Client):
     requests = mixed_jobs(30)
     ids = client.submit_many(requests)

@@ -5,7 +5,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from email.utils import format_datetime
 from pathlib import Path
 
@@ -60,6 +60,22 @@ def test_the_headers_are_those_of_standard_webhooks(sender: Sender, hook: Receiv
     assert headers["content-type"] == "application/json"
     assert headers["user-agent"].startswith("scorepool/")
     assert headers["host"] == f"127.0.0.1:{hook.port}"
+
+
+def test_the_signature_is_that_of_the_vector_that_standard_webhooks_publishes(
+    hook: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Then":
+            return cls.fromtimestamp(1614265330, tz)
+
+    monkeypatch.setattr(worker.delivery, "datetime", Then)
+    sender = Sender(Settings(webhook_secret="whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", webhook_allow_private=True))
+    sender.send(hook.url, "msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}')
+    sender.close()
+
+    assert hook.received[0].headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])

@@ -37,18 +37,18 @@ async def take(ledger: Ledger, ending: Ending | None) -> bool:
     """Read on as far as there is room. Once the batch is over, no line gets jobs, and so there always is. Returns
     whether there was a line. Raises Overtaken."""
     room = MAX_JOBS - sum(one.num_jobs for one in await ledger.held())
-    has_moved = False
-    while room > 0 and not ledger.turn.progress.is_read:
-        before = ledger.turn.progress
+    has_moved, turn = False, ledger.turn
+    while room > 0 and not turn.progress.is_read:
+        before = turn.progress
         part = await ledger.parts.files.part(before.batch.input_file_id, before.part)
         if part is None:
-            await ledger.turn.commit(replace(before, is_read=True))
+            await turn.commit(replace(before, is_read=True))
             break
         texts = lines_of(part)
         entries: list[Ended] = []
         taken: dict[Held, tuple[bytes, list[wire.Request]]] = {}
         line, number = before.line, before.number
-        while line < len(texts) and room > 0 and len(entries) < ENTRIES:
+        while line < len(texts) and room > 0 and len(entries) < ENTRIES and not (line > before.line and turn.is_waning):
             text, line, number = texts[line], line + 1, number + 1
             if not text:
                 continue

@@ -42,6 +42,7 @@ class Turn:
         self.cancel_at = cancel_at  # unix, s
         self.number = number
         self._ahead_s = claimed_at - time.monotonic()
+        self._whole_at = time.monotonic()  # the lease was whole
 
     @classmethod
     async def claim(cls, redis: Redis, lease_s: float) -> Self | None:
@@ -70,6 +71,12 @@ class Turn:
     def batch(self) -> Batch:
         return self.progress.batch
 
+    @property
+    def is_waning(self) -> bool:
+        """Whether it is time to commit what is done, which makes the lease whole again. A driver that lost it first
+        would have done nothing, and the next one be no faster."""
+        return time.monotonic() - self._whole_at > self._lease_s / 3
+
     async def extend(self) -> None:
         """Raises Overtaken."""
         if not await self._due(self._lease_s):
@@ -97,6 +104,7 @@ class Turn:
             except WatchError:  # also of a connection that was lost: then it is not known whether this was written
                 raise Overtaken from None
         self.progress = progress
+        self._whole_at = time.monotonic()
 
     async def _due(self, in_s: float) -> bool:
         """Whether the turn still was this driver's."""

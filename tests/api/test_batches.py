@@ -15,7 +15,7 @@ from rq.job import JobStatus
 
 import api.queue
 import wire
-from api.batches import take
+from api.batches import lines, take
 from api.batches.lines import job_id
 from api.batches.store import Progress
 from api.batches.turn import Overtaken, Turn
@@ -179,6 +179,26 @@ async def test_a_line_noted_by_a_driver_that_died_is_queued_by_the_next(
                 worker.end(one, COMPLETED)
             batch = await until(http, id_, has("completed"))
     assert batch["request_counts"]["completed"] == 3
+
+
+async def test_drivers_that_are_too_slow_for_their_leases_get_on(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    """They took the batch from each other for ever, each before the other had written anything."""
+    accept = lines.accept
+
+    async def accept_slowly(*args: Any) -> Any:
+        await asyncio.sleep(0.02)
+        return await accept(*args)
+
+    monkeypatch.setattr(lines, "accept", accept_slowly)
+    async with serving(lease_s=0.3) as http, serving(lease_s=0.3):
+        id_ = await start(http, jsonl(40))  # 0.8 s for all
+        await eventually(lambda: len(worker.waiting()) == 40)
+        for one in worker.waiting():
+            worker.end(one, COMPLETED)
+        batch = await until(http, id_, has("completed"))
+    assert batch["request_counts"]["completed"] == 40
 
 
 async def test_of_two_drivers_who_believe_they_have_a_batch_one_writes_nothing(

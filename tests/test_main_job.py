@@ -129,6 +129,7 @@ def test_nothing_accepted_is_lost_when_redis_is_killed(stack: Stack, client: Cli
 
 def test_a_redis_that_does_not_start_is_tried_until_it_does(stack: Stack, client: Client, capfd):
     job_id = client.submit(job_of_size(2, 0))
+    check_result(job_of_size(2, 0), client.result(job_id))
     assert stack.redis is not None
     assert stack.redis.process is not None
     [manifest] = stack.redis.folder.glob("appendonlydir/*.manifest")
@@ -140,6 +141,7 @@ def test_a_redis_that_does_not_start_is_tried_until_it_does(stack: Stack, client
     manifest.write_bytes(written)
 
     check_result(job_of_size(2, 0), client.result(job_id, timeout_s=200))
+    check_result(job_of_size(2, 1), client.result(client.submit(job_of_size(2, 1)), timeout_s=200))
 
 
 def test_nothing_accepted_is_lost_when_the_api_is_killed(stack: Stack, client: Client):

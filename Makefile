@@ -16,8 +16,9 @@ demo: .venv/all
 serve: .venv/all
 	$(BIN)/scorepool serve
 
+# In the order of the files: by default the longest come last, where they have one process each and others wait.
 test: .venv/dev
-	$(BIN)/python -m pytest tests --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest tests --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 soak: .venv/dev
 	$(BIN)/python -m pytest tests -m soak -s

@@ -15,6 +15,8 @@ from engine.reader import Reader
 # Of symbols. It takes a time that grows with the square of it to make a matcher: here two seconds at most.
 _LIMITS = LLParserLimits(max_grammar_size=20_000)
 _PLACE = re.compile(r"at (?P<line>\d+)\(\d+\): (?P<why>.*)")
+_PATTERN = re.compile(r"(?P<what>.*):\n(?P<pattern>(?:.*\n)+?)error: (?P<why>.*)")  # carets under it
+_ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
 
 class Constraint:
@@ -91,5 +93,8 @@ def _begin(tokenizer: LLTokenizer, grammar: str, wanted: Wanted) -> LLMatcher:
 
 
 def _why(matcher: LLMatcher) -> str:
-    """Its first line: those that follow show the state of the library."""
-    return matcher.get_error().partition("\n")[0][:300]
+    """In a line: the first, for those that follow show the state of the library, but what is wrong with a pattern."""
+    error = matcher.get_error()
+    if found := _PATTERN.match(error):
+        error = f"{found['what']}: {found['why']}: {' '.join(found['pattern'].split()).rstrip('^ ')}"
+    return error.partition("\n")[0].replace(_ONE_OF, "oneOf whose choices may overlap: say anyOf")[:300]

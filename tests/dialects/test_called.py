@@ -177,6 +177,9 @@ def test_who_is_not_constrained_notices_nothing(sdk: OpenAI):
     [
         ({"properties": {"a": {"type": "foo"}}}, "tools: the parameters of 'fly': .*Invalid type: foo"),
         ({"type": "array"}, "tools: the parameters of 'fly': expected a schema of objects"),
+        ({"properties": {"a": {"type": "string", "pattern": "^a(b"}}}, r"parse error: unclosed group: \^a\(b"),
+        ({"properties": {"a": {"type": "string", "pattern": "(?!\n)b"}}}, "parse error: look-around.* supported: "),
+        ({"properties": {"a": {"oneOf": [{}, {"type": "null"}]}}}, "oneOf whose choices may overlap: say anyOf"),
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused_with_its_reason(sdk: OpenAI, parameters: Any, why: str):

@@ -14,14 +14,16 @@ from engine.reader import Reader
 
 # Where one text alone may follow, llguidance would have its own tokens for it, and take markers for them.
 _OPTIONS = '%llguidance {"no_forcing": true}'
-_COMPACT = {"whitespace_flexible": False}  # else a model may write spaces until its tokens are used up
+_COMPACT: dict[str, Any] = {"whitespace_flexible": False}  # else a model may write spaces until its tokens are used up
 _AS_SHOWN = _COMPACT | {"item_separator": ", ?", "key_separator": ": ?"}  # templates write a call's with spaces
+_AS_FAR_AS_POSSIBLE = {"lenient": True, "coerce_one_of": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
     name: str
     parameters: Mapping[str, Any]  # JSON Schema of an object
+    strict: bool = False  # else keywords and formats that cannot be followed are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,8 @@ def _call_rules(wanted: Wanted, calls: CallForm) -> list[str]:
         kind = function.parameters.get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
             raise Refused(f"the parameters of {function.name!r}: expected a schema of objects")
-        rules.append(f"{_arguments(place)}: {_json({**function.parameters, 'type': 'object'}, _AS_SHOWN)}")
+        options = _AS_SHOWN if function.strict else _AS_SHOWN | _AS_FAR_AS_POSSIBLE
+        rules.append(f"{_arguments(place)}: {_json({**function.parameters, 'type': 'object'}, options)}")
     return rules
 
 

@@ -23,7 +23,7 @@ def constraint_of(request: wire.Generate, chat: Chat | None, tokenizer: Tokenize
         raise _failed(reason, asks)
     wanted = Wanted(
         json_schema=request.json_schema,
-        functions=[Function(name=tool.name, parameters=tool.parameters or _NO_ARGUMENTS) for tool in tools],
+        functions=[_function(tool) for tool in tools],
         must_call=request.tool_choice == "required",
         may_call_several=request.parallel_tool_calls,
     )
@@ -38,6 +38,10 @@ def callable_tools(request: wire.Generate) -> list[wire.Tool]:
     if request.tool_choice == "none":
         return []
     return [tool for tool in request.tools if not request.allowed_tools or tool.name in request.allowed_tools]
+
+
+def _function(tool: wire.Tool) -> Function:
+    return Function(name=tool.name, parameters=tool.parameters or _NO_ARGUMENTS, strict=tool.strict)
 
 
 def _what_constrains(request: wire.Generate) -> str | None:

@@ -189,3 +189,16 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_its_reason(sdk: OpenAI
         chat(sdk, tools=[*TOOLS, fly])
 
     assert caught.value.param == "tools"
+
+
+def test_what_cannot_be_followed_of_a_tool_that_is_not_strict_is_left_out(sdk: OpenAI):
+    """As pydantic writes sets, paths and tagged unions; clients then do not say strict."""
+    either = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
+    properties = {"a": {"enum": [1], "format": "path"}, "b": {"type": "array", "maxItems": 0, "uniqueItems": True}}
+    parameters = {"properties": properties | {"c": either}, "required": ["a", "b", "c"]}
+    parameters |= {"additionalProperties": False, "$defs": {"a": {"const": 2}, "b": {"const": 2}}}
+    function = {"name": "look", "parameters": parameters}
+
+    (choice,) = chat(sdk, tools=[{"type": "function", "function": function}], tool_choice="required").choices
+
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"a": 1, "b": [], "c": 2}

@@ -152,7 +152,7 @@ def test_only_the_prompts_of_headers_that_are_not_known_are_refused_json():
     ],
 )
 def test_parameters_that_cannot_be_followed_are_refused_by_their_functions_name(parameters: dict[str, Any], why: str):
-    functions = [*FUNCTIONS, Function(name="fly", parameters=parameters), *FUNCTIONS]
+    functions = [*FUNCTIONS, Function(name="fly", parameters=parameters, strict=True), *FUNCTIONS]
 
     with pytest.raises(Refused, match=f"^the parameters of 'fly': .*{why}$"):
         Row("json_tools", Wanted(functions=functions))

@@ -16,7 +16,7 @@ demo: .venv/all
 serve: .venv/all
 	$(BIN)/scorepool serve
 
-# Three processes, for tests wait more than a third of their time; files in their order, so that the longest do not come last.
+# Three processes, for tests wait a third of their time; files in their order, so that the longest do not come last.
 test: .venv/dev
 	$(BIN)/python -m pytest tests --numprocesses 3 --dist loadfile --no-loadscope-reorder
 

@@ -73,14 +73,15 @@ class Turn:
 
     @property
     def is_waning(self) -> bool:
-        """Whether it is time to commit what is done, which makes the lease whole again. A driver that lost it first
-        would have done nothing, and the next one be no faster."""
+        """Whether it is time to commit what is done, which makes the lease whole again, as `extend` does. A driver that
+        lost it first would have done nothing, and the next one be no faster."""
         return time.monotonic() - self._whole_at > self._lease_s / 3
 
     async def extend(self) -> None:
         """Raises Overtaken."""
         if not await self._due(self._lease_s):
             raise Overtaken
+        self._whole_at = time.monotonic()
 
     async def release(self, due_in_s: float) -> None:
         """Nothing happens to a batch that has ended, nor to one that another driver has by now: two that cut each

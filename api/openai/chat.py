@@ -76,9 +76,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError("`max_tokens` is the old name of `max_completion_tokens`: give one of them")
         if self.reasoning_effort is not None and "reasoning_effort" in (self.chat_template_kwargs or {}):
             raise ValueError("`reasoning_effort` is in `chat_template_kwargs` too: give one of them")
-        num_most_tokens = self.max_completion_tokens or self.max_tokens
-        if num_most_tokens is not None and (self.min_tokens or 0) > num_most_tokens:
-            raise ValueError(f"`min_tokens` must be at most `max_completion_tokens`, {num_most_tokens}")
+        if self.num_most_tokens is not None and (self.min_tokens or 0) > self.num_most_tokens:
+            raise ValueError(f"`min_tokens` must be at most `max_completion_tokens`, {self.num_most_tokens}")
         if schema_of(self.response_format) is not None and (self.ignore_eos or self.min_tokens):
             raise ValueError("`response_format` ends the answer: it goes with neither `ignore_eos` nor `min_tokens`")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
@@ -87,6 +86,10 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
         for name in chosen(self.tool_choice):
             if name not in offered:
                 raise ValueError(f"`tool_choice` names {name[:80]!r}, which is none of the `tools`")
+
+    @property
+    def num_most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
@@ -188,7 +191,7 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
         parallel_tool_calls=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, FunctionName),
         chat_template_kwargs=_template_kwargs(body),
         json_schema=schema_of(body.response_format),
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=body.num_most_tokens,
         skip_special_tokens=False if body.skip_special_tokens is False else None,
         n=body.n or 1,
         logprobs=bool(body.logprobs),

@@ -108,7 +108,7 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["Bern", "Basel"]}}}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     parameters=st.lists(PARAMETERS, min_size=1, max_size=2),
     seed=st.integers(0, 2**32),

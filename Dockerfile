@@ -13,4 +13,4 @@ COPY deploy/worker_is_alive.py /app/
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /app
 USER scorepool
-CMD ["python", "-m", "api"]
+CMD ["python", "-m", "scorepool.api"]

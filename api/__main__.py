@@ -1,10 +1,10 @@
-"""`python -m api`: settings from the environment."""
+"""`python -m scorepool.api`: settings from the environment."""
 
 import argparse
 import sys
 
-from api.serve import serve
-from wire import Settings, SettingsError
+from scorepool.api.serve import serve
+from scorepool.store import Settings, SettingsError
 
 
 def main() -> None:

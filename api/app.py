@@ -1,17 +1,20 @@
-"""The application: routes, errors and lifetime. `uvicorn --factory api.app:create_app`, or `python -m api`."""
+"""The application: routes, errors and lifetime.
+
+`uvicorn --factory scorepool.api.app:create_app`, or `python -m scorepool.api`.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors, openapi
-from api.batches.driver import Driver
-from api.cutoff import CutOff
-from api.head import HeadAsGet
-from api.loopback import LoopbackOnly
-from api.metrics import Timed
-from api.routes import (
+from scorepool.api.batches.driver import Driver
+from scorepool.api.http import errors, openapi
+from scorepool.api.http.cutoff import CutOff
+from scorepool.api.http.head import HeadAsGet
+from scorepool.api.http.loopback import LoopbackOnly
+from scorepool.api.metrics.prometheus import Timed
+from scorepool.api.routes import (
     batches,
     chat,
     completions,
@@ -27,8 +30,8 @@ from api.routes import (
     tokens,
     trl,
 )
-from api.state import State
-from wire import Settings
+from scorepool.api.state import State
+from scorepool.store import Settings
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from api.errors import Unauthorized
-from wire import Settings, SettingsError
+from scorepool.api.http.errors import Unauthorized
+from scorepool.store import Settings, SettingsError
 
 LOCAL = "local"  # the owner of every job when no keys are configured
 

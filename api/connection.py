@@ -9,7 +9,7 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from wire import SentinelUrl, SettingsError
+from scorepool.store import SentinelUrl, SettingsError
 
 REDIS_TIMEOUT_S = 4.0  # of a command, and of waiting for a free connection
 REDIS_CONNECT_TIMEOUT_S = 2.0

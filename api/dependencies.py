@@ -8,11 +8,11 @@ from fastapi import Depends, Query
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 
-from api import formats
-from api.errors import BadRequest, NotAcceptable
-from api.formats import Format
-from api.records import CURSOR
-from api.state import State
+from scorepool.api.http import formats
+from scorepool.api.http.errors import BadRequest, NotAcceptable
+from scorepool.api.http.formats import Format
+from scorepool.api.repositories.jobs import CURSOR
+from scorepool.api.state import State
 
 _bearer = HTTPBearer(auto_error=False, description="An API key. Not asked for by a server without keys.")
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")

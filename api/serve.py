@@ -6,10 +6,10 @@ import socket
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.app import create_app
-from api.loopback import is_loopback
-from api.state import State
-from wire import Settings, SettingsError
+from scorepool.api.app import create_app
+from scorepool.api.http.loopback import is_loopback
+from scorepool.api.state import State
+from scorepool.store import Settings, SettingsError
 
 SHUTDOWN_GRACE_S = 10  # for replies that are being written; clients that wait for a job are let go at once
 

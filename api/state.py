@@ -5,19 +5,19 @@ from typing import Self
 
 from redis.asyncio import Redis
 
-from api.auth import Keyring
-from api.batches.store import Batches
-from api.connection import REDIS_TIMEOUT_S, connect
-from api.deliveries import Deliveries
-from api.door import Door
-from api.endpoints import Endpoints
-from api.files import Files
-from api.metrics import Metrics
-from api.models import Models
-from api.queue import Queue
-from api.records import Records
-from api.waiting import BLOCK_S, Waiting
-from wire import Settings
+from scorepool.api.admission import Door
+from scorepool.api.auth import Keyring
+from scorepool.api.connection import REDIS_TIMEOUT_S, connect
+from scorepool.api.metrics.prometheus import Metrics
+from scorepool.api.repositories.batches import Batches
+from scorepool.api.repositories.files import Files
+from scorepool.api.repositories.jobs import Records
+from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.queue import Queue
+from scorepool.api.repositories.waiting import BLOCK_S, Waiting
+from scorepool.api.repositories.webhook_deliveries import Deliveries
+from scorepool.api.repositories.webhook_endpoints import Endpoints
+from scorepool.store import Settings
 
 MAX_CONNECTIONS = 64
 

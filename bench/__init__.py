@@ -2,7 +2,7 @@
 
 import os
 
-from engine import blas
+from scorepool.engine.model import blas
 
 blas.load()  # before anything imports mlx; the peers that run on it compute with the same one
 os.environ.setdefault("TQDM_DISABLE", "1")  # peers' progress bars, which would stand between the figures

@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from engine import Engine, EngineSettings, LoadError, Sequence, blas
+from scorepool.engine import Engine, EngineSettings, LoadError, Sequence
+from scorepool.engine.model import blas
 from tests.engine.oracle import Oracle
 from tests.tiny_models import BOS, VOCAB_SIZE, TinyModels
 

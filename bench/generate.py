@@ -20,7 +20,7 @@ from mlx_lm.generate import batch_generate
 from bench import models
 from bench.peers import load_mlx, open_engine
 from bench.race import Row, announce, draw_tokens, options, parse, race, report
-from engine import Engine, Sampling, Sequence
+from scorepool.engine import Engine, Sampling, Sequence
 
 _SCORES_IN_FLIGHT = 4
 _SCORED_TOKENS = 128

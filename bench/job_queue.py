@@ -32,12 +32,12 @@ import rq
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
-import wire
-from api.auth import Keyring
-from api.queue import Queue as Submitter
-from api.waiting import Waiting
-from client.redis_server import RedisServer
-from worker.worker import Worker
+from scorepool import store, wire
+from scorepool.api.auth import Keyring
+from scorepool.api.repositories.queue import Queue as Submitter
+from scorepool.api.repositories.waiting import Waiting
+from scorepool.local.redis_server import RedisServer
+from scorepool.worker.rq.worker import Worker
 
 ROOT = Path(__file__).parent.parent
 IN_FLIGHT = 32
@@ -93,12 +93,12 @@ class NoopWorker(Worker):
             noop()
             return answer
 
-        self.functions[wire.INFER] = run
+        self.functions[store.INFER] = run
 
 
 async def submit(url: str, num_jobs: int, num_tokens: int = 1) -> None:
     async with redis.asyncio.Redis.from_url(url) as connection:
-        queue = Submitter(connection, wire.Settings(max_queue_depth=10**7), Keyring([]))
+        queue = Submitter(connection, store.Settings(max_queue_depth=10**7), Keyring([]))
         for start in range(0, num_jobs, 500):
             count = min(500, num_jobs - start)
             await queue.submit("bench", [request(num_tokens)] * count, [uuid4().hex for _ in range(count)])
@@ -287,7 +287,7 @@ def wake_up(server: RedisServer, num_waiters: int, num_jobs: int) -> None:
 
 async def _wake_up(url: str, num_waiters: int, num_jobs: int) -> list[float]:
     connection, stream = redis.asyncio.Redis.from_url(url), redis.asyncio.Redis.from_url(url)
-    queue = Submitter(connection, wire.Settings(), Keyring([]))
+    queue = Submitter(connection, store.Settings(), Keyring([]))
     waiting = Waiting(stream, connection, on_ended=lambda count: None)
     waiting.start()
 

@@ -26,8 +26,8 @@ import psutil
 
 from bench import models
 from bench.race import announce, options, parse, ratio
-from client.demo import free_port
-from client.stack import Stack
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
 
 _START_S = 120.0
 _APART_S = 0.002  # between two streams' starts: mlx_lm.server takes five connections at once, and resets others

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 ROOT = Path(__file__).parent.parent
-_DEMO = ROOT / "models" / "demo"
+_DEMO = ROOT / "scorepool" / "models" / "demo"
 _CACHE = ROOT / "build" / "bench"
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _QWEN3: dict[str, Any] = {

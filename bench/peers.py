@@ -17,7 +17,7 @@ from mlx.nn.layers.activations import log_softmax
 from transformers import AutoModelForCausalLM
 
 from bench.race import Row, Scores
-from engine import Engine, EngineSettings, Sequence
+from scorepool.engine import Engine, EngineSettings, Sequence
 
 
 def open_engine(folder: Path, **settings: Any) -> Engine:

@@ -17,8 +17,8 @@ from bench import models, shared_prefix
 from bench.generate import to_generate
 from bench.race import Row, announce, draw_tokens, options, parse
 from bench.unique_prompts import draw_rows, spread
-from engine import Engine, EngineSettings, Sequence
-from engine.engine import Runner, open_runner
+from scorepool.engine import Engine, EngineSettings, Sequence
+from scorepool.engine.engine import Runner, open_runner
 
 _WAITING = ("threading.py", "acquire")  # of an engine without work
 _Key = tuple[str, int, str]  # file, line, function
@@ -82,7 +82,7 @@ def report(stats: dict[_Key, tuple[float, float]], num_functions: int) -> None:
     scheduler = {
         function: cumulative
         for (file, _, function), (_, cumulative) in stats.items()
-        if short(file) == "engine/scheduler.py"
+        if short(file) == "engine/scheduling/scheduler.py"
     }
     share = sum(scheduler.get(name, 0.0) for name in ("plan", "advance")) / total
     print(f"scheduler, with all that it calls: ratio to the whole {share:.2%}")

@@ -19,14 +19,13 @@ from random import Random
 
 import psutil
 
-import wire
 from bench import models
 from bench.peers import open_engine
 from bench.race import announce, draw_tokens, lap, options, parse, ratio
-from client import Client
-from client.demo import free_port
-from client.stack import Stack
-from engine import Engine, Sequence
+from scorepool import Client, wire
+from scorepool.engine import Engine, Sequence
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
 
 _PROMPT, _COMPLETION = 48, 16  # tokens of an item
 _MAX_DIFFERENCE = 1e-3  # nats: which rows share a forward is not the same on both sides

@@ -26,9 +26,9 @@ import psutil
 from redis import Redis
 from rq.utils import now, utcformat
 
-import wire
-from client.redis_server import RedisServer
-from client.stack import webhook_command
+from scorepool import store
+from scorepool.local.redis_server import RedisServer
+from scorepool.local.stack import webhook_command
 
 ROOT = Path(__file__).parent.parent
 NUM_RECEIVERS = 100
@@ -98,7 +98,7 @@ def workers(url: str, count: int) -> Iterator[list[int]]:
 def feed(redis: Redis, port: int, per_second: int, seconds: int, hanging: int) -> dict[str, float]:
     """Put events at a steady pace. Returns when each was put, by the id of its delivery, of those that are well."""
     script = redis.register_script(
-        f"{wire.OUTBOX}\ndeliver(ARGV[1], 'bench', 600, ARGV[2], "
+        f"{store.OUTBOX}\ndeliver(ARGV[1], 'bench', 600, ARGV[2], "
         "{event = 'job.finished', job = ARGV[1], at = ARGV[2], model = 'demo', url = ARGV[3]})"
     )
     put: dict[str, float] = {}

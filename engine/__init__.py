@@ -4,12 +4,12 @@ Importing this package loads no mlx: an `Engine` does, on its own thread, when i
 nothing of jobs, queues or HTTP.
 """
 
-from engine.engine import Engine
-from engine.errors import Closed, EngineError, Fault, LoadError, Numeric, Refused, TooLong
-from engine.facts import Facts
-from engine.sequence import Sampling, Sequence
-from engine.settings import EngineSettings
-from engine.tokenizer import Tokenizer
+from scorepool.engine.engine import Engine
+from scorepool.engine.errors import Closed, EngineError, Fault, LoadError, Numeric, Refused, TooLong
+from scorepool.engine.model_info import Facts
+from scorepool.engine.sequence import Sampling, Sequence
+from scorepool.engine.settings import EngineSettings
+from scorepool.engine.text.tokenizer import Tokenizer
 
 __all__ = [
     "Closed",

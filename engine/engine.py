@@ -17,15 +17,15 @@ from functools import partial
 from threading import Condition
 from typing import Any, Protocol
 
-from engine import lane
-from engine.admission import check
-from engine.errors import Closed, EngineError, Fault, LoadError
-from engine.facts import Facts
-from engine.prefixes import Prefixes
-from engine.scheduler import Plan, Scheduler
-from engine.sequence import Sequence
-from engine.settings import EngineSettings
-from engine.tokenizer import Tokenizer
+from scorepool.engine import mlx_thread as lane
+from scorepool.engine.errors import Closed, EngineError, Fault, LoadError
+from scorepool.engine.model_info import Facts
+from scorepool.engine.scheduling.prefix_cache import Prefixes
+from scorepool.engine.scheduling.scheduler import Plan, Scheduler
+from scorepool.engine.sequence import Sequence
+from scorepool.engine.settings import EngineSettings
+from scorepool.engine.text.tokenizer import Tokenizer
+from scorepool.engine.validation import check
 
 log = logging.getLogger("engine")
 
@@ -58,7 +58,7 @@ class Group:
 
 def open_runner(settings: EngineSettings) -> Runner:
     """The one place where mlx is loaded: on the engine's thread, after the fast BLAS."""
-    from engine.load import open_model
+    from scorepool.engine.model.load import open_model
 
     return open_model(settings)
 

@@ -15,9 +15,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine import Tokenizer
-from engine.constraint import Constrainer
-from engine.markup import Tags
+from scorepool.engine import Tokenizer
+from scorepool.engine.text.chat.chat_format import Tags
+from scorepool.engine.text.chat.constraint import Constrainer
 
 EOS = "<eos>"
 TEMPLATE = (

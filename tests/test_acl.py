@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
-from client.redis_server import RedisServer
+from scorepool.local.redis_server import RedisServer
 from tests.api.conftest import SECRET, generate
 from tests.api.test_process import eventually, running
 from tests.worker.conftest import Workers, until

@@ -21,10 +21,10 @@ from packaging.utils import canonicalize_name
 from redis import Redis
 from redis.exceptions import AuthenticationError
 
-import wire
-from api.serve import SHUTDOWN_GRACE_S
-from client.redis_server import find_binary
-from client.stack import webhook_command
+from scorepool import store
+from scorepool.api.serve import SHUTDOWN_GRACE_S
+from scorepool.local.redis_server import find_binary
+from scorepool.local.stack import webhook_command
 from tests.conftest import wait_until_up
 from tests.test_architecture import ROOMS
 
@@ -96,7 +96,7 @@ def test_no_secret_stands_in_the_files_and_none_has_a_default(root: Path):
 def test_each_service_gets_settings_that_it_accepts(compose: dict[str, Any]):
     for name in ("api", "webhooks"):
         environ = {key: interpolate(text, VALUES) for key, text in compose["services"][name]["environment"].items()}
-        settings = wire.Settings.load(environ)
+        settings = store.Settings.load(environ)
         assert settings.redis_url == "redis://:a1b2c3@redis:6379/0"
         assert settings.job_url("1") == "https://scorepool.example.com/v1/jobs/1"
         assert settings.webhook_secret == VALUES["SCOREPOOL_WEBHOOK_SECRET"]
@@ -111,7 +111,7 @@ def test_every_service_has_a_health_check_and_comes_back(compose: dict[str, Any]
 
 
 def test_each_service_is_given_longer_to_stop_than_it_takes(compose: dict[str, Any], root: Path):
-    drain_s = wire.Settings().drain_timeout_s
+    drain_s = store.Settings().drain_timeout_s
     assert float(compose["services"]["webhooks"]["stop_grace_period"].removesuffix("s")) > drain_s
     plist = plistlib.loads((root / "deploy" / "com.scorepool.worker.plist").read_bytes())
     assert plist["ExitTimeOut"] > drain_s
@@ -120,7 +120,7 @@ def test_each_service_is_given_longer_to_stop_than_it_takes(compose: dict[str, A
 
 def test_the_services_run_the_commands_that_the_product_runs(compose: dict[str, Any]):
     assert compose["services"]["webhooks"]["command"] == ["rq", *webhook_command()[1:]]
-    assert compose["services"]["api"]["command"] == ["python", "-m", "api"]
+    assert compose["services"]["api"]["command"] == ["python", "-m", "scorepool.api"]
 
 
 def test_redis_runs_with_a_password_an_append_only_file_and_no_eviction(compose: dict[str, Any], tmp_path: Path):
@@ -201,7 +201,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 import api.app, api.__main__, worker, rq.cli
-worker.WebhookWorker
+scorepool.worker.WebhookWorker
 """
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
 

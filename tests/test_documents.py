@@ -6,14 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import wire
+from scorepool import store
 
 
 def test_every_setting_is_documented_with_its_default(root: Path):
     rows = re.findall(
         r"^\| `SCOREPOOL_(\w+)` \| (?:`(.*?)`)? ?\|", (root / "docs/settings.md").read_text(), re.MULTILINE
     )
-    defaults = msgspec.to_builtins(wire.Settings())
+    defaults = msgspec.to_builtins(store.Settings())
     expected = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in defaults.items()}
     assert {name.lower(): default for name, default in rows} == expected
 

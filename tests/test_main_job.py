@@ -16,10 +16,9 @@ import pytest
 from msgspec.structs import replace
 from redis import Redis
 
-import wire
-from client import Client, JobFailed
-from client.demo import free_port
-from client.stack import Stack, rq
+from scorepool import Client, JobFailed, store, wire
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack, rq
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 pytestmark = pytest.mark.timeout(300)
@@ -51,7 +50,7 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 @pytest.fixture
 def client(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr("client.client.TRIES", 9)  # over 50 s: what was killed is up again, on the slowest machine
+    monkeypatch.setattr("scorepool.client.TRIES", 9)  # over 50 s: what was killed is up again, on the slowest machine
     with Client(stack.url) as client:
         yield client
 
@@ -92,7 +91,7 @@ def check_result(request: wire.Request, result: wire.Result) -> None:
 
 
 def times_done(redis: Redis, ids: list[str]) -> Counter[str]:
-    entries = redis.xrange(wire.DONE)
+    entries = redis.xrange(store.DONE)
     wanted = set(ids)
     return Counter(job_id for _, fields in entries if (job_id := fields[b"id"].decode()) in wanted)
 

@@ -12,13 +12,13 @@ import httpx
 import yaml
 from redis import Redis
 
-import wire
-from client.redis_server import RedisServer
+from scorepool import wire
+from scorepool.local.redis_server import RedisServer
+from scorepool.worker.rq.worker import Worker
 from tests.api.conftest import score
 from tests.api.fake_worker import FakeWorker
 from tests.api.test_process import eventually, is_ready, running
 from tests.worker.conftest import Workers, outcome, status
-from worker.worker import Worker
 
 SCRAPE_S = 15  # between Prometheus's looks
 

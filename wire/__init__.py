@@ -1,17 +1,13 @@
 """Every message that crosses a process boundary, and the codec. Imports msgspec and nothing else.
 
-To add a kind of job: a Struct in `request.py`, a line in `Request`, branches in `worker/translate.py` and
-`worker/report.py`.
+To add a kind of job: a Struct in `request.py`, a line in `Request`, branches in `worker/inference/translate.py` and
+`worker/inference/result.py`.
 """
 
-from wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
-from wire.columns import Floats
-from wire.endpoint import Endpoint, is_public, literal_address
-from wire.event import BatchData, BatchEvent, Event, EventData, TestData
-from wire.growth import Growth, Step
-from wire.keys import DELIVER, DONE, INFER, TOKENS, WEBHOOKS, Keys, queue_name, queue_names
-from wire.outbox import DELIVERY_KEPT_S, OUTBOX
-from wire.reply import (
+from scorepool.wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
+from scorepool.wire.columns import Floats
+from scorepool.wire.event import BatchData, BatchEvent, Event, EventData, TestData
+from scorepool.wire.reply import (
     Accepted,
     ErrorBody,
     ErrorReply,
@@ -23,7 +19,7 @@ from wire.reply import (
     Status,
     TokenizerInfo,
 )
-from wire.request import (
+from scorepool.wire.request import (
     Generate,
     Kind,
     Message,
@@ -37,10 +33,9 @@ from wire.request import (
     ToolCall,
     kind_of,
 )
-from wire.result import Called, Channel, Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
-from wire.sentinel import SentinelUrl
-from wire.settings import Settings, SettingsError, parse_model
-from wire.webhook import (
+from scorepool.wire.result import Called, Channel, Failure, FailureCode, Outcome, Result, Scored, Stamp, Usage
+from scorepool.wire.token_delta import Growth, Step
+from scorepool.wire.webhook import (
     ALL_EVENTS,
     BatchEnd,
     BatchEventType,
@@ -62,13 +57,6 @@ from wire.webhook import (
 
 __all__ = [
     "ALL_EVENTS",
-    "DELIVER",
-    "DELIVERY_KEPT_S",
-    "DONE",
-    "INFER",
-    "OUTBOX",
-    "TOKENS",
-    "WEBHOOKS",
     "Accepted",
     "BatchData",
     "BatchEnd",
@@ -81,7 +69,6 @@ __all__ = [
     "DeliveryAttempt",
     "DeliveryPage",
     "DeliveryState",
-    "Endpoint",
     "ErrorBody",
     "ErrorReply",
     "Event",
@@ -94,7 +81,6 @@ __all__ = [
     "Invalid",
     "Job",
     "JobPage",
-    "Keys",
     "Kind",
     "Message",
     "Model",
@@ -110,9 +96,6 @@ __all__ = [
     "Score",
     "ScoreItem",
     "Scored",
-    "SentinelUrl",
-    "Settings",
-    "SettingsError",
     "SigningSecret",
     "Stamp",
     "Status",
@@ -133,11 +116,6 @@ __all__ = [
     "decode_request",
     "encode",
     "encode_json",
-    "is_public",
     "kind_of",
-    "literal_address",
     "parse",
-    "parse_model",
-    "queue_name",
-    "queue_names",
 ]

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import inspect
 
-from wire.columns import Floats
-from wire.request import Request
-from wire.result import Outcome
+from scorepool.wire.columns import Floats
+from scorepool.wire.request import Request
+from scorepool.wire.result import Outcome
 
 T = TypeVar("T")
 Format = Literal["json", "msgpack"]

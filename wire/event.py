@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from wire.webhook import BatchEventType, JobEventType
+from scorepool.wire.webhook import BatchEventType, JobEventType
 
 
 class EventData(Struct, frozen=True, kw_only=True):

@@ -4,8 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from wire.request import Kind
-from wire.result import Failure, Result, Stamp
+from scorepool.wire.request import Kind
+from scorepool.wire.result import Failure, Result, Stamp
 
 Status = Literal["queued", "started", "finished", "failed", "canceled"]
 

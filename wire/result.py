@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from wire.columns import Floats
+from scorepool.wire.columns import Floats
 
 FailureCode = Literal[
     "invalid",  # the request asks for what the model cannot do; `field` says where

@@ -1,8 +1,30 @@
-"""The RQ worker. Importing it loads no mlx, and takes pickle out of RQ in this process: see job.py."""
+"""The RQ worker: `rq worker -w scorepool.worker.BatchWorker`, and the classes that RQ's own tools are given.
 
-from worker.batch_worker import BatchWorker
-from worker.connection import Redis
-from worker.job import Job, Queue
-from worker.webhook import WebhookWorker
+Each name is imported on first use: the webhook worker loads nothing of the engine, and nothing here loads MLX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scorepool.worker.inference.batch_worker import BatchWorker
+    from scorepool.worker.rq.connection import Redis
+    from scorepool.worker.rq.job import Job, Queue
+    from scorepool.worker.webhooks.webhook_worker import WebhookWorker
 
 __all__ = ["BatchWorker", "Job", "Queue", "Redis", "WebhookWorker"]
+
+_MODULES = {
+    "BatchWorker": "scorepool.worker.inference.batch_worker",
+    "Job": "scorepool.worker.rq.job",
+    "Queue": "scorepool.worker.rq.job",
+    "Redis": "scorepool.worker.rq.connection",
+    "WebhookWorker": "scorepool.worker.webhooks.webhook_worker",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

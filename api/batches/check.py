@@ -2,10 +2,10 @@
 
 from msgspec import Struct
 
-import wire
-from api.batches.turn import Turn
-from api.openai.batch import MAX_LINES, Batch, BatchError, Line, Named
-from api.state import State
+from scorepool import wire
+from scorepool.api.batches.batch_lease import Turn
+from scorepool.api.dialects.openai.batch import MAX_LINES, Batch, BatchError, Line, Named
+from scorepool.api.state import State
 
 MAX_ERRORS = 100  # told of
 

@@ -2,13 +2,13 @@
 
 import asyncio
 
-import wire
-from api.batches import lines
-from api.batches.ledger import Ledger
-from api.batches.lines import Ended, Ending, Held
-from api.entry import cancel_all
-from api.errors import NotFound
-from api.records import ENDED
+from scorepool import wire
+from scorepool.api.batches import lines
+from scorepool.api.batches.batch_store import Ledger
+from scorepool.api.batches.lines import Ended, Ending, Held
+from scorepool.api.http.errors import NotFound
+from scorepool.api.repositories.jobs import ENDED
+from scorepool.api.submission import cancel_all
 
 GROUP = 16  # lines whose results are in memory at once
 STOP_S = 60  # that jobs have to stop in when the batch is over

@@ -5,10 +5,10 @@ import logging
 
 from redis.exceptions import RedisError
 
-from api import tasks
-from api.batches.run import run
-from api.batches.turn import Overtaken, Turn
-from api.state import State
+from scorepool.api.batches.batch_lease import Overtaken, Turn
+from scorepool.api.batches.run import run
+from scorepool.api.http import tasks
+from scorepool.api.state import State
 
 logger = logging.getLogger(__name__)
 

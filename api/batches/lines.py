@@ -7,12 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-import wire
-from api import stored
-from api.entry import refusal_of
-from api.errors import BadRequest, Refused, TooLarge, error_reply, told_as
-from api.openai.batch import CALLS, Batch, BatchUsage, Call, Entry, Line, LineError, LineResponse
-from api.state import State
+from scorepool import wire
+from scorepool.api.dialects.openai.batch import CALLS, Batch, BatchUsage, Call, Entry, Line, LineError, LineResponse
+from scorepool.api.http.errors import BadRequest, Refused, TooLarge, error_reply, told_as
+from scorepool.api.repositories import decode as stored
+from scorepool.api.state import State
+from scorepool.api.submission import refusal_of
 
 Ending = Literal["expired", "cancelled"]
 _HELD = re.compile(rb"([0-9]{1,9})\.([0-9]{1,6})")

@@ -1,26 +1,26 @@
 """One turn of a batch, whatever its status: the first to the last line of its life."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 
 from msgspec.structs import replace
 from redis.asyncio.client import Pipeline
 
-import wire
-from api.batches.check import check
-from api.batches.collect import collect, stop, write_off
-from api.batches.ledger import Ledger, file_id
-from api.batches.lines import Ending
-from api.batches.take import resubmit, take
-from api.batches.turn import Turn
-from api.files import publish
-from api.openai.batch import BatchError, BatchErrors, RequestCounts
-from api.openai.files import FILE_KEPT_S
-from api.rq_hash import iso_now
-from api.state import State
+from scorepool import store, wire
+from scorepool.api.batches.batch_lease import Turn
+from scorepool.api.batches.batch_store import Ledger, file_id
+from scorepool.api.batches.check import check
+from scorepool.api.batches.collect import collect, stop, write_off
+from scorepool.api.batches.lines import Ending
+from scorepool.api.batches.take import resubmit, take
+from scorepool.api.dialects.openai.batch import BatchError, BatchErrors, RequestCounts
+from scorepool.api.dialects.openai.files import FILE_KEPT_S
+from scorepool.api.repositories.files import publish
+from scorepool.api.state import State
+from scorepool.store.job_hash import iso_now
+from scorepool.store.scripts import load
 
 MOVED_S, STILL_S = 0.05, 0.5  # until the next turn
-ANNOUNCE = wire.OUTBOX + files("api").joinpath("lua/announce_batch.lua").read_text()
+ANNOUNCE = store.OUTBOX + load("announce_batch.lua")
 
 
 async def run(parts: State, turn: Turn) -> float:
@@ -104,10 +104,10 @@ async def _finish(turn: Turn, status: wire.BatchEnd, errors: Sequence[BatchError
             publish(pipeline, owner, output, f"{id_}_output.jsonl", "batch_output", progress.output_bytes, kept_s)
         if progress.error_parts:
             publish(pipeline, owner, error, f"{id_}_error.jsonl", "batch_output", progress.error_bytes, kept_s)
-        pipeline.hdel(wire.Keys.file(batch.input_file_id), f"batch:{id_}")
-        pipeline.unlink(wire.Keys.batch_lines(id_))
-        pipeline.zrem(wire.Keys.batches, id_)
-        pipeline.expire(wire.Keys.batch(id_), FILE_KEPT_S)
+        pipeline.hdel(store.Keys.file(batch.input_file_id), f"batch:{id_}")
+        pipeline.unlink(store.Keys.batch_lines(id_))
+        pipeline.zrem(store.Keys.batches, id_)
+        pipeline.expire(store.Keys.batch(id_), FILE_KEPT_S)
         pipeline.eval(ANNOUNCE, 0, *terms)
 
     await turn.commit(replace(progress, batch=batch), write)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-import wire
-from api.batches import lines
-from api.batches.check import lines_of
-from api.batches.ledger import Ledger
-from api.batches.lines import Ended, Ending, Held
-from api.errors import QueueFull, Refused, Unavailable
+from scorepool import wire
+from scorepool.api.batches import lines
+from scorepool.api.batches.batch_store import Ledger
+from scorepool.api.batches.check import lines_of
+from scorepool.api.batches.lines import Ended, Ending, Held
+from scorepool.api.http.errors import QueueFull, Refused, Unavailable
 
 MAX_JOBS = 512  # of one batch at once: enough for eight workers, and the next batch has not long to wait
 ENTRIES = 500  # lines that end without a job, in one write

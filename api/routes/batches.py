@@ -6,11 +6,11 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import openapi
-from api.bodies import read_message
-from api.dependencies import Owner, Parts, known_query
-from api.formats import reply
-from api.openai.batch import Batch, BatchPage, CreateBatch
+from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dialects.openai.batch import Batch, BatchPage, CreateBatch
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import read_message
+from scorepool.api.http.formats import reply
 
 router = APIRouter(prefix="/v1/batches", tags=["openai"], dependencies=[Depends(known_query)])
 

@@ -7,13 +7,9 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-import wire
-from api import openapi
-from api.bodies import read_message
-from api.dependencies import Owner, Parts, known_query
-from api.entry import answer, time_limit_s
-from api.formats import reply
-from api.openai.chat import (
+from scorepool import wire
+from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dialects.openai.chat import (
     ChatChoiceChunk,
     ChatChunk,
     ChatCompletion,
@@ -25,12 +21,16 @@ from api.openai.chat import (
     to_param,
     to_request,
 )
-from api.openai.chunks import Chunked, chunks_of
-from api.openai.growing import Piece
-from api.queue import job_ids
-from api.routes.completions import SYNCHRONOUS_ERRORS
-from api.state import State
-from api.stream import DONE, EventStream, events_of
+from scorepool.api.dialects.openai.choice_stream import Piece
+from scorepool.api.dialects.openai.chunks import Chunked, chunks_of
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import read_message
+from scorepool.api.http.formats import reply
+from scorepool.api.http.sse import DONE, EventStream, events_of
+from scorepool.api.repositories.queue import job_ids
+from scorepool.api.routes.completions import SYNCHRONOUS_ERRORS
+from scorepool.api.state import State
+from scorepool.api.submission import answer, time_limit_s
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["openai"], dependencies=[Depends(known_query)])
 

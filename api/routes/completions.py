@@ -6,14 +6,10 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-import wire
-from api import openapi
-from api.bodies import read_message
-from api.dependencies import Owner, Parts, known_query
-from api.entry import answer, check_count, time_limit_s
-from api.formats import reply
-from api.openai.chunks import Chunked, chunks_of
-from api.openai.completions import (
+from scorepool import wire
+from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dialects.openai.chunks import Chunked, chunks_of
+from scorepool.api.dialects.openai.completions import (
     ChoiceChunk,
     Completion,
     CompletionChunk,
@@ -23,9 +19,13 @@ from api.openai.completions import (
     to_param,
     to_requests,
 )
-from api.queue import job_ids
-from api.state import State
-from api.stream import DONE, EventStream, events_of
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import read_message
+from scorepool.api.http.formats import reply
+from scorepool.api.http.sse import DONE, EventStream, events_of
+from scorepool.api.repositories.queue import job_ids
+from scorepool.api.state import State
+from scorepool.api.submission import answer, check_count, time_limit_s
 
 router = APIRouter(prefix="/v1/completions", tags=["openai"], dependencies=[Depends(known_query)])
 

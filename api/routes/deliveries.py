@@ -6,11 +6,11 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-import wire
-from api import openapi
-from api.bodies import read_message
-from api.dependencies import Cursor, Limit, Owner, Parts, ReplyFormat, known_query
-from api.formats import reply
+from scorepool import wire
+from scorepool.api.dependencies import Cursor, Limit, Owner, Parts, ReplyFormat, known_query
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import read_message
+from scorepool.api.http.formats import reply
 
 router = APIRouter(prefix="/v1/webhooks/deliveries", tags=["webhooks"], dependencies=[Depends(known_query)])
 

@@ -4,12 +4,12 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-import wire
-from api import openapi
-from api.bodies import read_message
-from api.dependencies import Owner, Parts, ReplyFormat, known_query
-from api.errors import NotFound
-from api.formats import reply
+from scorepool import wire
+from scorepool.api.dependencies import Owner, Parts, ReplyFormat, known_query
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import read_message
+from scorepool.api.http.errors import NotFound
+from scorepool.api.http.formats import reply
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], dependencies=[Depends(known_query)])
 

@@ -9,15 +9,15 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-import wire
-from api import openapi, tasks
-from api.dependencies import Owner, Parts, known_query
-from api.entry import until_ended
-from api.errors import BadRequest
-from api.progress import Progress, Told
-from api.records import ENDED
-from api.state import State
-from api.stream import KEEP_ALIVE_S, EventStream
+from scorepool import wire
+from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dialects.event_cursor import Progress, Told
+from scorepool.api.http import openapi, tasks
+from scorepool.api.http.errors import BadRequest
+from scorepool.api.http.sse import KEEP_ALIVE_S, EventStream
+from scorepool.api.repositories.jobs import ENDED
+from scorepool.api.state import State
+from scorepool.api.submission import until_ended
 
 
 class Restart(Struct, frozen=True, forbid_unknown_fields=True):

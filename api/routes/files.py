@@ -7,12 +7,12 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from api import openapi
-from api.dependencies import Owner, Parts, known_query
-from api.errors import Forbidden
-from api.formats import reply
-from api.openai.files import FILE_KEPT_S, DeletedFile, FileObject, FilePage, Purpose
-from api.uploads import uploaded
+from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dialects.openai.files import FILE_KEPT_S, DeletedFile, FileObject, FilePage, Purpose
+from scorepool.api.http import openapi
+from scorepool.api.http.errors import Forbidden
+from scorepool.api.http.formats import reply
+from scorepool.api.http.uploads import uploaded
 
 router = APIRouter(prefix="/v1/files", tags=["openai"], dependencies=[Depends(known_query)])
 

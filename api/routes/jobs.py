@@ -9,10 +9,8 @@ from redis.exceptions import RedisError
 from starlette.requests import Request
 from starlette.responses import Response
 
-import wire
-from api import openapi
-from api.bodies import read_message
-from api.dependencies import (
+from scorepool import wire
+from scorepool.api.dependencies import (
     Cursor,
     IdempotencyKey,
     Limit,
@@ -23,10 +21,12 @@ from api.dependencies import (
     WaitS,
     known_query,
 )
-from api.entry import enter, follow
-from api.errors import TooLarge
-from api.formats import reply
-from api.queue import Submitted
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import read_message
+from scorepool.api.http.errors import TooLarge
+from scorepool.api.http.formats import reply
+from scorepool.api.repositories.queue import Submitted
+from scorepool.api.submission import enter, follow
 
 logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])

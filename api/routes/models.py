@@ -6,10 +6,10 @@ from fastapi import APIRouter, Depends
 from msgspec.structs import replace
 from starlette.responses import Response
 
-import wire
-from api import openapi
-from api.dependencies import Owner, Parts, ReplyFormat, known_query
-from api.formats import reply
+from scorepool import wire
+from scorepool.api.dependencies import Owner, Parts, ReplyFormat, known_query
+from scorepool.api.http import openapi
+from scorepool.api.http.formats import reply
 
 router = APIRouter(prefix="/v1/models", tags=["models"], dependencies=[Depends(known_query)])
 

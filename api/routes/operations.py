@@ -9,10 +9,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 from starlette.responses import Response
 
-from api import openapi
-from api.dependencies import Parts
-from api.errors import Unavailable
-from api.formats import reply
+from scorepool.api.dependencies import Parts
+from scorepool.api.http import openapi
+from scorepool.api.http.errors import Unavailable
+from scorepool.api.http.formats import reply
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["operations"])

@@ -6,18 +6,19 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-import wire
-from api import labels, openapi
-from api.bodies import read_message
-from api.dependencies import Owner, Parts, known_query
-from api.entry import answer, check_count, time_limit_s
-from api.errors import BadRequest
-from api.formats import reply
-from api.labels import ScoringRequest, ScoringResponse, to_response, to_scores
-from api.routes.completions import SYNCHRONOUS_ERRORS
-from api.routes.tokens import card_of
-from api.sglang import Generated, GenerateRequest, to_answers, to_param, to_requests
-from api.state import State
+from scorepool import wire
+from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dialects.sglang import score as labels
+from scorepool.api.dialects.sglang.generate import Generated, GenerateRequest, to_answers, to_param, to_requests
+from scorepool.api.dialects.sglang.score import ScoringRequest, ScoringResponse, to_response, to_scores
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import read_message
+from scorepool.api.http.errors import BadRequest
+from scorepool.api.http.formats import reply
+from scorepool.api.routes.completions import SYNCHRONOUS_ERRORS
+from scorepool.api.routes.tokens import card_of
+from scorepool.api.state import State
+from scorepool.api.submission import answer, check_count, time_limit_s
 
 router = APIRouter(tags=["sglang"], dependencies=[Depends(known_query)])
 

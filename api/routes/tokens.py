@@ -6,14 +6,9 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-import wire
-from api import openapi
-from api.bodies import read_message
-from api.dependencies import Owner, Parts, ReplyFormat, known_query
-from api.entry import answer, time_limit_s
-from api.errors import BadRequest
-from api.formats import reply
-from api.openai.tokens import (
+from scorepool import wire
+from scorepool.api.dependencies import Owner, Parts, ReplyFormat, known_query
+from scorepool.api.dialects.openai.tokens import (
     DetokenizeReply,
     DetokenizeRequest,
     TokenizeReply,
@@ -21,8 +16,13 @@ from api.openai.tokens import (
     to_text,
     to_tokens,
 )
-from api.routes.completions import SYNCHRONOUS_ERRORS
-from api.state import State
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import read_message
+from scorepool.api.http.errors import BadRequest
+from scorepool.api.http.formats import reply
+from scorepool.api.routes.completions import SYNCHRONOUS_ERRORS
+from scorepool.api.state import State
+from scorepool.api.submission import answer, time_limit_s
 
 router = APIRouter(tags=["tokens"], dependencies=[Depends(known_query)])
 

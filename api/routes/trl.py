@@ -5,15 +5,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import openapi
-from api.bodies import read_message
-from api.dependencies import Owner, Parts, known_query
-from api.entry import answer, check_count, time_limit_s
-from api.errors import TooLarge
-from api.formats import reply
-from api.routes.completions import SYNCHRONOUS_ERRORS
-from api.routes.tokens import card_of
-from api.trl import (
+from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dialects.trl.sequence_logprobs import (
     SequenceLogprobs,
     SequenceLogprobsRequest,
     check,
@@ -21,6 +14,13 @@ from api.trl import (
     to_lists,
     to_scores,
 )
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import read_message
+from scorepool.api.http.errors import TooLarge
+from scorepool.api.http.formats import reply
+from scorepool.api.routes.completions import SYNCHRONOUS_ERRORS
+from scorepool.api.routes.tokens import card_of
+from scorepool.api.submission import answer, check_count, time_limit_s
 
 router = APIRouter(tags=["trl"], dependencies=[Depends(known_query)])
 

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from redis import Redis
 
-import api.connection
-import api.state
-from api.app import create_app
+import scorepool.api.connection
+import scorepool.api.state
+from scorepool.api.app import create_app
+from scorepool.store import Settings
 from tests.api.fake_worker import FakeWorker
-from wire import Settings
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 ALICE, BOB = "alice-key", "bob-key"
@@ -68,9 +68,9 @@ def serving(redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Se
     It is patient with Redis: a machine that stands still for seconds is no fault of either.
     """
     for module, name in [
-        (api.connection, "REDIS_TIMEOUT_S"),
-        (api.connection, "REDIS_CONNECT_TIMEOUT_S"),
-        (api.state, "REDIS_TIMEOUT_S"),
+        (scorepool.api.connection, "REDIS_TIMEOUT_S"),
+        (scorepool.api.connection, "REDIS_CONNECT_TIMEOUT_S"),
+        (scorepool.api.state, "REDIS_TIMEOUT_S"),
     ]:
         monkeypatch.setattr(module, name, 60.0)
 

@@ -7,7 +7,7 @@ from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 
-import wire
+from scorepool import store, wire
 
 STAMP = wire.Stamp(
     model="demo",
@@ -54,16 +54,16 @@ class FakeWorker:
             created=1_795_000_000,
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
         )
-        self.redis.set(wire.Keys.card(self.name), wire.encode(card), ex=3600)
-        self.redis.zadd(wire.Keys.models, {self.name: time.time() + 3600})
+        self.redis.set(store.Keys.card(self.name), wire.encode(card), ex=3600)
+        self.redis.zadd(store.Keys.models, {self.name: time.time() + 3600})
 
     def leave(self) -> None:
-        self.redis.delete(wire.Keys.card(self.name))
-        self.redis.zrem(wire.Keys.models, self.name)
+        self.redis.delete(store.Keys.card(self.name))
+        self.redis.zrem(store.Keys.models, self.name)
 
     def waiting(self) -> set[str]:
         """Ids of what waits in the queues."""
-        queues = [self.redis.lrange(f"rq:queue:{name}", 0, -1) for name in wire.queue_names(self.model)]
+        queues = [self.redis.lrange(f"rq:queue:{name}", 0, -1) for name in store.queue_names(self.model)]
         return {id_.decode() for queue in queues for id_ in queue}
 
     def job(self, id: str) -> Job:  # noqa: A002
@@ -71,12 +71,12 @@ class FakeWorker:
 
     def start(self, id: str) -> wire.Request:  # noqa: A002
         job = self.job(id)
-        assert job.func_name == wire.INFER
+        assert job.func_name == store.INFER
         self.redis.lrem(f"rq:queue:{job.origin}", 1, id)
         started = {"status": "started", "started_at": utcformat(now()), "worker_name": self.name}
         self.redis.hset(job.key, mapping=started)
         self.redis.zadd(f"rq:wip:{job.origin}", {f"{id}:execution": time.time() + 20})
-        return wire.decode_request(self.redis.get(wire.Keys.request(id)))
+        return wire.decode_request(self.redis.get(store.Keys.request(id)))
 
     def cancel(self, id: str) -> None:  # noqa: A002
         self.end(id, CANCELED, JobStatus.STOPPED)
@@ -96,9 +96,9 @@ class FakeWorker:
             pipeline.zrem(f"rq:wip:{job.origin}", f"{id}:execution")
             pipeline.zadd(f"rq:{REGISTRIES[status]}:{job.origin}", {id: time.time() + 86_400})
             if status is not JobStatus.FAILED:
-                pipeline.delete(wire.Keys.request(id))
-            pipeline.set(wire.Keys.outcome(id), wire.encode(outcome), ex=100)
+                pipeline.delete(store.Keys.request(id))
+            pipeline.set(store.Keys.outcome(id), wire.encode(outcome), ex=100)
             pipeline.xadd(f"rq:results:{id}", {"type": "1"})
-            pipeline.xadd(wire.DONE, {"id": id}, maxlen=10_000)
-            pipeline.eval(f"{wire.OUTBOX}\nannounce(ARGV[1], ARGV[2], 100)", 0, id, utcformat(now()))
+            pipeline.xadd(store.DONE, {"id": id}, maxlen=10_000)
+            pipeline.eval(f"{store.OUTBOX}\nannounce(ARGV[1], ARGV[2], 100)", 0, id, utcformat(now()))
             pipeline.execute()

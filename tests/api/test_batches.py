@@ -13,16 +13,16 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from rq.job import JobStatus
 
-import api.queue
-import wire
-from api.batches import lines, take
-from api.batches.lines import job_id
-from api.batches.store import Progress
-from api.batches.turn import Overtaken, Turn
+import scorepool.api.repositories.queue
+from scorepool import store, wire
+from scorepool.api.batches import lines, take
+from scorepool.api.batches.batch_lease import Overtaken, Turn
+from scorepool.api.batches.lines import job_id
+from scorepool.api.repositories.batches import Progress
+from scorepool.worker import Queue
+from scorepool.worker.rq.leases import Leases
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
 from tests.api.fake_worker import COMPLETED, FakeWorker
-from worker import Queue
-from worker.lease import Leases
 
 pytestmark = pytest.mark.anyio
 FORM = "multipart/form-data; boundary=b"
@@ -73,12 +73,12 @@ async def lines_of(http: httpx.AsyncClient, file_id: str) -> dict[str, Any]:
 
 
 def let_expire(redis: Redis, id_: str) -> None:
-    key = wire.Keys.batch(id_)
+    key = store.Keys.batch(id_)
     before = wire.parse(redis.hget(key, "state"), Progress, "msgpack")
     after = replace(before, batch=replace(before.batch, expires_at=int(time.time()) - 1))
     redis.hset(key, mapping={"state": wire.encode(after)})
     redis.hincrby(key, "turn", 1)  # so that a turn that is under way does not write it over
-    redis.zadd(wire.Keys.batches, {id_: 0})
+    redis.zadd(store.Keys.batches, {id_: 0})
 
 
 async def test_what_is_not_answered_in_the_window_is_told_so(serving: Serving, worker: FakeWorker, redis: Redis):
@@ -130,8 +130,8 @@ async def test_a_line_that_never_fits_the_queue_is_refused_and_holds_up_no_other
 
 
 async def test_a_record_that_cannot_be_read_stops_no_other_batch(serving: Serving, worker: FakeWorker, redis: Redis):
-    redis.hset(wire.Keys.batch("batch_bad"), mapping={"owner": "local", "state": b"nonsense"})
-    redis.zadd(wire.Keys.batches, {"batch_bad": 0})
+    redis.hset(store.Keys.batch("batch_bad"), mapping={"owner": "local", "state": b"nonsense"})
+    redis.zadd(store.Keys.batches, {"batch_bad": 0})
     async with serving(lease_s=0.5) as http:
         for _ in range(2):
             id_ = await start(http, jsonl(1))
@@ -150,7 +150,7 @@ async def test_of_many_bad_lines_the_first_hundred_are_told(serving: Serving, wo
 async def test_a_batch_goes_on_where_replicas_are_missing(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(api.queue, "REPLICAS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(scorepool.api.repositories.queue, "REPLICAS_TIMEOUT_S", 0.01)
     async with serving(redis_min_replicas=1) as http:
         id_ = await start(http, jsonl(2))
         await eventually(lambda: len(worker.waiting()) == 2)
@@ -208,23 +208,23 @@ async def test_of_two_drivers_who_believe_they_have_a_batch_one_writes_nothing(
         id_ = await start(http, jsonl(2))
         await eventually(lambda: len(worker.waiting()) == 2)
     async with AsyncRedis.from_url(redis_url) as connection:
-        redis.zadd(wire.Keys.batches, {id_: 0})
+        redis.zadd(store.Keys.batches, {id_: 0})
         late = await Turn.claim(connection, lease_s=5)
         assert late is not None
         assert await Turn.claim(connection, lease_s=5) is None
-        redis.zadd(wire.Keys.batches, {id_: 0})
+        redis.zadd(store.Keys.batches, {id_: 0})
         current = await Turn.claim(connection, lease_s=5)
         assert current is not None
-        before, due_at = redis.hget(wire.Keys.batch(id_), "state"), redis.zscore(wire.Keys.batches, id_)
+        before, due_at = redis.hget(store.Keys.batch(id_), "state"), redis.zscore(store.Keys.batches, id_)
         with pytest.raises(Overtaken):
             await late.commit(replace(late.progress, output_parts=7))
         with pytest.raises(Overtaken):
             await late.extend()
         await late.release(0.0)  # or they would take the batch from each other for ever
-        assert redis.zscore(wire.Keys.batches, id_) == due_at
-        assert redis.hget(wire.Keys.batch(id_), "state") == before
+        assert redis.zscore(store.Keys.batches, id_) == due_at
+        assert redis.hget(store.Keys.batch(id_), "state") == before
         await current.commit(replace(current.progress, output_parts=7))
-        assert wire.parse(redis.hget(wire.Keys.batch(id_), "state"), Progress, "msgpack").output_parts == 7
+        assert wire.parse(redis.hget(store.Keys.batch(id_), "state"), Progress, "msgpack").output_parts == 7
 
 
 async def test_a_failed_job_is_an_entry_of_the_error_file(serving: Serving, worker: FakeWorker):
@@ -249,11 +249,11 @@ async def test_jobs_whose_line_is_written_leave_redis_soon(serving: Serving, wor
         worker.end(good, COMPLETED)
         worker.end(bad, wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED)  # which keeps its request
         await until(http, id_, has("completed"))
-    for key in (f"rq:job:{good}", wire.Keys.outcome(good), wire.Keys.outcome(bad), wire.Keys.request(bad)):
+    for key in (f"rq:job:{good}", store.Keys.outcome(good), store.Keys.outcome(bad), store.Keys.request(bad)):
         assert 0 < redis.ttl(key) <= 60
-    assert redis.exists(wire.Keys.request(good)) == 0
-    assert redis.exists(wire.Keys.batch_lines(id_)) == 0
-    assert redis.zcard(wire.Keys.batches) == 0
+    assert redis.exists(store.Keys.request(good)) == 0
+    assert redis.exists(store.Keys.batch_lines(id_)) == 0
+    assert redis.zcard(store.Keys.batches) == 0
 
 
 async def test_a_cancelled_batch_leaves_nothing_behind_in_a_shared_queue(

@@ -5,7 +5,7 @@ import time
 import pytest
 from redis import Redis
 
-import wire
+from scorepool import store
 from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import FakeWorker
 
@@ -39,7 +39,7 @@ async def test_a_batch_runs_until_its_window_is_over(serving: Serving, redis: Re
         body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "30m"}
         batch = (await http.post("/v1/batches", json=body)).json()
         await eventually(lambda: redis.llen("rq:queue:demo:low"))
-        due_at = redis.zscore(wire.Keys.batches, batch["id"])
+        due_at = redis.zscore(store.Keys.batches, batch["id"])
         running = (await http.get(f"/v1/batches/{batch['id']}")).json()
     assert batch["expires_at"] == pytest.approx(right + 1800, abs=60)
     assert due_at == pytest.approx(right, abs=60)

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-import wire
-from api.openai.growing import Diverged, Growing
-from api.openai.spelling import content_bytes, likeliest, offsets, pieces_of_text, spelled
+from scorepool import wire
+from scorepool.api.dialects.openai.choice_stream import Diverged, Growing
+from scorepool.api.dialects.openai.detokenizer import content_bytes, likeliest, offsets, pieces_of_text, spelled
 
 WORDS = {1: b"Hel", 2: b"lo ", 3: b"\xf0\x9f", 4: b"\x99\x82", 5: b"<end>"}
 

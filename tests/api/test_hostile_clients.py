@@ -9,11 +9,11 @@ import httpx
 import pytest
 from redis import Redis
 
-from api.app import create_app
+from scorepool.api.app import create_app
+from scorepool.store import Settings
 from tests.api.conftest import SECRET, score
 from tests.api.fake_worker import FakeWorker
 from tests.api.test_process import eventually, is_ready, running
-from wire import Settings
 
 RESET = b"\x01\0\0\0\0\0\0\0"  # as a connection ends that is closed: a linger of 0 s
 HEAD = b"Host: localhost\r\nContent-Type: application/json\r\n"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from api import tasks
+from scorepool.api.http import tasks
 from tests.api.conftest import Serving, score
 from tests.api.fake_worker import FakeWorker
 

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 from rq.job import JobStatus
 
-import wire
+from scorepool import store, wire
 from tests.api.conftest import Serving, eventually, generate, score
 from tests.api.fake_worker import RESULT, FakeWorker
 
@@ -35,7 +35,7 @@ async def test_an_accepted_job_lies_on_its_queue_as_rq_would_have_put_it(
     assert reply.json() == {"id": id_, "status": "queued", "location": f"/v1/jobs/{id_}"}
     assert reply.headers["location"] == f"/v1/jobs/{id_}"
     job = worker.job(id_)
-    assert (job.func_name, job.args, job.kwargs) == (wire.INFER, [], {})
+    assert (job.func_name, job.args, job.kwargs) == (store.INFER, [], {})
     assert (job.origin, job.get_status(), job.timeout, job.retries_left) == ("demo:high", JobStatus.QUEUED, 7, 3)
     assert job.description == "score demo"
     assert job.result_ttl == job.failure_ttl == 86_400
@@ -44,7 +44,7 @@ async def test_an_accepted_job_lies_on_its_queue_as_rq_would_have_put_it(
     assert redis.smembers("rq:queues") == {b"rq:queue:demo:high"}
     assert redis.hmget(f"rq:job:{id_}", "owner", "model", "kind") == [b"local", b"demo", b"score"]
     assert isinstance(worker.start(id_), wire.Score)
-    assert redis.ttl(wire.Keys.request(id_)) == -1
+    assert redis.ttl(store.Keys.request(id_)) == -1
 
 
 async def test_a_job_keeps_its_expires_at_where_the_worker_looks_before_it_reads_the_request(
@@ -72,7 +72,7 @@ async def test_head_is_get_without_the_body(serving: Serving, worker: FakeWorker
 
 async def test_the_bell_of_the_queue_rings_once_per_submission(serving: Serving, worker: FakeWorker, redis: Redis):
     with redis.pubsub() as bell:
-        bell.subscribe(wire.Keys.bell("demo"))
+        bell.subscribe(store.Keys.bell("demo"))
         assert bell.get_message(timeout=5)["type"] == "subscribe"
         async with serving() as http:
             await http.post("/v1/jobs/bulk", json=[score(), score()])
@@ -166,17 +166,17 @@ async def test_a_webhook_gets_its_delivery_when_the_job_ends(serving: Serving, w
         id_ = await submit(http, score(webhook=HOOK))
         plain = await submit(http)
     assert redis.hget(f"rq:job:{id_}", "webhook") == HOOK.encode()
-    assert not redis.exists(f"rq:job:{wire.Keys.delivery(id_)}")
+    assert not redis.exists(f"rq:job:{store.Keys.delivery(id_)}")
     worker.end(id_)
     worker.end(plain)
-    delivery = worker.job(wire.Keys.delivery(id_))
+    delivery = worker.job(store.Keys.delivery(id_))
 
-    assert delivery.func_name == wire.DELIVER
+    assert delivery.func_name == store.DELIVER
     assert (delivery.args, delivery.kwargs) == ([], {})
-    assert (delivery.origin, delivery.get_status()) == (wire.WEBHOOKS, JobStatus.QUEUED)
+    assert (delivery.origin, delivery.get_status()) == (store.WEBHOOKS, JobStatus.QUEUED)
     assert (delivery.retries_left, delivery.retry_intervals) == (9, [60])
     assert redis.lrange("rq:queue:webhooks", 0, -1) == [delivery.id.encode()]
-    assert not redis.exists(f"rq:job:{wire.Keys.delivery(plain)}")
+    assert not redis.exists(f"rq:job:{store.Keys.delivery(plain)}")
 
 
 async def test_a_queued_job_is_canceled_at_once_and_its_webhook_told(
@@ -196,10 +196,10 @@ async def test_a_queued_job_is_canceled_at_once_and_its_webhook_told(
     assert canceled.json()["ended_at"] is not None
     assert redis.llen("rq:queue:demo") == 0
     assert redis.zscore("rq:canceled:demo", id_) is not None
-    assert redis.get(wire.Keys.request(id_)) is None
+    assert redis.get(store.Keys.request(id_)) is None
     assert redis.ttl(f"rq:job:{id_}") > 0
-    assert redis.lrange("rq:queue:webhooks", 0, -1) == [wire.Keys.delivery(id_).encode()]
-    assert worker.job(wire.Keys.delivery(id_)).get_status() == JobStatus.QUEUED
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [store.Keys.delivery(id_).encode()]
+    assert worker.job(store.Keys.delivery(id_)).get_status() == JobStatus.QUEUED
     assert worker.job(id_).get_status() == JobStatus.CANCELED
 
 
@@ -243,7 +243,7 @@ async def test_a_deleted_job_leaves_no_key_behind(serving: Serving, worker: Fake
 
     assert (replies, gone) == ([204] * 3, [404] * 3)
     assert listed == {"jobs": [], "next_cursor": None}
-    assert set(redis.keys()) - before <= {b"rq:queues", wire.DONE.encode(), wire.Keys.outcomes.encode()}
+    assert set(redis.keys()) - before <= {b"rq:queues", store.DONE.encode(), store.Keys.outcomes.encode()}
     assert before - set(redis.keys()) == set()
 
 
@@ -253,7 +253,7 @@ async def test_a_delivery_under_way_is_fenced_off_when_its_job_is_deleted(
     async with serving() as http:
         id_ = await submit(http, score(webhook=HOOK))
         worker.end(id_)
-        delivery = wire.Keys.delivery(id_)
+        delivery = store.Keys.delivery(id_)
         redis.zadd("rq:wip:webhooks", {f"{delivery}:e1": 9e9})
         redis.zadd(f"rq:executions:{delivery}", {"e1": 9e9})
         redis.hset(f"rq:execution:{delivery}:e1", "id", "e1")
@@ -349,14 +349,14 @@ async def test_expired_jobs_leave_the_list_and_in_time_its_key(serving: Serving,
         assert (await http.get("/v1/jobs")).json()["jobs"] == []
         for _ in range(4):
             await http.post("/v1/jobs/bulk", json=[score()] * 50)
-    assert redis.zcard(wire.Keys.owned("local")) < 250
+    assert redis.zcard(store.Keys.owned("local")) < 250
 
 
 async def test_models_lists_a_card_for_each_live_worker(serving: Serving, worker: FakeWorker, redis: Redis):
     FakeWorker(redis, name="w2").show_card()
     FakeWorker(redis, model="another", name="w3").show_card()
     FakeWorker(redis, name="w4").show_card()
-    redis.delete(wire.Keys.card("w4"))
+    redis.delete(store.Keys.card("w4"))
     async with serving() as http:
         models = (await http.get("/v1/models")).json()["models"]
 

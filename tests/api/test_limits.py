@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from api import bodies
+from scorepool.api.http import bodies
 from tests.api.conftest import Serving, score, trickle
 from tests.api.fake_worker import FakeWorker
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 from redis import Redis
 
-from client.redis_server import RedisServer
+from scorepool.local.redis_server import RedisServer
 from tests.api.conftest import score
 from tests.api.fake_worker import FakeWorker
 from tests.api.test_process import eventually, is_ready, running

@@ -8,12 +8,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-import api.bodies
-from api.app import create_app
-from api.endpoints import MAX_ENDPOINTS
+import scorepool.api.http.bodies
+from scorepool.api.app import create_app
+from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
+from scorepool.store import Settings
 from tests.api.conftest import ALICE, KEYS, Serving, bearer, eventually, score, trickle
 from tests.api.fake_worker import COMPLETED, RESULT, FakeWorker
-from wire import Settings
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
         await call_webhooks(call, worker)
         await call_batches(call)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(api.bodies, "BODY_GRACE_S", 0.05)
+            patch.setattr(scorepool.api.http.bodies, "BODY_GRACE_S", 0.05)
             for path, methods in document["paths"].items():
                 for method in methods.keys() & {"post", "patch"}:
                     if "408" in methods[method]["responses"]:

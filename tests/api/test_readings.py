@@ -12,7 +12,7 @@ from redis import Redis
 from rq.job import JobStatus
 from rq.utils import now, utcformat
 
-import wire
+from scorepool import store, wire
 from tests.api.conftest import Serving, score
 from tests.api.fake_worker import FakeWorker
 
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.anyio
 async def test_metrics_tell_ages_outcomes_workers_and_deliveries(serving: Serving, worker: FakeWorker, redis: Redis):
     redis.sadd("rq:workers:demo", "rq:worker:w1", "rq:worker:dead")
     redis.hset("rq:worker:w1", "last_heartbeat", utcformat(now()))
-    redis.hset(wire.Keys.outcomes, mapping={"result": 7, "numeric": 2, "made-up": 5})
+    redis.hset(store.Keys.outcomes, mapping={"result": 7, "numeric": 2, "made-up": 5})
     async with serving() as http:
         hook = {"webhook": "https://hooks.example/"}
         ids = [(await http.post("/v1/jobs", json=score(**hook))).json()["id"] for _ in range(3)]
         worker.end(ids[0])
         worker.end(ids[1], wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED)
-        worker.fail_delivery(wire.Keys.delivery(ids[1]))
+        worker.fail_delivery(store.Keys.delivery(ids[1]))
         redis.hset(f"rq:job:{ids[2]}", "enqueued_at", "2026-01-01T00:00:00.000000Z")
         await http.post(f"/v1/jobs/{(await http.post('/v1/jobs', json=score())).json()['id']}/cancel")
         text = (await http.get("/metrics")).text

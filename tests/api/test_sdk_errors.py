@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 from rq.job import JobStatus
 
-import wire
+from scorepool import wire
 from tests.api.conftest import ALICE, KEYS, Serving, bearer, eventually, generate
 from tests.api.fake_worker import FakeWorker
 
@@ -92,7 +92,7 @@ async def test_a_request_that_waits_too_long_is_canceled_and_told_so(
         assert job["status"] == "canceled"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/models/demo", "/tokenize"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/scorepool/models/demo", "/tokenize"])
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
 async def test_a_method_that_is_none_is_told_in_the_same_form(serving: Serving, path: str, method: str):
     async with serving() as http:

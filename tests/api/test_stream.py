@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from api.stream import EventStream
+from scorepool.api.http.sse import EventStream
 
 pytestmark = pytest.mark.anyio
 

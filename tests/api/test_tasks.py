@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from api import tasks
+from scorepool.api.http import tasks
 
 pytestmark = pytest.mark.anyio
 

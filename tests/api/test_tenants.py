@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from api.auth import Keyring
-from api.loopback import is_loopback
+from scorepool.api.auth import Keyring
+from scorepool.api.http.loopback import is_loopback
+from scorepool.store import Settings, SettingsError
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
 from tests.api.fake_worker import FakeWorker
-from wire import Settings, SettingsError
 
 pytestmark = pytest.mark.anyio
 DIGEST = hashlib.sha256(b"key").hexdigest()

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from redis import Redis
 
-import wire
+from scorepool import store, wire
 from tests.api.conftest import Serving, score
 from tests.api.fake_worker import RESULT, STAMP, FakeWorker
 
@@ -15,12 +15,12 @@ async def test_a_later_workers_card_and_result_are_read(serving: Serving, redis:
     card = wire.ModelCard(
         id="later", stamp=STAMP, context_length=64, vocab_size=1000, self_test="passed", worker="w2", created=1
     )
-    redis.zadd(wire.Keys.models, {"w2": 1e11})
-    redis.set(wire.Keys.card("w2"), added(card))
+    redis.zadd(store.Keys.models, {"w2": 1e11})
+    redis.set(store.Keys.card("w2"), added(card))
     async with serving() as http:
         job_id = (await http.post("/v1/jobs", json=score(model="later"))).json()["id"]
         worker.end(job_id)
-        redis.set(wire.Keys.outcome(job_id), added(RESULT))
+        redis.set(store.Keys.outcome(job_id), added(RESULT))
         job = (await http.get(f"/v1/jobs/{job_id}")).json()
 
     assert (job["status"], job["result"]["sequences"][0]["token_ids"]) == ("finished", [1, 2])

@@ -9,9 +9,9 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-import wire
-from api.records import Records
-from api.waiting import Waiting
+from scorepool import store, wire
+from scorepool.api.repositories.jobs import Records
+from scorepool.api.repositories.waiting import Waiting
 from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import FakeWorker
 
@@ -70,7 +70,7 @@ async def test_an_end_between_the_read_and_the_wait_still_wakes(redis: Redis, re
         reads += 1
         status: wire.Status = "queued" if reads == 1 else "finished"
         if reads == 1:
-            redis.xadd(wire.DONE, {"id": "j"})
+            redis.xadd(store.DONE, {"id": "j"})
             await asyncio.sleep(0.2)  # the entry arrives while the read is still under way
         return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0)
 
@@ -99,23 +99,23 @@ async def test_waiters_survive_a_lost_connection(serving: Serving, worker: FakeW
 
 async def test_waiters_wake_when_redis_has_less_of_the_stream_than_before(redis: Redis, redis_url: str):
     """As after a failover to a replica that did not have the last entries."""
-    redis.xadd(wire.DONE, {"id": "lost"}, id="99999999999999-0")
+    redis.xadd(store.DONE, {"id": "lost"}, id="99999999999999-0")
     stream = AsyncRedis.from_url(redis_url, socket_timeout=AGES_S)
     waiting = Waiting(stream, stream, on_ended=lambda _: None)
     waiting.start()
     await eventually(lambda: waiting.is_alive)
-    redis.delete(wire.DONE)
+    redis.delete(store.DONE)
     redis.client_kill_filter(_type="normal", skipme=True)
     reads: list[str] = []
 
     async def read() -> wire.Job:
-        status: wire.Status = "finished" if redis.exists(wire.DONE) else "queued"
+        status: wire.Status = "finished" if redis.exists(store.DONE) else "queued"
         reads.append(status)
         return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0)
 
     job = asyncio.create_task(waiting.until_ended("j", read, AGES_S))
     await eventually(lambda: len(reads) >= 2)  # once more after the connection was lost
-    redis.xadd(wire.DONE, {"id": "j"})
+    redis.xadd(store.DONE, {"id": "j"})
     async with asyncio.timeout(AGES_S / 2):
         assert (await job).status == "finished"
     await waiting.close()
@@ -128,7 +128,7 @@ async def test_a_job_deleted_under_its_waiter_is_404(serving: Serving, worker: F
         waiting = asyncio.create_task(http.get(f"/v1/jobs/{id_}?wait={AGES_S}"))
         await asyncio.sleep(0.1)
         redis.delete(f"rq:job:{id_}")
-        redis.xadd(wire.DONE, {"id": id_})
+        redis.xadd(store.DONE, {"id": id_})
         assert (await waiting).status_code == 404
 
 

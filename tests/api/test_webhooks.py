@@ -8,8 +8,8 @@ import pytest
 from redis import Redis
 from rq.job import JobStatus
 
-import wire
-from api.endpoints import MAX_ENDPOINTS
+from scorepool import store, wire
+from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
 from tests.api.fake_worker import FakeWorker
 
@@ -58,7 +58,7 @@ async def test_rotation_keeps_the_old_secret_beside_the_new_one_for_a_day(servin
         id_ = registered["endpoint"]["id"]
         secrets = [registered["secret"]]
         secrets += [(await http.post(f"/v1/webhooks/endpoints/{id_}/secret")).json()["secret"] for _ in range(2)]
-    subscriber = wire.parse(redis.hget(wire.Keys.endpoints("local"), id_), wire.Subscriber)
+    subscriber = wire.parse(redis.hget(store.Keys.endpoints("local"), id_), wire.Subscriber)
 
     assert subscriber.current_secrets(time.time()) == [secrets[2], secrets[1]]
     assert subscriber.current_secrets(time.time() + 90_000) == [secrets[2]]
@@ -131,7 +131,7 @@ async def test_deliveries_are_listed_newest_first_in_pages_and_by_state(serving:
         endpoint_id = (await register(http))["endpoint"]["id"]
         ids = await end_jobs(http, worker, 5, webhook=URL)
         everything = await deliveries(http)
-        worker.fail_delivery(wire.Keys.delivery(ids[1]))
+        worker.fail_delivery(store.Keys.delivery(ids[1]))
         failed = await deliveries(http, "?state=failed")
         pending = await deliveries(http, "?state=pending&limit=200")
         to_endpoint = await deliveries(http, f"?endpoint_id={endpoint_id}")
@@ -155,7 +155,7 @@ async def test_a_delivery_shows_its_attempts_and_when_the_next_is_due(
 ):
     async with serving() as http:
         [job_id] = await end_jobs(http, worker, 1, webhook=URL)
-        id_ = wire.Keys.delivery(job_id)
+        id_ = store.Keys.delivery(job_id)
         attempts = [wire.DeliveryAttempt(at=float(number), elapsed_ms=5, status=500) for number in range(3)]
         redis.hset(f"rq:job:{id_}", mapping={"status": "scheduled", "attempts": wire.encode_json(attempts)})
         redis.zadd("rq:scheduled:webhooks", {id_: 1234.0})
@@ -173,8 +173,8 @@ async def test_a_delivery_can_be_read_and_replayed_after_its_job_is_forgotten(
 ):
     async with serving() as http:
         [job_id] = await end_jobs(http, worker, 1, webhook=URL)
-        redis.delete(f"rq:job:{job_id}", wire.Keys.outcome(job_id))
-        id_ = wire.Keys.delivery(job_id)
+        redis.delete(f"rq:job:{job_id}", store.Keys.outcome(job_id))
+        id_ = store.Keys.delivery(job_id)
         on_its_way = await http.post(f"/v1/webhooks/deliveries/{id_}/replay")
         worker.fail_delivery(id_)
         redis.expire(f"rq:job:{id_}", 100)
@@ -190,11 +190,11 @@ async def test_a_delivery_can_be_read_and_replayed_after_its_job_is_forgotten(
 
 async def test_all_failed_since_a_time_are_replayed_and_no_others(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
-        ids = [wire.Keys.delivery(id_) for id_ in await end_jobs(http, worker, 230, webhook=URL)]
+        ids = [store.Keys.delivery(id_) for id_ in await end_jobs(http, worker, 230, webhook=URL)]
         for id_ in ids[:-2]:
             worker.fail_delivery(id_)
         for id_ in ids[:5]:  # of old
-            redis.zadd(wire.Keys.deliveries("local"), {id_: 1000.0})
+            redis.zadd(store.Keys.deliveries("local"), {id_: 1000.0})
         redis.delete("rq:queue:webhooks")
         since = {"since": time.time() - 600}
         elsewhere = await http.post("/v1/webhooks/deliveries/replay", json=since | {"endpoint_id": "other"})
@@ -226,7 +226,7 @@ async def test_another_keys_endpoints_and_deliveries_are_not_there(serving: Serv
         http.headers = bearer(ALICE)
         endpoint_id = (await register(http))["endpoint"]["id"]
         [job_id] = await end_jobs(http, worker, 1, webhook=URL)
-        id_ = wire.Keys.delivery(job_id)
+        id_ = store.Keys.delivery(job_id)
         worker.fail_delivery(id_)
         http.headers = bearer(BOB)
         statuses = [

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from client import Client
-from client.demo import free_port
-from client.stack import Stack
+from scorepool import Client
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
 from tests import scripted_model
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
@@ -16,7 +16,7 @@ SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
 @pytest.fixture(scope="session")
 def demo_folder(root: Path) -> Path:
-    return root / "models" / "demo"
+    return root / "scorepool" / "models" / "demo"
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ import pytest
 from openai import OpenAI
 from redis import Redis
 
-import wire
-from api.batches.lines import job_id
-from client.demo import free_port
-from client.stack import Stack
+from scorepool import store
+from scorepool.api.batches.lines import job_id
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
 from tests.dialects.test_batches import ENDED, entries, line, start
 
 pytestmark = pytest.mark.timeout(300)
@@ -60,5 +60,5 @@ def test_kill_9_of_api_and_worker_loses_no_line_and_repeats_none(mortal: Stack):
         assert batch.request_counts.completed == NUM_LINES
         assert set(entries(sdk, batch.output_file_id)) == {f"line-{i}" for i in range(NUM_LINES)}
     with Redis.from_url(mortal.redis_url) as redis:
-        times_ended = Counter(fields[b"id"].decode() for _, fields in redis.xrange(wire.DONE))
+        times_ended = Counter(fields[b"id"].decode() for _, fields in redis.xrange(store.DONE))
     assert times_ended == {job_id(batch.id, number, 0): 1 for number in range(1, NUM_LINES + 1)}

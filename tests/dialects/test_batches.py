@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from client.stack import Stack
+from scorepool.local.stack import Stack
 from tests.worker.receiver import receiver
 
 ENDED = ("completed", "failed", "expired", "cancelled")

@@ -11,8 +11,8 @@ from openai import OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
-from client import Client
-from client.stack import Stack
+from scorepool import Client
+from scorepool.local.stack import Stack
 from tests.scripted_model import REASONING
 
 

@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import wire
-from api.openai.chat import ChatChoice, ChatChoiceChunk, ChatRequest, to_chat_completion, to_chunk, to_request
-from api.openai.growing import Growing
-from engine.stop import end_if_done
+from scorepool import wire
+from scorepool.api.dialects.openai.chat import (
+    ChatChoice,
+    ChatChoiceChunk,
+    ChatRequest,
+    to_chat_completion,
+    to_chunk,
+    to_request,
+)
+from scorepool.api.dialects.openai.choice_stream import Growing
+from scorepool.engine.sampling.stop import end_if_done
+from scorepool.worker.inference.result import to_result
+from scorepool.worker.inference.token_publisher import Grower
+from scorepool.worker.inference.translate import Translated, to_rows
 from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, ids_of, tokenizer_of
-from worker.growth import Grower
-from worker.report import to_result
-from worker.translate import Translated, to_rows
 
 STAMP = wire.Stamp(
     model="m",

@@ -7,9 +7,8 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice
 
-import wire
-from client import Client
-from client.stack import Stack
+from scorepool import Client, wire
+from scorepool.local.stack import Stack
 
 MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What does os.listdir do?"}]
 

@@ -8,9 +8,8 @@ from openai import OpenAI
 from openai.types import Completion, CompletionChoice
 from redis import Redis
 
-import wire
-from client import Client
-from client.stack import Stack
+from scorepool import Client, wire
+from scorepool.local.stack import Stack
 
 PROMPT = "If the file does not exist,"
 EMOJI = "x = '🙂 é'"  # more tokens than characters

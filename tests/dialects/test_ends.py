@@ -8,8 +8,8 @@ import pytest
 from openai import OpenAI
 from openai.types import CompletionChoice
 
-from client import Client
-from client.stack import Stack
+from scorepool import Client
+from scorepool.local.stack import Stack
 
 END, START = 2, 1  # <|im_end|>, <|im_start|>
 PROMPT = "If the file does not exist,"

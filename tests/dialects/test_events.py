@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from client.stack import Stack
+from scorepool.local.stack import Stack
 
 NO_END = {"0": -100, "2": -100}  # neither of the tokens that end a text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client.stack import Stack
+from scorepool.local.stack import Stack
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its imports, which are not ours to mend

@@ -8,9 +8,9 @@ from openai.types import completion_create_params
 from openai.types.chat import chat_completion_message_param
 from openai.types.chat import completion_create_params as chat_create_params
 
-import wire
-from api.openai.chat import ChatRequest, to_request
-from api.openai.completions import CompletionRequest, to_requests
+from scorepool import wire
+from scorepool.api.dialects.openai.chat import ChatRequest, to_request
+from scorepool.api.dialects.openai.completions import CompletionRequest, to_requests
 
 COMPLETION: dict[str, Any] = {"model": "demo", "prompt": "a"}
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}

@@ -8,8 +8,8 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
-from client import Client
-from client.stack import Stack
+from scorepool import Client
+from scorepool.local.stack import Stack
 
 
 class Answer(BaseModel, extra="forbid"):

@@ -8,7 +8,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
-from client.stack import Stack
+from scorepool.local.stack import Stack
 
 ASKED: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "What does os.listdir do?"}]}
 GREEDY: dict[str, Any] = ASKED | {"temperature": 0, "max_completion_tokens": 400}  # it ends by itself before

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from client import Client
-from client.stack import Stack
+from scorepool import Client
+from scorepool.local.stack import Stack
 
 Ask = Callable[..., httpx.Response]
 PROMPT = [1209, 274, 312, 885]

@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from client.stack import Stack
+from scorepool.local.stack import Stack
 
 PROMPTS = ["import", "If the file does not exist,", "x = '🙂"]
 CHAT = [{"role": "user", "content": "What does os.listdir do?"}]

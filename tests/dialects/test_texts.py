@@ -6,16 +6,22 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import wire
-from api.openai.completions import ChoiceChunk, CompletionRequest, to_chunk, to_completion, to_requests
-from api.openai.growing import Growing
-from engine.markup import Markup
-from engine.stop import end_if_done
+from scorepool import wire
+from scorepool.api.dialects.openai.choice_stream import Growing
+from scorepool.api.dialects.openai.completions import (
+    ChoiceChunk,
+    CompletionRequest,
+    to_chunk,
+    to_completion,
+    to_requests,
+)
+from scorepool.engine.sampling.stop import end_if_done
+from scorepool.engine.text.chat.chat_format import Markup
+from scorepool.worker.inference.infer import stamp_of
+from scorepool.worker.inference.result import to_result
+from scorepool.worker.inference.token_publisher import Grower
+from scorepool.worker.inference.translate import to_rows
 from tests.worker.fake import FakeEngine, FakeTokenizer
-from worker.growth import Grower
-from worker.infer import stamp_of
-from worker.report import to_result
-from worker.translate import to_rows
 
 STAMP = stamp_of("demo", FakeEngine.facts)
 PIECES = [b"a", b"b", b"<s>", b"<e>", b"\xf0\x9f", b"\x99\x82", b"ab", b""]

@@ -11,8 +11,8 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion
 
-from client import Client
-from client.stack import Stack
+from scorepool import Client
+from scorepool.local.stack import Stack
 from tests.scripted_model import CALL, REASONING
 
 with warnings.catch_warnings():

@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
-from client import Client
-from client.stack import Stack
+from scorepool import Client
+from scorepool.local.stack import Stack
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its imports, which are not ours to mend

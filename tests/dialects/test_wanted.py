@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import wire
-from api.openai.chat import ChatChoice, ChatRequest, to_chat_completion, to_request
-from engine import Tokenizer
-from engine.stop import end_if_done
+from scorepool import wire
+from scorepool.api.dialects.openai.chat import ChatChoice, ChatRequest, to_chat_completion, to_request
+from scorepool.engine import Tokenizer
+from scorepool.engine.sampling.stop import end_if_done
+from scorepool.worker.inference.result import to_result
+from scorepool.worker.inference.translate import to_rows
+from scorepool.worker.rq.failure import JobFailed
 from tests.chat_formats import FORMATS, TOOLS, ids_of, tokenizer_of
 from tests.dialects.test_channels import STAMP
-from worker.failure import JobFailed
-from worker.report import to_result
-from worker.translate import to_rows
 
 CALLING = ["json_tools", "opened", "mistral", "mistral_list", "kimi_k2", "harmony"]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import Engine, EngineSettings, blas
+from scorepool.engine import Engine, EngineSettings
+from scorepool.engine.model import blas
 from tests.engine.oracle import Oracle
 from tests.tiny_models import TinyModels
 
@@ -16,7 +17,7 @@ blas.load()  # before a test module imports mlx
 @pytest.fixture(scope="session")
 def folder_of(tiny_models: TinyModels, root: Path) -> Callable[[str], Path]:
     """A tiny model's folder, or that of the one in the repository: "demo"."""
-    return lambda name: root / "models" / "demo" if name == "demo" else tiny_models(name)
+    return lambda name: root / "scorepool" / "models" / "demo" if name == "demo" else tiny_models(name)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine import Sequence
+from scorepool.engine import Sequence
 from tests.tiny_models import ORACLE_FOLDER, PAD
 
 torch.set_num_threads(1)  # tiny models: more threads cost more than they give

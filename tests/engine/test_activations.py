@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine import Engine, LoadError, Sequence
+from scorepool.engine import Engine, LoadError, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import VOCAB_SIZE, TinyModels
 

@@ -5,9 +5,9 @@ from math import inf, nan
 
 import pytest
 
-from engine.admission import check
-from engine.errors import EngineError, Refused, TooLong
-from engine.sequence import Sampling, Sequence
+from scorepool.engine.errors import EngineError, Refused, TooLong
+from scorepool.engine.sequence import Sampling, Sequence
+from scorepool.engine.validation import check
 from tests.engine.test_engine_thread import FACTS
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from engine import Engine, Sampling, Sequence
+from scorepool.engine import Engine, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import BOS, SLIDING_WINDOW, VOCAB_SIZE
 

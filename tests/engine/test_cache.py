@@ -3,7 +3,7 @@
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from engine import cache as caches
+from scorepool.engine.model import kv_cache as caches
 
 
 def of_length(num_tokens: int) -> list[KVCache]:

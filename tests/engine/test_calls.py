@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.calls import MAX_CALL_BYTES, Call, read_calls
-from engine.markup import Markup
+from scorepool.engine.text.chat.chat_format import Markup
+from scorepool.engine.text.chat.tool_parser import MAX_CALL_BYTES, Call, read_calls
 from tests.chat_formats import TOOLS, tokenizer_of
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine import Engine, Refused, Sampling, Sequence, Tokenizer
-from engine.constraint import Constrainer
-from engine.grammar import Wanted
+from scorepool.engine import Engine, Refused, Sampling, Sequence, Tokenizer
+from scorepool.engine.text.chat.constraint import Constrainer
+from scorepool.engine.text.chat.grammar import Wanted
 from tests.chat_formats import ids_of, tokenizer_of
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import EOS, build_tokenizer

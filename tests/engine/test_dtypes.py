@@ -20,8 +20,8 @@ from mlx_lm.convert import convert
 from mlx_lm.utils import load_model
 from safetensors.torch import load_file, save_file
 
-from engine import Engine, EngineSettings, LoadError, Sampling, Sequence
-from engine.config import read_config
+from scorepool.engine import Engine, EngineSettings, LoadError, Sampling, Sequence
+from scorepool.engine.model.config import read_config
 from tests.engine.oracle import Oracle
 from tests.tiny_models import VOCAB_SIZE
 

@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 
-from engine import Engine, Sampling, Sequence
+from scorepool.engine import Engine, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_against_transformers import tokens
 from tests.tiny_models import EOS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import (
+from scorepool.engine import (
     Closed,
     Engine,
     EngineError,
@@ -23,7 +23,7 @@ from engine import (
     Sampling,
     Sequence,
 )
-from engine.scheduler import Plan
+from scorepool.engine.scheduling.scheduler import Plan
 
 FACTS = Facts(
     fingerprint="f",
@@ -219,7 +219,8 @@ def test_an_engine_that_cannot_load_says_why(error: Exception, message: str):
 
 
 @pytest.mark.parametrize(
-    "module", ["engine", "engine.scheduler", "engine.tokenizer", "engine.stop", "engine.admission"]
+    "module",
+    [f"scorepool.engine{module}" for module in ("", ".scheduling.scheduler", ".text.tokenizer", ".sampling.stop")],
 )
 def test_importing_loads_no_mlx(module: str, root: Path):
     code = f"import sys, {module}; print([name for name in sys.modules if name.startswith('mlx')])"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine import Engine, EngineSettings, Numeric, Sampling, Sequence
+from scorepool.engine import Engine, EngineSettings, Numeric, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import CONTEXT_LENGTH, EOS, TinyModels
 

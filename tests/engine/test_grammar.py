@@ -10,10 +10,10 @@ import pytest
 from mlx_lm.tool_parsers.json_tools import parse_tool_call
 from transformers import PreTrainedTokenizerFast
 
-from engine import Refused, Tokenizer
-from engine.constraint import Constrainer
-from engine.grammar import Function, Wanted
-from engine.markup import Tags
+from scorepool.engine import Refused, Tokenizer
+from scorepool.engine.text.chat.chat_format import Tags
+from scorepool.engine.text.chat.constraint import Constrainer
+from scorepool.engine.text.chat.grammar import Function, Wanted
 from tests.chat_formats import EOS, FORMATS, ids_of, opening_of, tokenizer_of
 from tests.engine.test_constraint import SCHEMA, bits
 
@@ -165,7 +165,7 @@ def test_a_name_that_a_format_cannot_say_is_refused():
 
 def demo_that_calls(root: Path) -> Tokenizer:
     """The demo model's tokenizer, with markers that are no special tokens and do not look like any."""
-    fast = PreTrainedTokenizerFast.from_pretrained(root / "models" / "demo")
+    fast = PreTrainedTokenizerFast.from_pretrained(root / "scorepool" / "models" / "demo")
     fast.add_tokens(["[CALL]", "[/CALL]"])
     tags = Tags(call=("[CALL]", "[/CALL]"), parser=parse_tool_call, call_format="json_tools")
     return Tokenizer(fast, [2], tags, Constrainer)

@@ -8,8 +8,9 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
-from engine import Engine, Sampling, Sequence, positions
-from engine.config import read_config
+from scorepool.engine import Engine, Sampling, Sequence
+from scorepool.engine.model import rope as positions
+from scorepool.engine.model.config import read_config
 from tests.engine.oracle import Oracle
 from tests.engine.test_against_transformers import tokens
 from tests.tiny_models import SLIDING_WINDOW

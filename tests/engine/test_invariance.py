@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import Engine, Sampling, Sequence, blas
+from scorepool.engine import Engine, Sampling, Sequence
+from scorepool.engine.model import blas
 from tests.tiny_models import BOS, VOCAB_SIZE
 
 pytestmark = pytest.mark.timeout(300)  # hundreds of cases a test

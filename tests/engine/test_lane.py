@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine import lane
+from scorepool.engine import mlx_thread as lane
 
 
 class JustTaken(list[lane.Lane]):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine import Engine, EngineSettings, LoadError
-from engine.load import fingerprint
+from scorepool.engine import Engine, EngineSettings, LoadError
+from scorepool.engine.model.load import fingerprint
 from tests.tiny_models import CONTEXT_LENGTH, VOCAB_SIZE, TinyModels
 
 

@@ -7,12 +7,14 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 
-from engine import Sampling, Sequence, runner, scoring
-from engine.batch import Merged
-from engine.measure import Ask, measure
-from engine.runner import ModelRunner, rows_at_once
-from engine.scheduler import Chunk, Plan
-from engine.tap import Halves, split_model
+from scorepool.engine import Sampling, Sequence
+from scorepool.engine.model import runner
+from scorepool.engine.model.backbone import Halves, split_model
+from scorepool.engine.model.batch import Merged
+from scorepool.engine.model.runner import ModelRunner, rows_at_once
+from scorepool.engine.sampling import scoring
+from scorepool.engine.sampling.logprobs import Ask, measure
+from scorepool.engine.scheduling.scheduler import Chunk, Plan
 from tests.engine.test_engine_thread import FACTS
 from tests.tiny_models import VOCAB_SIZE, TinyModels
 
@@ -76,7 +78,7 @@ def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch):
 
     for name in ("top_k", "logprobs_of_many", "ranks", "entropies"):
         monkeypatch.setattr(scoring, name, fail)
-    monkeypatch.setattr("engine.sampling.sample", fail)
+    monkeypatch.setattr("scorepool.engine.sampling.sample.sample", fail)
 
     (entry,) = measure([Ask(Sequence(token_ids=[1, 2], score_from=1), 1)], mx.zeros((1, VOCAB_SIZE))).read()
 

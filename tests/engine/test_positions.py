@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine import Engine, EngineSettings, LoadError, Sequence, TooLong
-from engine.config import read_config, refuse_overlooked
+from scorepool.engine import Engine, EngineSettings, LoadError, Sequence, TooLong
+from scorepool.engine.model.config import read_config, refuse_overlooked
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 

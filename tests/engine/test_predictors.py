@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from engine import Engine, EngineError, EngineSettings, Sampling, Sequence
-from engine.scheduler import Chunk, Plan, Scheduler
+from scorepool.engine import Engine, EngineError, EngineSettings, Sampling, Sequence
+from scorepool.engine.scheduling.scheduler import Chunk, Plan, Scheduler
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import BOS, VOCAB_SIZE, TinyModels
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prefixes import LEAST_SAVED_TOKENS, LEAST_TOKENS, Prefix, Prefixes
-from engine.sequence import Sequence
+from scorepool.engine.scheduling.prefix_cache import LEAST_SAVED_TOKENS, LEAST_TOKENS, Prefix, Prefixes
+from scorepool.engine.sequence import Sequence
 
 
 def row(prompt: list[int]) -> Sequence:

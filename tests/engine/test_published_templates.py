@@ -18,10 +18,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine import Tokenizer
-from engine.constraint import Constrainer
-from engine.grammar import Function, Wanted
-from engine.markup import Tags
+from scorepool.engine import Tokenizer
+from scorepool.engine.text.chat.chat_format import Tags
+from scorepool.engine.text.chat.constraint import Constrainer
+from scorepool.engine.text.chat.grammar import Function, Wanted
 from tests.chat_formats import TOOLS
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"

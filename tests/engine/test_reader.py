@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.reader import Channel, Reader
+from scorepool.engine.text.chat.output_parser import Channel, Reader
 from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, ids_of, opening_of, tokenizer_of, written
 
 

@@ -4,8 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine import Sampling
-from engine.sampling import noise_key, sample
+from scorepool.engine import Sampling
+from scorepool.engine.sampling.sample import noise_key, sample
 
 RANDOM = np.random.default_rng(0)
 VOCAB_SIZE = 50

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prefixes import Prefix, Prefixes
-from engine.scheduler import LEAST_FORWARD_TOKENS, MOST_PADDING, Chunk, Plan, Scheduler
-from engine.sequence import Sampling, Sequence
+from scorepool.engine.scheduling.prefix_cache import Prefix, Prefixes
+from scorepool.engine.scheduling.scheduler import LEAST_FORWARD_TOKENS, MOST_PADDING, Chunk, Plan, Scheduler
+from scorepool.engine.sequence import Sampling, Sequence
 
 ENDLESS = 10**9
 

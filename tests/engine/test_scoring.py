@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine import scoring
+from scorepool.engine.sampling import scoring
 
 RANDOM = np.random.default_rng(0)
 

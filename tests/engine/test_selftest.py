@@ -11,10 +11,11 @@ import pytest
 from mlx_lm.utils import load_model
 from safetensors.torch import load_file, save_file
 
-from engine import Engine, EngineSettings, Sequence, selftest
-from engine.batch import Batch, Merged, Single
-from engine.config import read_config
-from engine.tap import FullLogits, Tap, split_model
+from scorepool.engine import Engine, EngineSettings, Sequence
+from scorepool.engine.model import selftest
+from scorepool.engine.model.backbone import FullLogits, Tap, split_model
+from scorepool.engine.model.batch import Batch, Merged, Single
+from scorepool.engine.model.config import read_config
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
 

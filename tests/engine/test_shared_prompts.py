@@ -8,12 +8,13 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 
-from engine import Engine, Sampling, Sequence, runner
-from engine.batch import Merged
-from engine.config import read_config
-from engine.prefixes import Prefix
-from engine.scheduler import Chunk, Plan
-from engine.tap import split_model
+from scorepool.engine import Engine, Sampling, Sequence
+from scorepool.engine.model import runner
+from scorepool.engine.model.backbone import split_model
+from scorepool.engine.model.batch import Merged
+from scorepool.engine.model.config import read_config
+from scorepool.engine.scheduling.prefix_cache import Prefix
+from scorepool.engine.scheduling.scheduler import Chunk, Plan
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import BOS, SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 

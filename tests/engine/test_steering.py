@@ -4,8 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine import Engine, Sampling, Sequence
-from engine.steering import bar, steer
+from scorepool.engine import Engine, Sampling, Sequence
+from scorepool.engine.sampling.logits_processors import bar, steer
 from tests.engine.oracle import Oracle, assert_agrees
 
 LOGITS = [2.0, -1.0, 0.5, -2.0]

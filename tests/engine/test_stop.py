@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import Sampling, Sequence
-from engine.stop import barred_ids, end_if_done, first_stop
+from scorepool.engine import Sampling, Sequence
+from scorepool.engine.sampling.stop import barred_ids, end_if_done, first_stop
 
 PIECES = [b"Hel", b"lo, w", b"orld", b"", b"\xf0\x9f", b"\x98\x80", b"<eos>"]
 EOS = 6

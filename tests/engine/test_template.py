@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine import Refused, Tokenizer
+from scorepool.engine import Refused, Tokenizer
 from tests.chat_formats import TOOLS, tokenizer_of
 from tests.tiny_models import EOS, build_tokenizer
 

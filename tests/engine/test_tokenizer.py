@@ -7,7 +7,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine import Refused, Tokenizer
+from scorepool.engine import Refused, Tokenizer
 from tests.tiny_models import BOS, EOS, PAD, VOCAB_SIZE, build_tokenizer
 
 TEXTS = [

@@ -14,15 +14,16 @@ import msgspec
 import pytest
 from redis import Redis
 
-import engine.load
-from api.auth import Keyring
-from api.errors import Unauthorized
+import scorepool.engine.model.load
+from scorepool.api.auth import Keyring
+from scorepool.api.http.errors import Unauthorized
+from scorepool.store import Settings, queue_name
+from scorepool.wire import encode
 from tests.api.conftest import Serving, score
 from tests.api.fake_worker import FakeWorker
 from tests.api.test_process import eventually, is_ready, running
 from tests.tiny_models import TinyModels
 from tests.worker.conftest import Workers, generate, outcome, submit
-from wire import Settings, encode, queue_name
 
 anyio = pytest.mark.anyio
 JSON, MSGPACK = {"Content-Type": "application/json"}, {"Content-Type": "application/msgpack"}
@@ -152,7 +153,7 @@ def test_code_that_a_checkpoint_brings_along_is_not_run(tiny_models: TinyModels,
 
 
 def test_the_only_place_that_loads_models_never_trusts_their_code(root: Path):
-    assert engine.load.__file__
+    assert scorepool.engine.model.load.__file__
     for file in root.glob("[!.]*/**/*.py"):
         text = file.read_text()
         if file.parts[-2] != "security" and "trust_remote_code" in text:

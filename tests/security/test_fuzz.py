@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from redis import Redis
 
-import wire
+from scorepool import store, wire
 from tests.api.conftest import Serving, score
 from tests.api.fake_worker import FakeWorker
 from tests.worker.conftest import Workers, generate, outcome, status, submit, until
@@ -118,9 +118,9 @@ def test_keys_of_another_type_of_redis_harm_only_their_job(redis: Redis, workers
     redis.lrem("rq:queue:demo", 1, strings[1])
     redis.rpush("scorepool:backlog:demo:alice", strings[1])
     redis.zadd("scorepool:turns:demo", {"alice": 0})
-    redis.delete(wire.Keys.request(request))
-    redis.hset(wire.Keys.request(request), "a", "hash")
-    redis.set(wire.Keys.endpoints("alice"), "a string")
+    redis.delete(store.Keys.request(request))
+    redis.hset(store.Keys.request(request), "a", "hash")
+    redis.set(store.Keys.endpoints("alice"), "a string")
 
     assert workers.start("--burst").wait(timeout=60) == 0
 
@@ -165,7 +165,7 @@ async def test_fuzzed_entries_of_the_streams_do_not_deafen_the_api(serving: Serv
             pass
         for _ in range(NUM_MUTANTS):
             nothing = msgspec.msgpack.encode(nonsense(rng))
-            for stream, field in ((wire.TOKENS, "step"), (wire.DONE, "id"), (wire.DONE, "x"), (wire.TOKENS, "x")):
+            for stream, field in ((store.TOKENS, "step"), (store.DONE, "id"), (store.DONE, "x"), (store.TOKENS, "x")):
                 redis.xadd(stream, {field: nothing})
         worker.end(job_id)
         events = (await followed).text

@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from rq.job import JobStatus
 
-import wire
+from scorepool import store, wire
 from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import FakeWorker
 
@@ -34,7 +34,7 @@ async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Rou
     queued, finished, failed = [(await http.post("/v1/jobs", json=body)).json()["id"] for _ in range(3)]
     worker.end(finished)
     worker.end(failed, NUMERIC, JobStatus.FAILED)
-    delivery = wire.Keys.delivery(finished)
+    delivery = store.Keys.delivery(finished)
     worker.fail_delivery(delivery)
     upload = {"files": {"file": ("f.jsonl", LINE)}, "data": {"purpose": "batch"}}
     file = (await http.post("/v1/files", **upload)).json()["id"]
@@ -43,7 +43,15 @@ async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Rou
     await eventually(lambda: redis.llen("rq:queue:demo:low"))  # its line has a job
 
     jobs = [f"/v1/jobs/{id_}" for id_ in (queued, finished, failed)]
-    read = [*jobs, f"{jobs[1]}/events", "/v1/jobs", "/v1/models", "/v1/models/demo", "/tokenizer_info", "/readyz"]
+    read = [
+        *jobs,
+        f"{jobs[1]}/events",
+        "/v1/jobs",
+        "/v1/models",
+        "/v1/scorepool/models/demo",
+        "/tokenizer_info",
+        "/readyz",
+    ]
     read += ["/metrics", "/v1/webhooks/endpoints", f"/v1/webhooks/endpoints/{endpoint}", "/v1/webhooks/deliveries"]
     read += [f"/v1/webhooks/deliveries/{delivery}", "/v1/files", f"/v1/files/{file}", f"/v1/files/{file}/content"]
     read += ["/v1/batches", f"/v1/batches/{batch}"]
@@ -149,7 +157,7 @@ async def test_a_record_that_cannot_be_read_is_told_as_a_failed_job_and_hides_no
         for job_id, field in zip(bad, ("status", "kind", "created", "ended_at", "model"), strict=True):
             worker.end(job_id)
             redis.hset(f"rq:job:{job_id}", field, b"\xffnonsense")
-        redis.delete(wire.Keys.outcome(bad[0]))
+        redis.delete(store.Keys.outcome(bad[0]))
         listed = {job["id"]: job for job in (await http.get("/v1/jobs")).json()["jobs"]}
         jobs = [(await http.get(f"/v1/jobs/{job_id}")).json() for job_id in bad]
 
@@ -169,7 +177,7 @@ async def test_an_outcome_that_cannot_be_read_is_a_failure_that_says_so(
     async with serving() as http:
         job_id = (await http.post("/v1/jobs", json=score())).json()["id"]
         worker.end(job_id)
-        redis.set(wire.Keys.outcome(job_id), outcome)
+        redis.set(store.Keys.outcome(job_id), outcome)
         job = (await http.get(f"/v1/jobs/{job_id}?wait=5")).json()
         events = (await http.get(f"/v1/jobs/{job_id}/events")).text
 
@@ -188,8 +196,8 @@ async def test_openais_clients_are_told_of_such_an_end_as_of_any_failed_job(
         [job_id] = worker.waiting()
         redis.lrem("rq:queue:demo", 1, job_id)
         redis.hset(f"rq:job:{job_id}", "status", "finished")
-        redis.set(wire.Keys.outcome(job_id), b"\xff")
-        redis.xadd(wire.DONE, {"id": job_id})
+        redis.set(store.Keys.outcome(job_id), b"\xff")
+        redis.xadd(store.DONE, {"id": job_id})
         reply = await asked
 
     error = reply.json()["error"]
@@ -201,8 +209,8 @@ async def test_a_worker_whose_card_cannot_be_read_keeps_no_client_from_the_other
     serving: Serving, redis: Redis, worker: FakeWorker
 ):
     """As of a worker of another version."""
-    redis.zadd(wire.Keys.models, {"w0": 1e11, b"\xff": 1e11})
-    redis.set(wire.Keys.card("w0"), wire.encode({"id": "demo", "of": "another version"}))
+    redis.zadd(store.Keys.models, {"w0": 1e11, b"\xff": 1e11})
+    redis.set(store.Keys.card("w0"), wire.encode({"id": "demo", "of": "another version"}))
     async with serving() as http:
         assert (await http.post("/v1/jobs", json=score())).status_code == 202
         assert [card["worker"] for card in (await http.get("/v1/models")).json()["models"]] == ["w1"]

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from redis import Redis
 
-from client.demo import free_port
-from client.stack import webhook_command
+from scorepool.local.demo import free_port
+from scorepool.local.stack import webhook_command
 from tests.api.conftest import ALICE, KEYS, SECRET, bearer, score
 from tests.api.test_process import eventually, is_ready
 from tests.worker.conftest import Workers, outcome
@@ -39,7 +39,7 @@ def log(root: Path, environ: dict[str, str], tmp_path: Path) -> Iterator[Path]:
     """Of the API and the webhook worker, which run meanwhile."""
     path = tmp_path / "processes"
     with path.open("wb") as out:
-        commands = [[sys.executable, "-m", "api"], webhook_command()]
+        commands = [[sys.executable, "-m", "scorepool.api"], webhook_command()]
         processes = [subprocess.Popen(one, cwd=root, env=environ, stdout=out, stderr=out) for one in commands]
         yield path
         for process in processes:

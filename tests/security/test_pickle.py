@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 from rq.serializers import JSONSerializer
 
-import wire
+from scorepool import store
 from tests.api.conftest import Serving
 from tests.worker.conftest import Workers, failure, generate, status, submit
 
@@ -58,7 +58,11 @@ def poison(redis: Redis, canary: Path) -> list[str]:
 
 def environment(root: Path) -> dict[str, str]:
     """Of an operator as docs/operations.md has it: RQ's tools load our classes."""
-    ours = {"RQ_WORKER_CLASS": "worker.BatchWorker", "RQ_JOB_CLASS": "worker.Job", "RQ_QUEUE_CLASS": "worker.Queue"}
+    ours = {
+        "RQ_WORKER_CLASS": "scorepool.worker.BatchWorker",
+        "RQ_JOB_CLASS": "scorepool.worker.Job",
+        "RQ_QUEUE_CLASS": "scorepool.worker.Queue",
+    }
     return {**os.environ, "PYTHONPATH": str(root), **ours}
 
 
@@ -95,7 +99,7 @@ async def test_the_api_reads_none_of_it(serving: Serving, redis: Redis, canary: 
         ids = poison(redis, canary)
         for id_ in ids:
             redis.hset(f"rq:job:{id_}", mapping={"owner": "local", "created": "1.000001"})
-            redis.zadd(wire.Keys.owned("local"), {id_: 1.0})
+            redis.zadd(store.Keys.owned("local"), {id_: 1.0})
             for reply in (
                 await http.get(f"/v1/jobs/{id_}"),
                 await http.post(f"/v1/jobs/{id_}/cancel"),

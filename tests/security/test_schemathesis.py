@@ -20,7 +20,7 @@ CHECKS = [
 
 def short_model(root: Path, folder: Path) -> Path:
     """The demo model with so short a context that even 128 answers that go to its end are there in seconds."""
-    model = shutil.copytree(root / "models" / "demo", folder / "demo")
+    model = shutil.copytree(root / "scorepool" / "models" / "demo", folder / "demo")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 96}))
     return model

@@ -7,13 +7,13 @@ import httpx
 import pytest
 from redis import Redis
 
-import wire
-from api.app import create_app
+from scorepool import store
+from scorepool.api.app import create_app
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score
 from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
-DOCUMENT = create_app(wire.Settings()).openapi()
+DOCUMENT = create_app(store.Settings()).openapi()
 OPEN = {"/healthz", "/readyz", "/health", "/metrics"}  # no route else is without a key
 OPERATIONS = [
     (method, path, operation)
@@ -36,13 +36,13 @@ async def alices(http: httpx.AsyncClient, worker: FakeWorker) -> list[str]:
     ]
     worker.start(jobs[1])
     worker.end(jobs[2])
-    deliveries = [wire.Keys.delivery(jobs[2]), f"{wire.Keys.delivery(jobs[2])}_{endpoint_id}"]
+    deliveries = [store.Keys.delivery(jobs[2]), f"{store.Keys.delivery(jobs[2])}_{endpoint_id}"]
     worker.fail_delivery(deliveries[0])
     upload = {"files": {"file": (f"{MARK}.jsonl", b"")}, "data": {"purpose": "batch"}}
     file = (await http.post("/v1/files", **upload, headers=headers)).json()["id"]
     body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {MARK: MARK}}
     batch = (await http.post("/v1/batches", json=body, headers=headers)).json()["id"]
-    await eventually(lambda: not worker.redis.exists(wire.Keys.batches))  # it has ended: an empty file is no batch
+    await eventually(lambda: not worker.redis.exists(store.Keys.batches))  # it has ended: an empty file is no batch
     return [*jobs, endpoint_id, *deliveries, file, batch]
 
 

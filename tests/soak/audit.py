@@ -14,7 +14,7 @@ from itertools import islice
 
 from redis import Redis
 
-import wire
+from scorepool import store, wire
 from tests.soak.log import Log
 
 WORDS = {"finished": "finished", "failed": "failed", "canceled": "canceled", "stopped": "canceled"}  # RQ's: ours
@@ -115,10 +115,10 @@ class Audit:
         with self._redis.pipeline(transaction=False) as pipeline:
             for id_ in ids:
                 pipeline.hmget(f"rq:job:{id_}", "status", "webhook", "company", "crashes", "cancel_requested")
-                pipeline.get(wire.Keys.outcome(id_))
+                pipeline.get(store.Keys.outcome(id_))
                 pipeline.xlen(f"rq:results:{id_}")
                 pipeline.ttl(f"rq:job:{id_}")
-                pipeline.exists(wire.Keys.request(id_))
+                pipeline.exists(store.Keys.request(id_))
             answers = iter(pipeline.execute())
         for id_, fields, outcome, num_results, ttl_s, has_request in zip(ids, *[answers] * 5, strict=True):
             texts = [value.decode() if value else "" for value in fields]
@@ -148,7 +148,7 @@ class Audit:
             self.findings["traces of the way"].append(f"{id_}: {marks}, ttl {ttl_s}, request {has_request}")
         if id_ in self._ends and self._ends[id_].status != status:
             self.findings["read with another end"].append(f"{id_}: read {self._ends[id_]}, is {status}")
-        if webhook and not any(200 <= answer < 300 for _, answer in self._deliveries[wire.Keys.delivery(id_)]):
+        if webhook and not any(200 <= answer < 300 for _, answer in self._deliveries[store.Keys.delivery(id_)]):
             self.findings["webhook not delivered"].append(id_)
         if bool(webhook) != self._accepted.get(id_, bool(webhook)):
             self.findings["webhook forgotten"].append(id_)
@@ -174,7 +174,7 @@ class Audit:
                     self.findings["key of no job"].append(key)
             elif not PASSING.fullmatch(key) or self._redis.ttl(key) == -1:
                 self.findings["key left over"].append(key)
-        for queue in [*wire.queue_names("demo"), wire.WEBHOOKS]:
+        for queue in [*store.queue_names("demo"), store.WEBHOOKS]:
             for registry in ("finished", "failed", "canceled"):
                 self.counts[f"rq:{registry}:{queue}"] = self._redis.zcard(f"rq:{registry}:{queue}")
 

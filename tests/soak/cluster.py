@@ -18,10 +18,10 @@ from typing import Self
 import httpx
 from redis import Redis
 
-import wire
-from client.demo import free_port
-from client.redis_server import RedisServer, RedisServerError
-from client.stack import api_command, rq, webhook_command
+from scorepool import store
+from scorepool.local.demo import free_port
+from scorepool.local.redis_server import RedisServer, RedisServerError
+from scorepool.local.stack import api_command, rq, webhook_command
 
 RESTART_DELAY_S = 0.2
 LOST_S = 1.0
@@ -49,7 +49,7 @@ class Cluster:
             "PYTHONPATH": str(root),
         }
         self._environ = {**os.environ, **shared, **settings}
-        queues = wire.queue_names("demo")
+        queues = store.queue_names("demo")
         self._commands = {
             "webhooks": webhook_command(),
             **{part: api_command() for part in APIS},

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from redis import Redis
 
-from client.redis_server import RedisServer
+from scorepool.local.redis_server import RedisServer
 from tests.api.conftest import generate
 from tests.api.test_process import eventually, running
 from tests.worker.conftest import Workers, done

@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-import wire
+from scorepool import store
 from tests.soak.audit import Audit
 from tests.soak.chaos import Chaos
 from tests.soak.cluster import Cluster
@@ -39,9 +39,9 @@ def rest(redis: Redis, timeout_s: float) -> None:
     while True:
         assert time.monotonic() < deadline, f"jobs or deliveries still wait or run: {busy}"
         try:
-            for delivery in redis.zrange(f"rq:scheduled:{wire.WEBHOOKS}", 0, -1):
-                redis.zadd(f"rq:scheduled:{wire.WEBHOOKS}", {delivery: 0}, xx=True)
-            queues = [*wire.queue_names("demo"), wire.WEBHOOKS]
+            for delivery in redis.zrange(f"rq:scheduled:{store.WEBHOOKS}", 0, -1):
+                redis.zadd(f"rq:scheduled:{store.WEBHOOKS}", {delivery: 0}, xx=True)
+            queues = [*store.queue_names("demo"), store.WEBHOOKS]
             keys = [f"rq:{kind}:{queue}" for queue in queues for kind in ("queue", "deferred", "wip", "scheduled")]
             busy = [key for key in keys if redis.exists(key)]
             if not busy:
@@ -89,8 +89,8 @@ def test_two_minutes_of_signals_break_no_promise(root: Path, tmp_path: Path):
         root,
         tmp_path,
         seed=1,
-        worker="worker.BatchWorker",
-        model=str(root / "models" / "demo"),
+        worker="scorepool.worker.BatchWorker",
+        model=str(root / "scorepool" / "models" / "demo"),
         num_jobs=1200,
         num_signals=40,
         duration_s=110,

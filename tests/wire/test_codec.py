@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import wire
+from scorepool import wire
 
 STAMP = wire.Stamp(
     model="m",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wire import Endpoint, is_public
+from scorepool.store import Endpoint, is_public
 
 REFUSED = [
     # private IPv4, in every spelling that a resolver takes

@@ -1,10 +1,10 @@
 import pytest
 
-import wire
+from scorepool import store
 
 
 def test_settings_are_read_from_their_variables_whatever_the_case_of_the_level():
-    settings = wire.Settings.load({"SCOREPOOL_PORT": "81", "SCOREPOOL_LOG_LEVEL": "debug", "OTHER": "x"})
+    settings = store.Settings.load({"SCOREPOOL_PORT": "81", "SCOREPOOL_LOG_LEVEL": "debug", "OTHER": "x"})
     assert (settings.port, settings.log_level) == (81, "DEBUG")
 
 
@@ -20,14 +20,14 @@ def test_settings_are_read_from_their_variables_whatever_the_case_of_the_level()
     ],
 )
 def test_a_typo_stops_the_start(environ: dict[str, str], says: str):
-    with pytest.raises(wire.SettingsError) as caught:
-        wire.Settings.load(environ)
+    with pytest.raises(store.SettingsError) as caught:
+        store.Settings.load(environ)
     assert says in str(caught.value)
 
 
 def test_a_secret_is_not_repeated_when_its_variable_is_refused():
-    with pytest.raises(wire.SettingsError) as caught:
-        wire.Settings.load({"SCOREPOOL_WEBHOOK_SECERT": "whsec_hush"})
+    with pytest.raises(store.SettingsError) as caught:
+        store.Settings.load({"SCOREPOOL_WEBHOOK_SECERT": "whsec_hush"})
     assert "hush" not in str(caught.value)
 
 
@@ -35,7 +35,7 @@ def test_a_secret_is_not_repeated_when_its_variable_is_refused():
     "spec", ["demo", "demo=", "=x", "a b=x", "a:high=x", "webhooks=x", "a,=x", "a,a=x", "a,webhooks=x"]
 )
 def test_a_model_is_name_and_source(spec: str):
-    with pytest.raises(wire.SettingsError):
-        wire.parse_model(spec)
-    assert wire.parse_model("qwen/3=/models/q=3") == (["qwen/3"], "/models/q=3")
-    assert wire.parse_model("a,b/c=x") == (["a", "b/c"], "x")
+    with pytest.raises(store.SettingsError):
+        store.parse_model(spec)
+    assert store.parse_model("qwen/3=/models/q=3") == (["qwen/3"], "/models/q=3")
+    assert store.parse_model("a,b/c=x") == (["a", "b/c"], "x")

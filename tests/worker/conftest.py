@@ -13,7 +13,7 @@ from redis import Redis
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 
-import wire
+from scorepool import store, wire
 
 MODEL = "demo"
 
@@ -34,7 +34,7 @@ def submit(
     job_id = uuid4().hex
     body = request if isinstance(request, bytes) else wire.encode(request)
     mapping = {
-        "data": JSONSerializer.dumps([wire.INFER, None, [], {}]),
+        "data": JSONSerializer.dumps([store.INFER, None, [], {}]),
         "created_at": utcformat(now()),
         "enqueued_at": utcformat(now()),
         "origin": queue,
@@ -49,18 +49,18 @@ def submit(
     }
     with redis.pipeline() as pipeline:
         pipeline.hset(f"rq:job:{job_id}", mapping=mapping | (fields or {}))
-        pipeline.set(wire.Keys.request(job_id), body)
+        pipeline.set(store.Keys.request(job_id), body)
         if webhook:
             pipeline.hset(f"rq:job:{job_id}", mapping={"owner": "alice", "webhook": "https://hooks.example/"})
         pipeline.sadd("rq:queues", f"rq:queue:{queue}")
         pipeline.rpush(f"rq:queue:{queue}", job_id)
-        pipeline.publish(wire.Keys.bell(queue), job_id)
+        pipeline.publish(store.Keys.bell(queue), job_id)
         pipeline.execute()
     return job_id
 
 
 def outcome(redis: Redis, job_id: str) -> wire.Outcome | None:
-    body = redis.get(wire.Keys.outcome(job_id))
+    body = redis.get(store.Keys.outcome(job_id))
     return None if body is None else wire.decode_outcome(body)
 
 
@@ -72,7 +72,7 @@ def failure(redis: Redis, job_id: str) -> wire.Failure:
 
 def done(redis: Redis) -> list[str]:
     """Ids in the order in which jobs ended; an id is there once for every end that was recorded."""
-    return [fields[b"id"].decode() for _, fields in redis.xrange(wire.DONE)]
+    return [fields[b"id"].decode() for _, fields in redis.xrange(store.DONE)]
 
 
 def status(redis: Redis, job_id: str) -> str:
@@ -141,8 +141,8 @@ class Workers:
 
     def rq_as_documented(self, *arguments: str) -> str:
         """The same with the variables of docs/operations.md."""
-        classes = {"RQ_WORKER_CLASS": "worker.BatchWorker", "RQ_JOB_CLASS": "worker.Job"}
-        return self._rq(*arguments, **classes, RQ_QUEUE_CLASS="worker.Queue")
+        classes = {"RQ_WORKER_CLASS": "scorepool.worker.BatchWorker", "RQ_JOB_CLASS": "scorepool.worker.Job"}
+        return self._rq(*arguments, **classes, RQ_QUEUE_CLASS="scorepool.worker.Queue")
 
     def _rq(self, name: str, *arguments: str, **environ: str) -> str:
         command = [str(Path(sys.executable).parent / "rq"), name, "-u", self.redis_url, *arguments]

@@ -14,10 +14,10 @@ from typing import Any
 
 from redis import Redis
 
-from engine import Engine, Facts, Numeric, Sequence, Tokenizer
-from engine.errors import Fault
-from engine.markup import Markup
-from worker import BatchWorker, Job, Queue
+from scorepool.engine import Engine, Facts, Numeric, Sequence, Tokenizer
+from scorepool.engine.errors import Fault
+from scorepool.engine.text.chat.chat_format import Markup
+from scorepool.worker import BatchWorker, Job, Queue
 
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
 AHEAD_S = float(os.environ.get("FAKE_CLOCK_AHEAD_S", "0"))

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-import api.queue
-import wire
-from api.auth import Keyring
-from api.errors import QueueFull
+import scorepool.api.repositories.queue
+from scorepool import store
+from scorepool.api.auth import Keyring
+from scorepool.api.http.errors import QueueFull
+from scorepool.worker import Queue
+from scorepool.worker.rq.leases import Leases, Row
 from tests.worker.conftest import Workers, done, generate, status, until
-from worker import Queue
-from worker.lease import Leases, Row
 
 WEIGHTS = {"alice": 1, "bob": 3, "carol": 1}
 
@@ -29,13 +29,13 @@ class Api:
 
     def __init__(self, redis_url: str, *owners: str, batch: int = 64, max_depth: int = 100_000) -> None:
         keys = ",".join(f"{owner}:{hashlib.sha256(owner.encode()).hexdigest()}:{WEIGHTS[owner]}" for owner in owners)
-        server = wire.Settings(api_keys=keys, max_jobs_in_flight=batch, max_queue_depth=max_depth)
+        server = store.Settings(api_keys=keys, max_jobs_in_flight=batch, max_queue_depth=max_depth)
         self.runner = asyncio.Runner()
         self.redis = redis.asyncio.Redis.from_url(redis_url)
-        self.queue = api.queue.Queue(self.redis, server, Keyring.load(server))
+        self.queue = scorepool.api.repositories.queue.Queue(self.redis, server, Keyring.load(server))
 
     def submit(self, owner: str, num: int = 1, max_tokens: int = 1) -> list[str]:
-        ids = api.queue.job_ids(owner, None, num)
+        ids = scorepool.api.repositories.queue.job_ids(owner, None, num)
         self.runner.run(self.queue.submit(owner, [generate(max_tokens=max_tokens)] * num, ids))
         return ids
 
@@ -199,7 +199,7 @@ def test_nonsense_for_a_weight_is_no_weight(shared: Api, redis: Redis, weight: s
     rows = leases.claim([Queue("demo", connection=redis)], 64, 0, 100, 64, round_robin=False)
 
     assert [row.job_id for row in rows or []] == ids[:64]
-    assert redis.zscore(wire.Keys.turns("demo"), "alice") == 64
+    assert redis.zscore(store.Keys.turns("demo"), "alice") == 64
 
 
 def test_one_owner_alone_leaves_all_in_the_list_of_rq(redis: Redis, redis_url: str):
@@ -226,7 +226,7 @@ def test_what_waits_behind_is_shown_as_queued_and_can_be_canceled(shared: Api, r
 def test_rq_info_counts_what_waits_behind(shared: Api, workers: Workers):
     shared.submit("alice", 70)
     shared.submit("bob", 3)
-    assert " 73, 0 executing" in workers.rq("info", "-Q", "--queue-class", "worker.Queue")
+    assert " 73, 0 executing" in workers.rq("info", "-Q", "--queue-class", "scorepool.worker.Queue")
 
 
 def test_jobs_behind_come_onto_a_list_that_another_tool_emptied(shared: Api, redis: Redis, workers: Workers):

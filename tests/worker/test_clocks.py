@@ -7,10 +7,10 @@ import pytest
 from redis import Redis
 from rq import Retry
 
-import wire
+from scorepool import wire
+from scorepool.worker import Queue
+from scorepool.worker.rq.leases import GRACE_S
 from tests.worker.conftest import Workers, failure, generate, outcome, status, submit, until
-from worker import Queue
-from worker.lease import GRACE_S
 
 HOUR_S = 3600
 wrong = pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])

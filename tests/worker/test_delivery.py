@@ -13,10 +13,10 @@ import pytest
 import trustme
 from standardwebhooks import Webhook, WebhookVerificationError
 
-import worker.delivery
+import scorepool.worker.webhooks.sender
+from scorepool.store import Settings, SettingsError
+from scorepool.worker.webhooks.sender import MAX_ANSWER_BYTES, Sender, retry_after_s, signers
 from tests.worker.receiver import Receiver, raw_server, receiver
-from wire import Settings, SettingsError
-from worker.delivery import MAX_ANSWER_BYTES, Sender, retry_after_s, signers
 
 OLD, NEW = ("whsec_" + base64.b64encode(bytes([fill]) * 24).decode() for fill in (1, 2))
 BODY = b'{"type":"job.finished"}'
@@ -70,7 +70,7 @@ def test_the_signature_is_that_of_the_vector_that_standard_webhooks_publishes(
         def now(cls, tz: tzinfo | None = None) -> "Then":
             return cls.fromtimestamp(1614265330, tz)
 
-    monkeypatch.setattr(worker.delivery, "datetime", Then)
+    monkeypatch.setattr(scorepool.worker.webhooks.sender, "datetime", Then)
     sender = Sender(Settings(webhook_secret="whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", webhook_allow_private=True))
     sender.send(hook.url, "msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}')
     sender.close()
@@ -111,7 +111,7 @@ def test_a_private_receiver_is_refused_unless_the_operator_allows_it(hook: Recei
     refused = strict.send(hook.url, "wh_1", BODY)
     assert refused.is_final
     assert "https://" in str(refused)
-    monkeypatch.setattr(worker.delivery, "addresses", lambda host, port: ["127.0.0.1"])
+    monkeypatch.setattr(scorepool.worker.webhooks.sender, "addresses", lambda host, port: ["127.0.0.1"])
     attempt = strict.send(f"https://hooks.example:{hook.port}/", "wh_1", BODY)
     strict.close()
 
@@ -186,7 +186,7 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     monkeypatch.setenv("SSL_CERT_FILE", os.fspath(tmp_path / "ca.pem"))
-    monkeypatch.setattr(worker.delivery, "addresses", lambda host, port: ["127.0.0.1"])
+    monkeypatch.setattr(scorepool.worker.webhooks.sender, "addresses", lambda host, port: ["127.0.0.1"])
     return authority
 
 

@@ -3,10 +3,10 @@
 import pytest
 from rq.timeouts import JobTimeoutException
 
-import wire
-from engine.errors import Numeric, Refused, TooLong
-from worker.failure import JobFailed, explain
-from worker.flight import Crashed, Expired, Stopped
+from scorepool import wire
+from scorepool.engine.errors import Numeric, Refused, TooLong
+from scorepool.worker.rq.failure import JobFailed, explain
+from scorepool.worker.rq.in_flight import Crashed, Expired, Stopped
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-import wire
-from client.redis_server import RedisServer
-from engine import Sampling
-from engine import Sequence as Row
-from engine.stop import end_if_done
+from scorepool import store, wire
+from scorepool.engine import Sampling
+from scorepool.engine import Sequence as Row
+from scorepool.engine.sampling.stop import end_if_done
+from scorepool.local.redis_server import RedisServer
+from scorepool.worker.inference.token_publisher import Grower, Outlet, begun_stop
+from scorepool.worker.inference.translate import Translated
 from tests.worker.conftest import Workers, submit, until
 from tests.worker.fake import FakeTokenizer
-from worker.growth import Grower, Outlet, begun_stop
-from worker.translate import Translated
 
 TOKENIZER = FakeTokenizer()
 
@@ -123,7 +123,7 @@ def test_what_came_since_the_last_message_is_one_message(redis: Redis):
     may_go_on.set()
     outlet.close()
 
-    steps = [wire.parse(fields[b"step"], wire.Step, "msgpack") for _, fields in redis.xrange(wire.TOKENS)]
+    steps = [wire.parse(fields[b"step"], wire.Step, "msgpack") for _, fields in redis.xrange(store.TOKENS)]
     assert [len(step) for step in steps] == [1, 5]
 
 
@@ -135,7 +135,7 @@ def test_what_is_streamed_is_not_written_to_the_disk(tmp_path: Path):
         outlet.put([lambda: wire.Growth(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])])
         outlet.close()
 
-        assert redis.xlen(wire.TOKENS) == 1
+        assert redis.xlen(store.TOKENS) == 1
         assert redis.info("persistence")["aof_current_size"] == before
         redis.set("what is", "written")
         assert redis.info("persistence")["aof_current_size"] > before
@@ -152,6 +152,6 @@ def test_a_redis_that_is_away_costs_the_stream_and_nothing_else():
 def test_a_job_that_does_not_ask_streams_nothing(workers: Workers, redis: Redis):
     workers.start("--burst")
     job_id = submit(redis, wire.Generate(model="demo", prompt="a", max_tokens=3))
-    until(lambda: redis.exists(wire.Keys.outcome(job_id)))
+    until(lambda: redis.exists(store.Keys.outcome(job_id)))
 
-    assert redis.xlen(wire.TOKENS) == 0
+    assert redis.xlen(store.TOKENS) == 0

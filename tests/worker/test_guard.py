@@ -10,8 +10,8 @@ from concurrent.futures import Future
 import httpcore
 import pytest
 
+from scorepool.worker.webhooks.ssrf_guard import Blocked, Guard, addresses
 from tests.worker.receiver import raw_server
-from worker.guard import Blocked, Guard, addresses
 
 
 def answer(*found: str) -> Callable[[str, int], "Future[list[str]]"]:

@@ -9,15 +9,15 @@ from concurrent.futures import TimeoutError as NotYet
 import pytest
 from redis import Redis
 
-import wire
-from engine import Sequence
-from engine.errors import Fault
+from scorepool import wire
+from scorepool.engine import Sequence
+from scorepool.engine.errors import Fault
+from scorepool.worker.inference.infer import Infer, stamp_of
+from scorepool.worker.inference.token_publisher import Outlet
+from scorepool.worker.rq.in_flight import Pending
+from scorepool.worker.rq.job import Job
 from tests.worker.conftest import generate
 from tests.worker.fake import FakeEngine, FakeTokenizer
-from worker.flight import Pending
-from worker.growth import Outlet
-from worker.infer import Infer, stamp_of
-from worker.job import Job
 
 
 class Slow(FakeTokenizer):

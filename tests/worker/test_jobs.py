@@ -11,9 +11,9 @@ from rq.job import Dependency
 from rq.job import Job as StockJob
 from rq.serializers import JSONSerializer
 
-import wire
+from scorepool import store, wire
+from scorepool.worker import Queue
 from tests.worker.conftest import Workers, done, failure, generate, most_at_once, outcome, status, submit, until
-from worker import Queue
 
 
 def test_two_hundred_jobs_end_once_each_with_32_in_flight(redis: Redis, workers: Workers):
@@ -42,7 +42,7 @@ def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(red
     }
     assert status(redis, job_id) == "finished"
     assert redis.hget(f"rq:job:{job_id}", "meta") is None
-    assert 0 < redis.ttl(wire.Keys.outcome(job_id)) <= 3600
+    assert 0 < redis.ttl(store.Keys.outcome(job_id)) <= 3600
     result = outcome(redis, job_id)
     assert isinstance(result, wire.Result)
     assert result.sequences[0].text == "xxx"
@@ -81,14 +81,14 @@ def test_a_job_that_cannot_be_run_fails_alone(redis: Redis, workers: Workers, bo
     assert status(redis, bad) == "failed"
     assert redis.hget(f"rq:job:{bad}", "retries_left") == b"0"
     assert redis.zscore("rq:failed:demo", bad)
-    assert redis.exists(wire.Keys.request(bad))  # so that `rq requeue` works
+    assert redis.exists(store.Keys.request(bad))  # so that `rq requeue` works
     assert isinstance(outcome(redis, good), wire.Result)
     assert "a bug met BUG" not in workers.log  # an error may quote the prompt
 
 
 def test_a_job_whose_request_is_gone_fails(redis: Redis, workers: Workers):
     job_id = submit(redis, generate())
-    redis.delete(wire.Keys.request(job_id))
+    redis.delete(store.Keys.request(job_id))
 
     workers.start("--burst").wait(timeout=60)
 
@@ -104,7 +104,7 @@ def test_no_pickle_is_read_and_no_function_imported(redis: Redis, workers: Worke
     bad = [
         submit(redis, generate(), fields={"data": pickle.dumps(("worker.infer", None, [Bomb()], {}))}),
         submit(redis, generate(), fields={"data": JSONSerializer.dumps(["os.system", None, [f"touch {canary}"], {}])}),
-        submit(redis, generate(), fields={"data": JSONSerializer.dumps([wire.INFER, "instance", [], {}])}),
+        submit(redis, generate(), fields={"data": JSONSerializer.dumps([store.INFER, "instance", [], {}])}),
         submit(redis, generate(), fields={"data": JSONSerializer.dumps([{}, None, [], {}])}),
         submit(redis, generate(), fields={"data": JSONSerializer.dumps("nonsense")}),
         submit(redis, generate(), fields={"failure_callback_name": "os.abort"}),
@@ -156,7 +156,7 @@ def test_a_stop_command_cancels_one_running_job(redis: Redis, workers: Workers):
     until(lambda: outcome(redis, long) and outcome(redis, other))
     assert failure(redis, long).code == "canceled"
     assert status(redis, long) == "stopped"
-    assert redis.exists(wire.Keys.request(long)) == 0
+    assert redis.exists(store.Keys.request(long)) == 0
     assert isinstance(outcome(redis, other), wire.Result)
 
 
@@ -177,7 +177,7 @@ def test_a_job_that_is_deleted_while_it_runs_is_dropped(redis: Redis, workers: W
     workers.start()
     until(lambda: status(redis, job_id) == "started")
 
-    redis.delete(f"rq:job:{job_id}", wire.Keys.request(job_id))
+    redis.delete(f"rq:job:{job_id}", store.Keys.request(job_id))
 
     until(lambda: "was taken away" in workers.log)
     assert not redis.keys(f"*{job_id}*")
@@ -201,7 +201,7 @@ def test_a_failed_job_that_is_requeued_by_hand_gets_a_new_outcome(redis: Redis, 
     job_id = submit(redis, generate("NAN"))
     workers.start()
     until(lambda: outcome(redis, job_id))
-    redis.set(wire.Keys.request(job_id), wire.encode(generate("mended")))
+    redis.set(store.Keys.request(job_id), wire.encode(generate("mended")))
 
     assert "Requeueing 1 jobs" in workers.rq("requeue", "--queue", "demo", job_id)
 
@@ -212,15 +212,15 @@ def test_a_failed_job_that_is_requeued_by_hand_gets_a_new_outcome(redis: Redis, 
 def test_a_requeued_job_keeps_its_request_and_tells_of_its_new_end_as_of_another(redis: Redis, workers: Workers):
     job_id = submit(redis, generate("NAN"), webhook=True)
     workers.start("--burst").wait(timeout=60)
-    redis.set(wire.Keys.request(job_id), wire.encode(generate(max_tokens=100_000)), ex=60)
+    redis.set(store.Keys.request(job_id), wire.encode(generate(max_tokens=100_000)), ex=60)
     workers.rq("requeue", "--queue", "demo", job_id)
     workers.start()
     until(lambda: redis.zcard("rq:wip:demo"))
 
-    assert redis.ttl(wire.Keys.request(job_id)) == -1
+    assert redis.ttl(store.Keys.request(job_id)) == -1
     send_stop_job_command(redis, job_id, serializer=JSONSerializer)
     until(lambda: outcome(redis, job_id))
-    first = wire.Keys.delivery(job_id)
+    first = store.Keys.delivery(job_id)
     assert redis.lrange("rq:queue:webhooks", 0, -1) == [first.encode(), f"{first}-2".encode()]
     events = [redis.hget(f"rq:job:{id_}", "event") for id_ in (first, f"{first}-2")]
     assert events == [b"job.failed", b"job.canceled"]

@@ -1,6 +1,6 @@
 """A receiver that hangs or is gone holds little of what everybody needs."""
 
-from worker.lanes import MAX_FAILURES, MAX_WAIT_S, PAUSES_S, SLOW_S, Lanes
+from scorepool.worker.webhooks.receiver_limiter import MAX_FAILURES, MAX_WAIT_S, PAUSES_S, SLOW_S, Lanes
 
 CAPACITY = 200
 SHARE = CAPACITY // 40

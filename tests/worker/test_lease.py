@@ -3,10 +3,10 @@
 import pytest
 from redis import Redis
 
-import wire
+from scorepool import wire
+from scorepool.worker import Queue
+from scorepool.worker.rq.leases import Leases, Row
 from tests.worker.conftest import generate, status, submit
-from worker import Queue
-from worker.lease import Leases, Row
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from redis import Redis
 from rq.command import send_shutdown_command, send_stop_job_command
 from rq.worker_registration import clean_worker_registry
 
-import wire
+from scorepool import store, wire
+from scorepool.worker import Queue
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
-from worker import Queue
 
 
 def worker_keys(redis: Redis) -> list[bytes]:
@@ -66,16 +66,16 @@ def test_stock_rq_info_does_not_touch_a_dead_workers_jobs(redis: Redis, workers:
 
 def test_a_live_worker_shows_its_card_and_withdraws_it(redis: Redis, workers: Workers):
     worker = workers.start("--name", "mac")
-    until(lambda: redis.get(wire.Keys.card("mac")))
+    until(lambda: redis.get(store.Keys.card("mac")))
 
-    card = msgspec.msgpack.decode(redis.get(wire.Keys.card("mac")), type=wire.ModelCard)
+    card = msgspec.msgpack.decode(redis.get(store.Keys.card("mac")), type=wire.ModelCard)
     assert (card.id, card.worker, card.stamp.fingerprint, card.self_test) == ("demo", "mac", "f" * 64, "passed")
-    assert redis.zscore(wire.Keys.models, "mac")
+    assert redis.zscore(store.Keys.models, "mac")
     send_shutdown_command(redis, "mac")
 
     assert worker.wait(timeout=60) == 0
-    assert not redis.get(wire.Keys.card("mac"))
-    assert redis.zscore(wire.Keys.models, "mac") is None
+    assert not redis.get(store.Keys.card("mac"))
+    assert redis.zscore(store.Keys.models, "mac") is None
     assert redis.smembers("rq:workers") == set()
 
 
@@ -219,7 +219,7 @@ def test_requeueing_all_that_failed_leaves_canceled_jobs_alone(redis: Redis, wor
 
 def test_a_worker_that_was_taken_for_dead_is_listed_again(redis: Redis, workers: Workers):
     worker = workers.start("--name", "mac")
-    until(lambda: redis.get(wire.Keys.card("mac")))
+    until(lambda: redis.get(store.Keys.card("mac")))
     worker.send_signal(signal.SIGSTOP)
     redis.delete("rq:worker:mac")
     clean_worker_registry(Queue("demo", connection=redis))
@@ -245,7 +245,7 @@ def test_a_worker_restarted_under_its_name_takes_the_dead_ones_place(redis: Redi
 
 def test_a_name_that_is_taken_stops_the_start_and_says_so(redis: Redis, workers: Workers):
     workers.start("--name", "mac")
-    until(lambda: redis.get(wire.Keys.card("mac")))
+    until(lambda: redis.get(store.Keys.card("mac")))
 
     assert workers.start("--name", "mac").wait(timeout=60) == 1
 
@@ -271,7 +271,7 @@ assert importlib.util.find_spec("torch")
 from types import SimpleNamespace
 from wire import Settings
 from worker import BatchWorker
-engine = BatchWorker.start_engine(SimpleNamespace(settings=Settings()), {str(root / "models/demo")!r})
+engine = BatchWorker.start_engine(SimpleNamespace(settings=Settings()), {str(root / "scorepool/models/demo")!r})
 print(engine.facts.vocab_size, [name for name, module in sys.modules.items() if module and name.startswith("torch")])
 engine.close()
 """

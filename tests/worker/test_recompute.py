@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-import wire
-from engine import Engine, EngineSettings
-from worker.growth import Outlet
-from worker.infer import Run, stamp_of
-from worker.report import to_result
+from scorepool import wire
+from scorepool.engine import Engine, EngineSettings
+from scorepool.worker.inference.infer import Run, stamp_of
+from scorepool.worker.inference.result import to_result
+from scorepool.worker.inference.token_publisher import Outlet
 
 
 @pytest.fixture(scope="module", params=["default", "exact"])
 def engine(request: pytest.FixtureRequest, root: Path) -> Iterator[Engine]:
-    engine = Engine(EngineSettings(model=str(root / "models" / "demo"), mode=request.param))
+    engine = Engine(EngineSettings(model=str(root / "scorepool" / "models" / "demo"), mode=request.param))
     yield engine
     engine.close()
 

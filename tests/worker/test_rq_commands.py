@@ -13,10 +13,10 @@ from rq import Callback, Retry
 from rq.command import send_shutdown_command, send_stop_job_command
 from rq.serializers import JSONSerializer
 
-import wire
-from client.demo import free_port
+from scorepool import store, wire
+from scorepool.local.demo import free_port
+from scorepool.worker import Queue
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
-from worker import Queue
 
 
 def test_suspend_and_resume(redis: Redis, workers: Workers):
@@ -67,7 +67,7 @@ def test_result_and_failure_ttl(redis: Redis, workers: Workers):
     workers.start("--burst", worker="FunctionsWorker").wait(timeout=60)
 
     assert redis.ttl(kept.key) == -1
-    for key in (brief.key, failed.key, f"rq:job:{ours}", wire.Keys.outcome(ours), wire.Keys.request(ours)):
+    for key in (brief.key, failed.key, f"rq:job:{ours}", store.Keys.outcome(ours), store.Keys.request(ours)):
         assert 0 < redis.ttl(key) <= 100, key
 
 
@@ -102,8 +102,8 @@ def test_rq_empty_ends_what_was_accepted(redis: Redis, workers: Workers):
     waiting = [submit(redis, generate(), webhook=True) for _ in range(3)]
     behind = submit(redis, generate(), fields={"status": "deferred"})
     redis.lrem("rq:queue:demo", 1, behind)
-    redis.rpush(wire.Keys.backlog("demo", "alice"), behind)
-    redis.zadd(wire.Keys.turns("demo"), {"alice": 1})
+    redis.rpush(store.Keys.backlog("demo", "alice"), behind)
+    redis.zadd(store.Keys.turns("demo"), {"alice": 1})
     redis.zadd("rq:deferred:demo", {behind: 1})
     other = Queue("demo", connection=redis).enqueue("add", 1)
 
@@ -113,8 +113,8 @@ def test_rq_empty_ends_what_was_accepted(redis: Redis, workers: Workers):
     assert [failure(redis, id_).code for id_ in ended] == ["canceled"] * 4
     assert {status(redis, id_) for id_ in ended} == {"canceled"}
     assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{id_}".encode() for id_ in waiting]
-    assert not redis.exists(other.key, *map(wire.Keys.request, ended))
-    assert not redis.exists("rq:queue:demo", "rq:deferred:demo", wire.Keys.turns("demo"))
+    assert not redis.exists(other.key, *map(store.Keys.request, ended))
+    assert not redis.exists("rq:queue:demo", "rq:deferred:demo", store.Keys.turns("demo"))
     until(lambda: isinstance(outcome(redis, running), wire.Result))
 
 

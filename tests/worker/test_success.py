@@ -10,12 +10,13 @@ from redis.exceptions import ResponseError
 from rq.executions import Execution
 from rq.timeouts import UnixSignalDeathPenalty
 
-import wire
+from scorepool import store, wire
+from scorepool.worker import Job, Queue
+from scorepool.worker.rq import success_writer as success
+from scorepool.worker.rq.commit import Record
+from scorepool.worker.rq.in_flight import Flight
+from scorepool.worker.rq.leases import Leases
 from tests.worker.conftest import done, generate, outcome, status, submit
-from worker import Job, Queue, success
-from worker.flight import Flight
-from worker.lease import Leases
-from worker.record import Record
 
 ENDPOINT = b'{"endpoint": {"id": "e1", "events": ["job.finished"]}}'
 RESULT = wire.Result(
@@ -90,7 +91,7 @@ def test_it_leaves_what_rqs_own_methods_leave(
     left = []
     for takes in (lambda self, flight: False, success.Successes._takes):
         redis.flushdb()
-        redis.hset(wire.Keys.endpoints("alice"), "e1", ENDPOINT)
+        redis.hset(store.Keys.endpoints("alice"), "e1", ENDPOINT)
         monkeypatch.setattr(success.Successes, "_takes", takes)
         if is_of_the_api:
             job_id = submit(redis, generate(), webhook=True, fields={"company": 4, "crashes": 1})

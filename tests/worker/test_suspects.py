@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 from redis import Redis
 
-import wire
+from scorepool import wire
+from scorepool.worker.rq.leases import GRACE_S
 from tests.worker.conftest import Workers, done, failure, generate, most_at_once, outcome, status, submit, until
-from worker.lease import GRACE_S
 
 
 def check_innocent(redis: Redis, ids: list[str]) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import wire
-from engine.markup import Markup
+from scorepool import wire
+from scorepool.engine.text.chat.chat_format import Markup
+from scorepool.worker.inference.infer import stamp_of
+from scorepool.worker.inference.result import to_result
+from scorepool.worker.inference.translate import Translated, to_rows, with_seed
+from scorepool.worker.rq.failure import JobFailed
 from tests.worker.fake import FakeEngine, FakeTokenizer
-from worker.failure import JobFailed
-from worker.infer import stamp_of
-from worker.report import to_result
-from worker.translate import Translated, to_rows, with_seed
 
 TOKENIZER = FakeTokenizer()  # one token a byte, 257 is BOS
 BOS = 257

@@ -3,7 +3,7 @@
 import msgspec
 from redis import Redis
 
-import wire
+from scorepool import wire
 from tests.worker.conftest import Workers, failure, generate, outcome, submit
 
 

@@ -22,16 +22,24 @@ from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 from standardwebhooks import Webhook
 
-import wire
-from client.stack import rq, webhook_command
+from scorepool import store, wire
+from scorepool.local.stack import rq, webhook_command
+from scorepool.worker.rq.in_flight import Pending
+from scorepool.worker.rq.job import Job
+from scorepool.worker.webhooks.delivery_record import Notice
+from scorepool.worker.webhooks.webhook_worker import (
+    GIVE_UP_S,
+    JITTER,
+    SCHEDULE_S,
+    Again,
+    Deliver,
+    Undeliverable,
+    wait_s,
+)
 from tests.worker.receiver import Receiver, raw_server, receiver
-from worker.flight import Pending
-from worker.job import Job
-from worker.notice import Notice
-from worker.webhook import GIVE_UP_S, JITTER, SCHEDULE_S, Again, Deliver, Undeliverable, wait_s
 
 SECRET, OWN_SECRET = ("whsec_" + base64.b64encode(fill * 32).decode() for fill in (b"s", b"o"))
-SETTINGS = wire.Settings(
+SETTINGS = store.Settings(
     webhook_secret=SECRET, webhook_allow_private=True, public_url="https://pool.example/", webhook_timeout_s=10
 )
 ID = "0123456789abcdef0123456789abcdef"
@@ -54,14 +62,14 @@ def deliver(redis: Redis) -> Iterator[Deliver]:
 def announce(redis: Redis, job_id: str, status: str = "finished") -> None:
     """As the scripts do that end a job."""
     redis.hset(f"rq:job:{job_id}", mapping={"status": status, "model": "demo", "ended_at": ENDED_AT, "owner": "alice"})
-    redis.eval(f"{wire.OUTBOX}\nannounce(ARGV[1], ARGV[2], 600)", 0, job_id, utcformat(now()))
+    redis.eval(f"{store.OUTBOX}\nannounce(ARGV[1], ARGV[2], 600)", 0, job_id, utcformat(now()))
 
 
 def delivery(redis: Redis, url: str, job_id: str = ID, status: str = "finished") -> Job:
     """That of a job with a webhook that has just ended, before it is claimed."""
     redis.hset(f"rq:job:{job_id}", "webhook", url)
     announce(redis, job_id, status)
-    return fetch(redis, wire.Keys.delivery(job_id))
+    return fetch(redis, store.Keys.delivery(job_id))
 
 
 def fetch(redis: Redis, delivery_id: str) -> Job:
@@ -74,7 +82,7 @@ def subscribe(redis: Redis, url: str, owner: str = "alice", **changes: Any) -> w
         id="e" * 16, url=url, events=list(wire.ALL_EVENTS), description="", created_at=1.0, **changes
     )
     subscriber = wire.Subscriber(endpoint=endpoint, secrets=[wire.SigningSecret(secret=OWN_SECRET)])
-    redis.hset(wire.Keys.endpoints(owner), endpoint.id, wire.encode_json(subscriber))
+    redis.hset(store.Keys.endpoints(owner), endpoint.id, wire.encode_json(subscriber))
     return subscriber
 
 
@@ -123,7 +131,7 @@ def test_every_attempt_sends_the_same_bytes_under_the_same_id(redis: Redis, deli
 
 def test_the_payload_stays_far_below_20_kilobytes(redis: Redis, hook: Receiver):
     notice = dataclasses.replace(Notice.of(delivery(redis, hook.url)), model="m" * 128)
-    assert len(notice.body(wire.Settings(public_url="https://pool.example/" + "p" * 2048))) < 20_000
+    assert len(notice.body(store.Settings(public_url="https://pool.example/" + "p" * 2048))) < 20_000
 
 
 def test_a_failed_attempt_is_tried_again_by_the_schedule_with_jitter(redis: Redis, deliver: Deliver, hook: Receiver):
@@ -241,7 +249,7 @@ def test_every_endpoint_that_wants_the_event_is_told_beside_the_jobs_own_webhook
     subscriber = subscribe(redis, hook.url)
     for number, changes in enumerate([{"events": ["job.failed"]}, {"disabled_at": 1.0}]):
         other = replace(subscriber.endpoint, id=str(number) * 16, **changes)
-        redis.hset(wire.Keys.endpoints("alice"), other.id, wire.encode_json(replace(subscriber, endpoint=other)))
+        redis.hset(store.Keys.endpoints("alice"), other.id, wire.encode_json(replace(subscriber, endpoint=other)))
     subscribe(redis, hook.url, owner="bob")
     run(deliver, delivery(redis, hook.url))
     run(deliver, fetch(redis, f"wh_{ID}_{'e' * 16}"))
@@ -252,14 +260,14 @@ def test_every_endpoint_that_wants_the_event_is_told_beside_the_jobs_own_webhook
     Webhook(OWN_SECRET).verify(endpoint.body, dict(endpoint.headers))
     assert own.headers["webhook-id"] != endpoint.headers["webhook-id"]
     assert redis.llen("rq:queue:webhooks") == 2
-    assert redis.zcard(wire.Keys.deliveries("alice")) == 2
+    assert redis.zcard(store.Keys.deliveries("alice")) == 2
 
 
 @pytest.mark.parametrize(
     "text", ["[", "7", "{}", '{"endpoint": 5}', '{"endpoint": {"id": [], "events": ["job.finished"]}}']
 )
 def test_an_endpoint_that_cannot_be_read_keeps_no_job_from_ending(redis: Redis, hook: Receiver, text: str):
-    redis.hset(wire.Keys.endpoints("alice"), "x", text)
+    redis.hset(store.Keys.endpoints("alice"), "x", text)
     subscribe(redis, hook.url)
     announce(redis, ID)
     assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{ID}_{'e' * 16}".encode()]
@@ -271,7 +279,7 @@ def test_while_a_secret_is_rotated_both_sign_and_then_the_new_one_alone(redis: R
     for expires_at, signs in [(time.time() + 60, True), (time.time() - 60, False)]:
         old = wire.SigningSecret(secret=OWN_SECRET, expires_at=expires_at)
         rotated = replace(subscriber, secrets=[wire.SigningSecret(secret=new), old])
-        redis.hset(wire.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(rotated))
+        redis.hset(store.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(rotated))
         announce(redis, ID)
         deliver = Deliver(SETTINGS, redis)
         [*_, id_] = redis.lrange("rq:queue:webhooks", 0, -1)
@@ -294,7 +302,7 @@ def test_gone_disables_the_endpoint_until_its_owner_enables_it(redis: Redis, hoo
         run(deliver, job)
     deliver.close()
 
-    stored = wire.parse(redis.hget(wire.Keys.endpoints("alice"), subscriber.endpoint.id), wire.Subscriber)
+    stored = wire.parse(redis.hget(store.Keys.endpoints("alice"), subscriber.endpoint.id), wire.Subscriber)
     assert stored.endpoint.disabled_at == pytest.approx(time.time(), abs=60)
     assert "410" in str(stored.endpoint.disabled_reason)
     assert stored.secrets == subscriber.secrets
@@ -304,7 +312,7 @@ def test_gone_disables_the_endpoint_until_its_owner_enables_it(redis: Redis, hoo
     deliver = Deliver(SETTINGS, redis)
     with pytest.raises(Undeliverable, match="disabled: the receiver answered HTTP 410"):
         run(deliver, job)
-    redis.hset(wire.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(stored.enabled()))
+    redis.hset(store.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(stored.enabled()))
     deliver.close()
     deliver = Deliver(SETTINGS, redis)
     hook.answers = [(204, {})]
@@ -316,7 +324,7 @@ def test_gone_disables_the_endpoint_until_its_owner_enables_it(redis: Redis, hoo
 def test_a_delivery_to_an_endpoint_that_was_deleted_fails(redis: Redis, deliver: Deliver, hook: Receiver):
     subscriber = subscribe(redis, hook.url)
     announce(redis, ID)
-    redis.hdel(wire.Keys.endpoints("alice"), subscriber.endpoint.id)
+    redis.hdel(store.Keys.endpoints("alice"), subscriber.endpoint.id)
     with pytest.raises(Undeliverable, match="its endpoint was deleted"):
         run(deliver, fetch(redis, f"wh_{ID}_{'e' * 16}"))
     assert hook.received == []
@@ -367,7 +375,7 @@ def test_rq_records_every_attempt_and_its_scheduler_brings_the_delivery_back(
     job = delivery(redis, hook.url)
     with webhook_worker(redis_url, root):
         wait_until(lambda: job.get_status() == JobStatus.SCHEDULED)
-        assert redis.zcard(f"rq:scheduled:{wire.WEBHOOKS}") == 1
+        assert redis.zcard(f"rq:scheduled:{store.WEBHOOKS}") == 1
         wait_until(lambda: job.get_status() == JobStatus.FINISHED)
 
     last, first = attempts(redis, job)
@@ -405,14 +413,14 @@ def test_a_delivery_that_is_given_up_is_a_failed_job_that_says_why_and_can_be_re
     job = delivery(redis, hook.url)
     with webhook_worker(redis_url, root):
         wait_until(lambda: job.get_status() == JobStatus.FAILED)
-    assert redis.zcard(f"rq:failed:{wire.WEBHOOKS}") == 1
+    assert redis.zcard(f"rq:failed:{store.WEBHOOKS}") == 1
     [result] = Result.all(job, serializer=JSONSerializer)
     assert "HTTP 410" in str(result.exc_string)
     assert "hush" not in str(result.exc_string)
     assert len(hook.received) == 1
 
     hook.answers = [(204, {})]
-    subprocess.run([rq(), "requeue", "--queue", wire.WEBHOOKS, "--url", redis_url, job.id], check=True)
+    subprocess.run([rq(), "requeue", "--queue", store.WEBHOOKS, "--url", redis_url, job.id], check=True)
     with webhook_worker(redis_url, root):
         wait_until(lambda: job.get_status() == JobStatus.FINISHED)
     assert len(hook.received) == 2

@@ -1,0 +1,145 @@
+"""What both of OpenAI's generating routes take and answer alike. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, TypedDict, TypeVar
+
+from msgspec import Meta, Struct
+
+from scorepool import wire
+from scorepool.api.dialects.unsupported import check_only
+from scorepool.wire.request import ModelName, Penalty, StopString, StopTokenIds, TokenId
+
+MAX_SEED = 2**63 - 1
+T = TypeVar("T")
+NoEffect = Annotated[T, Meta(description="Has no effect here.")]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+# What others add to OpenAI's: clients of theirs send these where nobody asked for anything.
+_ONLY = {
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "bad_words": [],
+}
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: (
+        Annotated[bool, Meta(description="The usage so far in every chunk, unless `include_usage` is false.")] | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        check_only(self, {"include_obfuscation": False})
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.continuous_usage_stats if self.include_usage is None else self.include_usage)
+
+
+class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A field that is null has its default. One that is not here is refused by its name, and so is one that has one
+    value only, where it has another."""
+
+    model: ModelName
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_000_000, description="0 and -1 keep every token.")] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: NoEffect[str] | None = None
+    stop_token_ids: StopTokenIds | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
+    include_stop_str_in_output: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    bad_words: list[str] | None = None
+    spaces_between_special_tokens: NoEffect[bool] | None = None
+
+    def __post_init__(self) -> None:
+        check_only(self, _ONLY)
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("`stream_options` needs `stream`: true")
+
+
+class Sampled(TypedDict):
+    """Fields of a wire.Generate."""
+
+    model: str
+    timeout_s: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    logit_bias: dict[int, float]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    stop: list[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    min_tokens: int
+    include_stop_str_in_output: bool
+    stream: bool
+
+
+def sampled(body: SamplingRequest, timeout_s: int) -> Sampled:
+    return Sampled(
+        model=body.model,
+        timeout_s=timeout_s,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        seed=None if body.seed is None else body.seed & MAX_SEED,
+        logit_bias=body.logit_bias or {},
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
+        stop_token_ids=body.stop_token_ids or [],
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        stream=bool(body.stream),
+    )
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+def usage_of(results: Sequence[wire.Result]) -> Usage:
+    return used(
+        sum(result.usage.prompt_tokens for result in results),
+        sum(result.usage.completion_tokens for result in results),
+    )
+
+
+def used(prompt_tokens: int, completion_tokens: int) -> Usage:
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+    )
+
+
+def system_fingerprint(stamp: wire.Stamp) -> str:
+    """The same for the same weights, dtype and versions: what the seed of a request may be relied on with."""
+    return f"fp_{hashlib.blake2b(wire.encode(stamp), digest_size=8).hexdigest()}"

@@ -1,0 +1,58 @@
+"""The bodies of /tokenize and /detokenize, and their translation. Pure."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from scorepool import wire
+from scorepool.api.dialects.openai.detokenizer import spelled
+from scorepool.api.dialects.openai.messages import ChatMessage
+from scorepool.api.dialects.unsupported import check_only
+from scorepool.wire.request import ModelName, Text, TokenId
+
+
+class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model: ModelName | None = None  # may be left out where one alone is served
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_only(self, {"add_generation_prompt": True, "continue_final_message": False})
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of `prompt` and `messages`")
+
+
+class TokenizeReply(Struct, frozen=True, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model: ModelName | None = None
+    tokens: Annotated[list[TokenId], Meta(max_length=1_000_000)]
+
+
+class DetokenizeReply(Struct, frozen=True, kw_only=True):
+    prompt: str
+
+
+def to_tokens(result: wire.Result, max_model_len: int, with_strings: bool) -> TokenizeReply:
+    [found] = result.sequences
+    strings = [spelled(*token) for token in zip(found.token_ids, found.token_bytes, strict=True)]
+    return TokenizeReply(
+        count=len(found.token_ids),
+        max_model_len=max_model_len,
+        tokens=found.token_ids,
+        token_strs=strings if with_strings else None,
+    )
+
+
+def to_text(result: wire.Result) -> DetokenizeReply:
+    [found] = result.sequences
+    return DetokenizeReply(prompt=found.text)

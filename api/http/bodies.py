@@ -1,0 +1,90 @@
+"""What comes from a client: a body, read up to a limit whatever its headers claim; and the news that it has gone."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from scorepool import wire
+from scorepool.api.http import tasks
+from scorepool.api.http.errors import TooLarge, TooSlow, UnsupportedMedia
+from scorepool.api.http.formats import Format, sent_format
+
+T = TypeVar("T")
+
+# Whoever sends more slowly holds a connection for nothing.
+BODY_GRACE_S = 20.0
+BODY_BYTES_PER_S = 16 * 1024
+
+
+async def read_message(request: Request, kind: type[T], max_bytes: int) -> T:
+    """Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
+    form = body_format(request)
+    return wire.parse(await read_body(request, max_bytes), kind, form)
+
+
+def body_format(request: Request) -> Format:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedMedia(
+            f"Content-Encoding: {encoding[:80]} is not read; send the body as it is", "Content-Encoding"
+        )
+    try:
+        return sent_format(request.headers.get("content-type"))
+    except ValueError as error:
+        raise UnsupportedMedia(str(error), "Content-Type") from None
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Raises TooLarge, TooSlow."""
+    return b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
+
+
+async def body_chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+    """Counts what arrives: Content-Length only serves to refuse early. Raises TooLarge, TooSlow."""
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdecimal() and int(claimed) > max_bytes:
+        raise _too_large(max_bytes)
+    num_bytes = 0
+    started_at = asyncio.get_running_loop().time()
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout_at(started_at + BODY_GRACE_S + num_bytes / BODY_BYTES_PER_S):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise TooSlow(
+                f"{num_bytes} bytes of the body came in time; expected {BODY_BYTES_PER_S} a second, "
+                f"after a grace of {BODY_GRACE_S:g} s"
+            ) from None
+        if chunk is None:
+            return
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        yield chunk
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is given up when the client goes. The body must have been read, or be empty.
+
+    Raises ClientDisconnect.
+    """
+    running = (asyncio.create_task(work), asyncio.create_task(_until_gone(request)))
+    try:
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        if not running[0].done():
+            raise ClientDisconnect
+        return await running[0]
+    finally:
+        await tasks.end(running)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {max_bytes} bytes, this server's limit; send fewer items a request")

@@ -1,0 +1,83 @@
+"""JSON or msgpack: which one came, which one is wanted, and replies in either."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from starlette.responses import Response
+
+from scorepool import wire
+
+Format = Literal["json", "msgpack"]
+
+MEDIA_TYPES: dict[Format, str] = {"json": "application/json", "msgpack": "application/msgpack"}
+FORMATS: dict[str, Format] = {
+    "application/json": "json",
+    "application/msgpack": "msgpack",
+    "application/x-msgpack": "msgpack",
+    "application/vnd.msgpack": "msgpack",
+}
+
+
+def sent_format(content_type: str | None) -> Format:
+    """Raises ValueError with a sentence. A missing header is refused too: browsers send bodies without one across
+    sites without asking, and a server on loopback has no key to stop them."""
+    expected = "expected application/json or application/msgpack"
+    if not content_type:
+        raise ValueError(f"Content-Type is missing; {expected}")
+    media_type, *parameters = (part.strip().lower() for part in content_type.split(";"))
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name == "charset" and value.strip('"') not in ("utf-8", "utf8"):
+            raise ValueError(f"Content-Type: charset {value} is not read; send utf-8")
+    if media_type not in FORMATS:
+        raise ValueError(f"Content-Type: {media_type} is not read; {expected}")
+    return FORMATS[media_type]
+
+
+def accepted_format(accept: Sequence[str]) -> Format:
+    """The caller's favourite of the two, by the Accept headers' q values; JSON in a tie.
+
+    Raises ValueError with a sentence if neither is acceptable.
+    """
+    ranges = [part for header in accept for part in header.split(",") if part.strip()]
+    if not ranges:
+        return "json"
+    quality: dict[Format, tuple[int, float]] = {}  # the most specific range decides
+    for text in ranges:
+        media_range, q = _media_range(text)
+        for form, specificity in _covers(media_range):
+            if specificity >= quality.get(form, (0, 0.0))[0]:
+                quality[form] = (specificity, q)
+    wanted = {form: q for form, (_, q) in quality.items() if q > 0}
+    if not wanted:
+        raise ValueError(
+            f"Accept: {', '.join(accept)[:200]} names nothing that is written here; "
+            "expected application/json or application/msgpack"
+        )
+    return "json" if wanted.get("json", 0.0) >= wanted.get("msgpack", 0.0) else "msgpack"
+
+
+def _media_range(text: str) -> tuple[str, float]:
+    media_range, *parameters = (part.strip().lower() for part in text.split(";"))
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return media_range, float(value)
+            except ValueError:
+                raise ValueError(f"Accept: q={value} is not a number") from None
+    return media_range, 1.0
+
+
+def _covers(media_range: str) -> list[tuple[Format, int]]:
+    """The formats that a range names, each with how specific the range is."""
+    if media_range == "*/*":
+        return [("json", 1), ("msgpack", 1)]
+    if media_range == "application/*":
+        return [("json", 2), ("msgpack", 2)]
+    return [(FORMATS[media_range], 3)] if media_range in FORMATS else []
+
+
+def reply(message: object, form: Format, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    content = wire.encode_json(message) if form == "json" else wire.encode(message)
+    return Response(content, status, headers={"Vary": "Accept", **(headers or {})}, media_type=MEDIA_TYPES[form])

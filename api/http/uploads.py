@@ -1,0 +1,78 @@
+"""A file that comes as multipart/form-data: spooled to this machine's disk, so that no upload is held in memory."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import python_multipart  # noqa: F401 - where it is missing, starlette would only say so at the first upload
+from msgspec import Struct
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from scorepool import wire
+from scorepool.api.dialects.openai.files import UploadFields
+from scorepool.api.http.bodies import body_chunks
+from scorepool.api.http.errors import BadRequest, TooLarge, UnsupportedMedia
+
+FRAME_BYTES = 64 * 1024  # of a body, around the file
+MAX_FIELDS = 8
+
+
+class Uploaded(Struct, frozen=True):
+    fields: UploadFields
+    filename: str
+    file: UploadFile
+
+
+class Form(MultiPartParser):
+    """One that is cut off is none: starlette's own takes what came of it, and leaves its file open."""
+
+    def __init__(self, headers: Headers, chunks: AsyncGenerator[bytes]) -> None:
+        super().__init__(headers, self._whole(chunks), max_files=1, max_fields=MAX_FIELDS)
+        self._has_ended = False
+
+    def on_end(self) -> None:
+        self._has_ended = True
+
+    async def _whole(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        async for chunk in chunks:
+            yield chunk
+        if not self._has_ended:
+            raise MultiPartException("it ends before its last boundary")
+
+
+@asynccontextmanager
+async def uploaded(request: Request, max_bytes: int) -> AsyncGenerator[Uploaded]:
+    """Gone from the disk afterwards. Raises UnsupportedMedia, TooLarge, TooSlow, BadRequest, wire.Invalid."""
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise UnsupportedMedia("Content-Type: expected multipart/form-data", "Content-Type")
+    chunks = body_chunks(request, max_bytes + FRAME_BYTES)
+    try:
+        form = await Form(request.headers, chunks).parse()
+    except MultiPartException as error:
+        raise BadRequest(f"the body is no multipart/form-data: {error.message}") from None
+    try:
+        texts = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise BadRequest("file: expected a file, with its name", "file")
+        if (file.size or 0) > max_bytes:
+            raise TooLarge(f"file: expected at most {max_bytes} bytes, found {file.size}", "file")
+        yield Uploaded(_fields(texts), file.filename or "", file)
+    finally:
+        await form.close()
+
+
+def _fields(texts: dict[str, str]) -> UploadFields:
+    """`expires_after[seconds]` is how OpenAI's SDK writes what is nested. Raises wire.Invalid."""
+    fields: dict[str, object] = {}
+    after: dict[str, object] = {}
+    for name, text in texts.items():
+        if name.startswith("expires_after[") and name.endswith("]"):
+            after[name[len("expires_after[") : -1]] = int(text) if text.isascii() and text.isdecimal() else text
+        else:
+            fields[name] = text
+    if after:
+        fields["expires_after"] = after
+    return wire.parse(wire.encode_json(fields), UploadFields)

@@ -1,0 +1,56 @@
+"""SCOREPOOL_REDIS_URL where Sentinel tells which Redis is the master. Every other form is redis-py's own.
+
+    redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/SERVICE[/DB][?OPTIONS]
+
+`rediss+sentinel` is the same over TLS, to the sentinels too. The options are redis-py's, and `sentinel_username` and
+`sentinel_password`.
+"""
+
+from typing import Self
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from msgspec import Struct
+
+from scorepool.store.settings import SettingsError
+
+SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+DEFAULT_PORT = 26379
+FORM = "redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/SERVICE[/DB][?OPTIONS]"
+
+
+class SentinelUrl(Struct, frozen=True):
+    sentinels: list[tuple[str, int]]
+    credentials: dict[str, str]  # `username` and `password` for the sentinels
+    service: str
+    master: str  # redis-py's URL of the master, but for host and port
+    is_tls: bool
+
+    @classmethod
+    def parse(cls, url: str) -> Self | None:
+        """None for a URL without Sentinel. Raises SettingsError, without the URL: it may hold a password."""
+        scheme, _, rest = url.partition("://")
+        if scheme not in SCHEMES:
+            return None
+        parts = urlsplit(f"//{rest}")
+        user, at, hosts = parts.netloc.rpartition("@")
+        try:
+            sentinels = [_address(host) for host in hosts.split(",")]
+        except ValueError:
+            raise SettingsError(f"the Redis URL has a bad HOST:PORT; expected {FORM}") from None
+        service, _, db = parts.path.strip("/").partition("/")
+        if not service or not (db or "0").isdigit():
+            raise SettingsError(
+                f"the Redis URL lacks SERVICE, the sentinels' name of the master, or has a bad DB; expected {FORM}"
+            )
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        names = ("username", "password")
+        credentials = {name: value for name in names if (value := options.pop(f"sentinel_{name}", ""))}
+        master = f"{SCHEMES[scheme]}://{user}{at}master/{db or 0}?{urlencode(options)}"
+        return cls(sentinels, credentials, service, master, scheme.startswith("rediss"))
+
+
+def _address(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError
+    return parts.hostname, parts.port or DEFAULT_PORT

@@ -1,0 +1,109 @@
+"""SCOREPOOL_* variables, read once at a process's start. An unknown name or a bad value stops the start."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+import msgspec
+from msgspec import Meta, Struct
+
+from scorepool.store.keys import WEBHOOKS
+from scorepool.wire.request import ModelName
+
+PREFIX = "SCOREPOOL_"
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class SettingsError(ValueError):
+    """Says which variable is wrong and what would be right."""
+
+
+def parse_model(spec: str) -> tuple[list[str], str]:
+    """`NAME[,ALIAS...]=FOLDER_OR_HUB_ID` -> ([NAME, ALIAS, ...], FOLDER_OR_HUB_ID). Raises SettingsError."""
+    listed, _, source = spec.partition("=")
+    names = listed.split(",")
+    for name in names:
+        try:
+            msgspec.convert(name, ModelName)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"model {spec!r}: the name must be NAME[,ALIAS...]=FOLDER_OR_HUB_ID: {error}") from None
+        if name == WEBHOOKS:
+            raise SettingsError(f"model {spec!r}: the name {WEBHOOKS!r} belongs to the queue of deliveries")
+    if not source:
+        raise SettingsError(f"model {spec!r}: expected NAME[,ALIAS...]=FOLDER_OR_HUB_ID")
+    if len(set(names)) < len(names):
+        raise SettingsError(f"model {spec!r}: the same name is given twice")
+    return names, source
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """One field a variable: `api_keys` is SCOREPOOL_API_KEYS."""
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    log_level: LogLevel = "INFO"
+    redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
+    state_dir: str = ""  # of the embedded Redis; default: the platform's folder for a user's application state
+
+    # api
+    api_keys: str = (
+        ""  # comma-separated `name:sha256-hex[:weight]`, as `scorepool key NAME` prints; none means loopback only
+    )
+    api_keys_file: str = ""  # the same, one a line
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    public_url: str = ""  # how others reach this API, for links in webhooks; default http://host:port
+    max_body_bytes: Count = 32 * 2**20
+    max_bulk_jobs: Count = 1000
+    max_file_bytes: Count = 200 * 2**20  # of one uploaded file
+    max_queue_depth: Count = 100_000  # jobs waiting in one queue before 429
+    redis_min_replicas: Annotated[int, Meta(ge=0)] = 0  # that must have a job before it is accepted
+    max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
+    result_ttl_s: Count = 86_400
+
+    # worker
+    model: str = ""  # NAME[,ALIAS...]=FOLDER_OR_HUB_ID
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    mode: Literal["default", "exact"] = "default"  # exact: bit for bit the same in any batch, slower
+    max_jobs_in_flight: Count = 64
+    max_batch_tokens: Count = 2048
+    prefix_cache_bytes: Annotated[int, Meta(ge=0)] = 2**30  # of KV caches of prompts that several jobs begin with
+    memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
+    max_running_rows: Count = 32
+    lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs
+    drain_timeout_s: Seconds = 60.0
+    crash_limit: Count = 5  # a job that ran alone at so many deaths of its worker fails with `crashed`
+    stall_timeout_s: Seconds = 300.0  # a step, a tokenizing or a turn of the loop that takes longer ends the worker
+
+    # webhooks
+    webhook_secret: str = ""  # whsec_...; several, space-separated, all sign (rotation)
+    webhook_allow_private: bool = False  # allow http and addresses that are not public
+    webhook_max_in_flight: Count = 200
+    webhook_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 15.0  # of one attempt, from the lookup of the name on
+
+    def job_url(self, id: str) -> str:  # noqa: A002
+        """Where a job and its result are fetched."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.public_url.rstrip('/') or f'http://{host}:{self.port}'}/v1/jobs/{id}"
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Raises SettingsError."""
+        environ = os.environ if environ is None else environ
+        given = {name[len(PREFIX) :].lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
+        for name in given:
+            if name not in cls.__struct_fields__:
+                close = difflib.get_close_matches(name, cls.__struct_fields__, n=1)
+                hint = f"; did you mean {PREFIX}{close[0].upper()}?" if close else ""
+                raise SettingsError(f"{PREFIX}{name.upper()} is not a setting{hint}")
+        if "log_level" in given:
+            given["log_level"] = given["log_level"].upper()
+        for name, value in given.items():
+            try:
+                msgspec.convert({name: value}, cls, strict=False)
+            except msgspec.ValidationError as error:
+                expectation = str(error).partition(" - at")[0]
+                raise SettingsError(f"{PREFIX}{name.upper()}={value!r}: {expectation}") from None
+        return msgspec.convert(given, cls, strict=False)

@@ -1,0 +1,202 @@
+"""The commands as a user runs them: processes, their output, and what is left when they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from scorepool.cli import app
+from scorepool.local.demo import free_port
+
+SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
+pytestmark = pytest.mark.timeout(180)
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    everything = {**os.environ, **environ}
+    return subprocess.run([SCOREPOOL, *arguments], env=everything, capture_output=True, text=True, timeout=120)
+
+
+def processes_of(state: Path) -> list[str]:
+    """Live processes that were started with this state folder: command line and environment, as `ps` shows them."""
+    shown = subprocess.run(["ps", "axeww", "-o", "command="], capture_output=True, text=True, check=True).stdout
+    return [line for line in shown.splitlines() if f"SCOREPOOL_STATE_DIR={state}" in line.split()]
+
+
+@contextmanager
+def serving(state: Path, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`scorepool serve` on the demo model: the process, and its URL once it says ready."""
+    everything = {**os.environ, "SCOREPOOL_STATE_DIR": str(state), **environ}
+    command = [SCOREPOOL, "serve", "--port", str(free_port())]
+    with subprocess.Popen(command, env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve:
+        assert serve.stdout is not None
+        try:
+            url = next(line for line in serve.stdout if line.startswith("ready ")).split()[1]
+            yield serve, url
+        finally:
+            serve.terminate()
+            serve.communicate()
+
+
+def test_the_demo_shows_the_main_job_and_leaves_nothing_behind(tmp_path: Path):
+    done = run("demo", SCOREPOOL_STATE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for promise in ("ready http://127.0.0.1:", "signature verified", "Generated tokens", "Everything is stopped."):
+        assert promise in done.stdout
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+    assert processes_of(tmp_path) == []
+
+
+def test_folders_of_the_users_own_place_are_not_taken_for_ours(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("api", "client", "engine", "wire", "worker"):
+        (tmp_path / "place" / name).mkdir(parents=True)
+        (tmp_path / "place" / name / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path / "place")
+    done = run("demo", SCOREPOOL_STATE_DIR=str(tmp_path_factory.mktemp("s")))  # the path of a socket is short
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_serve_is_up_until_it_is_told_to_stop(tmp_path: Path, how: signal.Signals):
+    with serving(tmp_path) as (serve, url):
+        assert httpx.get(f"{url}/v1/models").json()["models"][0]["id"] == "demo"
+        serve.send_signal(how)
+        assert serve.wait(60) == 0
+    assert processes_of(tmp_path) == []
+
+
+def test_the_example_that_serve_prints_works(tmp_path: Path):
+    with serving(tmp_path) as (serve, url):
+        assert serve.stdout is not None
+        example = serve.stdout.readline()
+        assert example.startswith(f"curl -s {url}/v1/jobs ")
+        shown = subprocess.run(["sh", "-c", example], capture_output=True, text=True, check=True).stdout
+    assert '"status":"finished"' in shown
+
+
+def test_nothing_survives_when_serve_is_killed(tmp_path: Path):
+    with serving(tmp_path) as (serve, _):
+        serve.kill()
+        deadline = time.monotonic() + 60
+        while processes_of(tmp_path):
+            assert time.monotonic() < deadline, processes_of(tmp_path)
+            time.sleep(0.1)
+
+
+def test_jobs_of_yesterday_are_there_when_serve_is_started_again(tmp_path: Path):
+    body = {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": "b"}]}
+    with serving(tmp_path) as (_, url):
+        job = httpx.post(f"{url}/v1/jobs", json=body, headers={"Prefer": "wait=30"}).json()
+    with serving(tmp_path) as (_, url):
+        assert httpx.get(f"{url}/v1/jobs/{job['id']}").json()["result"] == job["result"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "says"),
+    [
+        (["serve"], {"SCOREPOOL_PROT": "1"}, "did you mean SCOREPOOL_PORT?"),
+        (["serve", "--log-level", "loud"], {}, "SCOREPOOL_LOG_LEVEL='LOUD'"),
+        (["serve", "--model", "demo"], {}, "NAME[,ALIAS...]=FOLDER_OR_HUB_ID"),
+        (["serve", "--model", "a=x", "--model", "a=y"], {}, "given twice"),
+        (["serve", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
+        (["serve", "--model", "gone=/no/such/folder"], {}, "/no/such/folder"),
+        (["worker"], {}, "--model NAME=FOLDER_OR_HUB_ID"),
+        (["api", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
+    ],
+)
+def test_a_start_that_cannot_work_ends_with_the_reason(
+    tmp_path: Path, arguments: list[str], environ: dict[str, str], says: str
+):
+    done = run(*arguments, SCOREPOOL_STATE_DIR=str(tmp_path), SCOREPOOL_PORT=str(free_port()), **environ)
+    assert done.returncode != 0
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert processes_of(tmp_path) == []
+
+
+def test_a_port_that_another_serve_has_is_refused(tmp_path: Path):
+    with serving(tmp_path / "first") as (_, url):
+        with serve_fails("--port", url.rsplit(":", 1)[1], SCOREPOOL_STATE_DIR=str(tmp_path / "second")) as said:
+            assert "Address already in use" in said
+        assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+def test_port_zero_is_refused(tmp_path: Path):
+    with serve_fails("--port", "0", SCOREPOOL_STATE_DIR=str(tmp_path)) as said:
+        assert "SCOREPOOL_PORT=0" in said
+
+
+@contextmanager
+def serve_fails(*arguments: str, **environ: str) -> Iterator[str]:
+    """What `serve` said to stderr; stopped, so that a serve that wrongly stays up fails the test and is gone."""
+    everything = {**os.environ, **environ}
+    with subprocess.Popen(
+        [SCOREPOOL, "serve", *arguments], env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as serve:
+        try:
+            assert serve.wait(60) == 1
+        finally:
+            serve.terminate()
+            shown, said = serve.communicate()
+        assert "ready" not in shown
+        assert "Traceback" not in said
+        yield said
+
+
+@pytest.mark.parametrize("command", ["demo", "serve", "redis"])
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path, command: str, place: str):
+    (tmp_path / "file").touch()
+    done = run(command, SCOREPOOL_STATE_DIR=str(tmp_path / place))
+    assert done.returncode == 1
+    assert str(tmp_path / "file") in done.stderr
+    assert "SCOREPOOL_STATE_DIR" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_redis_folder_that_cannot_be_made_is_named(tmp_path: Path):
+    (tmp_path / "redis").touch()
+    done = run("redis", SCOREPOOL_STATE_DIR=str(tmp_path))
+    assert done.returncode == 1
+    assert str(tmp_path / "redis") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_key_opens_the_api_and_only_its_hash_is_configured(tmp_path: Path):
+    key, entry = (line.split(maxsplit=1)[1] for line in run("key", "ann").stdout.splitlines())
+    assert key not in entry
+    with serving(tmp_path, SCOREPOOL_API_KEYS=entry) as (_, url):
+        assert httpx.get(f"{url}/v1/jobs").status_code == 401
+        assert httpx.get(f"{url}/v1/jobs", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+@pytest.mark.parametrize("level", ["eRror", "Info"])
+def test_a_log_level_in_any_case_reaches_every_process(tmp_path: Path, level: str):
+    with serving(tmp_path, SCOREPOOL_LOG_LEVEL=level) as (serve, url):
+        assert httpx.get(f"{url}/v1/models").status_code == 200
+        serve.send_signal(signal.SIGTERM)
+        _, said = serve.communicate(timeout=60)
+    told = ["Uvicorn running on" in said, "Listening on demo" in said, "GET /v1/models" in said]
+    assert told == [level == "Info"] * 3
+
+
+@pytest.mark.parametrize("command", [["api"], ["worker", "--model", "demo=x"], ["worker", "--webhooks"]])
+def test_each_command_takes_a_log_level(monkeypatch: pytest.MonkeyPatch, command: list[str]):
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda _, arguments, environ: started.append((arguments, environ)))
+    CliRunner().invoke(app, [*command, "--log-level", "wArning"], catch_exceptions=False)
+    [(arguments, environ)] = started
+    assert environ["SCOREPOOL_LOG_LEVEL"].upper() == "WARNING"
+    if "worker" in command:
+        assert arguments[arguments.index("--logging_level") + 1] == "WARNING"

@@ -1,0 +1,81 @@
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from scorepool.local import redis_server
+from scorepool.local.redis_server import RedisServer, RedisServerError
+
+
+def test_what_was_acknowledged_is_there_after_kill_9(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        for number in range(1000):
+            redis.set(f"key:{number}", number)
+        assert server.process is not None
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+        server.start()
+        assert redis.dbsize() == 1000
+
+
+def test_only_its_user_can_open_the_socket(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server:
+        assert server.socket.stat().st_mode & 0o077 == 0
+        assert server.folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_second_server_on_the_same_folder_is_refused(tmp_path: Path):
+    with (
+        RedisServer(tmp_path / "r"),
+        pytest.raises(RedisServerError, match="already runs"),
+        RedisServer(tmp_path / "r"),
+    ):
+        pass
+
+
+def test_a_path_too_long_for_a_socket_says_what_to_set(tmp_path: Path):
+    with pytest.raises(RedisServerError, match="SCOREPOOL_STATE_DIR"), RedisServer(tmp_path / ("x" * 100)):
+        pass
+
+
+def test_it_never_evicts(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        assert redis.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_a_result_of_rqs_takes_no_more_room_than_it_needs(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        redis.xadd("rq:results:1", {"type": "1", "worker_name": "mac"})
+        assert int(redis.memory_usage("rq:results:1") or 0) < 1500
+
+
+def test_data_that_takes_long_to_load_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        with redis.pipeline(transaction=False) as pipeline:
+            for number in range(10_000):  # Redis answers while it loads, every thousand or so
+                pipeline.set(f"key:{number}", number)
+            pipeline.execute()
+        assert server.process is not None
+        server.process.kill()
+        server.process.wait()
+        slow = tmp_path / "slow-redis"
+        slow.write_text(f'#!/bin/sh\nexec {redis_server.find_binary()} "$@" --key-load-delay 300\n')
+        slow.chmod(0o755)
+        monkeypatch.setattr(redis_server, "find_binary", lambda: slow)
+        ping, right, passed_s = server._ping, time.monotonic, 0.0
+
+        def slow_ping() -> bytes:
+            """Between two answers of a server that loads, nearly all of the time passes that it has to start in."""
+            nonlocal passed_s
+            answer = ping()
+            if answer.startswith(b"-LOADING"):
+                passed_s += 0.9 * redis_server.START_TIMEOUT_S
+            return answer
+
+        monkeypatch.setattr(server, "_ping", slow_ping)
+        monkeypatch.setattr(time, "monotonic", lambda: right() + passed_s)
+        server.start()
+        assert redis.dbsize() == 10_000

@@ -1,0 +1,69 @@
+"""The worker of one model: its queues' jobs run in one continuous batch.
+
+    rq worker -w scorepool.worker.BatchWorker --with-scheduler demo:high demo demo:low
+
+SCOREPOOL_MODEL says which model; its engine is started in `open`, so never before a fork.
+"""
+
+import os
+import sys
+from typing import Any
+
+from redis.client import Pipeline
+
+from scorepool.engine import Engine
+from scorepool.store import INFER
+from scorepool.worker.inference.infer import Infer, engine_settings, stamp_of
+from scorepool.worker.inference.registration import Presence, card_of, served_model
+from scorepool.worker.inference.token_publisher import Outlet
+from scorepool.worker.rq.watchdog import UnderWay
+from scorepool.worker.rq.worker import Worker
+
+
+class BatchWorker(Worker):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine: Engine | None = None
+        self.infer: Infer | None = None
+        self.presence: Presence | None = None
+
+    def open(self) -> None:
+        (model, *aliases), source = served_model(self.settings, self.queue_names())
+        self.engine = self.start_engine(source)
+        stamp = stamp_of(model, self.engine.facts)
+        self.functions[INFER] = self.infer = Infer(self.engine, stamp, Outlet(self.connection))
+        self.presence = Presence(
+            card_of(stamp, self.engine.facts, self.engine.tokenizer, self.name, aliases), self.settings.lease_s
+        )
+
+    def start_engine(self, source: str) -> Engine:
+        """Blocks until the model is loaded. Raises engine.LoadError."""
+        _leave_torch_out()
+        return Engine(engine_settings(source, self.settings))
+
+    def close(self) -> None:
+        if self.infer is not None:
+            self.infer.close()
+        if self.engine is not None:
+            self.engine.close()
+        if self.presence is not None:
+            with self.connection.pipeline() as pipeline:
+                self.presence.withdraw(pipeline)
+                pipeline.execute()
+
+    def under_way(self) -> UnderWay:
+        step = None if self.engine is None else self.engine.step_started_at
+        tokenizing = None if self.infer is None else self.infer.tokenizing_since
+        return {**super().under_way(), "a step of the engine": step, "the tokenizing of one job": tokenizing}
+
+    def show(self, pipeline: Pipeline) -> None:
+        if self.presence is not None:
+            self.presence.show(pipeline)
+
+
+def _leave_torch_out() -> None:
+    """transformers, from which mlx-lm has its tokenizers, imports torch wherever it is installed: nearly half a GiB of
+    memory and two seconds of the start, for nothing. A process that has torch already keeps it."""
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = None  # type: ignore[assignment] # an import raises ModuleNotFoundError
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that models of torch cannot be had

@@ -1,0 +1,107 @@
+"""One job in flight: from its lease to the moment that its end is recorded. No Redis.
+
+    leased ──► running ──► over ──► recorded (worker/rq/commit.py), and forgotten
+          └──────────────►┘
+
+It is over exactly once, with a value or with an error; what comes later is dropped. Only the main thread touches it.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from rq.executions import Execution
+from rq.queue import Queue
+
+from scorepool.engine.errors import Fault
+from scorepool.worker.rq.job import Job
+
+
+class Stopped(Exception):
+    """The job's owner canceled it."""
+
+
+class Expired(Exception):
+    """The job's `expires_at` is over."""
+
+
+class Crashed(Exception):
+    """Too many workers died that ran this job alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What a job function returns when the job goes on elsewhere, beside others."""
+
+    future: "Future[Any]"
+    finish: Callable[[Any], object]  # from the future's result to the job's, on the main thread
+    cancel: Callable[[], object]
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    job: Job
+    queue: Queue
+    execution: Execution
+    pending: Pending | None = None
+    deadline: float | None = None  # time.monotonic()
+    overdue: Exception | None = None  # what it fails with then
+
+    is_over: bool = False
+    value: object = None
+    error: BaseException | None = None
+
+    is_decided: bool = False  # its callbacks were called and its retries counted: see worker/rq/commit.py
+    retry_delay_s: int | None = None  # it will run again so much later; None: this is its end
+
+    @property
+    def member(self) -> str:
+        """The name of its lease."""
+        return f"{self.job.id}:{self.execution.id}"
+
+    def due_in(self, seconds: float, overdue: Exception) -> None:
+        """Set a deadline; of several the first counts."""
+        deadline = time.monotonic() + seconds
+        if self.deadline is None or deadline < self.deadline:
+            self.deadline, self.overdue = deadline, overdue
+
+    def check_deadline(self) -> None:
+        if self.deadline is not None and self.overdue is not None and time.monotonic() >= self.deadline:
+            self.fail(self.overdue)
+
+    def run(self, function: Callable[[Job], object]) -> None:
+        """Call the job's function: the job is over when it returns, unless it goes on elsewhere."""
+        answer = function(self.job)
+        if isinstance(answer, Future):
+            answer = Pending(answer, finish=lambda value: value, cancel=answer.cancel)
+        if isinstance(answer, Pending):
+            self.pending = answer
+        else:
+            self.succeed(answer)
+
+    def land(self) -> None:
+        """Take what came of the job elsewhere. Raises Fault if it is the engine that failed."""
+        if self.is_over or self.pending is None:
+            return
+        try:
+            self.succeed(self.pending.finish(self.pending.future.result(timeout=0)))
+        except Fault:
+            raise
+        except Exception as error:
+            self.fail(error)
+
+    def succeed(self, value: object) -> None:
+        if not self.is_over:
+            self.is_over, self.value = True, value
+
+    def fail(self, error: BaseException) -> None:
+        if not self.is_over:
+            self.is_over, self.error = True, error
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let what runs elsewhere stop: nobody will take it."""
+        if self.pending is not None:
+            self.pending.cancel()

@@ -1,0 +1,179 @@
+"""RQ's worker as a process: its signals, commands, bells and scheduler, without RQ's assumption of one job at a time.
+
+Nothing here touches a job: what arrives is posted to the main thread as a call, and worker.py takes the calls there.
+"""
+
+import logging
+import math
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, partial
+from types import FrameType
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from rq.command import parse_payload
+from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
+from rq.group import Group
+from rq.serializers import JSONSerializer
+from rq.utils import now
+from rq.worker import BaseWorker
+
+from scorepool.store import Keys, Settings, SettingsError
+from scorepool.worker.rq.dead_workers import is_dead, machine
+from scorepool.worker.rq.job import Job, Queue
+from scorepool.worker.rq.scheduler import Scheduler
+
+
+class WorkerProcess(BaseWorker):
+    queue_class = Queue  # type: ignore[assignment]
+    job_class = Job
+    connection_timeout = 10  # seconds after which a Redis that does not answer is away
+
+    def __init__(self, queues: Any, *args: Any, **kwargs: Any) -> None:
+        """As rq.Worker, but job class, queue class and serializer are ours whatever is asked for: see job.py."""
+        kwargs |= {"job_class": Job, "queue_class": Queue, "serializer": JSONSerializer}
+        queues = [queues] if isinstance(queues, str) else queues
+        ours: list[Any] = [name if isinstance(name, str) else Queue.of(name) for name in queues]
+        super().__init__(ours, *args, **kwargs)
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._is_interruptible = False  # the main thread runs what may take long: a second signal ends it there
+        self._drain_by: float | None = None  # time.monotonic(), once it is told to stop
+        self._told_to_stop_at = math.inf  # time.monotonic()
+
+    @cached_property
+    def settings(self) -> Settings:
+        return Settings.load()
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        self._is_interruptible = True
+        try:
+            yield
+        finally:
+            self._is_interruptible = False
+
+    def _stop_job(self, job_id: str) -> None:
+        """On the main thread."""
+        raise NotImplementedError
+
+    def _post(self, call: Callable[[], object]) -> None:
+        """Have the main thread call it. Any thread may, and signal handlers."""
+        self._calls.put(call)
+
+    def _posted(self, patience_s: float) -> Iterator[Callable[[], object]]:
+        """Wait for the first call, then give all there are."""
+        try:
+            yield self._calls.get(timeout=patience_s)
+            while True:
+                yield self._calls.get_nowait()
+        except queue.Empty:
+            return
+
+    def serialize(self) -> dict[str, Any]:
+        return {**super().serialize(), "machine": machine()}
+
+    def register_birth(self) -> None:
+        """A worker that is restarted under its --name takes the place of the one that was killed."""
+        if is_dead(self.connection, self.name):
+            self.connection.delete(self.key)
+        try:
+            super().register_birth()
+        except ValueError:
+            raise SettingsError(
+                f"--name {self.name}: a worker of that name lives, or died a moment ago on another machine"
+            ) from None
+
+    def _share_log(self) -> None:
+        """What our rooms log goes where RQ's bootstrap has sent RQ's own log."""
+        for name in ("engine", "worker"):
+            log = logging.getLogger(name)
+            log.handlers = list(self.log.handlers)
+            log.setLevel(self.settings.log_level)
+
+    def subscribe(self) -> None:
+        """To RQ's commands, and to the bells of our queues."""
+        self.pubsub = self.connection.pubsub()
+        ring = {Keys.bell(name): self._ring for name in self.queue_names()}
+        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload}, **ring)
+        self.pubsub_thread = self.pubsub.run_in_thread(  # type: ignore[assignment]
+            sleep_time=60, daemon=True, exception_handler=self._pubsub_exception_handler
+        )
+
+    def unsubscribe(self) -> None:
+        """RQ stops its thread after the farewell that would have woken it, and then waits a second for it in vain."""
+        if self.pubsub is not None and self.pubsub_thread is not None:
+            self.pubsub_thread.stop()
+            self.pubsub.unsubscribe()
+            self.pubsub_thread.join(timeout=1)
+
+    def _ring(self, message: Mapping[str, object]) -> None:
+        self._post(lambda: None)
+
+    def handle_payload(self, message: dict[str, Any]) -> None:
+        try:
+            payload = parse_payload(message)
+            if payload["command"] == "stop-job":
+                self._post(partial(self._stop_job, payload["job_id"]))
+            else:
+                super().handle_payload(message)
+        except (ValueError, TypeError, KeyError) as error:  # anybody may publish anything
+            self.log.warning("Worker %s: a message that is no command: %r", self.name, error)
+
+    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
+        """RQ waits and goes on for a ConnectionError only; a Redis that does not answer is no less away."""
+        error = RedisConnectionError(str(exc)) if isinstance(exc, RedisTimeoutError) else exc
+        super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Drain. Only sets flags: a signal comes in the middle of anything."""
+        self._shutdown_requested_date = now()
+        self._told_to_stop_at = time.monotonic()
+        self._stop_requested = True
+        self._drain_by = time.monotonic() + self.settings.drain_timeout_s
+        signal.signal(signal.SIGINT, self.request_force_stop)
+        signal.signal(signal.SIGTERM, self.request_force_stop)
+        self.handle_warm_shutdown_request()
+        self._post(self.set_shutdown_requested_date)
+
+    def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Put everything back now. A signal that comes twice within a second is one: `rq worker-pool` doubles it."""
+        if time.monotonic() - self._told_to_stop_at < 1:
+            return
+        self.log.warning("Worker %s: cold shut down", self.name)
+        self._drain_by = time.monotonic()
+        self._post(lambda: None)
+        if self._is_interruptible:
+            raise SystemExit
+
+    def _start_scheduler(
+        self,
+        burst: bool = False,
+        logging_level: str | None = None,
+        date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
+        log_format: str = DEFAULT_LOGGING_FORMAT,
+    ) -> None:
+        level = logging_level if logging_level is not None else self.log.level
+        self.scheduler = Scheduler(
+            self.queues, self.connection, 1, level, date_format, log_format, serializer=self.serializer
+        )
+        self.scheduler.acquire_locks()
+        self.scheduler.start()
+        if burst:
+            self.scheduler.enqueue_scheduled_jobs()
+
+    def stop_scheduler(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.stop()
+
+    def run_maintenance_tasks(self) -> None:
+        self.clean_registries()
+        Group.clean_registries(connection=self.connection)
+
+    def _tick_scheduler(self) -> None:
+        if isinstance(self.scheduler, Scheduler):
+            self.scheduler.tick()

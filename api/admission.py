@@ -11,7 +11,7 @@ from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.webhook_endpoints import Endpoints
 
 
-class Door:
+class Admission:
     def __init__(self, redis: Redis, models: Models, endpoints: Endpoints) -> None:
         self._redis = redis
         self._models = models
@@ -25,7 +25,7 @@ class Door:
         for index, request in enumerate(requests):
             self._check_one(request, cards[request.model], now, f"[{index}]." if is_bulk else "")
 
-    def _check_one(self, request: wire.Request, cards: Sequence[wire.ModelCard], now: float, where: str) -> None:
+    def _check_one(self, request: wire.Request, cards: Sequence[wire.ServedModel], now: float, where: str) -> None:
         if request.model == store.WEBHOOKS:
             raise BadRequest(f"{where}model: {store.WEBHOOKS!r} is the name of the webhooks' queue", f"{where}model")
         if request.expires_at is not None and request.expires_at <= now:
@@ -42,7 +42,7 @@ class Door:
             _check_tokens(request, cards, where)
 
 
-def _check_tokens(request: wire.Request, cards: Sequence[wire.ModelCard], where: str) -> None:
+def _check_tokens(request: wire.Request, cards: Sequence[wire.ServedModel], where: str) -> None:
     """Against the widest of the model's workers: what even that cannot run is refused."""
     vocab_size = max(card.vocab_size for card in cards)
     context_length = max(card.context_length for card in cards)

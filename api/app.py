@@ -10,10 +10,10 @@ from fastapi import FastAPI
 
 from scorepool.api.batches.driver import Driver
 from scorepool.api.http import errors, openapi
-from scorepool.api.http.cutoff import CutOff
+from scorepool.api.http.cutoff import ShutdownMiddleware
 from scorepool.api.http.head import HeadAsGet
 from scorepool.api.http.loopback import LoopbackOnly
-from scorepool.api.metrics.prometheus import Timed
+from scorepool.api.metrics.prometheus import MetricsMiddleware
 from scorepool.api.routes import (
     batches,
     chat,
@@ -66,7 +66,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     openapi.install(app)
     if not parts.keyring:
         app.add_middleware(LoopbackOnly)
-    app.add_middleware(CutOff)
-    app.add_middleware(Timed, metrics=parts.metrics)
+    app.add_middleware(ShutdownMiddleware)
+    app.add_middleware(MetricsMiddleware, metrics=parts.metrics)
     app.add_middleware(HeadAsGet)
     return app

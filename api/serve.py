@@ -58,7 +58,7 @@ def serve(settings: Settings) -> None:
         )
     # Ours alone: at DEBUG the root logger would flood with what libraries say.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("api").setLevel(settings.log_level)
+    logging.getLogger("scorepool.api").setLevel(settings.log_level)
     logging.getLogger("uvicorn.access").addFilter(is_no_probe)
     config = uvicorn.Config(
         app,

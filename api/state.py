@@ -5,7 +5,7 @@ from typing import Self
 
 from redis.asyncio import Redis
 
-from scorepool.api.admission import Door
+from scorepool.api.admission import Admission
 from scorepool.api.auth import Keyring
 from scorepool.api.connection import REDIS_TIMEOUT_S, connect
 from scorepool.api.metrics.prometheus import Metrics
@@ -31,7 +31,7 @@ class State:
     queue: Queue
     records: Records
     models: Models
-    door: Door
+    door: Admission
     endpoints: Endpoints
     deliveries: Deliveries
     files: Files
@@ -56,7 +56,7 @@ class State:
             queue=Queue(redis, settings, keyring),
             records=Records(redis),
             models=models,
-            door=Door(redis, models, endpoints),
+            door=Admission(redis, models, endpoints),
             endpoints=endpoints,
             deliveries=Deliveries(redis, settings),
             files=Files(redis, settings),

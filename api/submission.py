@@ -12,7 +12,16 @@ from starlette.requests import Request
 from scorepool import store, wire
 from scorepool.api.http import tasks
 from scorepool.api.http.bodies import while_connected
-from scorepool.api.http.errors import BadRequest, Conflict, Failed, Refused, TooLarge, TooLong, Unavailable, told_as
+from scorepool.api.http.errors import (
+    ApiError,
+    BadRequest,
+    Conflict,
+    Failed,
+    PromptTooLong,
+    TooLarge,
+    Unavailable,
+    told_as,
+)
 from scorepool.api.repositories.queue import Submitted, fingerprint, job_ids
 from scorepool.api.state import State
 
@@ -31,11 +40,11 @@ async def enter(
     ids: Sequence[str] | None = None,
 ) -> list[Submitted]:
     """Past the door and into the queue. What was accepted before under the same key is answered again, whatever the
-    door says now: the model may have left since. Raises Refused."""
+    door says now: the model may have left since. Raises ApiError."""
     ids = ids or job_ids(owner, key, count)
     try:
         await parts.door.check(messages, is_bulk=count is not None)
-    except Refused:
+    except ApiError:
         if key is None or not await parts.queue.known(messages, ids):
             raise
     named = parts.models.under_own_names(messages)
@@ -70,7 +79,7 @@ async def answer(
     """The results of all, in order, as soon as the last is there.
 
     Where one fails, where time runs out and where the client goes, the others are canceled: nobody has their ids.
-    Raises Refused, of fields as `to_param` names them, ClientDisconnect.
+    Raises ApiError, of fields as `to_param` names them, ClientDisconnect.
     """
     count = len(messages) if len(messages) > 1 else None
     with told_as(to_param):
@@ -118,14 +127,14 @@ async def cancel_all(parts: State, owner: str, ids: Sequence[str]) -> None:
     for id_ in ids:
         try:
             await parts.queue.cancel(owner, id_)
-        except Refused:  # it has ended
+        except ApiError:  # it has ended
             continue
         except RedisError as error:
             logger.warning("jobs of a request that nobody waits for run on: %r", error)
             return
 
 
-def refusal_of(job: wire.Job, waited_s: float) -> Refused:
+def refusal_of(job: wire.Job, waited_s: float) -> ApiError:
     failure = job.failure
     if failure is None:
         return Unavailable(
@@ -136,7 +145,7 @@ def refusal_of(job: wire.Job, waited_s: float) -> Refused:
         case "invalid":
             return BadRequest(failure.message, failure.field)
         case "too_long":
-            return TooLong(failure.message, failure.field)
+            return PromptTooLong(failure.message, failure.field)
         case "canceled":
             return Conflict(failure.message)
         case "timeout":

@@ -26,10 +26,10 @@ NAMES = [
     *("llama", "llama3", "phi", "gpt_neox", "gpt_bigcode", "starcoder2", "qwen3", "qwen3_28_layers", "qwen3_moe"),
     *("qwen3_next", "gpt_oss", "gemma", "gemma2", "gemma3", "mamba", "mamba2", "lfm2", "granitehybrid", "nemotron_h"),
 ]
-Rows = list[list[int]]
+UnpaddedBatchKVCache = list[list[int]]
 
 
-def draw_rows() -> Rows:
+def draw_rows() -> UnpaddedBatchKVCache:
     """Six of lengths that share no chunk, and eight on one prompt."""
     draw = Random(0)
     tokens = [[draw.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in (99, 60, 33, 7, 120, 180, 80)]
@@ -38,7 +38,7 @@ def draw_rows() -> Rows:
     return [[BOS, *row] for row in tokens + alike]
 
 
-def run(engine: Engine, groups: list[Rows]) -> list[np.ndarray]:
+def run(engine: Engine, groups: list[UnpaddedBatchKVCache]) -> list[np.ndarray]:
     """Logprobs of the tokens behind the first 81, which may be shared; of short rows, of all."""
     found = []
     for rows in groups:
@@ -51,7 +51,7 @@ def first(row: list[int]) -> int:
     return 81 if len(row) > 81 else 1
 
 
-def expected(oracle: Oracle, rows: Rows) -> list[np.ndarray]:
+def expected(oracle: Oracle, rows: UnpaddedBatchKVCache) -> list[np.ndarray]:
     return [oracle.logprobs(row)[np.arange(first(row) - 1, len(row) - 1), row[first(row) :]] for row in rows]
 
 
@@ -63,7 +63,7 @@ def rms(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     return float(np.sqrt(np.mean(np.concatenate([a - b for a, b in zip(one, other, strict=True)]) ** 2)))
 
 
-def row_of_float32(folder: Path, rows: Rows) -> str:
+def row_of_float32(folder: Path, rows: UnpaddedBatchKVCache) -> str:
     """One line of the first table."""
     right = expected(Oracle(folder), rows)
     cells: list[str] = []
@@ -72,12 +72,16 @@ def row_of_float32(folder: Path, rows: Rows) -> str:
         engine = Engine(settings)
         alone, together = run(engine, [[row] for row in rows]), run(engine, [rows])
         same = largest(alone, together)
-        cells += [engine.facts.mode, f"{largest(together, right):.1e}", "to the bit" if same == 0 else f"{same:.1e}"]
+        cells += [
+            engine.model_info.mode,
+            f"{largest(together, right):.1e}",
+            "to the bit" if same == 0 else f"{same:.1e}",
+        ]
         engine.close()
     return " | ".join(cells)
 
 
-def row_of_16_bits(folder: Path, rows: Rows) -> str:
+def row_of_16_bits(folder: Path, rows: UnpaddedBatchKVCache) -> str:
     """One line of the second table."""
     right = expected(Oracle(folder), rows)
     cells: list[str] = []
@@ -95,7 +99,7 @@ def row_of_16_bits(folder: Path, rows: Rows) -> str:
 
 
 def main() -> None:
-    logging.getLogger("engine").setLevel(logging.CRITICAL)  # what it says of each model stands in the table
+    logging.getLogger("scorepool.engine").setLevel(logging.CRITICAL)  # what it says of each model stands in the table
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two architectures")
     names = NAMES[:2] if parser.parse_args().quick else NAMES

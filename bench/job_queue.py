@@ -41,7 +41,7 @@ from scorepool.worker.rq.worker import Worker
 
 ROOT = Path(__file__).parent.parent
 IN_FLIGHT = 32
-STAMP = wire.Stamp(
+STAMP = wire.Provenance(
     model="demo",
     fingerprint="f",
     dtype="float32",
@@ -61,7 +61,7 @@ def noop() -> None:
 
 
 def result(num_tokens: int) -> wire.Result:
-    scored = wire.Scored(
+    scored = wire.SequenceResult(
         token_ids=list(range(num_tokens)),
         token_bytes=[b"word"] * num_tokens,
         text="word" * num_tokens,

@@ -31,7 +31,7 @@ from scorepool.local.stack import Stack
 
 _START_S = 120.0
 _APART_S = 0.002  # between two streams' starts: mlx_lm.server takes five connections at once, and resets others
-_SERVER = "from engine import blas; blas.load(); from mlx_lm.server import main; main()"
+_SERVER = "from scorepool.engine.model import blas; blas.load(); from mlx_lm.server import main; main()"
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def main() -> None:
     by_rows = [measure(count, count, _ROW_LENGTH) for count in given.rows]
     engine.close()
     tables = {"tokens of one row": by_length, f"rows of {_ROW_LENGTH} tokens": by_rows}
-    text = f"# Time per scored token\n\n{conditions(given.model, engine.facts.backend)}\n"
+    text = f"# Time per scored token\n\n{conditions(given.model, engine.model_info.backend)}\n"
     text += "".join(f"\n{table(name, points)}" for name, points in tables.items())
     print(f"\n{text}")
     given.out.mkdir(parents=True, exist_ok=True)

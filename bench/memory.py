@@ -82,7 +82,7 @@ def measure(name: str, model: Model, rows: list[Row]) -> Usage:
 def _open(name: str, model: Model, rows: list[Row]) -> tuple[str, Scorer]:
     if name == "scorepool engine":
         engine = open_engine(model.folder)
-        return engine.facts.backend, Ours(engine)
+        return engine.model_info.backend, Ours(engine)
     if name == "transformers, logits_to_keep":
         return "torch", Transformers.load(model.folder, rows_at_once=len(rows))
     mlx_model, _ = load_mlx(model.folder)

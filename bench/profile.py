@@ -61,7 +61,7 @@ def profile(folder: Path, sequences: list[Sequence]) -> tuple[str, dict[_Key, tu
     engine.add(sequences).result()
     engine.close()
     stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    return engine.facts.backend, {key: (own, cumulative) for key, (_, _, own, cumulative, _) in stats.items()}
+    return engine.model_info.backend, {key: (own, cumulative) for key, (_, _, own, cumulative, _) in stats.items()}
 
 
 def report(stats: dict[_Key, tuple[float, float]], num_functions: int) -> None:

@@ -29,7 +29,7 @@ def main() -> None:
     rows = draw(Random(0))
     engine = open_engine(model.folder)
     mlx_model, _ = load_mlx(model.folder)
-    announce(f"Shared prefix, {describe(rows)}", given.model, engine.facts.backend)
+    announce(f"Shared prefix, {describe(rows)}", given.model, engine.model_info.backend)
     contestants: dict[str, Scorer] = {
         "scorepool engine": Ours(engine),
         "mlx_lm.evaluate": Evaluate(mlx_model),

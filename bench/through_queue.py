@@ -59,7 +59,7 @@ def main() -> None:
             (f"jobs of {items_per_job} items, about {given.job_s} s each", given.jobs, items_per_job),
             ("small jobs of one item, all in flight", given.small_jobs, 1),
         ):
-            announce(f"Through the queue, {count} {title}", given.model, engine.facts.backend)
+            announce(f"Through the queue, {count} {title}", given.model, engine.model_info.backend)
             through_queue(stack, client, given.model, [draw_job(draw, size, model.vocab_size)])  # warms up
             sides: list[tuple[Run, Run]] = []
             for _ in range(given.runs):  # on prompts of their own, which no cache holds

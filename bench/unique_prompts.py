@@ -31,7 +31,7 @@ def main() -> None:
     rows = draw(Random(0))
     engine = open_engine(model.folder)
     mlx_model, _ = load_mlx(model.folder)
-    announce(f"Unique prompts, {describe(rows)}, lengths {lengths}", given.model, engine.facts.backend)
+    announce(f"Unique prompts, {describe(rows)}, lengths {lengths}", given.model, engine.model_info.backend)
     contestants: dict[str, Scorer] = {
         "scorepool engine": Ours(engine),
         "mlx_lm.evaluate": Evaluate(mlx_model),

@@ -5,24 +5,32 @@ nothing of jobs, queues or HTTP.
 """
 
 from scorepool.engine.engine import Engine
-from scorepool.engine.errors import Closed, EngineError, Fault, LoadError, Numeric, Refused, TooLong
-from scorepool.engine.model_info import Facts
+from scorepool.engine.errors import (
+    ContextLengthExceeded,
+    EngineClosed,
+    EngineDeadError,
+    EngineError,
+    InvalidRequest,
+    LoadError,
+    NonFiniteLogits,
+)
+from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sequence import Sampling, Sequence
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.tokenizer import Tokenizer
 
 __all__ = [
-    "Closed",
+    "ContextLengthExceeded",
     "Engine",
+    "EngineClosed",
+    "EngineDeadError",
     "EngineError",
     "EngineSettings",
-    "Facts",
-    "Fault",
+    "InvalidRequest",
     "LoadError",
-    "Numeric",
-    "Refused",
+    "ModelInfo",
+    "NonFiniteLogits",
     "Sampling",
     "Sequence",
     "Tokenizer",
-    "TooLong",
 ]

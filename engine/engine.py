@@ -18,22 +18,22 @@ from threading import Condition
 from typing import Any, Protocol
 
 from scorepool.engine import mlx_thread as lane
-from scorepool.engine.errors import Closed, EngineError, Fault, LoadError
-from scorepool.engine.model_info import Facts
-from scorepool.engine.scheduling.prefix_cache import Prefixes
+from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError
+from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.scheduling.prefix_cache import PrefixCache
 from scorepool.engine.scheduling.scheduler import Plan, Scheduler
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.tokenizer import Tokenizer
 from scorepool.engine.validation import check
 
-log = logging.getLogger("engine")
+log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
     """The model. Made, used and dropped on the engine's thread. Steps are read in the order of their launch."""
 
-    facts: Facts
+    model_info: ModelInfo
     tokenizer: Tokenizer
     can_share: bool  # rows can go on from a prefix that was computed for several
 
@@ -66,7 +66,7 @@ def open_runner(settings: EngineSettings) -> Runner:
 class Engine:
     """Ready once constructed. Every method may be called from any thread."""
 
-    facts: Facts
+    model_info: ModelInfo
     tokenizer: Tokenizer
 
     def __init__(self, settings: EngineSettings, open_runner: Callable[[EngineSettings], Runner] = open_runner) -> None:
@@ -90,10 +90,11 @@ class Engine:
 
         `on_step` is called with the rows that have new entries, after each step that gave them some, and for the
         last time before the future is done; perhaps once more after `cancel`. It and the future's callbacks run on
-        the engine's thread and hold it up. Raises Refused or TooLong if a row asks for what the model cannot do,
-        Closed or Fault if the engine is no more.
+        the engine's thread and hold it up. Raises InvalidRequest or
+        ContextLengthExceeded if a row asks for what the model cannot do, EngineClosed or EngineDeadError if the
+        engine is no more.
         """
-        check(sequences, self.facts)
+        check(sequences, self.model_info)
         group = Group(sequences, Future(), on_step)
         with self._changed:
             if self._ended is not None:
@@ -113,7 +114,7 @@ class Engine:
         """End after the running step. Groups that are not done get Closed. Not for a future's callback."""
         atexit.unregister(self.close)
         with self._changed:
-            self._ended = self._ended or Closed("the engine was closed")
+            self._ended = self._ended or EngineClosed("the engine was closed")
             self._changed.notify()
         self._returned.wait()
 
@@ -130,22 +131,22 @@ class Engine:
             failure.__cause__ = error
             ready.set_exception(failure)
             return
-        self.facts, self.tokenizer = runner.facts, runner.tokenizer
+        self.model_info, self.tokenizer = runner.model_info, runner.tokenizer
         ready.set_result(None)
         try:
             self._serve(runner)
         except BaseException as error:
             log.exception("the engine failed in a step with %d rows", len(self._groups))
-            self._end(Fault(f"the engine failed: {type(error).__name__}: {error}"))
+            self._end(EngineDeadError(f"the engine failed: {type(error).__name__}: {error}"))
         else:
-            self._end(Closed("the engine was closed"))
+            self._end(EngineClosed("the engine was closed"))
 
     def _serve(self, runner: Runner) -> None:
         """Each step is launched before the one before it is read, so that neither host nor device waits."""
         settings = self._settings
-        prefixes = Prefixes(settings.prefix_cache_bytes) if runner.can_share else None
+        prefixes = PrefixCache(settings.prefix_cache_bytes) if runner.can_share else None
         scheduler = Scheduler(
-            settings.max_batch_tokens, settings.max_running_rows, runner.facts.max_cached_tokens, prefixes
+            settings.max_batch_tokens, settings.max_running_rows, runner.model_info.max_cached_tokens, prefixes
         )
         launched: Any = None
         while self._await_work(scheduler, launched):
@@ -231,7 +232,7 @@ class Engine:
     def _end(self, reason: EngineError) -> None:
         """Take nothing more, and tell everybody who waits."""
         with self._changed:
-            self._ended = self._ended if isinstance(self._ended, Fault) else reason
+            self._ended = self._ended if isinstance(self._ended, EngineDeadError) else reason
             waiting = [*dict.fromkeys(self._groups.values()), *self._arrivals]
             self._groups.clear()
             self._arrivals.clear()

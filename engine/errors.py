@@ -22,21 +22,21 @@ class LoadError(EngineError):
     pass
 
 
-class Refused(EngineError):
+class InvalidRequest(EngineError):
     pass
 
 
-class TooLong(EngineError):
+class ContextLengthExceeded(EngineError):
     pass
 
 
-class Numeric(EngineError):
+class NonFiniteLogits(EngineError):
     pass
 
 
-class Closed(EngineError):
+class EngineClosed(EngineError):
     pass
 
 
-class Fault(EngineError):
+class EngineDeadError(EngineError):
     pass

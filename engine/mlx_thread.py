@@ -9,10 +9,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event, Thread
 
-_idle: list["Lane"] = []  # append and pop are atomic
+_idle: list["MLXThread"] = []  # append and pop are atomic
 
 
-class Lane:
+class MLXThread:
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         Thread(target=self._run, name="mlx", daemon=True).start()
@@ -30,7 +30,7 @@ def start(work: Callable[[], None]) -> Event:
     try:
         lane = _idle.pop()
     except IndexError:
-        lane = Lane()
+        lane = MLXThread()
     returned = Event()
 
     def then_idle() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ModelInfo:
     fingerprint: str  # sha256 of the contents of the weights, the configuration and the tokenizer
     dtype: str  # in which the model computes; logprobs are float32 always
     quantization: str | None  # e.g. "4-bit affine, groups of 64"

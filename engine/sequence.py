@@ -33,7 +33,7 @@ class Sampling:
     repetition_penalty: float = 1.0  # of tokens given or generated: divides a logit above 0, multiplies one below
 
     @property
-    def moves_logits(self) -> bool:
+    def needs_logits_processing(self) -> bool:
         return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
@@ -65,7 +65,7 @@ class Sequence:
     temperature: float = 1.0  # of the reported logprobs of given tokens; generated ones report the model's own, T = 1
     sampling: Sampling | None = None  # None: score only
     constraint: Constraint | None = None  # of what is sampled; reported logprobs stay the model's own
-    num_given: int = field(init=False)
+    num_input_tokens: int = field(init=False)
 
     logprobs: list[float | None] = field(default_factory=list)
     top_ids: list[list[int]] = field(default_factory=list)
@@ -83,29 +83,29 @@ class Sequence:
     text: bytearray = field(init=False, default_factory=bytearray)  # generated so far
 
     def __post_init__(self) -> None:
-        self.num_given = len(self.token_ids)
+        self.num_input_tokens = len(self.token_ids)
         seed = self.sampling.seed if self.sampling else None
         self.noise_seed = randbits(63) if seed is None else seed
 
     @property
-    def moves_logits(self) -> bool:
+    def needs_logits_processing(self) -> bool:
         """Whether it samples from other logits than the model's."""
-        return self.sampling is not None and (self.sampling.moves_logits or self.constraint is not None)
+        return self.sampling is not None and (self.sampling.needs_logits_processing or self.constraint is not None)
 
     @property
     def num_generated(self) -> int:
-        return len(self.token_ids) - self.num_given
+        return len(self.token_ids) - self.num_input_tokens
 
     @property
     def num_prefill(self) -> int:
         """Given tokens that must go through the model: the last predicts nothing that a score row reports."""
         is_score_only = self.sampling is None and self.score_from is not None
-        return self.num_given - 1 if is_score_only else self.num_given
+        return self.num_input_tokens - 1 if is_score_only else self.num_input_tokens
 
     @property
     def max_length(self) -> int:
         """Tokens, once it has generated all it may."""
-        return self.num_given + (self.sampling.max_tokens if self.sampling else 0)
+        return self.num_input_tokens + (self.sampling.max_tokens if self.sampling else 0)
 
     @property
     def first_predictor(self) -> int:
@@ -115,7 +115,7 @@ class Sequence:
         """
         if self.score_from is not None:
             return max(self.score_from - 1, 0)
-        return self.num_given - 1 if self.sampling else self.num_given
+        return self.num_input_tokens - 1 if self.sampling else self.num_input_tokens
 
     @property
     def is_launched(self) -> bool:
@@ -126,7 +126,7 @@ class Sequence:
     def is_done(self) -> bool:
         if self.sampling:
             return self.finish_reason is not None
-        return self.score_from is not None and len(self.logprobs) == self.num_given - self.score_from
+        return self.score_from is not None and len(self.logprobs) == self.num_input_tokens - self.score_from
 
     def start_with_unpredicted(self) -> None:
         """The entry of position 0, for a row that is reported from its first token on."""

@@ -108,7 +108,7 @@ class Client:
     def delete(self, job_id: str) -> None:
         self._send("DELETE", f"/v1/jobs/{job_id}")
 
-    def models(self) -> list[wire.ModelCard]:
+    def models(self) -> list[wire.ServedModel]:
         return self._call(wire.ModelList, "GET", "/v1/models").models
 
     def _call(self, kind: type[T], method: str, path: str, **options: Any) -> T:

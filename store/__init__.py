@@ -4,7 +4,7 @@ from scorepool.store.keys import DELIVER, DONE, INFER, TOKENS, WEBHOOKS, Keys, q
 from scorepool.store.outbox import DELIVERY_KEPT_S, OUTBOX
 from scorepool.store.sentinel import SentinelUrl
 from scorepool.store.settings import Settings, SettingsError, parse_model
-from scorepool.store.webhook_url import Endpoint, is_public, literal_address
+from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
 
 __all__ = [
     "DELIVER",
@@ -14,11 +14,11 @@ __all__ = [
     "OUTBOX",
     "TOKENS",
     "WEBHOOKS",
-    "Endpoint",
     "Keys",
     "SentinelUrl",
     "Settings",
     "SettingsError",
+    "WebhookUrl",
     "is_public",
     "literal_address",
     "parse_model",

@@ -50,7 +50,7 @@ _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa")
 _ALLOW = "the operator allows it with SCOREPOOL_WEBHOOK_ALLOW_PRIVATE"
 
 
-class Endpoint(Struct, frozen=True, kw_only=True):
+class WebhookUrl(Struct, frozen=True, kw_only=True):
     """A webhook URL, taken apart once, so that what was checked is what is connected to."""
 
     scheme: str

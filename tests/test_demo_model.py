@@ -11,12 +11,12 @@ import mlx_lm
 import pytest
 import torch
 from mlx_lm.models.qwen3 import ModelArgs
-from models.train import BATCH_TOKENS, batches
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scorepool.models import DEMO
 from scorepool.models.card import perplexity, read_heldout
 from scorepool.models.corpus import Document, chat, is_held_out, split
+from scorepool.models.train import BATCH_TOKENS, batches
 
 PASSAGES = read_heldout(DEMO)
 PROSE = [passage for passage in PASSAGES if passage.kind == "prose"]

@@ -197,7 +197,7 @@ def answers(http: httpx.Client, key: dict[str, str], until: Callable[[httpx.Resp
 def test_a_worker_takes_a_master_without_replicas_for_one_that_is_away(servers: Servers):
     with Redis(port=servers.agreed_master()) as master, worker.Redis.from_url(servers.url) as redis:
         master.config_set("min-replicas-to-write", 2)
-        with pytest.raises(scorepool.worker.rq.worker.TROUBLE, match="Not enough good replicas"):
+        with pytest.raises(scorepool.worker.rq.worker.REDIS_UNAVAILABLE, match="Not enough good replicas"):
             redis.set("scorepool:probe", 1)
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from scorepool.wire.request import Kind
-from scorepool.wire.result import Failure, Result, Stamp
+from scorepool.wire.result import Failure, Provenance, Result
 
 Status = Literal["queued", "started", "finished", "failed", "canceled"]
 
@@ -42,11 +42,11 @@ class JobPage(Struct, frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
-class ModelCard(Struct, frozen=True, kw_only=True):
+class ServedModel(Struct, frozen=True, kw_only=True):
     """What one live worker serves. It is written into Redis by the worker and expires with it."""
 
     id: str
-    stamp: Stamp
+    stamp: Provenance
     context_length: int
     vocab_size: int
     self_test: str  # "passed", or what the engine does about what failed
@@ -81,7 +81,7 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[Model] = []
-    models: list[ModelCard]
+    models: list[ServedModel]
 
 
 class ErrorReply(Struct, frozen=True, kw_only=True):

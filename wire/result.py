@@ -23,7 +23,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
-class Stamp(Struct, frozen=True, kw_only=True):
+class Provenance(Struct, frozen=True, kw_only=True):
     """What computed the numbers. Two results are comparable when their stamps are equal."""
 
     model: str
@@ -39,7 +39,7 @@ class Stamp(Struct, frozen=True, kw_only=True):
 Channel = Literal["content", "reasoning", "tool_call", "markup"]  # markup: what parts the others; it adds to none
 
 
-class Called(Struct, frozen=True, kw_only=True):
+class ToolCallResult(Struct, frozen=True, kw_only=True):
     """A function that the model called."""
 
     id: str  # the same tokens have the same
@@ -48,7 +48,7 @@ class Called(Struct, frozen=True, kw_only=True):
     entry: int  # of the generated tokens, the one that ends it
 
 
-class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SequenceResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence. Every column has one entry per reported token, in the order of the text.
 
     Entry j belongs to `token_ids[j]`: logprobs[j] = log p(token_ids[j] | every token before it), in nats.
@@ -80,16 +80,16 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` it was; null: the model's own end token
     skipped: list[int] = []  # numbers of the generated tokens that are special, where `text` is to be without them
     channels: list[Channel] | None = None  # of an answer to a chat: one entry a generated token
-    tool_calls: list[Called] = []
+    tool_calls: list[ToolCallResult] = []
 
 
 class Result(Struct, tag="result", frozen=True, kw_only=True):
     """`sequences` follows the request: one per item of a score job, n of a generate job."""
 
-    sequences: list[Scored]
+    sequences: list[SequenceResult]
     temperature: float
     usage: Usage
-    stamp: Stamp
+    stamp: Provenance
 
 
 class Failure(Struct, tag="failure", frozen=True, kw_only=True, omit_defaults=True):

@@ -3,10 +3,10 @@
 from msgspec import Struct
 
 from scorepool.wire.columns import Floats
-from scorepool.wire.result import Called, Channel
+from scorepool.wire.result import Channel, ToolCallResult
 
 
-class Growth(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TokenDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New entries of one sequence of a job: those of its generated tokens from number `first` on.
 
     None may be missing from the result, so tokens that may turn out to begin a stop string are held back, and so are
@@ -24,9 +24,9 @@ class Growth(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_bytes: list[list[bytes]] | None = None
     top_logprobs: list[Floats] | None = None
     channels: list[Channel] | None = None
-    tool_calls: list[Called] = []  # that end in these entries
+    tool_calls: list[ToolCallResult] = []  # that end in these entries
     num_prompt_tokens: int | None = None  # beside the first entries of a sequence
     skipped: list[int] = []  # as in the result: numbers of generated tokens, among these entries
 
 
-Step = list[Growth]  # one message on the stream: of all rows of a worker that grew since its last one
+TokenDeltas = list[TokenDelta]  # one message on the stream: of all rows of a worker that grew since its last one

@@ -10,25 +10,25 @@ from redis.exceptions import WatchError
 
 from scorepool import store, wire
 from scorepool.api.dialects.openai.batch import Batch
-from scorepool.api.repositories.batches import Progress
+from scorepool.api.repositories.batches import BatchProgress
 from scorepool.store.scripts import load
 
 CLAIM = load("claim_batch.lua")
 DUE = load("due_batch.lua")
 
 
-class Overtaken(Exception):
+class LeaseLost(Exception):
     """The batch was touched: cancelled, or claimed by another driver. What is true is read again in another turn."""
 
 
-class Turn:
+class BatchLease:
     def __init__(
         self,
         redis: Redis,
         lease_s: float,
         id: str,  # noqa: A002
         owner: str,
-        progress: Progress,
+        progress: BatchProgress,
         cancel_at: float | None,
         number: int,
         claimed_at: float,
@@ -55,7 +55,7 @@ class Turn:
             lease_s,
             id_.decode(),
             owner.decode(),
-            wire.parse(progress, Progress, "msgpack"),
+            wire.parse(progress, BatchProgress, "msgpack"),
             None if cancel is None else float(cancel),
             number,
             float(claimed_at),
@@ -77,9 +77,9 @@ class Turn:
         return time.monotonic() - self._whole_at > self._lease_s / 3
 
     async def extend(self) -> None:
-        """Raises Overtaken."""
+        """Raises LeaseLost."""
         if not await self._due(self._lease_s):
-            raise Overtaken
+            raise LeaseLost
         self._whole_at = time.monotonic()
 
     async def release(self, due_in_s: float) -> None:
@@ -87,14 +87,14 @@ class Turn:
         other's turns short would never come to an end."""
         await self._due(due_in_s)
 
-    async def commit(self, progress: Progress, write: Callable[[Pipeline], None] | None = None) -> None:
-        """The new progress, and what `write` puts beside it, all or nothing. Raises Overtaken."""
+    async def commit(self, progress: BatchProgress, write: Callable[[Pipeline], None] | None = None) -> None:
+        """The new progress, and what `write` puts beside it, all or nothing. Raises LeaseLost."""
         key = store.Keys.batch(self.id)
         async with self._redis.pipeline() as pipeline:
             try:
                 await pipeline.watch(key)
                 if await pipeline.hget(key, "turn") != str(self.number).encode():
-                    raise Overtaken
+                    raise LeaseLost
                 pipeline.multi()  # type: ignore[no-untyped-call]
                 pipeline.hset(key, "state", wire.encode(progress))
                 pipeline.zadd(store.Keys.batches, {self.id: self.now + self._lease_s}, xx=True)
@@ -102,7 +102,7 @@ class Turn:
                     write(pipeline)
                 await pipeline.execute()
             except WatchError:  # also of a connection that was lost: then it is not known whether this was written
-                raise Overtaken from None
+                raise LeaseLost from None
         self.progress = progress
         self._whole_at = time.monotonic()
 

@@ -9,10 +9,10 @@ from redis.asyncio.client import Pipeline
 from rq.job import Job as RqJob
 
 from scorepool import store, wire
-from scorepool.api.batches.batch_lease import Turn
-from scorepool.api.batches.lines import Ended, Held
+from scorepool.api.batches.batch_lease import BatchLease
+from scorepool.api.batches.lines import Ended, LineInProgress
 from scorepool.api.dialects.openai.batch import Batch, BatchUsage, RequestCounts
-from scorepool.api.repositories.batches import Progress
+from scorepool.api.repositories.batches import BatchProgress
 from scorepool.api.repositories.files import pack
 from scorepool.api.repositories.jobs import status_of
 from scorepool.api.state import State
@@ -20,8 +20,8 @@ from scorepool.api.state import State
 LET_GO_S = 60  # how long jobs whose line is written are kept
 
 
-class Ledger:
-    def __init__(self, parts: State, turn: Turn) -> None:
+class BatchStore:
+    def __init__(self, parts: State, turn: BatchLease) -> None:
         self.parts = parts
         self.turn = turn
         self.lines_key = store.Keys.batch_lines(turn.id)
@@ -30,18 +30,18 @@ class Ledger:
     def batch(self) -> Batch:
         return self.turn.progress.batch
 
-    async def held(self) -> list[Held]:
+    async def held(self) -> list[LineInProgress]:
         """Lines that have jobs, in their order."""
         fields: Any = await self.parts.redis.hkeys(self.lines_key)
-        return sorted(filter(None, map(Held.read, fields)))
+        return sorted(filter(None, map(LineInProgress.read, fields)))
 
-    async def texts(self, held: Sequence[Held]) -> list[bytes]:
+    async def texts(self, held: Sequence[LineInProgress]) -> list[bytes]:
         if not held:
             return []
         texts: Any = await self.parts.redis.hmget(self.lines_key, [str(one) for one in held])
         return list(texts)
 
-    async def statuses(self, held: Sequence[Held]) -> list[list[wire.Status | None]]:
+    async def statuses(self, held: Sequence[LineInProgress]) -> list[list[wire.Status | None]]:
         """Of every job of every line; None for one that is not there."""
         ids = [one.job_ids(self.turn.id) for one in held]
         async with self.parts.redis.pipeline(transaction=False) as pipeline:
@@ -53,12 +53,12 @@ class Ledger:
 
     async def write(
         self,
-        progress: Progress,
+        progress: BatchProgress,
         entries: Sequence[Ended],
-        dropped: Sequence[Held] = (),
-        taken: Mapping[Held, bytes] | None = None,
+        dropped: Sequence[LineInProgress] = (),
+        taken: Mapping[LineInProgress, bytes] | None = None,
     ) -> None:
-        """Entries go into their files, lines come and go, and the counts follow: all or nothing. Raises Overtaken."""
+        """Entries go into their files, lines come and go, and the counts follow: all or nothing. Raises LeaseLost."""
         good = b"".join(one.text for one in entries if one.usage is not None)
         bad = b"".join(one.text for one in entries if one.usage is None)
         batch = replace(

@@ -3,8 +3,8 @@
 from msgspec import Struct
 
 from scorepool import wire
-from scorepool.api.batches.batch_lease import Turn
-from scorepool.api.dialects.openai.batch import MAX_LINES, Batch, BatchError, Line, Named
+from scorepool.api.batches.batch_lease import BatchLease
+from scorepool.api.dialects.openai.batch import MAX_LINES, Batch, BatchError, Line, LineModel
 from scorepool.api.state import State
 
 MAX_ERRORS = 100  # told of
@@ -16,7 +16,7 @@ class Checked(Struct):
     errors: list[BatchError]
 
 
-async def check(parts: State, turn: Turn) -> Checked:
+async def check(parts: State, turn: BatchLease) -> Checked:
     """Reads the whole file in one turn and writes nothing, so whoever is cut off begins again."""
     errors: list[BatchError] = []
     custom_ids: set[str] = set()
@@ -65,7 +65,7 @@ def _look(text: bytes, number: int, batch: Batch, custom_ids: set[str], models: 
         message = f"url: expected {batch.endpoint}, the batch's endpoint, found {line.url}"
         return BatchError(code="mismatched_url", message=message, line=number, param="url")
     try:
-        models.setdefault(wire.parse(bytes(line.body), Named).model, number)
+        models.setdefault(wire.parse(bytes(line.body), LineModel).model, number)
     except wire.Invalid as error:
         field = f"body.{error.field}" if error.field else "body"
         return BatchError(code="invalid_line", message=f"body: {error.message}", line=number, param=field)

@@ -4,8 +4,8 @@ import asyncio
 
 from scorepool import wire
 from scorepool.api.batches import lines
-from scorepool.api.batches.batch_store import Ledger
-from scorepool.api.batches.lines import Ended, Ending, Held
+from scorepool.api.batches.batch_store import BatchStore
+from scorepool.api.batches.lines import Ended, Ending, LineInProgress
 from scorepool.api.http.errors import NotFound
 from scorepool.api.repositories.jobs import ENDED
 from scorepool.api.submission import cancel_all
@@ -14,14 +14,14 @@ GROUP = 16  # lines whose results are in memory at once
 STOP_S = 60  # that jobs have to stop in when the batch is over
 
 
-async def stop(ledger: Ledger) -> None:
+async def stop(ledger: BatchStore) -> None:
     """What waits ends at once; what runs is told to."""
     for one in await ledger.held():
         await cancel_all(ledger.parts, ledger.turn.owner, one.job_ids(ledger.turn.id))
 
 
-async def collect(ledger: Ledger, ending: Ending | None) -> bool:
-    """Write the entries of lines whose jobs have all ended. Returns whether there were any. Raises Overtaken."""
+async def collect(ledger: BatchStore, ending: Ending | None) -> bool:
+    """Write the entries of lines whose jobs have all ended. Returns whether there were any. Raises LeaseLost."""
     held = await ledger.held()
     statuses = await ledger.statuses(held)
     done = ENDED if ending is None else (*ENDED, None)  # what was not queued any more needs no end
@@ -37,7 +37,7 @@ async def collect(ledger: Ledger, ending: Ending | None) -> bool:
     return bool(over)
 
 
-async def _ended(ledger: Ledger, held: Held, text: bytes, ending: Ending | None) -> Ended | None:
+async def _ended(ledger: BatchStore, held: LineInProgress, text: bytes, ending: Ending | None) -> Ended | None:
     """None for one whose jobs were deleted just now: it is run again."""
     ids = held.job_ids(ledger.turn.id)
     try:
@@ -49,7 +49,7 @@ async def _ended(ledger: Ledger, held: Held, text: bytes, ending: Ending | None)
         return lines.refused(text, error, ids[0])
 
 
-async def write_off(ledger: Ledger, ending: Ending) -> None:
+async def write_off(ledger: BatchStore, ending: Ending) -> None:
     """Lines whose jobs do not stop, STOP_S after the batch was over: their worker may be gone for good."""
     over_at = ledger.turn.cancel_at if ending == "cancelled" else ledger.batch.expires_at
     if over_at is None or ledger.turn.now < over_at + STOP_S:

@@ -5,7 +5,7 @@ import logging
 
 from redis.exceptions import RedisError
 
-from scorepool.api.batches.batch_lease import Overtaken, Turn
+from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.run import run
 from scorepool.api.http import tasks
 from scorepool.api.state import State
@@ -32,7 +32,7 @@ class Driver:
     async def _run(self) -> None:
         while True:
             try:
-                turn = await Turn.claim(self._parts.redis, self._parts.settings.lease_s)
+                turn = await BatchLease.claim(self._parts.redis, self._parts.settings.lease_s)
                 await (asyncio.sleep(POLL_S) if turn is None else self._drive(turn))
             except (RedisError, OSError) as error:
                 logger.warning("batches wait for Redis: %r", error)
@@ -40,9 +40,9 @@ class Driver:
             except Exception:  # one batch's fault, or its record's: the others have their turns
                 logger.exception("a batch's turn failed; its next comes after the lease")
 
-    async def _drive(self, turn: Turn) -> None:
+    async def _drive(self, turn: BatchLease) -> None:
         try:
             due_in_s = await run(self._parts, turn)
-        except Overtaken:
+        except LeaseLost:
             due_in_s = 0.0
         await turn.release(due_in_s)

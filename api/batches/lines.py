@@ -8,8 +8,17 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from scorepool import wire
-from scorepool.api.dialects.openai.batch import CALLS, Batch, BatchUsage, Call, Entry, Line, LineError, LineResponse
-from scorepool.api.http.errors import BadRequest, Refused, TooLarge, error_reply, told_as
+from scorepool.api.dialects.openai.batch import (
+    CALLS,
+    Batch,
+    BatchOutputLine,
+    BatchUsage,
+    Call,
+    Line,
+    LineError,
+    LineResponse,
+)
+from scorepool.api.http.errors import ApiError, BadRequest, TooLarge, error_reply, told_as
 from scorepool.api.repositories import decode as stored
 from scorepool.api.state import State
 from scorepool.api.submission import refusal_of
@@ -26,7 +35,7 @@ _SENTENCES: dict[Ending, str] = {
 class Ended(NamedTuple):
     """A line that needs nothing more."""
 
-    entry: Entry
+    entry: BatchOutputLine
     usage: BatchUsage | None = None  # of one that succeeded
 
     @property
@@ -34,14 +43,14 @@ class Ended(NamedTuple):
         return wire.encode_json(self.entry) + b"\n"
 
 
-class Held(NamedTuple):
+class LineInProgress(NamedTuple):
     """A line that has jobs. Written as `<number>.<number of jobs>`."""
 
     number: int
     num_jobs: int
 
     @classmethod
-    def read(cls, field: bytes) -> "Held | None":
+    def read(cls, field: bytes) -> "LineInProgress | None":
         """None for what nobody of ours wrote."""
         written = _HELD.fullmatch(field)
         return written and cls(int(written[1]), int(written[2]))
@@ -79,7 +88,7 @@ def requests_of(call: Call, batch: Batch) -> list[wire.Request]:
 
 
 async def accept(parts: State, text: bytes, batch: Batch) -> list[wire.Request]:
-    """The jobs of a line. Raises wire.Invalid, Refused: it ends without any."""
+    """The jobs of a line. Raises wire.Invalid, ApiError: it ends without any."""
     call = call_of(text, batch)
     requests = requests_of(call, batch)
     most = min(parts.settings.max_bulk_jobs, parts.settings.max_queue_depth)  # they are queued all or none
@@ -90,7 +99,7 @@ async def accept(parts: State, text: bytes, batch: Batch) -> list[wire.Request]:
     return requests
 
 
-def refused(text: bytes, error: wire.Invalid | Refused, unique: str) -> Ended:
+def refused(text: bytes, error: wire.Invalid | ApiError, unique: str) -> Ended:
     if isinstance(error, wire.Invalid):
         error = BadRequest(error.message, error.field)
     return Ended(_entry(text, unique, error.status, error_reply(error)))
@@ -98,7 +107,7 @@ def refused(text: bytes, error: wire.Invalid | Refused, unique: str) -> Ended:
 
 def not_run(text: bytes, ending: Ending, unique: str) -> Ended:
     error = LineError(code=f"batch_{ending}", message=_SENTENCES[ending])
-    return Ended(Entry(id=f"batch_req_{unique}", custom_id=custom_id_of(text), error=error))
+    return Ended(BatchOutputLine(id=f"batch_req_{unique}", custom_id=custom_id_of(text), error=error))
 
 
 def ended(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | None) -> Ended:
@@ -122,6 +131,6 @@ def ended(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | 
     return Ended(_entry(text, unique, refusal.status, error_reply(refusal)))
 
 
-def _entry(text: bytes, unique: str, status: int, body: Any) -> Entry:
+def _entry(text: bytes, unique: str, status: int, body: Any) -> BatchOutputLine:
     response = LineResponse(status_code=status, request_id=unique, body=body)
-    return Entry(id=f"batch_req_{unique}", custom_id=custom_id_of(text), response=response)
+    return BatchOutputLine(id=f"batch_req_{unique}", custom_id=custom_id_of(text), response=response)

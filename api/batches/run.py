@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from redis.asyncio.client import Pipeline
 
 from scorepool import store, wire
-from scorepool.api.batches.batch_lease import Turn
-from scorepool.api.batches.batch_store import Ledger, file_id
+from scorepool.api.batches.batch_lease import BatchLease
+from scorepool.api.batches.batch_store import BatchStore, file_id
 from scorepool.api.batches.check import check
 from scorepool.api.batches.collect import collect, stop, write_off
 from scorepool.api.batches.lines import Ending
@@ -23,8 +23,8 @@ MOVED_S, STILL_S = 0.05, 0.5  # until the next turn
 ANNOUNCE = store.OUTBOX + load("announce_batch.lua")
 
 
-async def run(parts: State, turn: Turn) -> float:
-    """Returns the seconds until the next turn. Raises Overtaken."""
+async def run(parts: State, turn: BatchLease) -> float:
+    """Returns the seconds until the next turn. Raises LeaseLost."""
     match turn.batch.status:
         case "validating":
             await _validate(parts, turn)
@@ -32,7 +32,7 @@ async def run(parts: State, turn: Turn) -> float:
         case "finalizing":
             await _finish(turn, "completed")
             return 0.0
-    ledger, ending = Ledger(parts, turn), _ending(turn)
+    ledger, ending = BatchStore(parts, turn), _ending(turn)
     if ending is not None:
         await stop(ledger)
     has_moved = await collect(ledger, ending)
@@ -46,13 +46,13 @@ async def run(parts: State, turn: Turn) -> float:
     return MOVED_S if has_moved else STILL_S
 
 
-def _ending(turn: Turn) -> Ending | None:
+def _ending(turn: BatchLease) -> Ending | None:
     if turn.cancel_at is not None:
         return "cancelled"
     return "expired" if turn.now >= turn.batch.expires_at else None
 
 
-async def _validate(parts: State, turn: Turn) -> None:
+async def _validate(parts: State, turn: BatchLease) -> None:
     if turn.cancel_at is not None:
         await _finish(turn, "cancelled")
         return
@@ -70,7 +70,7 @@ async def _validate(parts: State, turn: Turn) -> None:
     await turn.commit(replace(turn.progress, batch=batch))
 
 
-async def _end(turn: Turn, ending: Ending | None) -> None:
+async def _end(turn: BatchLease, ending: Ending | None) -> None:
     """Every line has its entry, unless the input file went away under the batch."""
     total, num_taken = turn.batch.request_counts.total, turn.progress.num_taken
     if num_taken != total:
@@ -83,8 +83,8 @@ async def _end(turn: Turn, ending: Ending | None) -> None:
         await turn.commit(replace(turn.progress, batch=batch))
 
 
-async def _finish(turn: Turn, status: wire.BatchEnd, errors: Sequence[BatchError] = ()) -> None:
-    """Its files, its end and the news of it, in one transaction. Raises Overtaken."""
+async def _finish(turn: BatchLease, status: wire.BatchEnd, errors: Sequence[BatchError] = ()) -> None:
+    """Its files, its end and the news of it, in one transaction. Raises LeaseLost."""
     progress, owner, id_ = turn.progress, turn.owner, turn.id
     output, error = file_id(id_, "output"), file_id(id_, "error")
     batch = replace(

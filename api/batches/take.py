@@ -6,18 +6,18 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.batches import lines
-from scorepool.api.batches.batch_store import Ledger
+from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.check import lines_of
-from scorepool.api.batches.lines import Ended, Ending, Held
-from scorepool.api.http.errors import QueueFull, Refused, Unavailable
+from scorepool.api.batches.lines import Ended, Ending, LineInProgress
+from scorepool.api.http.errors import ApiError, QueueFull, Unavailable
 
 MAX_JOBS = 512  # of one batch at once: enough for eight workers, and the next batch has not long to wait
 ENTRIES = 500  # lines that end without a job, in one write
 
 
-async def resubmit(ledger: Ledger) -> bool:
+async def resubmit(ledger: BatchStore) -> bool:
     """Queue lines whose jobs are not there: there was no room, or a driver died first. Returns whether there is room
-    for more. Raises Overtaken."""
+    for more. Raises LeaseLost."""
     held = await ledger.held()
     statuses = await ledger.statuses(held)
     lost = [one for one, found in zip(held, statuses, strict=True) if None in found]
@@ -33,9 +33,9 @@ async def resubmit(ledger: Ledger) -> bool:
     return True
 
 
-async def take(ledger: Ledger, ending: Ending | None) -> bool:
+async def take(ledger: BatchStore, ending: Ending | None) -> bool:
     """Read on as far as there is room. Once the batch is over, no line gets jobs, and so there always is. Returns
-    whether there was a line. Raises Overtaken."""
+    whether there was a line. Raises LeaseLost."""
     room = MAX_JOBS - sum(one.num_jobs for one in await ledger.held())
     has_moved, turn = False, ledger.turn
     while room > 0 and not turn.progress.is_read:
@@ -46,7 +46,7 @@ async def take(ledger: Ledger, ending: Ending | None) -> bool:
             break
         texts = lines_of(part)
         entries: list[Ended] = []
-        taken: dict[Held, tuple[bytes, list[wire.Request]]] = {}
+        taken: dict[LineInProgress, tuple[bytes, list[wire.Request]]] = {}
         line, number = before.line, before.number
         while line < len(texts) and room > 0 and len(entries) < ENTRIES and not (line > before.line and turn.is_waning):
             text, line, number = texts[line], line + 1, number + 1
@@ -56,7 +56,7 @@ async def take(ledger: Ledger, ending: Ending | None) -> bool:
             if isinstance(begun, Ended):
                 entries.append(begun)
             else:
-                taken[Held(number, len(begun))] = (text, begun)
+                taken[LineInProgress(number, len(begun))] = (text, begun)
                 room -= len(begun)
         is_whole = line == len(texts)
         after = replace(
@@ -74,17 +74,17 @@ async def take(ledger: Ledger, ending: Ending | None) -> bool:
     return has_moved
 
 
-async def _begin(ledger: Ledger, text: bytes, number: int, ending: Ending | None) -> Ended | list[wire.Request]:
+async def _begin(ledger: BatchStore, text: bytes, number: int, ending: Ending | None) -> Ended | list[wire.Request]:
     unique = lines.job_id(ledger.turn.id, number, 0)
     if ending is not None:
         return lines.not_run(text, ending, unique)
     try:
         return await lines.accept(ledger.parts, text, ledger.batch)
-    except (wire.Invalid, Refused) as error:
+    except (wire.Invalid, ApiError) as error:
         return lines.refused(text, error, unique)
 
 
-async def _submit(ledger: Ledger, held: Held, requests: Sequence[wire.Request]) -> bool:
+async def _submit(ledger: BatchStore, held: LineInProgress, requests: Sequence[wire.Request]) -> bool:
     """False if the queue is full or lacks replicas. What was queued before stays as it is: the ids are the same."""
     parts, turn = ledger.parts, ledger.turn
     await parts.models.serving(request.model for request in requests)

@@ -19,11 +19,11 @@ class Told(Struct, frozen=True, kw_only=True):
     """One event: entries of one sequence, or, where `restart` is true, that all that was told is void."""
 
     place: str
-    growth: wire.Growth | UnsetType = UNSET
+    growth: wire.TokenDelta | UnsetType = UNSET
     restart: bool = False
 
 
-class Progress:
+class EventCursor:
     def __init__(self, counts: list[int]) -> None:
         self._told: dict[int, list[int | None]] = {
             sequence: [None] * count for sequence, count in enumerate(counts)
@@ -41,7 +41,7 @@ class Progress:
         num_sequences = max(self._told, default=0) + 1
         return ",".join(str(len(self._told.get(sequence, ()))) for sequence in range(num_sequences))
 
-    def grow(self, growth: wire.Growth) -> list[Told]:
+    def grow(self, growth: wire.TokenDelta) -> list[Told]:
         """Nothing where it is known, or where growths before it are missing."""
         told = self._told.setdefault(growth.sequence, [])
         overlap = len(told) - growth.first
@@ -64,10 +64,10 @@ class Progress:
         return events
 
 
-def _whole(id: str, sequence: int, scored: wire.Scored) -> wire.Growth:  # noqa: A002
+def _whole(id: str, sequence: int, scored: wire.SequenceResult) -> wire.TokenDelta:  # noqa: A002
     """The generated entries of a result."""
     start = scored.num_reported_prompt_tokens
-    generated = wire.Growth(
+    generated = wire.TokenDelta(
         id=id,
         sequence=sequence,
         first=-start,
@@ -85,7 +85,7 @@ def _whole(id: str, sequence: int, scored: wire.Scored) -> wire.Growth:  # noqa:
     )
 
 
-def _from(growth: wire.Growth, start: int) -> wire.Growth:
+def _from(growth: wire.TokenDelta, start: int) -> wire.TokenDelta:
     first = growth.first + start
     return replace(
         growth,

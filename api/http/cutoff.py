@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from scorepool.api.http.errors import Unavailable, error_response
 
 
-class CutOff:
+class ShutdownMiddleware:
     """ASGI middleware: what uvicorn cancels is answered with 503, not with 500 and a traceback in the log."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Match
 
 from scorepool import wire
 from scorepool.api.http.formats import accepted_format, reply
-from scorepool.api.repositories.decode import ForeignKey
+from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.wire.reply import ErrorBody
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 REDIS_RETRY_S = 2  # what a client is told to wait when Redis does not answer
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """The request is answered with `status` and a wire.ErrorReply. `message` is a sentence for the caller."""
 
     status: ClassVar[int] = 500
@@ -54,54 +54,54 @@ def told_as(to_param: Callable[[str], str]) -> Iterator[None]:
     """What is refused inside names fields as a dialect does."""
     try:
         yield
-    except Refused as error:
+    except ApiError as error:
         error.rename(to_param)
         raise
 
 
-class BadRequest(Refused):
+class BadRequest(ApiError):
     status, code = 400, "invalid"
 
 
-class TooLong(Refused):
+class PromptTooLong(ApiError):
     status, code = 400, "context_length_exceeded"
 
 
-class Unauthorized(Refused):
+class Unauthorized(ApiError):
     status, code = 401, "unauthorized"
 
     def __init__(self, message: str) -> None:
         super().__init__(message, field="Authorization", headers={"WWW-Authenticate": "Bearer"})
 
 
-class Forbidden(Refused):
+class Forbidden(ApiError):
     status, code = 403, "forbidden"
 
 
-class NotFound(Refused):
+class NotFound(ApiError):
     status, code = 404, "not_found"
 
 
-class ModelNotServed(Refused):
+class ModelNotServed(ApiError):
     status, code = 404, "model_not_served"
 
 
-class NotAcceptable(Refused):
+class NotAcceptable(ApiError):
     status, code = 406, "not_acceptable"
 
 
-class TooSlow(Refused):
+class TooSlow(ApiError):
     status, code = 408, "too_slow"
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"Connection": "close"})
 
 
-class Conflict(Refused):
+class Conflict(ApiError):
     status, code = 409, "conflict"
 
 
-class TooLarge(Refused):
+class TooLarge(ApiError):
     """The rest of the body is not read, so the connection cannot be used again."""
 
     status, code = 413, "too_large"
@@ -110,24 +110,24 @@ class TooLarge(Refused):
         super().__init__(message, field, headers={"Connection": "close"})
 
 
-class UnsupportedMedia(Refused):
+class UnsupportedMedia(ApiError):
     status, code = 415, "unsupported_media_type"
 
 
-class QueueFull(Refused):
+class QueueFull(ApiError):
     status, code = 429, "queue_full"
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message, headers={"Retry-After": str(retry_after_s)})
 
 
-class Failed(Refused):
+class Failed(ApiError):
     """The job of a synchronous request failed, and not through the request's own fault."""
 
     status, code = 500, "job_failed"
 
 
-class Unavailable(Refused):
+class Unavailable(ApiError):
     status, code = 503, "unavailable"
 
     def __init__(self, message: str) -> None:
@@ -142,14 +142,14 @@ def unanswered() -> Unavailable:
     )
 
 
-def error_reply(error: Refused) -> wire.ErrorReply:
+def error_reply(error: ApiError) -> wire.ErrorReply:
     kind = TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return wire.ErrorReply(
         error=ErrorBody(code=error.code, message=error.message, type=kind, field=error.field, param=error.field)
     )
 
 
-def error_response(request: Request, error: Refused) -> Response:
+def error_response(request: Request, error: ApiError) -> Response:
     body = error_reply(error)
     try:
         form = accepted_format(request.headers.getlist("accept"))
@@ -171,8 +171,8 @@ def _methods_of(request: Request) -> list[str]:
 def install(app: FastAPI) -> None:
     """Map every exception that leaves a route to a reply."""
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, error: ApiError) -> Response:
         return error_response(request, error)
 
     @app.exception_handler(wire.Invalid)
@@ -195,7 +195,7 @@ def install(app: FastAPI) -> None:
             allowed = _methods_of(request)
             headers["Allow"] = ", ".join(allowed)
             detail += f"; expected {', '.join(allowed)}"
-        refusal = Refused(f"{request.method} {request.url.path}: {detail}", headers=headers)
+        refusal = ApiError(f"{request.method} {request.url.path}: {detail}", headers=headers)
         refusal.status = error.status_code  # type: ignore[misc]
         refusal.code = HTTPStatus(error.status_code).name.lower()  # type: ignore[misc]
         return error_response(request, refusal)
@@ -205,8 +205,8 @@ def install(app: FastAPI) -> None:
         logger.error("Redis refused %s %s: %r", request.method, request.url.path, error)
         return error_response(request, unanswered())
 
-    @app.exception_handler(ForeignKey)
-    async def foreign(request: Request, error: ForeignKey) -> Response:
+    @app.exception_handler(WrongRedisType)
+    async def foreign(request: Request, error: WrongRedisType) -> Response:
         """Told as away, for nothing that the client did is wrong."""
         logger.error("%s %s met a key of another type than ours: %r", request.method, request.url.path, error)
         return error_response(
@@ -220,4 +220,4 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
         """A fault of ours. Starlette raises it again after the reply, so the server logs the traceback."""
-        return error_response(request, Refused("a fault of the server; the log of the API has the details"))
+        return error_response(request, ApiError("a fault of the server; the log of the API has the details"))

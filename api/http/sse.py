@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from scorepool import wire
 from scorepool.api.http import tasks
 from scorepool.api.http.bodies import while_connected
-from scorepool.api.http.errors import Refused, error_reply, told_as, unanswered
+from scorepool.api.http.errors import ApiError, error_reply, told_as, unanswered
 from scorepool.api.state import State
 from scorepool.api.submission import ANSWER_TTL_S, cancel_all, enter, refusal_of, until_ended
 
@@ -24,14 +24,14 @@ KEEP_ALIVE_S = 15.0  # of silence, after which a comment is sent: proxies close 
 
 async def events_of(
     parts: State, owner: str, messages: Sequence[wire.Request], ids: Sequence[str], to_param: Callable[[str], str]
-) -> AsyncGenerator[wire.Growth | wire.Job | None]:
+) -> AsyncGenerator[wire.TokenDelta | wire.Job | None]:
     """First None, when the jobs are accepted; then their growths and, in the order in which they end, the jobs.
 
-    None again after KEEP_ALIVE_S of silence. Whoever closes this early cancels what has not ended. Raises Refused, of
+    None again after KEEP_ALIVE_S of silence. Whoever closes this early cancels what has not ended. Raises ApiError, of
     fields as `to_param` names them.
     """
     limit_s = parts.settings.max_wait_s
-    events: asyncio.Queue[wire.Growth | wire.Job | Exception] = asyncio.Queue()
+    events: asyncio.Queue[wire.TokenDelta | wire.Job | Exception] = asyncio.Queue()
 
     async def tell_end(id_: str) -> None:
         try:
@@ -98,7 +98,7 @@ class EventStream(Response):
         try:
             async for message in self._messages:
                 await send({"type": "http.response.body", "body": _written(message), "more_body": True})
-        except Refused as error:  # too late for a status
+        except ApiError as error:  # too late for a status
             await send(_error(error))
             return
         except RedisError as error:
@@ -107,12 +107,12 @@ class EventStream(Response):
             return
         except Exception:
             logger.exception("a stream of events ended early")
-            await send(_error(Refused("a fault of the server; the log of the API has the details")))
+            await send(_error(ApiError("a fault of the server; the log of the API has the details")))
             return
         await send({"type": "http.response.body", "body": self._last, "more_body": True})
 
 
-def _error(refused: Refused) -> Message:
+def _error(refused: ApiError) -> Message:
     return {"type": "http.response.body", "body": event(wire.encode_json(error_reply(refused))), "more_body": True}
 
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorepool import wire
-from scorepool.api.metrics.queue_snapshot import Readings
+from scorepool.api.metrics.queue_snapshot import QueueSnapshot
 
 REPLY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
@@ -43,7 +43,7 @@ class Metrics:
         )
         self.waiting = Gauge("scorepool_clients_waiting", "Clients waiting for a job now.", registry=self.registry)
         self.redis_up = Gauge("scorepool_redis_up", "1 when Redis answered this scrape.", registry=self.registry)
-        self.readings = Readings(self.registry)
+        self.readings = QueueSnapshot(self.registry)
         for kind in get_args(wire.Kind):
             self.submitted.labels(kind)
 
@@ -51,7 +51,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class Timed:
+class MetricsMiddleware:
     """ASGI middleware: measures replies by the route's template, so that ids make no labels."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:

@@ -18,7 +18,7 @@ DELIVERY_STATES = {"started": "wip", "waiting": "scheduled", "delivered": "finis
 OUTCOMES = ("result", *get_args(wire.FailureCode))
 
 
-class Readings:
+class QueueSnapshot:
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"scorepool_{name}", text, labels, registry=registry)
@@ -38,7 +38,7 @@ class Readings:
         for gauge in (self.jobs, self.oldest, self.workers, self.heartbeat, self.deliveries):
             gauge.clear()
 
-    async def read(self, redis: Redis, cards: Sequence[wire.ModelCard]) -> None:
+    async def read(self, redis: Redis, cards: Sequence[wire.ServedModel]) -> None:
         """Raises RedisError."""
         models = sorted({card.id for card in cards})
         served = {queue for model in models for queue in store.queue_names(model)} | {store.WEBHOOKS}

@@ -21,7 +21,7 @@ ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
 GRACE_S = 3600  # for which an input file outlives the window of a batch that reads it
 
 
-class Progress(Struct, frozen=True, kw_only=True):
+class BatchProgress(Struct, frozen=True, kw_only=True):
     """What one turn leaves for the next."""
 
     batch: Batch
@@ -54,7 +54,7 @@ class Batches:
             metadata=body.metadata,
         )
         ttl_s = FILE_KEPT_S if body.output_expires_after is None else body.output_expires_after.seconds
-        progress = Progress(batch=batch, output_ttl_s=ttl_s)
+        progress = BatchProgress(batch=batch, output_ttl_s=ttl_s)
         source = store.Keys.file(body.input_file_id)
 
         async def write(pipeline: Pipeline) -> None:
@@ -120,7 +120,7 @@ class Batches:
 
 def _seen(owner: str, known: Sequence[bytes | None]) -> Batch | None:
     """None for another owner's, and for one that is gone."""
-    progress = stored.message(known[1], Progress, "msgpack") if known[0] == owner.encode() else None
+    progress = stored.message(known[1], BatchProgress, "msgpack") if known[0] == owner.encode() else None
     if progress is None:
         return None
     batch = progress.batch

@@ -21,20 +21,20 @@ T = TypeVar("T")
 MAX_TIME_S = 1e11  # unix; a time beyond it is none
 
 
-class ForeignKey(ResponseError):
+class WrongRedisType(ResponseError):
     """A key holds another of Redis's types than ours do."""
 
 
-BaseParser.EXCEPTION_CLASSES["WRONGTYPE"] = ForeignKey  # redis-py knows no class of it
+BaseParser.EXCEPTION_CLASSES["WRONGTYPE"] = WrongRedisType  # redis-py knows no class of it
 
 
 async def replies(pipeline: Pipeline) -> list[Any]:
     """Of each command; None where its key is foreign. Raises RedisError."""
     found = await pipeline.execute(raise_on_error=False)
     for reply in found:
-        if isinstance(reply, Exception) and not isinstance(reply, ForeignKey):
+        if isinstance(reply, Exception) and not isinstance(reply, WrongRedisType):
             raise reply
-    return [None if isinstance(reply, ForeignKey) else reply for reply in found]
+    return [None if isinstance(reply, WrongRedisType) else reply for reply in found]
 
 
 async def now_s(redis: Redis) -> float:

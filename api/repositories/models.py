@@ -19,19 +19,19 @@ class Models:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._cards: list[wire.ModelCard] = []
+        self._cards: list[wire.ServedModel] = []
         self._read_at = float("-inf")
 
-    async def cards(self) -> list[wire.ModelCard]:
+    async def cards(self) -> list[wire.ServedModel]:
         """Ordered by model, then by worker."""
         names: Any = await self._redis.zrange(store.Keys.models, 0, -1)
         packed: Any = await self._redis.mget([store.Keys.card(stored.text(name)) for name in names]) if names else []
-        cards = [stored.message(card, wire.ModelCard, "msgpack") for card in packed]
+        cards = [stored.message(card, wire.ServedModel, "msgpack") for card in packed]
         self._cards = sorted((card for card in cards if card), key=lambda card: (card.id, card.worker))
         self._read_at = time.monotonic()
         return self._cards
 
-    async def serving(self, models: Iterable[str]) -> dict[str, list[wire.ModelCard]]:
+    async def serving(self, models: Iterable[str]) -> dict[str, list[wire.ServedModel]]:
         """Cards by name or alias, read again at most once: when they are old, or when one of the models is not among
         them, for its worker may just have started. Cards of one alias are of one model."""
         wanted = set(models)
@@ -40,7 +40,7 @@ class Models:
             await self.cards()
         return {model: self._named(model) for model in wanted}
 
-    def _named(self, model: str) -> list[wire.ModelCard]:
+    def _named(self, model: str) -> list[wire.ServedModel]:
         """A model's own name comes before others' aliases; of two models with one alias the first by name has it."""
         named = [card for card in self._cards if card.id == model]
         if not named:

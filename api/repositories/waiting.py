@@ -36,7 +36,7 @@ class Waiting:
         self._on_ended = on_ended
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._reader: asyncio.Task[None] | None = None
-        self._listeners: dict[str, set[Callable[[wire.Growth], None]]] = {}
+        self._listeners: dict[str, set[Callable[[wire.TokenDelta], None]]] = {}
         self._positions: dict[str, str] = {}  # by stream: id of the last entry that was seen
         self._is_closing = False
         self.is_connected = False
@@ -82,7 +82,7 @@ class Waiting:
                     return await read()
 
     @contextmanager
-    def listening(self, ids: Sequence[str], tell: Callable[[wire.Growth], None]) -> Iterator[None]:
+    def listening(self, ids: Sequence[str], tell: Callable[[wire.TokenDelta], None]) -> Iterator[None]:
         """`tell` gets every growth of these jobs that comes from now on; it must not block."""
         for id_ in ids:
             self._listeners.setdefault(id_, set()).add(tell)
@@ -94,9 +94,9 @@ class Waiting:
                 if not self._listeners[id_]:
                     del self._listeners[id_]
 
-    async def past(self, id: str, since: float) -> list[wire.Growth]:  # noqa: A002
+    async def past(self, id: str, since: float) -> list[wire.TokenDelta]:  # noqa: A002
         """What the stream still holds of a job, from `since` (unix, s) on."""
-        found: list[wire.Growth] = []
+        found: list[wire.TokenDelta] = []
         start = f"{int(since * 1000)}-0"
         while True:
             entries: Any = await self._commands.xrange(store.TOKENS, min=start, count=READ_COUNT)
@@ -179,10 +179,10 @@ class Waiting:
         return newest
 
 
-def _step(fields: Mapping[bytes, bytes]) -> wire.Step:
+def _step(fields: Mapping[bytes, bytes]) -> wire.TokenDeltas:
     """One entry of the stream of tokens. What another version wrote, or nobody of ours, is passed over."""
     try:
-        return wire.parse(fields[b"step"], wire.Step, "msgpack")
+        return wire.parse(fields[b"step"], wire.TokenDeltas, "msgpack")
     except (KeyError, wire.Invalid) as error:
         logger.warning("an entry of %s cannot be read: %s", store.TOKENS, type(error).__name__)
         return []

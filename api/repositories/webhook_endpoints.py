@@ -33,7 +33,7 @@ class Endpoints:
                 field,
             )
         try:
-            store.Endpoint.parse(url, self._settings.webhook_allow_private)
+            store.WebhookUrl.parse(url, self._settings.webhook_allow_private)
         except ValueError as error:
             raise BadRequest(f"{field}: {error}, found {url[:80]!r}", field) from None
 

@@ -21,7 +21,7 @@ from scorepool.api.dialects.openai.chat import (
     to_param,
     to_request,
 )
-from scorepool.api.dialects.openai.choice_stream import Piece
+from scorepool.api.dialects.openai.choice_stream import Delta
 from scorepool.api.dialects.openai.chunks import Chunked, chunks_of
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
@@ -65,7 +65,7 @@ async def stream(
             id=unique, created=chunked.created, model=body.model, choices=choices, prompt_token_ids=given_ids
         )
 
-    def grown(piece: Piece) -> ChatChunk:
+    def grown(piece: Delta) -> ChatChunk:
         return chunk([to_chunk(body, piece)], prompt_token_ids(body, piece))
 
     openings = [chunk([opening(index)]) for index in range(body.n or 1)]

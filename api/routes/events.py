@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from scorepool import wire
 from scorepool.api.dependencies import Owner, Parts, known_query
-from scorepool.api.dialects.event_cursor import Progress, Told
+from scorepool.api.dialects.event_cursor import EventCursor, Told
 from scorepool.api.http import openapi, tasks
 from scorepool.api.http.errors import BadRequest
 from scorepool.api.http.sse import KEEP_ALIVE_S, EventStream
@@ -24,7 +24,7 @@ class Restart(Struct, frozen=True, forbid_unknown_fields=True):
     """What was told is void."""
 
 
-EVENTS = [("tokens", wire.Growth), ("restart", Restart), ("end", wire.Job)]
+EVENTS = [("tokens", wire.TokenDelta), ("restart", Restart), ("end", wire.Job)]
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])
 
 
@@ -47,16 +47,16 @@ async def events(
     Without `end` the stream ends after the server's longest wait: come back with `Last-Event-ID`.
     """
     try:
-        progress = Progress.parse(last_event_id)
+        progress = EventCursor.parse(last_event_id)
     except ValueError as error:
         raise BadRequest(str(error), "Last-Event-ID") from None
     job = await parts.records.read(owner, id)
     return EventStream(request, follow(parts, owner, job, progress), last=b"")
 
 
-async def follow(parts: State, owner: str, job: wire.Job, progress: Progress) -> AsyncGenerator[bytes | None]:
+async def follow(parts: State, owner: str, job: wire.Job, progress: EventCursor) -> AsyncGenerator[bytes | None]:
     """First what the stream of tokens still holds of the job, then what comes."""
-    growths: asyncio.Queue[wire.Growth | None] = asyncio.Queue()
+    growths: asyncio.Queue[wire.TokenDelta | None] = asyncio.Queue()
     with parts.waiting.listening([job.id], growths.put_nowait):
         ended = asyncio.create_task(until_ended(parts, owner, job.id, parts.settings.max_wait_s))
         ended.add_done_callback(lambda _: growths.put_nowait(None))
@@ -87,7 +87,7 @@ async def follow(parts: State, owner: str, job: wire.Job, progress: Progress) ->
 
 
 def _event(told: Told) -> bytes:
-    if isinstance(told.growth, wire.Growth):
+    if isinstance(told.growth, wire.TokenDelta):
         return _written("tokens", told.place, wire.encode_json(told.growth))
     return _written("restart", told.place, wire.encode_json(Restart()))
 

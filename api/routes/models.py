@@ -39,9 +39,9 @@ async def model(id: str, _: Owner, form: ReplyFormat, parts: Parts) -> Response:
     raise parts.models.unserved(id)
 
 
-def by_name(cards: Iterable[wire.ModelCard]) -> list[wire.Model]:
+def by_name(cards: Iterable[wire.ServedModel]) -> list[wire.Model]:
     """Each name and alias once; its oldest worker's age, its widest worker's context."""
-    models: dict[str, list[wire.ModelCard]] = {}
+    models: dict[str, list[wire.ServedModel]] = {}
     for card in cards:
         models.setdefault(card.id, []).append(card)
     for card in cards:

@@ -77,7 +77,7 @@ async def tokenizer_info(
     return reply((await card_of(parts, model)).tokenizer, form)
 
 
-async def card_of(parts: State, model: str | None) -> wire.ModelCard:
+async def card_of(parts: State, model: str | None) -> wire.ServedModel:
     """Of the model, or of the only one that is served. Raises ModelNotServed, BadRequest."""
     if model is None:
         await parts.models.cards()

@@ -13,9 +13,9 @@ import mlx.core as mx
 from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
 
 from scorepool.engine.errors import LoadError
-from scorepool.engine.model.patch_globals import respell
+from scorepool.engine.model.patch_globals import patch_globals
 
-logger = logging.getLogger("engine")
+logger = logging.getLogger(__name__)
 
 Config = dict[str, Any]
 _FUNCTIONS: dict[str, Callable[[mx.array], mx.array]] = {  # by transformers' names
@@ -56,7 +56,7 @@ def settle(model: Any, config: Config) -> None:
     if len(with_gelu) == 1:
         (kind, names), *_ = with_gelu.items()
         if [_GELUS[name] for name in names] != [right]:
-            respell(model, kind, "nn", **dict.fromkeys(_GELUS, right))
+            patch_globals(model, kind, "nn", **dict.fromkeys(_GELUS, right))
             logger.info("the activation of %s was set to the configuration's, %s", config["model_type"], stated)
 
 

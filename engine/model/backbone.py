@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-log = logging.getLogger("engine")
+log = logging.getLogger(__name__)
 
 # Where mlx-lm's architectures keep the backbone.
 _PATHS = (
@@ -28,7 +28,7 @@ _PATHS = (
 )
 
 
-class Halves(Protocol):
+class BackboneAndHead(Protocol):
     """Token ids [rows, length] to hidden states [rows, length, width]; those [n, width] to logits [n, vocab]."""
 
     def hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array: ...
@@ -49,7 +49,7 @@ class FullLogits:
         return rows
 
 
-class Tap:
+class BackboneTap:
     """Not for two threads at once, like the model."""
 
     def __init__(self, model: Any, backbone: Module) -> None:
@@ -89,13 +89,13 @@ class Tap:
         return logits.squeeze(0)  # an index would copy them
 
 
-def split_model(model: Any) -> Halves:
+def split_model(model: Any) -> BackboneAndHead:
     """A verified Tap, else FullLogits."""
     for path in _PATHS:
         backbone = _find(model, path)
         if backbone is None:
             continue
-        tap = Tap(model, backbone)
+        tap = BackboneTap(model, backbone)
         try:
             if _is_right(tap, model):
                 return tap
@@ -113,7 +113,7 @@ def _find(model: Any, path: str) -> Module | None:
     return found if isinstance(found, Module) else None
 
 
-def _is_right(tap: Tap, model: Any) -> bool:
+def _is_right(tap: BackboneTap, model: Any) -> bool:
     """Logits of two rows in the middle, by the head alone, are those of the whole model."""
     token_ids = mx.array([[0, 1, 2, 3]])
     whole = model(token_ids)[0, 1:3].astype(mx.float32)

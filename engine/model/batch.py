@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from scorepool.engine.model import kv_cache as caches
-from scorepool.engine.model.backbone import Halves
+from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.kv_cache import Cache
 from scorepool.engine.scheduling.prefix_cache import Prefix
 from scorepool.engine.scheduling.scheduler import Chunk
@@ -32,7 +32,7 @@ CPU_QUERIES = 256  # tokens of one row that a CPU runs at a time
 TILE = 64  # tokens; every forward of Exact has this length
 
 
-class Batch(Protocol):
+class BatchRunner(Protocol):
     """Nothing here waits for the device: results are on their way, or lazy."""
 
     can_share: bool  # rows can go on from a computed prefix
@@ -47,10 +47,10 @@ class Batch(Protocol):
         """Drop their caches; a row without one is passed over."""
 
 
-class Merged:
+class PaddedBatch:
     """All rows in one forward."""
 
-    def __init__(self, model: Any, halves: Halves, can_share: bool = True) -> None:
+    def __init__(self, model: Any, halves: BackboneAndHead, can_share: bool = True) -> None:
         self.can_share = can_share and caches.can_be_shared(caches.new(model))
         self._model = model
         self._halves = halves
@@ -67,13 +67,13 @@ class Merged:
         if chunk.leaves_cache:
             return self._prefill_joining(chunks)
         bases = [chunk.base.cache for chunk in chunks if chunk.base]
-        hidden = self._forward(chunks, caches.lent(bases) if bases else None) if chunk.num_tokens else None
+        hidden = self._forward(chunks, caches.as_shared(bases) if bases else None) if chunk.num_tokens else None
         return _launched(_of_predictors(chunks, hidden), [])
 
     def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
         if sequences != self._rows:
             raise RuntimeError("the scheduler's decoding rows are not those that have caches")
-        caches.note_lengths(self._cache, {sequence.num_computed for sequence in sequences})
+        caches.set_padding(self._cache, {sequence.num_computed for sequence in sequences})
         return self._halves.hidden(last_ids[:, None], self._cache).squeeze(1)  # all of the cache is computed with it
 
     def release(self, sequences: list[Sequence]) -> None:
@@ -133,10 +133,10 @@ class Merged:
         return self._halves.hidden(mx.array([_padded(_tokens(chunk), longest) for chunk in chunks]), cache)
 
 
-class Single:
+class SequentialBatch:
     """One row a forward, with the caches that mlx-lm gives a single row."""
 
-    def __init__(self, model: Any, halves: Halves, can_share: bool = True) -> None:
+    def __init__(self, model: Any, halves: BackboneAndHead, can_share: bool = True) -> None:
         self.can_share = can_share and caches.can_be_shared(caches.new(model))
         self._model = model
         self._halves = halves
@@ -166,7 +166,7 @@ class Single:
         return _launched(self._halves.hidden(token_ids, cache), cache)
 
 
-class Exact:
+class BatchInvariant:
     """One row a forward, cut into tiles at the multiples of TILE and padded to a whole one.
 
     A kernel's rounding follows the shapes that it is given. Here they follow from a token's position alone: which
@@ -174,7 +174,7 @@ class Exact:
     again, from its beginning, when more of its tokens are there; so a generated token costs a tile.
     """
 
-    def __init__(self, model: Any, halves: Halves, can_share: bool = True) -> None:
+    def __init__(self, model: Any, halves: BackboneAndHead, can_share: bool = True) -> None:
         self.can_share = can_share and caches.can_be_shared(caches.new(model))
         self._model = model
         self._halves = halves

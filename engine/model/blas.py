@@ -9,7 +9,7 @@ import ctypes
 import logging
 import sys
 
-log = logging.getLogger("engine")
+log = logging.getLogger(__name__)
 
 _NAMES = ("libopenblas.so.0", "libopenblas.so")
 _got = "reference blas"

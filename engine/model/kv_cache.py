@@ -5,7 +5,7 @@ rows go on from it in one of three ways:
 
     copied    into a cache of the row's own, which then grows
     merged    with others into one of mlx-lm's batch caches, for rows that generate
-    lent      as `Onto`, for one forward that keeps nothing: the peak is the keys of one layer, not of all
+    lent      as `SharedPrefixKV`, for one forward that keeps nothing: the peak is the keys of one layer, not of all
 """
 
 from collections.abc import Iterable
@@ -56,14 +56,14 @@ def merged(caches: list[Cache]) -> Cache:
     return [_merged(list(layers)) for layers in zip(*caches, strict=True)]
 
 
-def note_lengths(cache: Cache, lengths: set[int]) -> None:
+def set_padding(cache: Cache, lengths: set[int]) -> None:
     """Of the rows of a merged cache, in tokens, before a step that decodes them."""
     for layer in cache:
-        if type(layer) is Rows:
+        if type(layer) is UnpaddedBatchKVCache:
             layer.is_padded = lengths != {layer._idx}
 
 
-def lent(caches: list[Cache]) -> Cache:
+def as_shared(caches: list[Cache]) -> Cache:
     """For one forward of rows that go on from these, one a row, and keep nothing."""
     return [_lent(list(layers)) for layers in zip(*caches, strict=True)]
 
@@ -91,7 +91,7 @@ def cost(cache: Cache) -> tuple[int, int]:
     return per_token, fixed
 
 
-class Rows(BatchKVCache):
+class UnpaddedBatchKVCache(BatchKVCache):
     """Makes no mask for a step that decodes rows of which none is padded: each sees all that it has."""
 
     is_padded = True  # some row may be
@@ -102,7 +102,7 @@ class Rows(BatchKVCache):
         return None if N == 1 and sees_all and not return_array else super().make_mask(N, return_array, **kwargs)
 
 
-class Onto:
+class SharedPrefixKV:
     """Keys and values of rows that begin with a prefix each, lent to one forward.
 
     Rows of one prefix follow each other. Shorter prefixes are padded on the left:
@@ -184,8 +184,8 @@ def _merged(layers: list[Any]) -> Any:
     if type(layers[0]) is not KVCache:
         return layers[0].merge(layers)
     if all(layer.empty() for layer in layers):
-        return Rows([0] * len(layers))
-    return Rows.merge(layers)  # type: ignore[no-untyped-call] # mlx-lm's
+        return UnpaddedBatchKVCache([0] * len(layers))
+    return UnpaddedBatchKVCache.merge(layers)  # type: ignore[no-untyped-call] # mlx-lm's
 
 
 def _lent(layers: list[Any]) -> Any:
@@ -197,7 +197,7 @@ def _lent(layers: list[Any]) -> Any:
         for index, parts in enumerate(zip(*(layer.cache for layer in layers), strict=True)):
             joined[index] = mx.concatenate(list(parts)) if len(parts) > 1 else parts[0]
         return joined
-    return Onto(layers)
+    return SharedPrefixKV(layers)
 
 
 def _own_handle(value: Any) -> Any:

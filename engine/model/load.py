@@ -27,19 +27,19 @@ from scorepool.engine.errors import LoadError
 from scorepool.engine.model import activations
 from scorepool.engine.model import kv_cache as caches
 from scorepool.engine.model import rope as positions
-from scorepool.engine.model.backbone import Halves, split_model
-from scorepool.engine.model.batch import Batch, Exact, Merged, Single
+from scorepool.engine.model.backbone import BackboneAndHead, split_model
+from scorepool.engine.model.batch import BatchInvariant, BatchRunner, PaddedBatch, SequentialBatch
 from scorepool.engine.model.config import read_config, refuse_overlooked
-from scorepool.engine.model.patch_globals import respell
+from scorepool.engine.model.patch_globals import patch_globals
 from scorepool.engine.model.runner import ModelRunner
 from scorepool.engine.model.selftest import SHARING, find_fault, reference_logprobs, trial_rows, window_row
-from scorepool.engine.model_info import Facts
+from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.chat_format import Tags
 from scorepool.engine.text.chat.constraint import Constrainer
 from scorepool.engine.text.tokenizer import Tokenizer
 
-log = logging.getLogger("engine")
+log = logging.getLogger(__name__)
 
 _WEIGHTS = "model*.safetensors"
 _CONTENT = (  # what the numbers depend on, and what is fetched from the hub
@@ -78,12 +78,12 @@ def open_model(settings: EngineSettings) -> ModelRunner:
     halves = split_model(model)
     vocab_size = int(model(mx.array([[0]])).shape[-1])
     batch, self_test = _choose_batch(model, halves, vocab_size, settings.mode)
-    facts = Facts(
+    model_info = ModelInfo(
         fingerprint=fingerprint(folder),
         dtype=_dtype(model),
         quantization=_quantization(config),
         adapter=None,
-        mode=settings.mode if isinstance(batch, Merged | Exact) else "one row at a time",
+        mode=settings.mode if isinstance(batch, PaddedBatch | BatchInvariant) else "one row at a time",
         backend=_backend(),
         versions={name: version(name) for name in ("mlx", "mlx-lm")},
         context_length=_context_length(config, limit),
@@ -91,8 +91,8 @@ def open_model(settings: EngineSettings) -> ModelRunner:
         vocab_size=vocab_size,
         self_test=self_test,
     )
-    log.info("serving %s: %s", settings.model, facts)
-    return ModelRunner(batch, halves, facts, tokenizer)
+    log.info("serving %s: %s", settings.model, model_info)
+    return ModelRunner(batch, halves, model_info, tokenizer)
 
 
 def fingerprint(folder: Path) -> str:
@@ -164,7 +164,7 @@ def _scale_keys(model: Any) -> None:
 def _scale_embeddings(model: Any) -> None:
     """By the root of their width in the model's dtype. mlx-lm's gemma3 rounds it to bfloat16 in every dtype."""
     backbone = next(module for module in model.modules() if type(module).__name__ == "Gemma3Model")
-    respell(model, type(backbone), "mx", bfloat16=getattr(mx, _dtype(model)))
+    patch_globals(model, type(backbone), "mx", bfloat16=getattr(mx, _dtype(model)))
 
 
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
@@ -192,7 +192,7 @@ def _cast(model: Any, dtype: str) -> None:
     mx.eval(model.parameters())
 
 
-def _choose_batch(model: Any, halves: Halves, vocab_size: int, mode: str) -> tuple[Batch, str]:
+def _choose_batch(model: Any, halves: BackboneAndHead, vocab_size: int, mode: str) -> tuple[BatchRunner, str]:
     """The fastest way to run rows that passes its self-test, and what that said. Raises LoadError if none."""
     rows = trial_rows(vocab_size)
     reference, seconds = _timed(model, rows)
@@ -204,8 +204,8 @@ def _choose_batch(model: Any, halves: Halves, vocab_size: int, mode: str) -> tup
         longest = window_row(window, vocab_size, _timed(model, rows)[1])
     passed = f"passed; too slow to test beyond its window of {window} tokens" if window and not longest else "passed"
     faults: list[str] = []
-    for kind in (Exact,) if mode == "exact" else (Merged, Single):
-        batch: Batch = kind(model, halves)
+    for kind in (BatchInvariant,) if mode == "exact" else (PaddedBatch, SequentialBatch):
+        batch: BatchRunner = kind(model, halves)
         fault = find_fault(batch, halves, reference, rows, longest)
         if fault is not None and fault.startswith(SHARING):
             log.warning("prompts are not shared: %s", fault)

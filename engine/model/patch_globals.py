@@ -4,7 +4,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 
-def respell(model: Any, kind: type, name: str, **meanings: object) -> None:
+def patch_globals(model: Any, kind: type, name: str, **meanings: object) -> None:
     """In the model's modules of this very kind, `name.attribute` means `meanings[attribute]` in `__call__`.
 
     `name` is a module that the code of `kind` imports, such as `nn`.

@@ -19,19 +19,19 @@ from mlx.nn.layers.positional_encoding import RoPE
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model import kv_cache as caches
 
-logger = logging.getLogger("engine")
+logger = logging.getLogger(__name__)
 
 Config = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class RopeFrequencies:
     """Dimensions 2i and 2i + 1 (or i and i + dims/2) turn once in 2 pi periods[i] tokens; then all are scaled."""
 
     periods: list[float]  # [dims / 2]
     magnitude: float
 
-    def equals(self, other: "Rotation") -> bool:
+    def equals(self, other: "RopeFrequencies") -> bool:
         return (
             len(self.periods) == len(other.periods)
             and all(isclose(one, two, rel_tol=1e-4) for one, two in zip(self.periods, other.periods, strict=True))
@@ -117,14 +117,14 @@ def _stated_dims(scaling: Config, config: Config, otherwise: int | None) -> int 
     return int(head_dim * factor)
 
 
-def _rotation_of(module: Any) -> Rotation:
+def _rotation_of(module: Any) -> RopeFrequencies:
     if isinstance(module, RoPE):
-        return Rotation([period / module.scale for period in _plain(module.base, module.dims)], 1.0)
+        return RopeFrequencies([period / module.scale for period in _plain(module.base, module.dims)], 1.0)
     periods: list[float] = module._freqs.astype(mx.float32).tolist()
-    return Rotation(periods, float(getattr(module, "mscale", getattr(module, "_scale", 1.0))))
+    return RopeFrequencies(periods, float(getattr(module, "mscale", getattr(module, "_scale", 1.0))))
 
 
-def _expected(scaling: Config, config: Config, dims: int | None) -> Rotation:
+def _expected(scaling: Config, config: Config, dims: int | None) -> RopeFrequencies:
     if dims is None:
         raise ValueError("the module does not rotate")
     return _PERIODS[scaling["rope_type"]](_plain(scaling["rope_theta"], dims), scaling, config)
@@ -137,15 +137,15 @@ def _plain(base: float, dims: int) -> list[float]:
 # As transformers' modeling_rope_utils computes them.
 
 
-def _default(plain: list[float], scaling: Config, config: Config) -> Rotation:
-    return Rotation(plain, 1.0)
+def _default(plain: list[float], scaling: Config, config: Config) -> RopeFrequencies:
+    return RopeFrequencies(plain, 1.0)
 
 
-def _linear(plain: list[float], scaling: Config, config: Config) -> Rotation:
-    return Rotation([period * scaling["factor"] for period in plain], 1.0)
+def _linear(plain: list[float], scaling: Config, config: Config) -> RopeFrequencies:
+    return RopeFrequencies([period * scaling["factor"] for period in plain], 1.0)
 
 
-def _llama3(plain: list[float], scaling: Config, config: Config) -> Rotation:
+def _llama3(plain: list[float], scaling: Config, config: Config) -> RopeFrequencies:
     factor, low, high = (float(scaling[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
 
     def stretched(period: float) -> float:
@@ -153,10 +153,10 @@ def _llama3(plain: list[float], scaling: Config, config: Config) -> Rotation:
         kept = _clipped((turns - low) / (high - low)) if high > low else float(turns > high)
         return period / ((1 - kept) / factor + kept)
 
-    return Rotation([stretched(period) for period in plain], 1.0)
+    return RopeFrequencies([stretched(period) for period in plain], 1.0)
 
 
-def _yarn(plain: list[float], scaling: Config, config: Config) -> Rotation:
+def _yarn(plain: list[float], scaling: Config, config: Config) -> RopeFrequencies:
     dims, base = 2 * len(plain), scaling["rope_theta"]
     length = scaling["original_max_position_embeddings"]
     factor = scaling.get("factor") or config["max_position_embeddings"] / length
@@ -177,17 +177,17 @@ def _yarn(plain: list[float], scaling: Config, config: Config) -> Rotation:
     whole, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
     stated = scaling.get("attention_factor")
     found = magnitude(whole) / magnitude(of_all) if whole and of_all else magnitude(1)
-    return Rotation(periods, found if stated is None else stated)
+    return RopeFrequencies(periods, found if stated is None else stated)
 
 
-def _longrope(plain: list[float], scaling: Config, config: Config) -> Rotation:
+def _longrope(plain: list[float], scaling: Config, config: Config) -> RopeFrequencies:
     """Of rows that end within the original length."""
     length = scaling["original_max_position_embeddings"]
     factor = scaling.get("factor") or config["max_position_embeddings"] / length
     stated = scaling.get("attention_factor", scaling.get("short_mscale"))  # the latter is phimoe's
     found = sqrt(1 + log(factor) / log(length)) if factor > 1 else 1.0
     periods = [period * stretch for period, stretch in zip(plain, scaling["short_factor"], strict=True)]
-    return Rotation(periods, found if stated is None else stated)
+    return RopeFrequencies(periods, found if stated is None else stated)
 
 
 def _clipped(part: float) -> float:

@@ -12,12 +12,12 @@ from math import isfinite, isnan
 
 import mlx.core as mx
 
-from scorepool.engine.errors import EngineError, Numeric
-from scorepool.engine.model.backbone import Halves
-from scorepool.engine.model.batch import Batch
-from scorepool.engine.model_info import Facts
-from scorepool.engine.sampling.logprobs import Ask, Entry, Measured, measure
-from scorepool.engine.sampling.stop import barred_ids, end_if_done
+from scorepool.engine.errors import EngineError, NonFiniteLogits
+from scorepool.engine.model.backbone import BackboneAndHead
+from scorepool.engine.model.batch import BatchRunner
+from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.sampling.logprobs import LogprobQuery, PendingLogprobs, TokenLogprobs, measure
+from scorepool.engine.sampling.stop import check_stop, min_tokens_banned_ids
 from scorepool.engine.scheduling.scheduler import Plan
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.text.tokenizer import Tokenizer
@@ -27,17 +27,19 @@ EXACT_ROWS = 16  # of every head in exact mode
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LaunchedStep:
     """Launched, not read yet."""
 
-    parts: list[Measured]
+    parts: list[PendingLogprobs]
 
 
 class ModelRunner:
     """To be used on no other thread than the one that made the model."""
 
-    def __init__(self, batch: Batch, halves: Halves, facts: Facts, tokenizer: Tokenizer) -> None:
-        self.facts = facts
+    def __init__(
+        self, batch: BatchRunner, halves: BackboneAndHead, model_info: ModelInfo, tokenizer: Tokenizer
+    ) -> None:
+        self.model_info = model_info
         self.tokenizer = tokenizer
         self.can_share = batch.can_share
         self._batch = batch
@@ -45,13 +47,15 @@ class ModelRunner:
         self._sampled: dict[Sequence, int] = {}  # rows of the last launch that sampled a token: where it is below
         self._token_ids = mx.array([], dtype=mx.int32)  # of all asks of the last launch
 
-    def launch(self, plan: Plan) -> Step:
-        asks: list[Ask] = []
+    def launch(self, plan: Plan) -> LaunchedStep:
+        asks: list[LogprobQuery] = []
         hidden: list[mx.array] = []
         if plan.decode:  # before new rows join its cache
             last_ids = self._last_ids(plan.decode)
             asks = [
-                self._ask(row, row.num_computed + 1, last_ids[place : place + 1] if row.moves_logits else None)
+                self._ask(
+                    row, row.num_computed + 1, last_ids[place : place + 1] if row.needs_logits_processing else None
+                )
                 for place, row in enumerate(plan.decode)
             ]
             hidden = [self._batch.decode(plan.decode, last_ids)]
@@ -65,9 +69,9 @@ class ModelRunner:
         asks = [ask for part in parts for ask in part.asks]
         self._sampled = {ask.sequence: index for index, ask in enumerate(asks) if ask.is_sampled}
         self._token_ids = mx.concatenate([part.token_ids for part in parts]) if parts else mx.array([], dtype=mx.int32)
-        return Step(parts)
+        return LaunchedStep(parts)
 
-    def read(self, step: Step) -> dict[Sequence, EngineError | None]:
+    def read(self, step: LaunchedStep) -> dict[Sequence, EngineError | None]:
         """The rows that have new entries; with an error, those whose logits are no distribution."""
         read: dict[Sequence, EngineError | None] = {}
         for part in step.parts:
@@ -79,9 +83,9 @@ class ModelRunner:
     def release(self, sequences: list[Sequence]) -> None:
         self._batch.release(sequences)
 
-    def _ask(self, sequence: Sequence, position: int, last_id: mx.array | None = None) -> Ask:
-        barred = barred_ids(sequence, position, self.tokenizer.eos_ids) if sequence.sampling else frozenset()
-        return Ask(sequence, position, last_id, barred)
+    def _ask(self, sequence: Sequence, position: int, last_id: mx.array | None = None) -> LogprobQuery:
+        barred = min_tokens_banned_ids(sequence, position, self.tokenizer.eos_ids) if sequence.sampling else frozenset()
+        return LogprobQuery(sequence, position, last_id, barred)
 
     def _last_ids(self, sequences: list[Sequence]) -> mx.array:
         """[rows]: the tokens that the last launch samples, known to the host or not."""
@@ -89,21 +93,21 @@ class ModelRunner:
         is_all = index == list(range(self._token_ids.shape[0]))  # nothing was prefilled since, and nobody left
         return self._token_ids if is_all else self._token_ids[mx.array(index)]
 
-    def _measure(self, asks: list[Ask], rows: mx.array) -> list[Measured]:
+    def _measure(self, asks: list[LogprobQuery], rows: mx.array) -> list[PendingLogprobs]:
         """In chunks of rows, each awaited before the next: no more than LOGITS_BYTES of logits are there at a time."""
-        parts: list[Measured] = []
-        if self.facts.mode == "exact":
+        parts: list[PendingLogprobs] = []
+        if self.model_info.mode == "exact":
             for slots in _slotted(asks):
                 _await_last(parts)
                 parts.append(self._measure_slots(asks, rows, slots))
             return parts
-        step = rows_at_once(self.facts.vocab_size, rows.dtype.size)
+        step = rows_at_once(self.model_info.vocab_size, rows.dtype.size)
         for start in range(0, len(asks), step):
             _await_last(parts)
             parts.append(measure(asks[start : start + step], self._logits(rows[start : start + step])))
         return parts
 
-    def _measure_slots(self, asks: list[Ask], rows: mx.array, slots: dict[int, int]) -> Measured:
+    def _measure_slots(self, asks: list[LogprobQuery], rows: mx.array, slots: dict[int, int]) -> PendingLogprobs:
         """A head of EXACT_ROWS rows, the asks' in their slots, anything in the others."""
         index = [slots.get(slot, 0) for slot in range(EXACT_ROWS)]
         logits = self._logits(rows[mx.array(index)])
@@ -113,19 +117,19 @@ class ModelRunner:
     def _logits(self, rows: mx.array) -> mx.array:
         return self._halves.head(rows).astype(mx.float32)
 
-    def _record(self, ask: Ask, entry: Entry) -> EngineError | None:
+    def _record(self, ask: LogprobQuery, entry: TokenLogprobs) -> EngineError | None:
         if not isfinite(entry.normalizer) or isnan(entry.logprob):
-            return Numeric(
+            return NonFiniteLogits(
                 f"the model's logits for the token at position {ask.position} are not finite, "
                 "so no logprob exists; another dtype may help"
             )
         append(ask.sequence, entry)
         if ask.is_sampled:
-            end_if_done(ask.sequence, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
+            check_stop(ask.sequence, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
         return None
 
 
-def _await_last(parts: list[Measured]) -> None:
+def _await_last(parts: list[PendingLogprobs]) -> None:
     if parts:
         mx.eval(parts[-1].arrays)
 
@@ -135,7 +139,7 @@ def rows_at_once(vocab_size: int, item_size: int) -> int:
     return max(1, LOGITS_BYTES // (vocab_size * (item_size + 4)))
 
 
-def _slotted(asks: list[Ask]) -> list[dict[int, int]]:
+def _slotted(asks: list[LogprobQuery]) -> list[dict[int, int]]:
     """For each head of exact mode: in which of its rows, the slot, which ask stands.
 
     A row's rounding may depend on its place in the block that a kernel is given, so a token's place follows from its
@@ -154,7 +158,7 @@ def _slotted(asks: list[Ask]) -> list[dict[int, int]]:
     return heads
 
 
-def append(sequence: Sequence, entry: Entry) -> None:
+def append(sequence: Sequence, entry: TokenLogprobs) -> None:
     """One more entry in every column that was asked for; of a sampled token, the token too."""
     sequence.logprobs.append(entry.logprob)
     if entry.top_ids is not None and entry.top_values is not None:

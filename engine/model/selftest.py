@@ -14,8 +14,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from scorepool.engine.model.backbone import Halves
-from scorepool.engine.model.batch import Batch
+from scorepool.engine.model.backbone import BackboneAndHead
+from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.scheduling.prefix_cache import Prefix
 from scorepool.engine.scheduling.scheduler import Chunk
 from scorepool.engine.sequence import Sampling, Sequence
@@ -31,8 +31,8 @@ _MOST_WINDOW_S = 0.6  # of one forward of the window's length, of which there ar
 
 
 def find_fault(
-    batch: Batch,
-    halves: Halves,
+    batch: BatchRunner,
+    halves: BackboneAndHead,
     reference: list[mx.array],
     rows: list[list[int]],
     longest: list[int] | None = None,
@@ -80,7 +80,7 @@ def reference_logprobs(model: Any, rows: list[list[int]]) -> list[mx.array]:
     return [_log_softmax(model(mx.array([row]))[0]) for row in rows]
 
 
-def _dtype(halves: Halves) -> mx.Dtype:
+def _dtype(halves: BackboneAndHead) -> mx.Dtype:
     return halves.hidden(mx.array([[0]])).dtype
 
 
@@ -89,7 +89,7 @@ def _log_softmax(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def _difference(halves: Halves, hidden: mx.array, expected: list[mx.array]) -> float:
+def _difference(halves: BackboneAndHead, hidden: mx.array, expected: list[mx.array]) -> float:
     """hidden [n, width] against n rows of logprobs [vocab]."""
     found, right = _log_softmax(halves.head(hidden)), mx.stack(expected)
     distance = mx.where(found == right, 0, mx.abs(found - right))  # -inf of an excluded token equals -inf
@@ -97,14 +97,14 @@ def _difference(halves: Halves, hidden: mx.array, expected: list[mx.array]) -> f
     return worst
 
 
-def _scored(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
+def _scored(batch: BatchRunner, halves: BackboneAndHead, reference: list[mx.array], rows: list[list[int]]) -> float:
     sequences = [Sequence(token_ids=row, score_from=0) for row in rows]
     hidden = batch.prefill([Chunk(sequence, 0, sequence.num_prefill) for sequence in sequences])
     expected = [logprobs[t] for logprobs, row in zip(reference, rows, strict=True) for t in range(len(row) - 1)]
     return _difference(halves, hidden, expected)
 
 
-def _generated(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
+def _generated(batch: BatchRunner, halves: BackboneAndHead, reference: list[mx.array], rows: list[list[int]]) -> float:
     """Two rows decode, a third joins them after a score row, the first leaves; the tokens are `rows`'."""
     first, second, third = sequences = [_generating(row) for row in rows]
     scored = Sequence(token_ids=rows[0], score_from=1)
@@ -122,11 +122,11 @@ def _generated(batch: Batch, halves: Halves, reference: list[mx.array], rows: li
         return _difference(halves, hidden, expected)
 
     for sequence in sequences:
-        sequence.num_computed = sequence.num_given
+        sequence.num_computed = sequence.num_input_tokens
     batch.prefill([_whole(first), _whole(second)])
     differences = [decode([first, second])]
     hidden = mx.concatenate([batch.prefill([_whole(row)]) for row in (third, scored)])
-    expected = [reference[2][third.num_given - 1], *(reference[0][t] for t in range(scored.num_prefill))]
+    expected = [reference[2][third.num_input_tokens - 1], *(reference[0][t] for t in range(scored.num_prefill))]
     differences.append(_difference(halves, hidden, expected))
     differences.append(decode([first, second, third]))
     batch.release([first])
@@ -135,7 +135,7 @@ def _generated(batch: Batch, halves: Halves, reference: list[mx.array], rows: li
     return max(differences)
 
 
-def _chunked(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
+def _chunked(batch: BatchRunner, halves: BackboneAndHead, reference: list[mx.array], rows: list[list[int]]) -> float:
     sequence = Sequence(token_ids=rows[0], score_from=1)
     middle = sequence.num_prefill // 2
     first = batch.prefill([Chunk(sequence, 0, middle)])
@@ -144,7 +144,7 @@ def _chunked(batch: Batch, halves: Halves, reference: list[mx.array], rows: list
     return _difference(halves, mx.concatenate([first, second]), expected)
 
 
-def _beyond(batch: Batch, halves: Halves, row: list[int]) -> float:
+def _beyond(batch: BatchRunner, halves: BackboneAndHead, row: list[int]) -> float:
     """The row's last tokens: scored in two chunks, and generated beside a short row."""
     right = _log_softmax(halves.head(halves.hidden(mx.array([row]))[0, -_NUM_DECODED - 1 :]))
     expected = [right[place] for place in range(_NUM_DECODED + 1)]
@@ -156,7 +156,7 @@ def _beyond(batch: Batch, halves: Halves, row: list[int]) -> float:
 
     decoding = [_generating(row), _generating(row[:7])]
     for sequence in decoding:
-        sequence.num_computed = sequence.num_given
+        sequence.num_computed = sequence.num_input_tokens
     hidden = batch.prefill([_whole(sequence) for sequence in decoding])
     differences.append(_difference(halves, hidden[:1], expected[:1]))
     for place, token_id in enumerate(row[-_NUM_DECODED:], 1):
@@ -170,7 +170,7 @@ def _beyond(batch: Batch, halves: Halves, row: list[int]) -> float:
     return max(differences)
 
 
-def _shared(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[list[int]]) -> float:
+def _shared(batch: BatchRunner, halves: BackboneAndHead, reference: list[mx.array], rows: list[list[int]]) -> float:
     """Two rows on one prefix, together; then one of them beside a row on a shorter prefix; then one that generates."""
     longer, shorter = _prefix(batch, rows[0][:8]), _prefix(batch, rows[1][:5])
     whole = Sequence(token_ids=rows[0], score_from=longer.length)
@@ -193,7 +193,7 @@ def _shared(batch: Batch, halves: Halves, reference: list[mx.array], rows: list[
     return max(differences)
 
 
-def _prefix(batch: Batch, token_ids: list[int]) -> Prefix:
+def _prefix(batch: BatchRunner, token_ids: list[int]) -> Prefix:
     prefix = Prefix(Prefix(None, []), token_ids)
     batch.prefill([Chunk(Sequence(token_ids=token_ids), 0, len(token_ids), into=prefix)])
     return prefix

@@ -12,7 +12,7 @@ import mlx.core as mx
 from scorepool.engine.sequence import Sampling
 
 
-def steer(logits: mx.array, sampling: Sampling, given: list[int], generated: mx.array) -> mx.array:
+def apply_penalties(logits: mx.array, sampling: Sampling, given: list[int], generated: mx.array) -> mx.array:
     """[vocab], from logits [vocab] float32 and the row's token ids so far; `generated` [n] may be on its way.
 
     As vLLM: the repetition penalty knows the given tokens, the two others only those that were generated.
@@ -32,7 +32,7 @@ def steer(logits: mx.array, sampling: Sampling, given: list[int], generated: mx.
     return logits
 
 
-def bar(logits: mx.array, barred: Sequence[AbstractSet[int]]) -> mx.array:
+def mask_banned(logits: mx.array, barred: Sequence[AbstractSet[int]]) -> mx.array:
     """[rows, vocab]: -inf at each row's barred ids; the very `logits` where no row has any."""
     vocab_size = logits.shape[-1]  # a configuration may name an end token that the model has not
     places = [(row, token_id) for row, ids in enumerate(barred) for token_id in ids if token_id < vocab_size]
@@ -42,7 +42,7 @@ def bar(logits: mx.array, barred: Sequence[AbstractSet[int]]) -> mx.array:
     return logits.at[mx.array(rows), mx.array(token_ids)].minimum(-mx.inf)
 
 
-def only(logits: mx.array, allowed: bytes) -> mx.array:
+def apply_grammar_bitmask(logits: mx.array, allowed: bytes) -> mx.array:
     """[vocab]: -inf where the bit of a token is not set; `allowed` has the lowest id's first."""
     words = mx.array(memoryview(allowed).cast("I"))  # type: ignore[arg-type] # any buffer
     bits = ((words[:, None] >> mx.arange(32, dtype=mx.uint32)) & 1).astype(mx.bool_).reshape(-1)[: logits.shape[0]]

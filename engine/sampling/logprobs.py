@@ -11,24 +11,24 @@ from typing import Any
 
 import mlx.core as mx
 
-from scorepool.engine.sampling import logits_processors as steering
+from scorepool.engine.sampling import logits_processors as logits_processors
 from scorepool.engine.sampling import sample as sampling
 from scorepool.engine.sampling import scoring
 from scorepool.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LogprobQuery:
     """One row of logits: what is reported about the token at `position`, which is given, or sampled now."""
 
     sequence: Sequence
     position: int
     last_id: mx.array | None = None  # [1]: of a row whose logits are moved, the token before, which may not be read yet
-    barred_ids: AbstractSet[int] = frozenset()  # are not sampled now
+    banned_ids: AbstractSet[int] = frozenset()  # are not sampled now
 
     @property
     def is_sampled(self) -> bool:
-        return self.position >= self.sequence.num_given
+        return self.position >= self.sequence.num_input_tokens
 
     @property
     def temperature(self) -> float:
@@ -37,7 +37,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TokenLogprobs:
     """What is known about one token. None where it was not asked for."""
 
     token_id: int
@@ -68,10 +68,10 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PendingLogprobs:
     """Of one chunk of logits: `asks`, one a row, and their columns in the order of Entry's fields."""
 
-    asks: list[Ask]
+    asks: list[LogprobQuery]
     token_ids: mx.array  # [rows], sampled ones included
     columns: list[Column]
 
@@ -79,13 +79,13 @@ class Measured:
     def arrays(self) -> list[mx.array]:
         return [column.values for column in self.columns if column.values is not None]
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[TokenLogprobs]:
         """One an ask. Waits for the device."""
         columns = [column.read(len(self.asks)) for column in self.columns]
-        return [Entry(*values) for values in zip(*columns, strict=True)]
+        return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]
 
 
-def measure(asks: list[Ask], logits: mx.array) -> Measured:
+def measure(asks: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:
     """Launch the computation. logits [rows, vocab] float32 of the model; there may be more rows than asks."""
     logits = logits[: len(asks)]
     sampled_rows = [row for row, ask in enumerate(asks) if ask.is_sampled]
@@ -103,20 +103,20 @@ def measure(asks: list[Ask], logits: mx.array) -> Measured:
         _column(asks, lambda s: s.entropy, scoring.entropies, logits, normalizers),
         *_likeliest(asks, logits, normalizers),
     ]
-    measured = Measured(asks, token_ids, columns)
+    measured = PendingLogprobs(asks, token_ids, columns)
     mx.async_eval(measured.arrays)
     return measured
 
 
 def _column(
-    asks: list[Ask], wanted: Callable[[Sequence], object], compute: Callable[..., mx.array], *arrays: mx.array
+    asks: list[LogprobQuery], wanted: Callable[[Sequence], object], compute: Callable[..., mx.array], *arrays: mx.array
 ) -> Column:
     """Computed from `arrays` [all rows, ...] for the rows whose sequence wants it."""
     rows = [row for row, ask in enumerate(asks) if wanted(ask.sequence)]
     return Column(rows, compute(*(_only(rows, array) for array in arrays)) if rows else None)
 
 
-def _likeliest(asks: list[Ask], logits: mx.array, normalizers: mx.array) -> tuple[Column, Column]:
+def _likeliest(asks: list[LogprobQuery], logits: mx.array, normalizers: mx.array) -> tuple[Column, Column]:
     """Columns of their ids and of their logprobs."""
     rows = [row for row, ask in enumerate(asks) if ask.sequence.top_logprobs]
     if not rows:
@@ -131,7 +131,7 @@ def _only(rows: list[int], array: mx.array) -> mx.array:
     return array if len(rows) == array.shape[0] else array[mx.array(rows)]
 
 
-def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple[mx.array, mx.array | None]:
+def _tokens(asks: list[LogprobQuery], sampled_rows: list[int], logits: mx.array) -> tuple[mx.array, mx.array | None]:
     """The token of every row, and the sampled ones' logprobs under the distribution sampled from."""
     samplings, keys = [], []
     for row in sampled_rows:
@@ -139,7 +139,7 @@ def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple
         if sequence.sampling is None:
             raise ValueError("a row is asked for a token that it does not generate")
         samplings.append(sequence.sampling)
-        keys.append(sampling.noise_key(sequence.noise_seed, asks[row].position - sequence.num_given))
+        keys.append(sampling.noise_key(sequence.noise_seed, asks[row].position - sequence.num_input_tokens))
     if len(sampled_rows) == len(asks):  # a step that only decodes
         return sampling.sample(_moved(logits, asks), samplings, keys)
     given = [0 if ask.is_sampled else ask.sequence.token_ids[ask.position] for ask in asks]
@@ -152,33 +152,35 @@ def _tokens(asks: list[Ask], sampled_rows: list[int], logits: mx.array) -> tuple
     return token_ids, logprobs
 
 
-def _moved(logits: mx.array, asks: list[Ask]) -> mx.array:
+def _moved(logits: mx.array, asks: list[LogprobQuery]) -> mx.array:
     """[rows, vocab]: what is sampled from; the very `logits` where no row asks for another."""
-    if any(ask.sequence.moves_logits for ask in asks):
+    if any(ask.sequence.needs_logits_processing for ask in asks):
         logits = mx.stack([_steered(row, ask) for row, ask in zip(logits, asks, strict=True)])
-    return steering.bar(logits, [ask.barred_ids for ask in asks])
+    return logits_processors.mask_banned(logits, [ask.banned_ids for ask in asks])
 
 
-def _steered(row: mx.array, ask: Ask) -> mx.array:
+def _steered(row: mx.array, ask: LogprobQuery) -> mx.array:
     sequence = ask.sequence
-    if sequence.sampling is not None and sequence.sampling.moves_logits:
-        row = steering.steer(row, sequence.sampling, sequence.token_ids[: sequence.num_given], _generated(ask))
+    if sequence.sampling is not None and sequence.sampling.needs_logits_processing:
+        row = logits_processors.apply_penalties(
+            row, sequence.sampling, sequence.token_ids[: sequence.num_input_tokens], _generated(ask)
+        )
     if sequence.constraint is not None:
-        row = steering.only(row, sequence.constraint.allowed(_known(ask)))
+        row = logits_processors.apply_grammar_bitmask(row, sequence.constraint.allowed(_known(ask)))
     return row
 
 
-def _generated(ask: Ask) -> mx.array:
+def _generated(ask: LogprobQuery) -> mx.array:
     """[n]: the row's generated tokens before the one that is sampled now."""
     read = mx.array(_read(ask), dtype=mx.int32)
     return read if ask.last_id is None else mx.concatenate([read, ask.last_id])
 
 
-def _known(ask: Ask) -> list[int]:
+def _known(ask: LogprobQuery) -> list[int]:
     """The same, on the host: waits for the device."""
     return _read(ask) if ask.last_id is None else [*_read(ask), int(ask.last_id.item())]  # type: ignore[arg-type]
 
 
-def _read(ask: Ask) -> list[int]:
+def _read(ask: LogprobQuery) -> list[int]:
     sequence = ask.sequence
-    return sequence.token_ids[sequence.num_given : ask.position - 1]
+    return sequence.token_ids[sequence.num_input_tokens : ask.position - 1]

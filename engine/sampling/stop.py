@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from scorepool.engine.sequence import Sequence
 
 
-def end_if_done(sequence: Sequence, token_bytes: Callable[[int], bytes], eos_ids: AbstractSet[int]) -> None:
+def check_stop(sequence: Sequence, token_bytes: Callable[[int], bytes], eos_ids: AbstractSet[int]) -> None:
     """Look at the token that was appended last: set `finish_reason` and `text_bytes` if it is the end."""
     sampling = sequence.sampling
     if sampling is None:
@@ -45,13 +45,13 @@ def end_if_done(sequence: Sequence, token_bytes: Callable[[int], bytes], eos_ids
         sequence.text_bytes = bytes(sequence.text)
 
 
-def barred_ids(sequence: Sequence, position: int, eos_ids: AbstractSet[int]) -> AbstractSet[int]:
+def min_tokens_banned_ids(sequence: Sequence, position: int, eos_ids: AbstractSet[int]) -> AbstractSet[int]:
     """Tokens that may not be sampled at `position`: it is too early for the end, and these mean it.
 
     The tokenizer's are among them where they are ignored too, as in vLLM.
     """
     sampling = sequence.sampling
-    if sampling is None or not 0 <= position - sequence.num_given < sampling.min_tokens:
+    if sampling is None or not 0 <= position - sequence.num_input_tokens < sampling.min_tokens:
         return frozenset()
     return eos_ids | set(sampling.stop_token_ids)
 
@@ -70,7 +70,7 @@ def _cut(sequence: Sequence, cut: int, token_bytes: Callable[[int], bytes]) -> N
     """Drop the tokens wholly behind the cut, with their entries in every column."""
     end = 0
     num_kept = 0
-    for token_id in sequence.token_ids[sequence.num_given :]:
+    for token_id in sequence.token_ids[sequence.num_input_tokens :]:
         begin, end = end, end + len(token_bytes(token_id))
         if begin >= cut and end > cut:
             break

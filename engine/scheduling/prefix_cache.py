@@ -68,7 +68,7 @@ class Prefix:
         return found[::-1]
 
 
-class Prefixes:
+class PrefixCache:
     def __init__(self, max_bytes: int, remembered_tokens: int = REMEMBERED_TOKENS) -> None:
         self.max_bytes = max_bytes
         self._remembered_tokens = remembered_tokens

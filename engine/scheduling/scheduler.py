@@ -16,7 +16,7 @@ needs a place among `max_running_rows`, or room for its cache, waits only for ro
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from scorepool.engine.scheduling.prefix_cache import Prefix, Prefixes
+from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
 from scorepool.engine.sequence import Sequence
 
 SHARE_BESIDE_DECODING = 8  # rows that decode wait for a prefill of no more than this part of the budget
@@ -105,7 +105,7 @@ class Part:
 
 class Scheduler:
     def __init__(
-        self, max_batch_tokens: int, max_running_rows: int, max_cached_tokens: int, prefixes: Prefixes | None = None
+        self, max_batch_tokens: int, max_running_rows: int, max_cached_tokens: int, prefixes: PrefixCache | None = None
     ) -> None:
         """`prefixes` None: every row is computed by itself."""
         self.max_batch_tokens = max_batch_tokens

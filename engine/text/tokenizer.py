@@ -11,29 +11,31 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Any
 
-from scorepool.engine.errors import Refused
+from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.sequence import Constraint
-from scorepool.engine.text.chat.chat_format import Markup, Tags, markup_of
-from scorepool.engine.text.chat.grammar import Wanted, why_not
-from scorepool.engine.text.chat.output_parser import Reader, Span
+from scorepool.engine.text.chat.chat_format import ChatFormat, Tags, chat_format_of
+from scorepool.engine.text.chat.grammar import StructuredOutputSpec, why_not
+from scorepool.engine.text.chat.output_parser import OutputParser, Span
 from scorepool.engine.text.chat.template import NO_VARIABLES, ChatTemplate, Message, Variables
 from scorepool.engine.text.chat.tool_parser import Call, Tool, read_calls
 
-Constrain = Callable[[Wanted, Reader], Constraint]  # of an answer that the reader will read. Raises Refused
+Constrain = Callable[
+    [StructuredOutputSpec, OutputParser], Constraint
+]  # of an answer that the reader will read. Raises InvalidRequest
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
 
 
 class Tokenizer:
-    markup: Markup  # of the model's answers to chats
+    markup: ChatFormat  # of the model's answers to chats
 
     def __init__(
         self,
         tokenizer: Any,
         eos_ids: Iterable[int],
         tags: Tags | None = None,
-        constrainer: Callable[[Any, Markup], Constrain] | None = None,
+        constrainer: Callable[[Any, ChatFormat], Constrain] | None = None,
     ) -> None:
         """`tokenizer` is a Hugging Face one that nobody else uses."""
         self._tokenizer = tokenizer
@@ -50,7 +52,7 @@ class Tokenizer:
         self.longest_token_bytes = max(map(len, self._bytes.values()))
         self._template = ChatTemplate(tokenizer, self._lock)
         special = [token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special]
-        self.markup = markup_of(tags or Tags(), tokenizer.get_vocab(), self._plain, special, self.eos_ids)
+        self.markup = chat_format_of(tags or Tags(), tokenizer.get_vocab(), self._plain, special, self.eos_ids)
         self._constrain = None if constrainer is None else constrainer(tokenizer, self.markup)
 
     def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
@@ -64,19 +66,21 @@ class Tokenizer:
         """Token ids of both together, how many of them are the prompt's, and whether BOS was added.
 
         As lm-evaluation-harness does: whitespace that ends the prompt moves into the completion, and the
-        prompt's share is what the prompt takes alone. At least one token is the completion's. Raises Refused
+        prompt's share is what the prompt takes alone. At least one token is the completion's. Raises InvalidRequest
         if there is none.
         """
         kept = prompt.rstrip()
         completion = prompt[len(kept) :] + completion
         ids, bos_added = self.encode(kept + completion)
         if not self._plain(completion):
-            raise Refused("the completion is no token in this model's vocabulary; give text that is at least one")
+            raise InvalidRequest(
+                "the completion is no token in this model's vocabulary; give text that is at least one"
+            )
         num_prompt_tokens = len(self.encode(kept)[0])
         return ids, min(num_prompt_tokens, len(ids) - 1), bos_added
 
     def why_no_tools(self, may_call: bool = True) -> str | None:
-        """Why the model cannot be shown tools, or cannot call them; None: it can. Raises Refused."""
+        """Why the model cannot be shown tools, or cannot call them; None: it can. Raises InvalidRequest."""
         if not self._template.knows_tools:
             return "the model's chat template has no place for them"
         if may_call and self.markup.parser is None:
@@ -91,7 +95,7 @@ class Tokenizer:
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), variables: Variables = NO_VARIABLES
     ) -> tuple[list[int], list[int]]:
         """The chat template's text with the generation prompt, and no BOS but its own; and the ids at its end that
-        are the generation prompt. Raises Refused."""
+        are the generation prompt. Raises InvalidRequest."""
         text, opening = self._template.render(messages, tools, variables)
         ids = self._plain(text)
         start, num_bytes = len(ids), len(opening.encode())
@@ -100,9 +104,9 @@ class Tokenizer:
             num_bytes -= len(self.token_bytes(ids[start]))
         return ids, ids[start:]
 
-    def reader(self, opening: Sequence[int], keeps_special: bool = False) -> Reader:
+    def reader(self, opening: Sequence[int], keeps_special: bool = False) -> OutputParser:
         """Of an answer to a chat whose generation prompt is `opening`."""
-        return Reader(self.markup, self.token_bytes, opening, keeps_special)
+        return OutputParser(self.markup, self.token_bytes, opening, keeps_special)
 
     def calls(self, span: Span, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[Call]:
         """Those in a span of an answer. Empty where it cannot be read, or calls what was not offered."""
@@ -113,11 +117,11 @@ class Tokenizer:
         """Why answers to chats cannot be constrained, or what they call; None: they can."""
         return why_not(self.markup.form, calls)
 
-    def constraint(self, wanted: Wanted, opening: Sequence[int] | None) -> Constraint:
-        """Of an answer to a chat whose prompt ends with `opening`; None: of a text. Raises Refused."""
+    def constraint(self, wanted: StructuredOutputSpec, opening: Sequence[int] | None) -> Constraint:
+        """Of an answer to a chat whose prompt ends with `opening`; None: of a text. Raises InvalidRequest."""
         if self._constrain is None:
-            raise Refused("nothing is constrained here")
-        reader = Reader(Markup(moves={}), self.token_bytes) if opening is None else self.reader(opening)
+            raise InvalidRequest("nothing is constrained here")
+        reader = OutputParser(ChatFormat(moves={}), self.token_bytes) if opening is None else self.reader(opening)
         return self._constrain(wanted, reader)
 
     def token_bytes(self, token_id: int) -> bytes:

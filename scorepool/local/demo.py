@@ -101,7 +101,7 @@ def follow(client: Client, job_id: str, console: Console) -> wire.Job:
                 return job
 
 
-def tokens(scored: wire.Scored, title: str) -> Table:
+def tokens(scored: wire.SequenceResult, title: str) -> Table:
     """One row a token: its text, its logprob, and the likeliest tokens in its place."""
     table = Table("token", "id", "logprob", "p", "likeliest instead", title=title, title_justify="left")
     assert scored.logprobs is not None

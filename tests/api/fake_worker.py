@@ -9,7 +9,7 @@ from rq.utils import now, utcformat
 
 from scorepool import store, wire
 
-STAMP = wire.Stamp(
+STAMP = wire.Provenance(
     model="demo",
     fingerprint="f" * 16,
     dtype="float32",
@@ -21,14 +21,16 @@ STAMP = wire.Stamp(
 )
 RESULT = wire.Result(
     sequences=[
-        wire.Scored(token_ids=[1, 2], token_bytes=[b"a", b"\xff"], text="a\ufffd", logprobs=wire.Floats([None, -0.25]))
+        wire.SequenceResult(
+            token_ids=[1, 2], token_bytes=[b"a", b"\xff"], text="a\ufffd", logprobs=wire.Floats([None, -0.25])
+        )
     ],
     temperature=1.0,
     usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
     stamp=STAMP,
 )
 COMPLETED = wire.Result(
-    sequences=[wire.Scored(token_ids=[2], token_bytes=[b"b"], text="b", finish_reason="stop")],
+    sequences=[wire.SequenceResult(token_ids=[2], token_bytes=[b"b"], text="b", finish_reason="stop")],
     temperature=1.0,
     usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
     stamp=STAMP,
@@ -44,7 +46,7 @@ class FakeWorker:
         self.name = name
 
     def show_card(self, *, vocab_size: int = 1000, context_length: int = 64) -> None:
-        card = wire.ModelCard(
+        card = wire.ServedModel(
             id=self.model,
             stamp=STAMP,
             context_length=context_length,

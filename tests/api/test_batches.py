@@ -16,9 +16,9 @@ from rq.job import JobStatus
 import scorepool.api.repositories.queue
 from scorepool import store, wire
 from scorepool.api.batches import lines, take
-from scorepool.api.batches.batch_lease import Overtaken, Turn
+from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.lines import job_id
-from scorepool.api.repositories.batches import Progress
+from scorepool.api.repositories.batches import BatchProgress
 from scorepool.worker import Queue
 from scorepool.worker.rq.leases import Leases
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
@@ -74,7 +74,7 @@ async def lines_of(http: httpx.AsyncClient, file_id: str) -> dict[str, Any]:
 
 def let_expire(redis: Redis, id_: str) -> None:
     key = store.Keys.batch(id_)
-    before = wire.parse(redis.hget(key, "state"), Progress, "msgpack")
+    before = wire.parse(redis.hget(key, "state"), BatchProgress, "msgpack")
     after = replace(before, batch=replace(before.batch, expires_at=int(time.time()) - 1))
     redis.hset(key, mapping={"state": wire.encode(after)})
     redis.hincrby(key, "turn", 1)  # so that a turn that is under way does not write it over
@@ -209,22 +209,22 @@ async def test_of_two_drivers_who_believe_they_have_a_batch_one_writes_nothing(
         await eventually(lambda: len(worker.waiting()) == 2)
     async with AsyncRedis.from_url(redis_url) as connection:
         redis.zadd(store.Keys.batches, {id_: 0})
-        late = await Turn.claim(connection, lease_s=5)
+        late = await BatchLease.claim(connection, lease_s=5)
         assert late is not None
-        assert await Turn.claim(connection, lease_s=5) is None
+        assert await BatchLease.claim(connection, lease_s=5) is None
         redis.zadd(store.Keys.batches, {id_: 0})
-        current = await Turn.claim(connection, lease_s=5)
+        current = await BatchLease.claim(connection, lease_s=5)
         assert current is not None
         before, due_at = redis.hget(store.Keys.batch(id_), "state"), redis.zscore(store.Keys.batches, id_)
-        with pytest.raises(Overtaken):
+        with pytest.raises(LeaseLost):
             await late.commit(replace(late.progress, output_parts=7))
-        with pytest.raises(Overtaken):
+        with pytest.raises(LeaseLost):
             await late.extend()
         await late.release(0.0)  # or they would take the batch from each other for ever
         assert redis.zscore(store.Keys.batches, id_) == due_at
         assert redis.hget(store.Keys.batch(id_), "state") == before
         await current.commit(replace(current.progress, output_parts=7))
-        assert wire.parse(redis.hget(store.Keys.batch(id_), "state"), Progress, "msgpack").output_parts == 7
+        assert wire.parse(redis.hget(store.Keys.batch(id_), "state"), BatchProgress, "msgpack").output_parts == 7
 
 
 async def test_a_failed_job_is_an_entry_of_the_error_file(serving: Serving, worker: FakeWorker):

@@ -4,22 +4,24 @@ import pytest
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.api.dialects.openai.choice_stream import Diverged, Growing
-from scorepool.api.dialects.openai.detokenizer import content_bytes, likeliest, offsets, pieces_of_text, spelled
+from scorepool.api.dialects.openai.choice_stream import ChoiceStream, Diverged
+from scorepool.api.dialects.openai.detokenizer import content_bytes, likeliest, offsets, pieces_of_text, token_text
 
 WORDS = {1: b"Hel", 2: b"lo ", 3: b"\xf0\x9f", 4: b"\x99\x82", 5: b"<end>"}
 
 
-def growth(first: int, *ids: int) -> wire.Growth:
-    return wire.Growth(id="j", sequence=0, first=first, token_ids=list(ids), token_bytes=[WORDS[i] for i in ids])
+def growth(first: int, *ids: int) -> wire.TokenDelta:
+    return wire.TokenDelta(id="j", sequence=0, first=first, token_ids=list(ids), token_bytes=[WORDS[i] for i in ids])
 
 
-def scored(*ids: int, text: str) -> wire.Scored:
-    return wire.Scored(token_ids=list(ids), token_bytes=[WORDS[i] for i in ids], text=text, finish_reason="stop")
+def scored(*ids: int, text: str) -> wire.SequenceResult:
+    return wire.SequenceResult(
+        token_ids=list(ids), token_bytes=[WORDS[i] for i in ids], text=text, finish_reason="stop"
+    )
 
 
 def test_pieces_join_to_the_result():
-    growing = Growing(0)
+    growing = ChoiceStream(0)
 
     pieces = [
         growing.grow(growth(0, 1)),
@@ -35,10 +37,10 @@ def test_pieces_join_to_the_result():
 
 
 def test_what_is_skipped_is_in_no_text_and_has_its_place():
-    def skipping(told: wire.Growth | wire.Scored, *numbers: int) -> wire.Growth | wire.Scored:
+    def skipping(told: wire.TokenDelta | wire.SequenceResult, *numbers: int) -> wire.TokenDelta | wire.SequenceResult:
         return replace(told, skipped=list(numbers))
 
-    growing = Growing(0)
+    growing = ChoiceStream(0)
 
     pieces = [
         growing.grow(skipping(growth(0, 1, 5), 1)),
@@ -53,7 +55,7 @@ def test_what_is_skipped_is_in_no_text_and_has_its_place():
 
 
 def test_what_ended_a_choice_is_told_at_its_end():
-    growing = Growing(0)
+    growing = ChoiceStream(0)
 
     first, last = growing.grow(growth(0, 1)), growing.end(replace(scored(1, 2, text="Hel"), stop_reason=2))
 
@@ -61,7 +63,7 @@ def test_what_ended_a_choice_is_told_at_its_end():
 
 
 def test_what_is_missing_comes_with_the_result_and_what_comes_twice_is_sent_once():
-    growing = Growing(0)
+    growing = ChoiceStream(0)
 
     assert growing.grow(growth(1, 2)) is None
     assert growing.grow(growth(0, 1)).text == "Hel"
@@ -71,7 +73,7 @@ def test_what_is_missing_comes_with_the_result_and_what_comes_twice_is_sent_once
 
 
 def test_a_second_run_that_takes_another_way_is_told():
-    growing = Growing(0)
+    growing = ChoiceStream(0)
     growing.grow(growth(0, 1, 2))
 
     with pytest.raises(Diverged):
@@ -81,7 +83,7 @@ def test_a_second_run_that_takes_another_way_is_told():
 
 
 def test_a_character_that_stays_unfinished_is_in_the_text():
-    growing = Growing(0)
+    growing = ChoiceStream(0)
 
     first = growing.grow(growth(0, 1, 3))
 
@@ -89,9 +91,9 @@ def test_a_character_that_stays_unfinished_is_in_the_text():
 
 
 def test_spellings():
-    assert spelled(1, b" caf\xc3\xa9") == " café"
-    assert spelled(7, b"\xe2\x80") == "bytes:\\xe2\\x80"
-    assert spelled(7, b"\xe2\x80", as_ids=True) == "token_id:7"
+    assert token_text(1, b" caf\xc3\xa9") == " café"
+    assert token_text(7, b"\xe2\x80") == "bytes:\\xe2\\x80"
+    assert token_text(7, b"\xe2\x80", as_ids=True) == "token_id:7"
 
 
 def test_of_strings_that_collide_the_likelier_keeps_its_value():
@@ -104,8 +106,8 @@ def test_offsets_are_of_characters():
 
 
 def test_an_echoed_text_is_the_one_that_was_given():
-    def of(*pieces: bytes, bos: bool) -> wire.Scored:
-        return wire.Scored(
+    def of(*pieces: bytes, bos: bool) -> wire.SequenceResult:
+        return wire.SequenceResult(
             token_ids=[0] * len(pieces),
             token_bytes=list(pieces),
             text="",

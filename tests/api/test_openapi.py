@@ -38,7 +38,7 @@ def test_the_document_is_whole(document: dict[str, Any]):
     assert document["openapi"].startswith("3.1")
     schemas = document["components"]["schemas"]
     assert {name.removeprefix("#/components/schemas/") for name in references(document)} <= set(schemas)
-    assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ModelCard", "JobPage"} <= set(schemas)
+    assert {"Score", "Generate", "Job", "Result", "Failure", "ErrorReply", "ServedModel", "JobPage"} <= set(schemas)
     assert not any("HTTPValidationError" in name for name in schemas)
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)

@@ -26,7 +26,9 @@ BLOCKER = """
 import runpy, sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("mlx", "mlx_lm", "worker", "engine", "torch", "transformers", "numpy", "httpx"):
+        if name.split(".")[0] in ("mlx", "mlx_lm", "torch", "transformers", "numpy", "httpx") or name.startswith(
+            ("scorepool.engine", "scorepool.worker")
+        ):
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Blocker())
 runpy.run_module("scorepool.api", run_name="__main__")

@@ -9,18 +9,20 @@ from redis import Redis
 from starlette.types import Message
 
 from scorepool import store, wire
-from scorepool.api.dialects.event_cursor import Progress
+from scorepool.api.dialects.event_cursor import EventCursor
 from tests.api.conftest import Serving, generate
 from tests.api.fake_worker import STAMP, FakeWorker
 
 
-def growth(first: int, *ids: int, sequence: int = 0, id: str = "j") -> wire.Growth:  # noqa: A002
-    return wire.Growth(id=id, sequence=sequence, first=first, token_ids=list(ids), token_bytes=[b"x"] * len(ids))
+def growth(first: int, *ids: int, sequence: int = 0, id: str = "j") -> wire.TokenDelta:  # noqa: A002
+    return wire.TokenDelta(id=id, sequence=sequence, first=first, token_ids=list(ids), token_bytes=[b"x"] * len(ids))
 
 
 def result(*rows: list[int]) -> wire.Result:
     return wire.Result(
-        sequences=[wire.Scored(token_ids=ids, token_bytes=[b"x"] * len(ids), text="x" * len(ids)) for ids in rows],
+        sequences=[
+            wire.SequenceResult(token_ids=ids, token_bytes=[b"x"] * len(ids), text="x" * len(ids)) for ids in rows
+        ],
         temperature=1.0,
         usage=wire.Usage(prompt_tokens=1, completion_tokens=sum(map(len, rows))),
         stamp=STAMP,
@@ -28,7 +30,7 @@ def result(*rows: list[int]) -> wire.Result:
 
 
 def test_entries_are_told_once_and_counted():
-    progress = Progress.parse("")
+    progress = EventCursor.parse("")
 
     (first,) = progress.grow(growth(0, 5, 6))
     (other,) = progress.grow(growth(0, 9, sequence=2))
@@ -40,7 +42,7 @@ def test_entries_are_told_once_and_counted():
 
 
 def test_a_client_that_comes_back_goes_on_where_it_was():
-    progress = Progress.parse("2,0")
+    progress = EventCursor.parse("2,0")
 
     assert progress.grow(growth(0, 5)) == []
     assert progress.grow(growth(3, 8)) == []  # one is missing before it
@@ -53,7 +55,7 @@ def test_a_client_that_comes_back_goes_on_where_it_was():
 
 
 def test_what_is_skipped_is_told_with_the_entries_that_are_left():
-    progress = Progress.parse("2")
+    progress = EventCursor.parse("2")
     [scored] = result([9, 5, 6, 7, 8]).sequences
     ended = replace(result(), sequences=[replace(scored, num_reported_prompt_tokens=1, skipped=[0, 1, 3])])
 
@@ -62,10 +64,10 @@ def test_what_is_skipped_is_told_with_the_entries_that_are_left():
     assert (told.growth.first, told.growth.token_ids, told.growth.skipped) == (2, [7, 8], [3])
 
 
-CALL = wire.Called(id="c", name="look", arguments="{}", entry=2)
+CALL = wire.ToolCallResult(id="c", name="look", arguments="{}", entry=2)
 
 
-def chat_growth(first: int, *ids: int, **more: object) -> wire.Growth:
+def chat_growth(first: int, *ids: int, **more: object) -> wire.TokenDelta:
     channels = ["content", "tool_call", "markup", "reasoning"]
     return replace(growth(first, *ids), channels=channels[first : first + len(ids)], **more)
 
@@ -83,7 +85,7 @@ def test_channels_and_calls_are_told_once_with_their_entries(num_prompt_tokens: 
     ended = replace(result(ids), sequences=[whole])
 
     for place in range(4):
-        progress = Progress.parse(str(place) if place else "")
+        progress = EventCursor.parse(str(place) if place else "")
         told = [*progress.grow(chat_growth(0, 5, 6)), *progress.grow(chat_growth(1, 6, 7, tool_calls=[CALL]))]
         told += progress.end("j", ended)
 
@@ -97,7 +99,7 @@ def test_channels_and_calls_are_told_once_with_their_entries(num_prompt_tokens: 
 
 
 def test_a_run_that_takes_another_way_voids_what_was_told():
-    progress = Progress.parse("")
+    progress = EventCursor.parse("")
     progress.grow(growth(0, 5, 6))
 
     restart, again = progress.grow(growth(0, 7))
@@ -109,7 +111,7 @@ def test_a_run_that_takes_another_way_voids_what_was_told():
 @pytest.mark.parametrize("place", ["x", "1,", "-1", "1;2", "9999999", "1" * 500])
 def test_a_place_that_is_none_is_refused(place: str):
     with pytest.raises(ValueError, match="Last-Event-ID"):
-        Progress.parse(place)
+        EventCursor.parse(place)
 
 
 @pytest.mark.anyio

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_later_workers_card_and_result_are_read(serving: Serving, redis: Redis, worker: FakeWorker):
-    card = wire.ModelCard(
+    card = wire.ServedModel(
         id="later", stamp=STAMP, context_length=64, vocab_size=1000, self_test="passed", worker="w2", created=1
     )
     redis.zadd(store.Keys.models, {"w2": 1e11})

@@ -18,14 +18,14 @@ from scorepool.api.dialects.openai.chat import (
     to_chunk,
     to_request,
 )
-from scorepool.api.dialects.openai.choice_stream import Growing
-from scorepool.engine.sampling.stop import end_if_done
+from scorepool.api.dialects.openai.choice_stream import ChoiceStream
+from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.token_publisher import Grower
+from scorepool.worker.inference.token_publisher import JobStream
 from scorepool.worker.inference.translate import Translated, to_rows
 from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, ids_of, tokenizer_of
 
-STAMP = wire.Stamp(
+STAMP = wire.Provenance(
     model="m",
     fingerprint="f",
     dtype="float32",
@@ -49,10 +49,10 @@ class Run:
         self.growths = list(self._run(translated, token_ids, steps))
         self.result = to_result(request, [translated], self.tokenizer, STAMP)
 
-    def _run(self, translated: Translated, token_ids: Sequence[int], steps: Sequence[int]) -> Iterator[wire.Growth]:
+    def _run(self, translated: Translated, token_ids: Sequence[int], steps: Sequence[int]) -> Iterator[wire.TokenDelta]:
         """A row that samples these tokens, told of after as many as `steps` says, over and over."""
         row = translated.row
-        grower = Grower("j", [translated], with_logprobs=True, tokenizer=self.tokenizer)
+        grower = JobStream("j", [translated], with_logprobs=True, tokenizer=self.tokenizer)
         sampling = row.sampling
         assert sampling is not None
         row.sampling = replace(sampling, max_tokens=len(token_ids))
@@ -61,7 +61,7 @@ class Run:
             row.token_ids.append(token_id)
             row.logprobs.append(-float(place))
             row.sampled_logprobs.append(-float(place))
-            end_if_done(row, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
+            check_stop(row, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
             if row.is_done:
                 return
             if pauses[place % len(pauses)]:
@@ -71,8 +71,8 @@ class Run:
     def whole(self) -> ChatChoice:
         return to_chat_completion(self.body, self.result, "id").choices[0]
 
-    def chunks(self, growths: Sequence[wire.Growth]) -> list[ChatChoiceChunk]:
-        growing = Growing(0)
+    def chunks(self, growths: Sequence[wire.TokenDelta]) -> list[ChatChoiceChunk]:
+        growing = ChoiceStream(0)
         pieces = [piece for growth in growths if (piece := growing.grow(growth)) is not None]
         pieces.append(growing.end(self.result.sequences[0]))
         return [to_chunk(self.body, piece) for piece in pieces]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scorepool import wire
-from scorepool.api.dialects.openai.choice_stream import Growing
+from scorepool.api.dialects.openai.choice_stream import ChoiceStream
 from scorepool.api.dialects.openai.completions import (
     ChoiceChunk,
     CompletionRequest,
@@ -15,15 +15,15 @@ from scorepool.api.dialects.openai.completions import (
     to_completion,
     to_requests,
 )
-from scorepool.engine.sampling.stop import end_if_done
-from scorepool.engine.text.chat.chat_format import Markup
+from scorepool.engine.sampling.stop import check_stop
+from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker.inference.infer import stamp_of
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.token_publisher import Grower
+from scorepool.worker.inference.token_publisher import JobStream
 from scorepool.worker.inference.translate import to_rows
 from tests.worker.fake import FakeEngine, FakeTokenizer
 
-STAMP = stamp_of("demo", FakeEngine.facts)
+STAMP = stamp_of("demo", FakeEngine.model_info)
 PIECES = [b"a", b"b", b"<s>", b"<e>", b"\xf0\x9f", b"\x99\x82", b"ab", b""]
 SPECIAL, EOS = 2, 3
 
@@ -31,7 +31,7 @@ SPECIAL, EOS = 2, 3
 class Tokenizer(FakeTokenizer):
     eos_ids = frozenset({EOS})
     vocab_size = len(PIECES)
-    markup = Markup(moves={}, silent_ids=frozenset({SPECIAL, EOS}), eos_ids=eos_ids)
+    markup = ChatFormat(moves={}, silent_ids=frozenset({SPECIAL, EOS}), eos_ids=eos_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         return PIECES[token_id]
@@ -40,20 +40,20 @@ class Tokenizer(FakeTokenizer):
 TOKENIZER = Tokenizer()
 
 
-def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionRequest, list[wire.Growth], wire.Result]:
+def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionRequest, list[wire.TokenDelta], wire.Result]:
     """What a worker makes of a row that samples these tokens: it tells of them, and then its result."""
     body = {"model": "demo", "prompt": [0], "max_tokens": len(token_ids), "logprobs": 0, "return_token_ids": True}
     request = wire.parse(json.dumps(body | options).encode(), CompletionRequest)
     (generate,) = to_requests(request, 60)
     (translated,) = to_rows(generate, TOKENIZER, 100)
     row = translated.row
-    grower = Grower("j", [translated], with_logprobs=True, tokenizer=TOKENIZER)
+    grower = JobStream("j", [translated], with_logprobs=True, tokenizer=TOKENIZER)
     growths = []
     for place, token_id in enumerate(token_ids):
         row.token_ids.append(token_id)
         row.logprobs.append(-float(place))
         row.sampled_logprobs.append(-float(place))
-        end_if_done(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
+        check_stop(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
         growths += [growth() for growth in grower.on_step([row])]
         if row.is_done:
             break
@@ -79,7 +79,7 @@ def test_chunks_join_to_the_whole_text_and_it_is_its_tokens(
 ):
     body, growths, result = run(token_ids, options)
     (whole,) = to_completion(body, [result], "id").choices
-    growing = Growing(0)
+    growing = ChoiceStream(0)
     told = [piece for n, growth in enumerate(growths) if n not in lost and (piece := growing.grow(growth))]
     chunks: list[ChoiceChunk] = [to_chunk(body, piece) for piece in (*told, growing.end(result.sequences[0]))]
 
@@ -100,9 +100,9 @@ def test_chunks_join_to_the_whole_text_and_it_is_its_tokens(
         assert whole.stop_reason in (*options["stop"], *options["stop_token_ids"])
         is_shown = options["include_stop_str_in_output"] and not options["skip_special_tokens"]
         if is_shown:
-            spelled = (
+            token_text = (
                 whole.stop_reason
                 if isinstance(whole.stop_reason, str)
                 else PIECES[whole.stop_reason].decode(errors="replace")
             )
-            assert whole.text.endswith(spelled)
+            assert whole.text.endswith(token_text)

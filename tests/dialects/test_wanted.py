@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scorepool import wire
 from scorepool.api.dialects.openai.chat import ChatChoice, ChatRequest, to_chat_completion, to_request
 from scorepool.engine import Tokenizer
-from scorepool.engine.sampling.stop import end_if_done
+from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import to_rows
-from scorepool.worker.rq.failure import JobFailed
+from scorepool.worker.rq.failure import JobError
 from tests.chat_formats import FORMATS, TOOLS, ids_of, tokenizer_of
 from tests.dialects.test_channels import STAMP
 
@@ -45,7 +45,7 @@ class Answer:
         row = self.row
         assert row.constraint is not None
         while not row.is_done:
-            may = allowed_ids(row.constraint.allowed(row.token_ids[row.num_given :]))
+            may = allowed_ids(row.constraint.allowed(row.token_ids[row.num_input_tokens :]))
             likes = says[row.num_generated : row.num_generated + 1]
             marks = [token_id for token_id in may if token_id in tokenizer.eos_ids | tokenizer.markup.marker_ids]
             if likes and likes[0] in may:
@@ -55,7 +55,7 @@ class Answer:
             row.token_ids.append(token_id)
             row.logprobs.append(-1.0)
             row.sampled_logprobs.append(-1.0)
-            end_if_done(row, tokenizer.token_bytes, tokenizer.eos_ids)
+            check_stop(row, tokenizer.token_bytes, tokenizer.eos_ids)
 
 
 def function(name: str, parameters: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_content_of_a_schema_may_be_a_call_instead(name: str):
     ],
 )
 def test_formats_whose_calls_are_not_constrained_refuse_it_by_name(name: str, options: dict[str, Any], field: str):
-    with pytest.raises(JobFailed) as caught:
+    with pytest.raises(JobError) as caught:
         Answer(name, 0, **{"tools": [LOOK]} | options)
 
     failure = caught.value.failure
@@ -192,7 +192,7 @@ def test_formats_whose_calls_are_not_constrained_refuse_it_by_name(name: str, op
 
 @pytest.mark.parametrize("options", [{"min_tokens": 5}, {"ignore_eos": True}])
 def test_what_ends_where_its_grammar_says_goes_with_nothing_else_that_does(options: dict[str, Any]):
-    with pytest.raises(JobFailed, match="`ignore_eos` nor `min_tokens`") as caught:
+    with pytest.raises(JobError, match="`ignore_eos` nor `min_tokens`") as caught:
         Answer("json_tools", 0, tools=[STRICT], **options)
 
     assert caught.value.failure.field == "tools"

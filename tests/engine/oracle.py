@@ -23,9 +23,9 @@ class Oracle:
             logits = self._model(torch.tensor([token_ids]), use_cache=False).logits[0].double()
         return torch.log_softmax(logits / temperature, dim=-1).numpy()
 
-    def greedy(self, token_ids: list[int], num_given: int) -> list[int]:
+    def greedy(self, token_ids: list[int], num_input_tokens: int) -> list[int]:
         """The likeliest token at every position from num_given on: the tokens there, if those are greedy."""
-        return self.logprobs(token_ids)[num_given - 1 : -1].argmax(axis=-1).tolist()
+        return self.logprobs(token_ids)[num_input_tokens - 1 : -1].argmax(axis=-1).tolist()
 
     def continued(self, token_ids: list[int], max_tokens: int, **options: object) -> list[int]:
         """What transformers' own greedy generate(), with its cache, appends."""
@@ -46,7 +46,7 @@ def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -
     """Every reported entry of a row that ran, given tokens and generated ones."""
     own = oracle.logprobs(sequence.token_ids)
     expected = own if sequence.temperature == 1 else oracle.logprobs(sequence.token_ids, sequence.temperature)
-    first = sequence.num_given if sequence.score_from is None else sequence.score_from
+    first = sequence.num_input_tokens if sequence.score_from is None else sequence.score_from
     positions = range(first, len(sequence.token_ids))
     assert len(sequence.logprobs) == len(positions)
     for column in (sequence.top_ids, sequence.top_values):
@@ -56,7 +56,7 @@ def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -
         if position == 0:
             assert found is None
             continue
-        row = (own if position >= sequence.num_given else expected)[position - 1]
+        row = (own if position >= sequence.num_input_tokens else expected)[position - 1]
         assert abs(found - row[sequence.token_ids[position]]) <= tolerance, (entry, position)
         if sequence.top_logprobs:
             ids, values = sequence.top_ids[entry], np.array(sequence.top_values[entry])

@@ -5,7 +5,7 @@ from math import inf, nan
 
 import pytest
 
-from scorepool.engine.errors import EngineError, Refused, TooLong
+from scorepool.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from scorepool.engine.sequence import Sampling, Sequence
 from scorepool.engine.validation import check
 from tests.engine.test_engine_thread import FACTS
@@ -22,36 +22,36 @@ def generating(**options: object) -> Sequence:
 @pytest.mark.parametrize(
     ("row", "error", "message"),
     [
-        (scored([]), Refused, "no tokens"),
-        (scored([0, -1]), Refused, "token id -1 at position 1.* 0 to 49"),
-        (scored([0, 49, 50]), Refused, "token id 50 at position 2"),
-        (scored(score_from=None), Refused, "asks for nothing"),
-        (scored(score_from=4), Refused, "score_from 4; from 0 to 3"),
-        (scored(score_from=-1), Refused, "score_from -1"),
-        (scored(top_logprobs=51), Refused, "top_logprobs 51; from 0 to 50"),
-        (scored(temperature=0), Refused, "temperature 0; a number above 0"),
-        (scored(temperature=inf), Refused, "temperature inf"),
-        (scored(temperature=nan), Refused, "temperature nan"),
-        (scored([0] * 101), TooLong, "101 tokens .* context is 100"),
-        (generating(max_tokens=98), TooLong, "3 tokens and may generate 98 more"),
-        (generating(max_tokens=0), Refused, "max_tokens 0"),
-        (generating(temperature=-1), Refused, "temperature -1"),
-        (generating(temperature=nan), Refused, "temperature nan"),
-        (generating(top_p=0), Refused, "top_p 0"),
-        (generating(top_p=1.1), Refused, r"top_p 1\.1"),
-        (generating(top_k=-1), Refused, "top_k -1"),
-        (generating(min_p=2), Refused, "min_p 2"),
-        (generating(seed=-1), Refused, "seed -1"),
-        (generating(seed=2**64), Refused, "seed 18446744073709551616"),
-        (generating(stop=(b"a", b"")), Refused, "stop .*not empty"),
-        (generating(stop_token_ids=(5, 50)), Refused, r"stop_token_ids \(5, 50\); it needs .* from 0 to 49"),
-        (generating(min_tokens=6), Refused, "min_tokens 6; it needs min_tokens from 0 to max_tokens, 5"),
-        (generating(min_tokens=-1), Refused, "min_tokens -1"),
-        (generating(presence_penalty=nan), Refused, "presence_penalty nan"),
-        (generating(frequency_penalty=inf), Refused, "frequency_penalty inf"),
-        (generating(repetition_penalty=0), Refused, "repetition_penalty 0"),
-        (generating(logit_bias=((50, 1.0),)), Refused, r"logit_bias \(\(50, 1.0\),\).* from 0 to 49"),
-        (generating(logit_bias=((5, nan),)), Refused, "logit_bias .* finite"),
+        (scored([]), InvalidRequest, "no tokens"),
+        (scored([0, -1]), InvalidRequest, "token id -1 at position 1.* 0 to 49"),
+        (scored([0, 49, 50]), InvalidRequest, "token id 50 at position 2"),
+        (scored(score_from=None), InvalidRequest, "asks for nothing"),
+        (scored(score_from=4), InvalidRequest, "score_from 4; from 0 to 3"),
+        (scored(score_from=-1), InvalidRequest, "score_from -1"),
+        (scored(top_logprobs=51), InvalidRequest, "top_logprobs 51; from 0 to 50"),
+        (scored(temperature=0), InvalidRequest, "temperature 0; a number above 0"),
+        (scored(temperature=inf), InvalidRequest, "temperature inf"),
+        (scored(temperature=nan), InvalidRequest, "temperature nan"),
+        (scored([0] * 101), ContextLengthExceeded, "101 tokens .* context is 100"),
+        (generating(max_tokens=98), ContextLengthExceeded, "3 tokens and may generate 98 more"),
+        (generating(max_tokens=0), InvalidRequest, "max_tokens 0"),
+        (generating(temperature=-1), InvalidRequest, "temperature -1"),
+        (generating(temperature=nan), InvalidRequest, "temperature nan"),
+        (generating(top_p=0), InvalidRequest, "top_p 0"),
+        (generating(top_p=1.1), InvalidRequest, r"top_p 1\.1"),
+        (generating(top_k=-1), InvalidRequest, "top_k -1"),
+        (generating(min_p=2), InvalidRequest, "min_p 2"),
+        (generating(seed=-1), InvalidRequest, "seed -1"),
+        (generating(seed=2**64), InvalidRequest, "seed 18446744073709551616"),
+        (generating(stop=(b"a", b"")), InvalidRequest, "stop .*not empty"),
+        (generating(stop_token_ids=(5, 50)), InvalidRequest, r"stop_token_ids \(5, 50\); it needs .* from 0 to 49"),
+        (generating(min_tokens=6), InvalidRequest, "min_tokens 6; it needs min_tokens from 0 to max_tokens, 5"),
+        (generating(min_tokens=-1), InvalidRequest, "min_tokens -1"),
+        (generating(presence_penalty=nan), InvalidRequest, "presence_penalty nan"),
+        (generating(frequency_penalty=inf), InvalidRequest, "frequency_penalty inf"),
+        (generating(repetition_penalty=0), InvalidRequest, "repetition_penalty 0"),
+        (generating(logit_bias=((50, 1.0),)), InvalidRequest, r"logit_bias \(\(50, 1.0\),\).* from 0 to 49"),
+        (generating(logit_bias=((5, nan),)), InvalidRequest, "logit_bias .* finite"),
     ],
 )
 def test_a_row_that_cannot_be_run_is_refused(row: Sequence, error: type[EngineError], message: str):
@@ -66,19 +66,19 @@ def test_a_row_that_just_fits_is_taken():
 
 
 def test_a_row_whose_cache_does_not_fit_into_memory_is_refused_with_the_numbers():
-    facts = replace(FACTS, context_length=10_000, max_cached_tokens=500)
+    model_info = replace(FACTS, context_length=10_000, max_cached_tokens=500)
 
-    check([scored([0] * 500), generating(max_tokens=400)], facts)
-    with pytest.raises(TooLong, match=r"has 501 tokens .* memory .* 500 tokens"):
-        check([scored([0] * 501)], facts)
+    check([scored([0] * 500), generating(max_tokens=400)], model_info)
+    with pytest.raises(ContextLengthExceeded, match=r"has 501 tokens .* memory .* 500 tokens"):
+        check([scored([0] * 501)], model_info)
 
 
 def test_a_group_is_of_fresh_and_different_rows():
     row = scored()
-    with pytest.raises(Refused, match="twice"):
+    with pytest.raises(InvalidRequest, match="twice"):
         check([row, row], FACTS)
-    with pytest.raises(Refused, match="no rows"):
+    with pytest.raises(InvalidRequest, match="no rows"):
         check([], FACTS)
     row.logprobs.append(-1.0)
-    with pytest.raises(Refused, match="run before"):
+    with pytest.raises(InvalidRequest, match="run before"):
         check([row], FACTS)

@@ -82,8 +82,8 @@ def test_scores_beside_generating_rows_are_transformers(
     for row in rows:
         assert_agrees(row, oracle, tolerance)
         if row.sampling and row.sampling.temperature == 0:
-            generated = row.token_ids[row.num_given :]
-            assert generated == oracle.greedy(row.token_ids, row.num_given)
+            generated = row.token_ids[row.num_input_tokens :]
+            assert generated == oracle.greedy(row.token_ids, row.num_input_tokens)
             assert len(generated) == row.sampling.max_tokens or generated[-1] in engine.tokenizer.eos_ids
 
 
@@ -104,12 +104,12 @@ def test_a_sampled_tokens_logprob_is_what_scoring_it_gives(
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_model_that_mlx_lm_cannot_batch_is_served_one_row_at_a_time(name: str, engine_of: Callable[..., Engine]):
-    facts = engine_of(name).facts
+    model_info = engine_of(name).model_info
 
-    assert facts.mode == "one row at a time"
-    assert "batch" in facts.self_test
+    assert model_info.mode == "one row at a time"
+    assert "batch" in model_info.self_test
 
 
 @pytest.mark.parametrize("name", BATCHED)
 def test_a_model_that_can_be_batched_passes_its_self_test(name: str, engine_of: Callable[..., Engine]):
-    assert (engine_of(name).facts.mode, engine_of(name).facts.self_test) == ("default", "passed")
+    assert (engine_of(name).model_info.mode, engine_of(name).model_info.self_test) == ("default", "passed")

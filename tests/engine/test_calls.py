@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from scorepool.engine.text.chat.chat_format import Markup
+from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.engine.text.chat.tool_parser import MAX_CALL_BYTES, Call, read_calls
 from tests.chat_formats import TOOLS, tokenizer_of
 
 
 def parsed(parser: Callable[[str, Any], Any], text: bytes = b"text", tools: Any = TOOLS) -> list[Call]:
-    return read_calls(Markup(moves={}, parser=parser), (), text, tools)
+    return read_calls(ChatFormat(moves={}, parser=parser), (), text, tools)
 
 
 def test_arguments_are_json_whatever_the_format():

@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from scorepool.engine import Engine, Refused, Sampling, Sequence, Tokenizer
+from scorepool.engine import Engine, InvalidRequest, Sampling, Sequence, Tokenizer
 from scorepool.engine.text.chat.constraint import Constrainer
-from scorepool.engine.text.chat.grammar import Wanted
+from scorepool.engine.text.chat.grammar import StructuredOutputSpec
 from tests.chat_formats import ids_of, tokenizer_of
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import EOS, build_tokenizer
@@ -28,7 +28,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def row_of(engine: Engine, seed: int, schema: dict[str, Any] | None = SCHEMA, **options: Any) -> Sequence:
-    constraint = None if schema is None else engine.tokenizer.constraint(Wanted(json_schema=schema), None)
+    constraint = None if schema is None else engine.tokenizer.constraint(StructuredOutputSpec(json_schema=schema), None)
     sampling = Sampling(max_tokens=120, seed=seed, **options)
     return Sequence(token_ids=[0, 50, 51], top_logprobs=2, sampling=sampling, constraint=constraint)
 
@@ -96,8 +96,8 @@ def test_the_same_seed_writes_the_same(engine: Engine):
 def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any]):
     tokenizer = Tokenizer(build_tokenizer(), [EOS], constrainer=Constrainer)
 
-    with pytest.raises(Refused, match=r"^.{1,400}$"):
-        tokenizer.constraint(Wanted(json_schema=schema), None)
+    with pytest.raises(InvalidRequest, match=r"^.{1,400}$"):
+        tokenizer.constraint(StructuredOutputSpec(json_schema=schema), None)
 
 
 def bits(mask: bytes) -> set[int]:
@@ -106,7 +106,7 @@ def bits(mask: bytes) -> set[int]:
 
 def test_a_token_that_was_not_allowed_ends_the_row_with_a_reason():
     tokenizer = tokenizer_of("json_tools")
-    constraint = tokenizer.constraint(Wanted(json_schema={"type": "object"}), None)
+    constraint = tokenizer.constraint(StructuredOutputSpec(json_schema={"type": "object"}), None)
 
     assert bits(constraint.allowed(ids_of("json_tools", "x"))) == tokenizer.eos_ids
     assert constraint.error

@@ -59,7 +59,7 @@ def test_16_bits_err_no_more_than_transformers_own(
 
     ours = np.abs(np.concatenate([row.logprobs for row in rows]) - right)
 
-    assert engine.facts.dtype == dtype
+    assert engine.model_info.dtype == dtype
     assert np.sqrt((ours**2).mean()) <= 1.5 * np.sqrt((theirs**2).mean())
     assert ours.max() <= 2 * theirs.max()
 
@@ -112,8 +112,8 @@ def test_a_4_bit_model_scores_as_mlx_does(folder_of: Callable[[str], Path], tmp_
     short = scored(engine)
     engine.close()
 
-    assert engine.facts.quantization == "4-bit affine, groups of 32"
-    assert engine.facts.dtype == "float32"
+    assert engine.model_info.quantization == "4-bit affine, groups of 32"
+    assert engine.model_info.dtype == "float32"
     assert_is_one_distribution(short)
     for row in rows:
         expected = alone(model, row.token_ids)

@@ -19,7 +19,7 @@ def greedy(prompt: list[int], **options: object) -> Sequence:
 
 
 def generated(row: Sequence) -> list[int]:
-    return row.token_ids[row.num_given :]
+    return row.token_ids[row.num_input_tokens :]
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -45,7 +45,7 @@ def test_stop_token_ids_and_min_tokens_are_those_of_transformers(
     engine.add([row for row, _ in asked]).result(60)
 
     for row, options in asked:
-        assert generated(row) == oracle.continued(row.token_ids[: row.num_given], NUM_TOKENS, **options), options
+        assert generated(row) == oracle.continued(row.token_ids[: row.num_input_tokens], NUM_TOKENS, **options), options
         assert_agrees(row, oracle)  # the model's own logprobs, whatever was barred
     assert {row.finish_reason for row, _ in asked} == {"stop", "length"}
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 
 from scorepool.engine import (
-    Closed,
     Engine,
+    EngineClosed,
+    EngineDeadError,
     EngineError,
     EngineSettings,
-    Facts,
-    Fault,
+    InvalidRequest,
     LoadError,
-    Numeric,
-    Refused,
+    ModelInfo,
+    NonFiniteLogits,
     Sampling,
     Sequence,
 )
 from scorepool.engine.scheduling.scheduler import Plan
 
-FACTS = Facts(
+FACTS = ModelInfo(
     fingerprint="f",
     dtype="float32",
     quantization=None,
@@ -44,7 +44,7 @@ FAILS, FAULTS = 13, 31  # tokens that make a row, and the whole runner, fail
 class FakeRunner:
     """Every token's logprob is -1. Steps wait for `may_step`."""
 
-    facts = FACTS
+    model_info = FACTS
     tokenizer = None
 
     def __init__(self) -> None:
@@ -70,8 +70,10 @@ class FakeRunner:
         for sequence in step:
             if sequence.finish_reason is not None:
                 continue
-            read[sequence] = Numeric("NaN") if FAILS in sequence.token_ids else None
-            missing = 1 if sequence.sampling else sequence.num_given - sequence.score_from - len(sequence.logprobs)
+            read[sequence] = NonFiniteLogits("NaN") if FAILS in sequence.token_ids else None
+            missing = (
+                1 if sequence.sampling else sequence.num_input_tokens - sequence.score_from - len(sequence.logprobs)
+            )
             sequence.logprobs += [-1.0] * missing
             if sequence.sampling:
                 sequence.token_ids.append(1)
@@ -117,7 +119,7 @@ def test_a_group_gives_the_same_objects_when_all_of_it_is_done(engine: Engine, r
 def test_a_failed_row_ends_its_group_and_no_other(engine: Engine):
     good, bad = engine.add([generating(5)]), engine.add([generating(20), scored(FAILS)])
 
-    with pytest.raises(Numeric, match="NaN"):
+    with pytest.raises(NonFiniteLogits, match="NaN"):
         bad.result(10)
     good.result(10)
     engine.add([scored(1)]).result(10)
@@ -129,14 +131,14 @@ def test_a_fault_of_the_engine_is_loud_and_final(engine: Engine, runner: FakeRun
     runner.may_step.set()
 
     for future in (innocent, guilty):
-        with pytest.raises(Fault, match="ZeroDivisionError: a bug"):
+        with pytest.raises(EngineDeadError, match="ZeroDivisionError: a bug"):
             future.result(10)
-    with pytest.raises(Fault, match="a bug"):
+    with pytest.raises(EngineDeadError, match="a bug"):
         engine.add([scored(1)])
     assert "Traceback" in caplog.text
     assert engine.step_started_at is None
     engine.close()
-    with pytest.raises(Fault):  # closing hides no fault
+    with pytest.raises(EngineDeadError):  # closing hides no fault
         engine.add([scored(1)])
 
 
@@ -150,9 +152,9 @@ def test_close_ends_what_is_pending(engine: Engine, runner: FakeRunner):
     engine.close()
 
     for future in (running, waiting):
-        with pytest.raises(Closed):
+        with pytest.raises(EngineClosed):
             future.result(10)
-    with pytest.raises(Closed):
+    with pytest.raises(EngineClosed):
         engine.add([scored(1)])
 
 
@@ -201,7 +203,7 @@ def test_the_watchdog_sees_since_when_a_step_runs(engine: Engine, runner: FakeRu
 
 
 def test_what_the_model_cannot_do_is_refused_in_the_callers_thread(engine: Engine, runner: FakeRunner):
-    with pytest.raises(Refused, match="token id 50 at position 1"):
+    with pytest.raises(InvalidRequest, match="token id 50 at position 1"):
         engine.add([scored(50)])
     assert runner.threads == set()
 
@@ -245,6 +247,6 @@ def test_a_fault_at_the_release_of_a_canceled_group_ends_the_engine_for_all(
     monkeypatch.setattr(runner, "release", release)
     engine.cancel(canceled)
     runner.may_step.set()
-    with pytest.raises(Fault):
+    with pytest.raises(EngineDeadError):
         other.result(10)
     assert engine._returned.wait(10)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from scorepool.engine import Engine, EngineSettings, Numeric, Sampling, Sequence
+from scorepool.engine import Engine, EngineSettings, NonFiniteLogits, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import CONTEXT_LENGTH, EOS, TinyModels
 
@@ -21,7 +21,7 @@ def generating(max_tokens: int = 12, prompt: list[int] = PROMPT, **options: obje
 
 
 def generated(row: Sequence) -> list[int]:
-    return row.token_ids[row.num_given :]
+    return row.token_ids[row.num_input_tokens :]
 
 
 def run(engine: Engine, *rows: Sequence) -> None:
@@ -144,9 +144,9 @@ def test_a_row_with_nan_fails_its_own_group_alone(tiny_models: TinyModels, tmp_p
     bad_group = engine.add([companion, bad])
     bad_prompt = engine.add([generating(prompt=[0, poison])])
 
-    with pytest.raises(Numeric, match="not finite"):
+    with pytest.raises(NonFiniteLogits, match="not finite"):
         bad_group.result(60)
-    with pytest.raises(Numeric):
+    with pytest.raises(NonFiniteLogits):
         bad_prompt.result(60)
     good_group.result(60)
     after = Sequence(token_ids=[0, 5, 6], score_from=0)

@@ -10,10 +10,10 @@ import pytest
 from mlx_lm.tool_parsers.json_tools import parse_tool_call
 from transformers import PreTrainedTokenizerFast
 
-from scorepool.engine import Refused, Tokenizer
+from scorepool.engine import InvalidRequest, Tokenizer
 from scorepool.engine.text.chat.chat_format import Tags
 from scorepool.engine.text.chat.constraint import Constrainer
-from scorepool.engine.text.chat.grammar import Function, Wanted
+from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
 from tests.chat_formats import EOS, FORMATS, ids_of, opening_of, tokenizer_of
 from tests.engine.test_constraint import SCHEMA, bits
 
@@ -21,7 +21,7 @@ from tests.engine.test_constraint import SCHEMA, bits
 class Row:
     """Of a chat's answer in a format, whose tokens are given as text."""
 
-    def __init__(self, name: str, wanted: Wanted, opening: str | None = None) -> None:
+    def __init__(self, name: str, wanted: StructuredOutputSpec, opening: str | None = None) -> None:
         self._name = name
         self._tokenizer = tokenizer_of(name)
         opened = opening_of(name) if opening is None else ids_of(name, opening)
@@ -36,11 +36,11 @@ class Row:
         return {self._tokenizer.token_bytes(token_id).decode("latin-1") for token_id in may}
 
 
-A = Wanted(json_schema={"const": "a"})
+A = StructuredOutputSpec(json_schema={"const": "a"})
 FUNCTIONS = [Function(name=name, parameters={"properties": {"x": {"type": "integer"}}}) for name in ("look", "count")]
-MAY_CALL = Wanted(functions=FUNCTIONS)
-MUST_CALL = Wanted(functions=FUNCTIONS, must_call=True)
-ONE_CALL = Wanted(functions=FUNCTIONS, must_call=True, may_call_several=False)
+MAY_CALL = StructuredOutputSpec(functions=FUNCTIONS)
+MUST_CALL = StructuredOutputSpec(functions=FUNCTIONS, must_call=True)
+ONE_CALL = StructuredOutputSpec(functions=FUNCTIONS, must_call=True, may_call_several=False)
 
 
 def test_reasoning_is_free_but_for_an_end_and_what_follows_it_is_not():
@@ -70,14 +70,14 @@ def test_what_is_wanted_of_a_text_that_is_no_chat_begins_at_once():
 @pytest.mark.parametrize("mark", ["<think>", "</think>", "<tool_call>", "</tool_call>"])
 def test_no_marker_is_text_of_what_is_constrained(mark: str):
     """Some are no special tokens of their tokenizer: within a string they would end it for the reader."""
-    anything = Wanted(json_schema={"type": "string"})
-    call = Wanted(
+    anything = StructuredOutputSpec(json_schema={"type": "string"})
+    call = StructuredOutputSpec(
         functions=[Function(name="look", parameters={"additionalProperties": {"type": "string"}})], must_call=True
     )
 
     assert mark not in Row("json_tools", anything).after('"')
     assert mark not in Row("json_tools", call).after('<tool_call>{"name": "look", "arguments": {"a": "')
-    spelled = Row("json_tools", Wanted(json_schema={"const": mark}))
+    spelled = Row("json_tools", StructuredOutputSpec(json_schema={"const": mark}))
     for place, letter in enumerate(f'"{mark}"'):
         assert letter in spelled.after("" if place == 0 else f'"{mark}"'[place - 1])
 
@@ -99,7 +99,7 @@ def test_a_call_that_must_be_is_all_there_is():
 
 
 def test_either_is_json_or_a_call():
-    either = Wanted(json_schema={"const": "a"}, functions=FUNCTIONS)
+    either = StructuredOutputSpec(json_schema={"const": "a"}, functions=FUNCTIONS)
 
     assert Row("json_tools", either).after("") == {'"', "<think>", "<tool_call>"}
     assert Row("json_tools", either).after('"a"') == {EOS}
@@ -131,7 +131,7 @@ def test_a_format_that_writes_arguments_in_no_json_says_so(name: str):
     tokenizer = tokenizer_of(name)
 
     assert tokenizer.why_not_constrained(calls=True)
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidRequest):
         Row(name, MUST_CALL)
 
 
@@ -139,7 +139,7 @@ def test_only_the_prompts_of_headers_that_are_not_known_are_refused_json():
     refused = [name for name in FORMATS if tokenizer_of(name).why_not_constrained(calls=False)]
 
     assert refused == ["muse_spark"]
-    with pytest.raises(Refused, match="headers"):
+    with pytest.raises(InvalidRequest, match="headers"):
         Row("muse_spark", A)
 
 
@@ -154,13 +154,13 @@ def test_only_the_prompts_of_headers_that_are_not_known_are_refused_json():
 def test_parameters_that_cannot_be_followed_are_refused_by_their_functions_name(parameters: dict[str, Any], why: str):
     functions = [*FUNCTIONS, Function(name="fly", parameters=parameters, strict=True), *FUNCTIONS]
 
-    with pytest.raises(Refused, match=f"^the parameters of 'fly': .*{why}$"):
-        Row("json_tools", Wanted(functions=functions))
+    with pytest.raises(InvalidRequest, match=f"^the parameters of 'fly': .*{why}$"):
+        Row("json_tools", StructuredOutputSpec(functions=functions))
 
 
 def test_a_name_that_a_format_cannot_say_is_refused():
-    with pytest.raises(Refused, match=r"'look\.up'"):
-        Row("mistral", Wanted(functions=[Function(name="look.up", parameters={})]))
+    with pytest.raises(InvalidRequest, match=r"'look\.up'"):
+        Row("mistral", StructuredOutputSpec(functions=[Function(name="look.up", parameters={})]))
 
 
 def demo_that_calls(root: Path) -> Tokenizer:
@@ -175,7 +175,7 @@ def test_a_marker_that_is_an_ordinary_token_is_no_text(root: Path):
     tokenizer = demo_that_calls(root)
     begun, _ = tokenizer.encode('"a')
 
-    may = bits(tokenizer.constraint(Wanted(json_schema={"type": "string"}), []).allowed(begun))
+    may = bits(tokenizer.constraint(StructuredOutputSpec(json_schema={"type": "string"}), []).allowed(begun))
 
     assert len(may) > 1000
     assert not may & tokenizer.markup.marker_ids
@@ -185,7 +185,9 @@ def test_a_marker_that_is_an_ordinary_token_is_no_text(root: Path):
 def test_tokens_of_many_characters_write_calls_too(root: Path, seed: int):
     """Some hold the end of one part of the grammar and the beginning of the next."""
     tokenizer = demo_that_calls(root)
-    constraint = tokenizer.constraint(Wanted(functions=[Function(name="look", parameters=SCHEMA)], must_call=True), [])
+    constraint = tokenizer.constraint(
+        StructuredOutputSpec(functions=[Function(name="look", parameters=SCHEMA)], must_call=True), []
+    )
     any_of, generated, reader = random.Random(seed), list[int](), tokenizer.reader([])
 
     while generated[-1:] != [2]:

@@ -98,9 +98,11 @@ def assert_same(found: Sequence, expected: Sequence, tolerance: float) -> None:
         assert (found.logprobs, found.top_ids) == (expected.logprobs, expected.top_ids)
         assert found.top_values == expected.top_values
         return
-    num_given = found.num_given
-    new = zip(found.token_ids[num_given:], expected.token_ids[num_given:], strict=False)
-    num_same = next((place for place, (one, other) in enumerate(new) if one != other), len(found.token_ids) - num_given)
+    num_input_tokens = found.num_input_tokens
+    new = zip(found.token_ids[num_input_tokens:], expected.token_ids[num_input_tokens:], strict=False)
+    num_same = next(
+        (place for place, (one, other) in enumerate(new) if one != other), len(found.token_ids) - num_input_tokens
+    )
     num_entries = len(found.logprobs) - found.num_generated + num_same
     for one, other in ((found.logprobs, expected.logprobs), (found.top_values, expected.top_values)):
         np.testing.assert_allclose(flat(one[:num_entries]), flat(other[:num_entries]), rtol=0, atol=tolerance)
@@ -112,7 +114,7 @@ def flat(column: list[float | None] | list[list[float]]) -> list[float]:
 
 
 def assert_rescored_the_same(engine: Engine, row: Sequence, tolerance: float) -> None:
-    again = Sequence(token_ids=list(row.token_ids), score_from=row.num_given)
+    again = Sequence(token_ids=list(row.token_ids), score_from=row.num_input_tokens)
     engine.add([again]).result(60)
     generated = row.logprobs[len(row.logprobs) - row.num_generated :]
     np.testing.assert_allclose(generated, again.logprobs, rtol=0, atol=tolerance)
@@ -169,7 +171,10 @@ def test_in_exact_mode_a_row_is_the_same_to_the_bit(
 def test_with_the_wheels_own_blas_a_row_is_the_same_to_the_bit(root: Path):
     """In a process of its own, in which no other BLAS is found."""
     own = "tests/engine/test_invariance.py::test_a_row_is_the_same_in_any_company"
-    code = f"from engine import blas; blas._NAMES = (); import pytest; raise SystemExit(pytest.main([{own!r}, '-q']))"
+    code = (
+        "from scorepool.engine.model import blas; blas._NAMES = (); import pytest;"
+        f"raise SystemExit(pytest.main([{own!r}, '-q']))"
+    )
 
     run = subprocess.run(
         [sys.executable, "-c", code],

@@ -5,7 +5,7 @@ import pytest
 from scorepool.engine import mlx_thread as lane
 
 
-class JustTaken(list[lane.Lane]):
+class JustTaken(list[lane.MLXThread]):
     """Another thread takes the last idle lane between a look at it and the pop."""
 
     def __bool__(self) -> bool:

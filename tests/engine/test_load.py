@@ -32,12 +32,12 @@ def load_error(model: Path | str) -> str:
 
 
 def test_facts_say_what_is_served(engine_of: Callable[..., Engine]):
-    facts = engine_of("llama").facts
+    model_info = engine_of("llama").model_info
 
-    assert (facts.context_length, facts.vocab_size) == (CONTEXT_LENGTH, VOCAB_SIZE)
-    assert (facts.dtype, facts.quantization, facts.adapter) == ("float32", None, None)
-    assert set(facts.versions) == {"mlx", "mlx-lm"}
-    assert facts.backend in {"cpu (openblas)", "cpu (reference blas)", "metal"}
+    assert (model_info.context_length, model_info.vocab_size) == (CONTEXT_LENGTH, VOCAB_SIZE)
+    assert (model_info.dtype, model_info.quantization, model_info.adapter) == ("float32", None, None)
+    assert set(model_info.versions) == {"mlx", "mlx-lm"}
+    assert model_info.backend in {"cpu (openblas)", "cpu (reference blas)", "metal"}
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
@@ -96,7 +96,7 @@ def test_the_fingerprint_follows_content_and_not_place(folder: Path, tiny_models
 
 def test_a_process_may_end_in_the_middle_of_a_step(tiny_models: TinyModels, root: Path):
     code = (
-        "from engine import Engine, EngineSettings, Sampling, Sequence\n"
+        "from scorepool.engine import Engine, EngineSettings, Sampling, Sequence\n"
         f"engine = Engine(EngineSettings(model={str(tiny_models('llama'))!r}))\n"
         "engine.add([Sequence(token_ids=[1], sampling=Sampling(max_tokens=500))])\n"
         "raise SystemExit(3)\n"

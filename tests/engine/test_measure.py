@@ -9,11 +9,11 @@ from mlx_lm.utils import load_model
 
 from scorepool.engine import Sampling, Sequence
 from scorepool.engine.model import runner
-from scorepool.engine.model.backbone import Halves, split_model
-from scorepool.engine.model.batch import Merged
+from scorepool.engine.model.backbone import BackboneAndHead, split_model
+from scorepool.engine.model.batch import PaddedBatch
 from scorepool.engine.model.runner import ModelRunner, rows_at_once
 from scorepool.engine.sampling import scoring
-from scorepool.engine.sampling.logprobs import Ask, measure
+from scorepool.engine.sampling.logprobs import LogprobQuery, measure
 from scorepool.engine.scheduling.scheduler import Chunk, Plan
 from tests.engine.test_engine_thread import FACTS
 from tests.tiny_models import VOCAB_SIZE, TinyModels
@@ -22,7 +22,7 @@ from tests.tiny_models import VOCAB_SIZE, TinyModels
 class CountingHalves:
     """Notes how many rows each call of the head gets."""
 
-    def __init__(self, halves: Halves) -> None:
+    def __init__(self, halves: BackboneAndHead) -> None:
         self._halves = halves
         self.num_rows: list[int] = []
 
@@ -36,7 +36,7 @@ class CountingHalves:
 
 def run(model: Any, rows: list[Sequence]) -> list[int]:
     halves = CountingHalves(split_model(model))
-    step = ModelRunner(Merged(model, halves), halves, FACTS, tokenizer=None)
+    step = ModelRunner(PaddedBatch(model, halves), halves, FACTS, tokenizer=None)
     assert set(step.read(step.launch(Plan([], [[Chunk(row, 0, row.num_prefill) for row in rows]]))).values()) == {None}
     return halves.num_rows
 
@@ -80,7 +80,7 @@ def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(scoring, name, fail)
     monkeypatch.setattr("scorepool.engine.sampling.sample.sample", fail)
 
-    (entry,) = measure([Ask(Sequence(token_ids=[1, 2], score_from=1), 1)], mx.zeros((1, VOCAB_SIZE))).read()
+    (entry,) = measure([LogprobQuery(Sequence(token_ids=[1, 2], score_from=1), 1)], mx.zeros((1, VOCAB_SIZE))).read()
 
     assert (entry.top_ids, entry.top_values, entry.rank, entry.entropy, entry.sampled_logprob) == (None,) * 5
 
@@ -89,7 +89,7 @@ def test_a_token_that_the_model_excludes_has_minus_infinity():
     logits = mx.array([[0.0, -inf, 1.0]])
     row = Sequence(token_ids=[0, 1], score_from=1, top_logprobs=3, rank=True, entropy=True)
 
-    (entry,) = measure([Ask(row, 1)], logits).read()
+    (entry,) = measure([LogprobQuery(row, 1)], logits).read()
 
     assert entry.logprob == -inf
     assert (entry.rank, entry.top_ids) == (3, [2, 0, 1])
@@ -102,7 +102,7 @@ def test_rows_of_one_chunk_keep_their_own_options():
     greedy = Sequence(token_ids=[0], sampling=Sampling(max_tokens=1, temperature=0), top_logprobs=1)
     logits = mx.broadcast_to(mx.array([0.0, 2.0, 4.0]), (3, 3))
 
-    entries = measure([Ask(plain, 1), Ask(hot, 1), Ask(greedy, 1)], logits).read()
+    entries = measure([LogprobQuery(plain, 1), LogprobQuery(hot, 1), LogprobQuery(greedy, 1)], logits).read()
 
     assert [entry.logprob for entry in entries] == pytest.approx([-2.1429, -1.4076, -0.1429], abs=1e-4)
     assert [entry.rank for entry in entries] == [None, 2, None]

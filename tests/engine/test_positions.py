@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scorepool.engine import Engine, EngineSettings, LoadError, Sequence, TooLong
+from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, LoadError, Sequence
 from scorepool.engine.model.config import read_config, refuse_overlooked
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
@@ -39,7 +39,7 @@ def stays_within(limit: int, engine: Engine, oracle: Oracle) -> None:
     longest = row_of(limit)
     engine.add([longest]).result(60)
     assert_agrees(longest, oracle)
-    with pytest.raises(TooLong, match=f"context is {limit} tokens"):
+    with pytest.raises(ContextLengthExceeded, match=f"context is {limit} tokens"):
         engine.add([row_of(limit + 1)])
 
 
@@ -55,7 +55,7 @@ def test_a_sliding_window_that_mlx_lm_does_not_have_ends_the_context(
 def test_a_window_that_is_switched_off_ends_nothing(edited: Callable[..., Path], open_engine: Callable[[Path], Engine]):
     folder = edited("llama", sliding_window=SLIDING_WINDOW, use_sliding_window=False)
 
-    assert open_engine(folder).facts.context_length > SLIDING_WINDOW
+    assert open_engine(folder).model_info.context_length > SLIDING_WINDOW
 
 
 def test_longrope_is_served_as_far_as_its_short_factors_reach(

@@ -22,7 +22,7 @@ RIGHT = Chunk.predictors.fget
 
 def first_wanted(chunk: Chunk) -> int:
     sequence = chunk.sequence
-    return max(0, (sequence.num_given if sequence.score_from is None else sequence.score_from) - 1)
+    return max(0, (sequence.num_input_tokens if sequence.score_from is None else sequence.score_from) - 1)
 
 
 def one_late(chunk: Chunk) -> range:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorepool.engine.scheduling.prefix_cache import LEAST_SAVED_TOKENS, LEAST_TOKENS, Prefix, Prefixes
+from scorepool.engine.scheduling.prefix_cache import LEAST_SAVED_TOKENS, LEAST_TOKENS, Prefix, PrefixCache
 from scorepool.engine.sequence import Sequence
 
 
@@ -12,7 +12,7 @@ def row(prompt: list[int]) -> Sequence:
     return Sequence(token_ids=[*prompt, 0], score_from=len(prompt))
 
 
-def take(prefixes: Prefixes, sequence: Sequence, num_bytes: int = 0) -> tuple[Prefix | None, list[Prefix]]:
+def take(prefixes: PrefixCache, sequence: Sequence, num_bytes: int = 0) -> tuple[Prefix | None, list[Prefix]]:
     """What a scheduler and a batch do with a waiting row."""
     base, missing = prefixes.of(sequence)
     for prefix in missing:
@@ -28,7 +28,7 @@ prompts = segments.map(lambda parts: [token_id for part in parts for token_id in
 
 @given(prompts=st.lists(prompts, min_size=1, max_size=30), remembered=st.sampled_from([50, 10_000]))
 def test_a_row_goes_on_from_its_own_tokens_only(prompts: list[list[int]], remembered: int):
-    prefixes = Prefixes(max_bytes=3, remembered_tokens=remembered)
+    prefixes = PrefixCache(max_bytes=3, remembered_tokens=remembered)
     for prompt in prompts:
         sequence = row(prompt)
         prefixes.add(sequence)
@@ -45,7 +45,7 @@ def test_a_row_goes_on_from_its_own_tokens_only(prompts: list[list[int]], rememb
 
 
 def test_a_prompt_that_was_seen_once_is_not_worth_computing():
-    prefixes = Prefixes(max_bytes=0)
+    prefixes = PrefixCache(max_bytes=0)
     first, second = row([1] * 100), row([1] * 100)
     prefixes.add(first)
     assert prefixes.of(first) == (None, [])
@@ -58,7 +58,7 @@ def test_a_prompt_that_was_seen_once_is_not_worth_computing():
 
 def test_a_system_prompt_and_its_questions_are_computed_one_after_the_other():
     system, questions = [1] * 200, [[2] * 80, [3] * 80]
-    prefixes = Prefixes(max_bytes=0)
+    prefixes = PrefixCache(max_bytes=0)
     rows = [row(system + question) for question in questions for _ in range(2)]
     for sequence in rows:
         prefixes.add(sequence)
@@ -69,7 +69,7 @@ def test_a_system_prompt_and_its_questions_are_computed_one_after_the_other():
 
 
 def test_what_saves_little_is_not_computed_by_itself():
-    prefixes = Prefixes(max_bytes=0)
+    prefixes = PrefixCache(max_bytes=0)
     short, rare = [row([1] * (LEAST_TOKENS - 1)) for _ in range(99)], [row([2] * LEAST_TOKENS) for _ in range(2)]
     for sequence in short + rare:
         prefixes.add(sequence)
@@ -79,7 +79,7 @@ def test_what_saves_little_is_not_computed_by_itself():
 
 
 def test_the_least_recently_used_goes_first_but_for_those_that_rows_wait_for():
-    prefixes = Prefixes(max_bytes=20)
+    prefixes = PrefixCache(max_bytes=20)
     for token_id in (1, 2, 3):
         rows = [row([token_id] * 100) for _ in range(2)]
         for sequence in rows:
@@ -101,7 +101,7 @@ def test_the_least_recently_used_goes_first_but_for_those_that_rows_wait_for():
 
 
 def test_prompts_seen_long_ago_are_forgotten():
-    prefixes = Prefixes(max_bytes=0, remembered_tokens=1000)
+    prefixes = PrefixCache(max_bytes=0, remembered_tokens=1000)
     for token_id in range(50):
         old = row([token_id] * 100)
         prefixes.add(old)

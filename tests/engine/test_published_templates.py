@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from scorepool.engine import Tokenizer
 from scorepool.engine.text.chat.chat_format import Tags
 from scorepool.engine.text.chat.constraint import Constrainer
-from scorepool.engine.text.chat.grammar import Function, Wanted
+from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
 from tests.chat_formats import TOOLS
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
@@ -130,7 +130,7 @@ def test_a_turn_with_a_call_is_one_that_the_models_grammar_allows(name: str):
     place, x = {"type": "string"}, {"type": "integer"}
     functions = [Function(name="look", parameters={"properties": {"place": place, "x": x}})]  # llguidance keeps order
 
-    constraint = tokenizer.constraint(Wanted(functions=functions), opening)
+    constraint = tokenizer.constraint(StructuredOutputSpec(functions=functions), opening)
 
     for num_before, token_id in enumerate(answer):
         mask = constraint.allowed(answer[:num_before])

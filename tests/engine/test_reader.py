@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from scorepool.engine.text.chat.output_parser import Channel, Reader
+from scorepool.engine.text.chat.output_parser import Channel, OutputParser
 from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, ids_of, opening_of, tokenizer_of, written
 
 
@@ -159,7 +159,7 @@ def test_a_special_token_is_text_of_no_channel():
 
 
 def test_without_markup_all_is_content():
-    reader = Reader(tokenizer_of("mistral").markup, lambda _: b"x")
+    reader = OutputParser(tokenizer_of("mistral").markup, lambda _: b"x")
     for token_id in ids_of("mistral", "Hi."):
         reader.read(token_id)
     reader.end()

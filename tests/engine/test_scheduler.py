@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorepool.engine.scheduling.prefix_cache import Prefix, Prefixes
+from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
 from scorepool.engine.scheduling.scheduler import LEAST_FORWARD_TOKENS, MOST_PADDING, Chunk, Plan, Scheduler
 from scorepool.engine.sequence import Sampling, Sequence
 
@@ -27,7 +27,7 @@ def asking(prompt: list[int], completion: list[int]) -> Sequence:
 
 
 def scheduler_of(rows: list[Sequence], budget: int = 100, places: int = 4, cached: int = ENDLESS) -> Scheduler:
-    scheduler = Scheduler(budget, places, cached, Prefixes(max_bytes=0))
+    scheduler = Scheduler(budget, places, cached, PrefixCache(max_bytes=0))
     scheduler.add(rows)
     return scheduler
 
@@ -57,7 +57,7 @@ batches = {"rows": row_lists, "budget": st.integers(1, 80), "places": st.integer
 def test_every_row_ends_once_and_every_token_that_it_needs_is_computed_once(
     rows: list[Sequence], budget: int, places: int
 ):
-    rows = [row for row in rows if row.score_from is None or row.score_from < row.num_given]
+    rows = [row for row in rows if row.score_from is None or row.score_from < row.num_input_tokens]
     scheduler = scheduler_of(rows, budget, places)
     ended: list[Sequence] = []
     covered: dict[Sequence, int] = dict.fromkeys(rows, 0)
@@ -130,7 +130,7 @@ def test_one_prompt_of_many_rows_is_computed_once_and_in_the_same_step():
 
 def test_a_prompt_that_is_asked_again_later_is_computed_once_more_and_then_kept():
     prompt = list(range(100))
-    scheduler = Scheduler(1000, 4, ENDLESS, Prefixes(max_bytes=1000))
+    scheduler = Scheduler(1000, 4, ENDLESS, PrefixCache(max_bytes=1000))
     computed = []
     for _ in range(4):
         scheduler.add([asking(prompt, [7])])

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, Sequence
 from scorepool.engine.model import selftest
-from scorepool.engine.model.backbone import FullLogits, Tap, split_model
-from scorepool.engine.model.batch import Batch, Merged, Single
+from scorepool.engine.model.backbone import BackboneTap, FullLogits, split_model
+from scorepool.engine.model.batch import BatchRunner, PaddedBatch, SequentialBatch
 from scorepool.engine.model.config import read_config
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
@@ -25,16 +25,16 @@ def model(tiny_models: TinyModels) -> Any:
     return model
 
 
-def find_fault(model: Any, kind: type[Merged] | type[Single], faulty: Any = None) -> str | None:
+def find_fault(model: Any, kind: type[PaddedBatch] | type[SequentialBatch], faulty: Any = None) -> str | None:
     rows = selftest.trial_rows(VOCAB_SIZE)
     reference = selftest.reference_logprobs(model, rows)
     halves = FullLogits(faulty) if faulty else split_model(model)
-    batch: Batch = kind(model, halves)
+    batch: BatchRunner = kind(model, halves)
     return selftest.find_fault(batch, halves, reference, rows)
 
 
-@pytest.mark.parametrize("kind", [Merged, Single])
-def test_a_right_model_passes_with_and_without_a_tap(model: Any, kind: type[Merged] | type[Single]):
+@pytest.mark.parametrize("kind", [PaddedBatch, SequentialBatch])
+def test_a_right_model_passes_with_and_without_a_tap(model: Any, kind: type[PaddedBatch] | type[SequentialBatch]):
     assert find_fault(model, kind) is None
     assert find_fault(model, kind, lambda token_ids, cache=None: model(token_ids, cache=cache)) is None
 
@@ -43,8 +43,8 @@ def test_padding_that_is_seen_is_found(model: Any):
     def sees_padding(token_ids: mx.array, cache: Any = None) -> mx.array:
         return model(token_ids, cache=cache) + (token_ids[:, -1:] == 0)[:, :, None] * mx.arange(VOCAB_SIZE)
 
-    assert "padded" in (find_fault(model, Merged, sees_padding) or "")
-    assert find_fault(model, Single, sees_padding) is None
+    assert "padded" in (find_fault(model, PaddedBatch, sees_padding) or "")
+    assert find_fault(model, SequentialBatch, sees_padding) is None
 
 
 def test_a_cache_that_forgets_is_found(model: Any):
@@ -53,8 +53,8 @@ def test_a_cache_that_forgets_is_found(model: Any):
             model(token_ids, cache=cache)
         return model(token_ids)
 
-    assert "off by" in (find_fault(model, Merged, forgets) or "")
-    assert "off by" in (find_fault(model, Single, forgets) or "")
+    assert "off by" in (find_fault(model, PaddedBatch, forgets) or "")
+    assert "off by" in (find_fault(model, SequentialBatch, forgets) or "")
 
 
 def test_a_window_that_slides_wrongly_is_found(tiny_models: TinyModels):
@@ -68,7 +68,7 @@ def test_a_window_that_slides_wrongly_is_found(tiny_models: TinyModels):
     rows = selftest.trial_rows(VOCAB_SIZE)
     reference = selftest.reference_logprobs(model, rows)
     longest = selftest.window_row(SLIDING_WINDOW, VOCAB_SIZE, seconds=0.0)
-    for kind in (Merged, Single):
+    for kind in (PaddedBatch, SequentialBatch):
         assert (
             selftest.find_fault(kind(model, split_model(model)), split_model(model), reference, rows, longest) is None
         )
@@ -83,7 +83,7 @@ def test_a_window_too_long_to_cross_in_time_is_named(tiny_models: TinyModels, mo
     engine = Engine(EngineSettings(model=str(tiny_models("gemma3"))))
     engine.close()
 
-    assert engine.facts.self_test == f"passed; too slow to test beyond its window of {SLIDING_WINDOW} tokens"
+    assert engine.model_info.self_test == f"passed; too slow to test beyond its window of {SLIDING_WINDOW} tokens"
 
 
 def test_a_machine_that_stood_still_once_is_not_taken_for_a_slow_one(
@@ -95,7 +95,7 @@ def test_a_machine_that_stood_still_once_is_not_taken_for_a_slow_one(
     engine = Engine(EngineSettings(model=str(tiny_models("gemma3"))))
     engine.close()
 
-    assert engine.facts.self_test == "passed"
+    assert engine.model_info.self_test == "passed"
 
 
 def test_a_model_that_raises_in_a_batch_is_found(model: Any):
@@ -104,8 +104,8 @@ def test_a_model_that_raises_in_a_batch_is_found(model: Any):
             raise ValueError("no batches")
         return model(token_ids, cache=cache)
 
-    assert "no batches" in (find_fault(model, Merged, raises) or "")
-    assert find_fault(model, Single, raises) is None
+    assert "no batches" in (find_fault(model, PaddedBatch, raises) or "")
+    assert find_fault(model, SequentialBatch, raises) is None
 
 
 def test_a_model_without_a_known_backbone_is_served_by_its_logits(model: Any):
@@ -113,7 +113,7 @@ def test_a_model_without_a_known_backbone_is_served_by_its_logits(model: Any):
         def __call__(self, token_ids: mx.array, cache: Any = None) -> mx.array:
             return model(token_ids, cache=cache)
 
-    assert isinstance(split_model(model), Tap)
+    assert isinstance(split_model(model), BackboneTap)
     assert isinstance(split_model(Strange()), FullLogits)
 
 
@@ -128,7 +128,7 @@ def test_a_model_that_excludes_tokens_passes_and_says_minus_infinity(tiny_models
     engine.add([row]).result(60)
     engine.close()
 
-    assert (engine.facts.mode, engine.facts.self_test) == ("default", "passed")
+    assert (engine.model_info.mode, engine.model_info.self_test) == ("default", "passed")
     assert row.logprobs[1] == -inf
     assert row.top_values[0].count(-inf) == 320 - (VOCAB_SIZE - 200)
     assert isfinite(row.logprobs[0])

@@ -11,7 +11,7 @@ from mlx_lm.utils import load_model
 from scorepool.engine import Engine, Sampling, Sequence
 from scorepool.engine.model import runner
 from scorepool.engine.model.backbone import split_model
-from scorepool.engine.model.batch import Merged
+from scorepool.engine.model.batch import PaddedBatch
 from scorepool.engine.model.config import read_config
 from scorepool.engine.scheduling.prefix_cache import Prefix
 from scorepool.engine.scheduling.scheduler import Chunk, Plan
@@ -50,7 +50,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     launch = runner.ModelRunner.launch
 
-    def count(self: runner.ModelRunner, plan: Plan) -> runner.Step:
+    def count(self: runner.ModelRunner, plan: Plan) -> runner.LaunchedStep:
         counted.append(sum(chunk.num_tokens for forward in plan.prefill for chunk in forward))
         return launch(self, plan)
 
@@ -76,7 +76,7 @@ def test_rows_on_shared_prompts_are_transformers(
 
     for row in given:
         assert_agrees(row, oracle)
-    assert "whole prompt" not in engine.facts.self_test
+    assert "whole prompt" not in engine.model_info.self_test
     assert sum(computed) < 0.5 * sum(row.num_prefill for row in given)
 
 
@@ -106,7 +106,7 @@ def test_n_completions_are_sampled_from_one_prefill(engine: Engine, computed: li
 def test_a_computed_prompt_holds_no_memory_that_is_not_counted(tiny_models: TinyModels, name: str):
     folder = tiny_models(name)
     model = load_model(folder, model_config=read_config(folder))[0]
-    batch = Merged(model, split_model(model))
+    batch = PaddedBatch(model, split_model(model))
 
     def uncounted() -> int:
         prefix = Prefix(Prefix(None, []), tokens(250))
@@ -124,7 +124,7 @@ def test_a_computed_prompt_holds_no_memory_that_is_not_counted(tiny_models: Tiny
 def test_exact_mode_is_bit_for_bit_the_same_alone_together_and_on_a_computed_prompt(engine_of: Callable[..., Engine]):
     alone = engine_of("llama", mode="exact", prefix_cache_bytes=0)
     together = engine_of("llama", mode="exact", max_batch_tokens=100)
-    assert together.facts.mode == "exact"
+    assert together.model_info.mode == "exact"
     for number, row in enumerate(rows()):
         same = [Sequence(token_ids=list(row.token_ids), score_from=row.score_from, sampling=row.sampling) for _ in "ab"]
         alone.add([same[0]]).result(60)
@@ -132,6 +132,6 @@ def test_exact_mode_is_bit_for_bit_the_same_alone_together_and_on_a_computed_pro
         assert same[0].logprobs == same[1].logprobs
         assert same[0].token_ids == same[1].token_ids
         if row.sampling:
-            scored = Sequence(token_ids=list(same[0].token_ids), score_from=row.num_given)
+            scored = Sequence(token_ids=list(same[0].token_ids), score_from=row.num_input_tokens)
             together.add([scored]).result(60)
             assert scored.logprobs == same[0].logprobs

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scorepool.engine import Engine, Sampling, Sequence
-from scorepool.engine.sampling.logits_processors import bar, steer
+from scorepool.engine.sampling.logits_processors import apply_penalties, mask_banned
 from tests.engine.oracle import Oracle, assert_agrees
 
 LOGITS = [2.0, -1.0, 0.5, -2.0]
@@ -25,7 +25,7 @@ LOGITS = [2.0, -1.0, 0.5, -2.0]
 def test_logits_are_moved_as_asked(options: dict[str, object], expected: list[float]):
     sampling = Sampling(max_tokens=9, **options)
 
-    moved = steer(mx.array(LOGITS), sampling, [1], mx.array([0, 0, 2]))
+    moved = apply_penalties(mx.array(LOGITS), sampling, [1], mx.array([0, 0, 2]))
 
     np.testing.assert_allclose(np.array(moved), expected, atol=1e-6)
 
@@ -33,16 +33,18 @@ def test_logits_are_moved_as_asked(options: dict[str, object], expected: list[fl
 def test_barred_tokens_are_those_of_their_own_row():
     logits = mx.array([LOGITS, LOGITS, LOGITS])
 
-    barred = bar(logits, [{0, 3}, frozenset(), {1, 99}])  # a configuration may name a token that the model has not
+    barred = mask_banned(
+        logits, [{0, 3}, frozenset(), {1, 99}]
+    )  # a configuration may name a token that the model has not
 
     assert barred.tolist() == [[-np.inf, -1.0, 0.5, -np.inf], LOGITS, [2.0, -np.inf, 0.5, -2.0]]
-    assert bar(logits, [frozenset()] * 3) is logits
+    assert mask_banned(logits, [frozenset()] * 3) is logits
 
 
 def test_nothing_generated_is_nothing_penalized():
     sampling = Sampling(max_tokens=9, frequency_penalty=1.0, presence_penalty=1.0)
 
-    moved = steer(mx.array(LOGITS), sampling, [1], mx.array([], dtype=mx.int32))
+    moved = apply_penalties(mx.array(LOGITS), sampling, [1], mx.array([], dtype=mx.int32))
 
     assert moved.tolist() == LOGITS
 

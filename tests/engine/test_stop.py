@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorepool.engine import Sampling, Sequence
-from scorepool.engine.sampling.stop import barred_ids, end_if_done, first_stop
+from scorepool.engine.sampling.stop import check_stop, first_stop, min_tokens_banned_ids
 
 PIECES = [b"Hel", b"lo, w", b"orld", b"", b"\xf0\x9f", b"\x98\x80", b"<eos>"]
 EOS = 6
@@ -20,7 +20,7 @@ def generate(tokens: list[int], **options: object) -> Sequence:
         row.top_ids.append([token_id])
         row.top_values.append([-1.0])
         row.sampled_logprobs.append(-1.0)
-        end_if_done(row, PIECES.__getitem__, frozenset([EOS]))
+        check_stop(row, PIECES.__getitem__, frozenset([EOS]))
         if row.finish_reason:
             break
     return row
@@ -139,7 +139,7 @@ def test_a_text_ends_at_the_first_token_that_may_end_it(
     row = Sequence(token_ids=[99], sampling=Sampling(max_tokens=12, **options))
     sampled = []
     for place, token_id in enumerate(tokens):
-        barred = barred_ids(row, 1 + place, frozenset([EOS]))
+        barred = min_tokens_banned_ids(row, 1 + place, frozenset([EOS]))
         assert barred == (stop_token_ids | {EOS} if place < min_tokens else set())
         if token_id not in barred:
             sampled.append(token_id)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from scorepool.engine import Refused, Tokenizer
+from scorepool.engine import InvalidRequest, Tokenizer
 from tests.chat_formats import TOOLS, tokenizer_of
 from tests.tiny_models import EOS, build_tokenizer
 
@@ -36,7 +36,7 @@ def test_arguments_are_json_where_a_template_appends_them():
 
 
 def test_a_template_that_cannot_write_a_message_is_the_callers_error():
-    with pytest.raises(Refused, match="cannot write"):
+    with pytest.raises(InvalidRequest, match="cannot write"):
         written("{{ messages[0].content + 1 }}")
 
 
@@ -73,7 +73,7 @@ def test_a_template_is_given_the_variables_that_a_caller_says():
 
     assert text() == text(enable_thinking=True) == "Go.2<eos>"
     assert text(enable_thinking=False, budget=1, prefix="a") == "Go.<pad>6<eos>a"
-    with pytest.raises(Refused, match="by zero"):
+    with pytest.raises(InvalidRequest, match="by zero"):
         text(budget=0)
 
 

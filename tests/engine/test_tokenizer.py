@@ -7,7 +7,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from scorepool.engine import Refused, Tokenizer
+from scorepool.engine import InvalidRequest, Tokenizer
 from tests.tiny_models import BOS, EOS, PAD, VOCAB_SIZE, build_tokenizer
 
 TEXTS = [
@@ -115,7 +115,7 @@ def test_a_completion_that_melts_into_the_prompt_keeps_a_token(tokenizer: Tokeni
 
 
 def test_a_completion_without_tokens_is_refused(tokenizer: Tokenizer):
-    with pytest.raises(Refused, match="completion"):
+    with pytest.raises(InvalidRequest, match="completion"):
         tokenizer.encode_pair("the", "")
 
 
@@ -128,7 +128,7 @@ def test_chat_has_the_templates_bos_alone_and_the_generation_prompt(tokenizer: T
 
 
 def test_a_model_without_chat_template_refuses_messages(sentencepiece: Tokenizer):
-    with pytest.raises(Refused, match="no chat template"):
+    with pytest.raises(InvalidRequest, match="no chat template"):
         sentencepiece.encode_chat([{"role": "user", "content": "hi"}])
 
 
@@ -136,7 +136,7 @@ def test_a_template_that_raises_is_the_callers_error():
     fast = build_tokenizer()
     fast.chat_template = "{{ raise_exception('roles must alternate') }}"
 
-    with pytest.raises(Refused, match="roles must alternate"):
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
         Tokenizer(fast, [EOS]).encode_chat([{"role": "user", "content": "hi"}])
 
 

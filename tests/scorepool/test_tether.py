@@ -7,7 +7,7 @@ from pathlib import Path
 
 PARENT = """
 import subprocess, time
-from client.tether import Tether
+from scorepool.local.child_reaper import Tether
 tether = Tether()
 children = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
 for child in children:

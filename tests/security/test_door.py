@@ -145,7 +145,7 @@ def test_code_that_a_checkpoint_brings_along_is_not_run(tiny_models: TinyModels,
         config["auto_map"] = {key: "modeling_evil.Evil", "AutoConfig": "configuration_evil.Evil"}
         config["model_file"] = "evil.py"
         (evil / name).write_text(json.dumps(config))
-    probe = "import sys\nfrom engine import Engine, EngineSettings\nEngine(EngineSettings(model=sys.argv[1])).close()"
+    probe = "import sys\nfrom scorepool.engine import *\nEngine(EngineSettings(model=sys.argv[1])).close()"
     done = subprocess.run(
         [sys.executable, "-c", probe, str(evil)], cwd=root, capture_output=True, text=True, timeout=100
     )

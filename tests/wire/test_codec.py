@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scorepool import wire
 
-STAMP = wire.Stamp(
+STAMP = wire.Provenance(
     model="m",
     fingerprint="f",
     dtype="float32",
@@ -22,7 +22,7 @@ float32 = st.floats(width=32, allow_nan=False)
 
 
 def result(**columns: object) -> wire.Result:
-    scored = wire.Scored(token_ids=[1, 2], token_bytes=[b"\xf0\x9f", b"b"], text="b", **columns)
+    scored = wire.SequenceResult(token_ids=[1, 2], token_bytes=[b"\xf0\x9f", b"b"], text="b", **columns)
     usage = wire.Usage(prompt_tokens=1, completion_tokens=2)
     return wire.Result(sequences=[scored], temperature=1.0, usage=usage, stamp=STAMP)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scorepool.store import Endpoint, is_public
+from scorepool.store import WebhookUrl, is_public
 
 REFUSED = [
     # private IPv4, in every spelling that a resolver takes
@@ -114,13 +114,13 @@ TAKEN = [
 @pytest.mark.parametrize("url", REFUSED)
 def test_a_url_that_is_not_plain_public_https_is_refused_with_a_sentence(url: str):
     with pytest.raises(ValueError, match=r"webhook URL") as refusal:
-        Endpoint.parse(url)
+        WebhookUrl.parse(url)
     assert "secret" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(("url", "expected"), TAKEN)
 def test_a_public_https_url_is_taken_apart_once(url: str, expected: tuple[str, str, int, str]):
-    endpoint = Endpoint.parse(url)
+    endpoint = WebhookUrl.parse(url)
     assert (endpoint.scheme, endpoint.host, endpoint.port, endpoint.target) == expected
 
 
@@ -128,7 +128,7 @@ def test_a_public_https_url_is_taken_apart_once(url: str, expected: tuple[str, s
     "url", ["http://127.0.0.1:8123/hook", "http://localhost:8123/", "https://[::1]:9000/", "http://redis:8080/"]
 )
 def test_the_operator_may_allow_plain_http_and_private_hosts(url: str):
-    assert Endpoint.parse(url, allow_private=True).port > 0
+    assert WebhookUrl.parse(url, allow_private=True).port > 0
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_operator_may_allow_plain_http_and_private_hosts(url: str):
 )
 def test_what_the_operator_allows_is_the_place_and_not_the_form(url: str):
     with pytest.raises(ValueError, match="webhook URL"):
-        Endpoint.parse(url, allow_private=True)
+        WebhookUrl.parse(url, allow_private=True)
 
 
 @pytest.mark.parametrize(

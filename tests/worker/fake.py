@@ -14,9 +14,9 @@ from typing import Any
 
 from redis import Redis
 
-from scorepool.engine import Engine, Facts, Numeric, Sequence, Tokenizer
-from scorepool.engine.errors import Fault
-from scorepool.engine.text.chat.chat_format import Markup
+from scorepool.engine import Engine, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
+from scorepool.engine.errors import EngineDeadError
+from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker import BatchWorker, Job, Queue
 
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
@@ -31,7 +31,7 @@ class FakeTokenizer(Tokenizer):
     bos_id = 257
     vocab_size = 258
     longest_token_bytes = 1
-    markup = Markup(moves={}, eos_ids=eos_ids)
+    markup = ChatFormat(moves={}, eos_ids=eos_ids)
     bos_token, eos_token, pad_token, chat_template = "<s>", "</s>", None, None
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class FakeTokenizer(Tokenizer):
 
 
 class FakeEngine(Engine):
-    facts = Facts(
+    model_info = ModelInfo(
         fingerprint="f" * 64,
         dtype="float32",
         quantization=None,
@@ -112,9 +112,9 @@ class FakeEngine(Engine):
                     continue
                 prompt = bytes(token for token in group[0].token_ids if token < 256)
                 if prompt.startswith(b"NAN"):
-                    future.set_exception(Numeric("the logits are NaN"))
+                    future.set_exception(NonFiniteLogits("the logits are NaN"))
                 elif prompt.startswith(b"FAULT"):
-                    future.set_exception(Fault("the engine failed"))
+                    future.set_exception(EngineDeadError("the engine failed"))
                 else:
                     future.set_result(group)
 
@@ -173,7 +173,7 @@ class FalteringWorker(FakeWorker):
 
 class TalkingWorker(FakeWorker):
     def start_engine(self, source: str) -> Engine:
-        log = logging.getLogger("engine")
+        log = logging.getLogger("scorepool.engine")
         log.info("the engine has news")
         log.warning("the engine has a warning")
         return super().start_engine(source)

@@ -18,7 +18,7 @@ from scorepool import store
 from scorepool.api.auth import Keyring
 from scorepool.api.http.errors import QueueFull
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import Leases, Row
+from scorepool.worker.rq.leases import ClaimedJob, Leases
 from tests.worker.conftest import Workers, done, generate, status, until
 
 WEIGHTS = {"alice": 1, "bob": 3, "carol": 1}
@@ -75,7 +75,7 @@ class Line:
         self.queue = Queue("demo", connection=connection)
         self.leases = Leases(connection, "mac", "rq:worker:mac", 60.0)
         self.waiting: dict[str, list[str]] = {owner: [] for owner in (*WEIGHTS, "plain")}  # in order
-        self.in_flight: list[tuple[str, Row]] = []
+        self.in_flight: list[tuple[str, ClaimedJob]] = []
         self.claimed: dict[str, None] = {}  # also those that were given back
         self.num_claimed: Counter[str] = Counter()  # each job once
         self.bounds: dict[str, dict[str, float]] = {}  # by waiting job: `num_claimed` that others may have before it is

@@ -4,8 +4,8 @@ import pytest
 from rq.timeouts import JobTimeoutException
 
 from scorepool import wire
-from scorepool.engine.errors import Numeric, Refused, TooLong
-from scorepool.worker.rq.failure import JobFailed, explain
+from scorepool.engine.errors import ContextLengthExceeded, InvalidRequest, NonFiniteLogits
+from scorepool.worker.rq.failure import JobError, explain
 from scorepool.worker.rq.in_flight import Crashed, Expired, Stopped
 
 
@@ -13,14 +13,14 @@ from scorepool.worker.rq.in_flight import Crashed, Expired, Stopped
     ("error", "code"),
     [
         (wire.Invalid("n: Expected `int`", "n"), "invalid"),
-        (Refused("token 9 is outside the vocabulary"), "invalid"),
-        (TooLong("5000 tokens are more than 4096"), "too_long"),
-        (Numeric("NaN"), "numeric"),
+        (InvalidRequest("token 9 is outside the vocabulary"), "invalid"),
+        (ContextLengthExceeded("5000 tokens are more than 4096"), "too_long"),
+        (NonFiniteLogits("NaN"), "numeric"),
         (JobTimeoutException("late"), "timeout"),
         (Stopped(), "canceled"),
         (Crashed("its worker died 5 times"), "crashed"),
         (Expired(), "expired"),
-        (JobFailed(wire.Failure(code="internal", message="gone")), "internal"),
+        (JobError(wire.Failure(code="internal", message="gone")), "internal"),
         (KeyError("prompt"), "internal"),
     ],
 )

@@ -9,9 +9,9 @@ from redis import Redis
 from scorepool import store, wire
 from scorepool.engine import Sampling
 from scorepool.engine import Sequence as Row
-from scorepool.engine.sampling.stop import end_if_done
+from scorepool.engine.sampling.stop import check_stop
 from scorepool.local.redis_server import RedisServer
-from scorepool.worker.inference.token_publisher import Grower, Outlet, begun_stop
+from scorepool.worker.inference.token_publisher import JobStream, TokenPublisher, begun_stop
 from scorepool.worker.inference.translate import Translated
 from tests.worker.conftest import Workers, submit, until
 from tests.worker.fake import FakeTokenizer
@@ -23,19 +23,19 @@ def row_of(*stops: bytes, prompt: bytes = b"p") -> Row:
     return Row(token_ids=list(prompt), score_from=0, top_logprobs=1, sampling=Sampling(max_tokens=50, stop=stops))
 
 
-def step(grower: Grower, row: Row, token: bytes) -> list[wire.Growth]:
+def step(grower: JobStream, row: Row, token: bytes) -> list[wire.TokenDelta]:
     """One token of the engine's."""
     row.token_ids += token
     row.logprobs += [-float(len(row.token_ids))] * len(token)
     row.top_ids += [[1]] * len(token)
     row.top_values += [[-0.5]] * len(token)
-    end_if_done(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
+    check_stop(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
     return [growth() for growth in grower.on_step([row])]
 
 
-def started(row: Row, with_logprobs: bool = True) -> Grower:
+def started(row: Row, with_logprobs: bool = True) -> JobStream:
     row.start_with_unpredicted()
-    return Grower("j", [Translated(row, row.num_given, False, False)], with_logprobs, TOKENIZER)
+    return JobStream("j", [Translated(row, row.num_input_tokens, False, False)], with_logprobs, TOKENIZER)
 
 
 def test_each_step_tells_its_token_with_its_numbers():
@@ -45,7 +45,7 @@ def test_each_step_tells_its_token_with_its_numbers():
     (first,), (second,) = step(grower, row, b"a"), step(grower, row, b"b")
 
     assert (first.id, first.sequence, first.first, first.token_ids) == ("j", 0, 0, [97])
-    assert (first.num_prompt_tokens, second.num_prompt_tokens) == (row.num_given, None)
+    assert (first.num_prompt_tokens, second.num_prompt_tokens) == (row.num_input_tokens, None)
     assert (second.first, second.token_bytes) == (1, [b"b"])
     assert first.logprobs.values() == [-2.0]  # the prompt's entry comes before and is not told
     assert (second.top_ids, second.top_bytes, second.top_logprobs[0].values()) == ([[1]], [[b"\x01"]], [-0.5])
@@ -77,7 +77,7 @@ def test_what_may_begin_a_stop_string_is_held_back_until_it_does_not():
 def test_what_is_skipped_is_told_with_its_tokens():
     row = row_of(b"bc")
     row.start_with_unpredicted()
-    grower = Grower("j", [Translated(row, 1, False, False, skipped_ids=frozenset(b"<"))], True, TOKENIZER)
+    grower = JobStream("j", [Translated(row, 1, False, False, skipped_ids=frozenset(b"<"))], True, TOKENIZER)
 
     growths = [growth for token in (b"<", b"a", b"b", b"<", b"a") for growth in step(grower, row, token)]
 
@@ -107,11 +107,11 @@ def test_how_much_may_begin_a_stop_string(text: bytes, stops: tuple[bytes, ...],
 
 
 def test_what_came_since_the_last_message_is_one_message(redis: Redis):
-    outlet = Outlet(redis)
-    growth = wire.Growth(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])
+    outlet = TokenPublisher(redis)
+    growth = wire.TokenDelta(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])
     is_writing, may_go_on = threading.Event(), threading.Event()
 
-    def slow() -> wire.Growth:
+    def slow() -> wire.TokenDelta:
         is_writing.set()
         assert may_go_on.wait(60)
         return growth
@@ -129,10 +129,10 @@ def test_what_came_since_the_last_message_is_one_message(redis: Redis):
 
 def test_what_is_streamed_is_not_written_to_the_disk(tmp_path: Path):
     with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
-        outlet = Outlet(redis)
+        outlet = TokenPublisher(redis)
         before = redis.info("persistence")["aof_current_size"]
 
-        outlet.put([lambda: wire.Growth(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])])
+        outlet.put([lambda: wire.TokenDelta(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])])
         outlet.close()
 
         assert redis.xlen(store.TOKENS) == 1
@@ -142,9 +142,9 @@ def test_what_is_streamed_is_not_written_to_the_disk(tmp_path: Path):
 
 
 def test_a_redis_that_is_away_costs_the_stream_and_nothing_else():
-    outlet = Outlet(Redis(port=1, socket_connect_timeout=0.1))
+    outlet = TokenPublisher(Redis(port=1, socket_connect_timeout=0.1))
 
-    outlet.put([lambda: wire.Growth(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])])
+    outlet.put([lambda: wire.TokenDelta(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])])
 
     outlet.close()
 

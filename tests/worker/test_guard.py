@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import httpcore
 import pytest
 
-from scorepool.worker.webhooks.ssrf_guard import Blocked, Guard, addresses
+from scorepool.worker.webhooks.ssrf_guard import Blocked, SsrfGuard, addresses
 from tests.worker.receiver import raw_server
 
 
@@ -37,8 +37,10 @@ def read_all(stream: httpcore.NetworkStream) -> None:
         pass
 
 
-def guard(lookup: Callable[[str, int], "Future[list[str]]"], allow_private: bool = False, limit_s: float = 60) -> Guard:
-    return Guard(time.monotonic() + limit_s, lookup, allow_private)
+def guard(
+    lookup: Callable[[str, int], "Future[list[str]]"], allow_private: bool = False, limit_s: float = 60
+) -> SsrfGuard:
+    return SsrfGuard(time.monotonic() + limit_s, lookup, allow_private)
 
 
 @pytest.mark.parametrize(

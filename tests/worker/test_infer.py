@@ -11,10 +11,10 @@ from redis import Redis
 
 from scorepool import wire
 from scorepool.engine import Sequence
-from scorepool.engine.errors import Fault
+from scorepool.engine.errors import EngineDeadError
 from scorepool.worker.inference.infer import Infer, stamp_of
-from scorepool.worker.inference.token_publisher import Outlet
-from scorepool.worker.rq.in_flight import Pending
+from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 from tests.worker.conftest import generate
 from tests.worker.fake import FakeEngine, FakeTokenizer
@@ -44,7 +44,7 @@ class Recorder(FakeEngine):
     def __init__(self) -> None:
         self.tokenizer = Slow()
         self.added: list[Future[list[Sequence]]] = []
-        self.fault: Fault | None = None
+        self.fault: EngineDeadError | None = None
         self.in_add = threading.Event()
         self.may_add = threading.Event()
         self.may_add.set()
@@ -68,19 +68,19 @@ def engine() -> Recorder:
 
 @pytest.fixture
 def infer(engine: Recorder) -> Iterator[Infer]:
-    infer = Infer(engine, stamp_of("demo", engine.facts), Outlet(Redis()))
+    infer = Infer(engine, stamp_of("demo", engine.model_info), TokenPublisher(Redis()))
     yield infer
     engine.tokenizer.may_go_on.set()
     engine.may_add.set()
     infer.close()
 
 
-def send(infer: Infer, prompt: str) -> Pending:
+def send(infer: Infer, prompt: str) -> AsyncResult:
     job = Job.__new__(Job)
     job._id = "j"
     job.request = wire.encode(generate(prompt))
     pending = infer(job)
-    assert isinstance(pending, Pending)
+    assert isinstance(pending, AsyncResult)
     return pending
 
 
@@ -89,7 +89,7 @@ def end_of(infer: Infer) -> None:
     infer._tokenizing.submit(lambda: None).result(30)
 
 
-def never(pending: Pending) -> None:
+def never(pending: AsyncResult) -> None:
     with pytest.raises(NotYet):
         pending.future.result(0.05)
 
@@ -142,8 +142,8 @@ def test_cancels_at_any_moment_leave_nothing_running(infer: Infer, engine: Recor
 
 
 def test_a_fault_that_the_engine_raises_on_that_thread_is_the_main_threads(infer: Infer, engine: Recorder):
-    engine.fault = Fault("the engine failed")
-    with pytest.raises(Fault):
+    engine.fault = EngineDeadError("the engine failed")
+    with pytest.raises(EngineDeadError):
         send(infer, "text").future.result(10)
     engine.fault = None
     pending = send(infer, "text")  # the thread has lived on

@@ -5,7 +5,7 @@ from redis import Redis
 
 from scorepool import wire
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import Leases, Row
+from scorepool.worker.rq.leases import ClaimedJob, Leases
 from tests.worker.conftest import generate, status, submit
 
 
@@ -18,7 +18,7 @@ def leases(redis: Redis, name: str = "mac", lease_s: float = 60.0) -> Leases:
     return Leases(redis, name, f"rq:worker:{name}", lease_s)
 
 
-def claim(redis: Redis, queue: Queue, room: int = 32, in_flight: int = 0, limit: int = 32) -> list[Row]:
+def claim(redis: Redis, queue: Queue, room: int = 32, in_flight: int = 0, limit: int = 32) -> list[ClaimedJob]:
     rows = leases(redis).claim([queue], room, in_flight, limit, batch=32, round_robin=False)
     assert rows is not None
     return rows
@@ -47,7 +47,7 @@ def test_suspects_get_no_more_company_than_they_may_have(
     assert len(claim(redis, queue, in_flight=others)) == taken
 
 
-def die(redis: Redis, rows: list[Row]) -> None:
+def die(redis: Redis, rows: list[ClaimedJob]) -> None:
     """As the expiry of a dead worker's leases, and the next worker's look at them."""
     for row in rows:
         redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")

@@ -68,7 +68,7 @@ def test_a_live_worker_shows_its_card_and_withdraws_it(redis: Redis, workers: Wo
     worker = workers.start("--name", "mac")
     until(lambda: redis.get(store.Keys.card("mac")))
 
-    card = msgspec.msgpack.decode(redis.get(store.Keys.card("mac")), type=wire.ModelCard)
+    card = msgspec.msgpack.decode(redis.get(store.Keys.card("mac")), type=wire.ServedModel)
     assert (card.id, card.worker, card.stamp.fingerprint, card.self_test) == ("demo", "mac", "f" * 64, "passed")
     assert redis.zscore(store.Keys.models, "mac")
     send_shutdown_command(redis, "mac")
@@ -112,7 +112,7 @@ def test_work_may_be_called_again_and_says_whether_there_was_a_job(redis: Redis,
     submit(redis, generate())
     code = f"""
 from tests.worker.fake import FakeWorker
-from worker import Redis
+from scorepool.worker import Redis
 worker = FakeWorker(["demo"], connection=Redis.from_url({redis_url!r}))
 print(worker.work(burst=True), worker.work(burst=True))
 """
@@ -269,8 +269,8 @@ def test_a_worker_does_not_load_torch_where_that_is_installed(root: Path):
 import importlib.util, sys
 assert importlib.util.find_spec("torch")
 from types import SimpleNamespace
-from wire import Settings
-from worker import BatchWorker
+from scorepool.store import Settings
+from scorepool.worker import BatchWorker
 engine = BatchWorker.start_engine(SimpleNamespace(settings=Settings()), {str(root / "scorepool/models/demo")!r})
 print(engine.facts.vocab_size, [name for name, module in sys.modules.items() if module and name.startswith("torch")])
 engine.close()

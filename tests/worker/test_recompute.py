@@ -10,7 +10,7 @@ from scorepool import wire
 from scorepool.engine import Engine, EngineSettings
 from scorepool.worker.inference.infer import Run, stamp_of
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.token_publisher import Outlet
+from scorepool.worker.inference.token_publisher import TokenPublisher
 
 
 @pytest.fixture(scope="module", params=["default", "exact"])
@@ -21,20 +21,20 @@ def engine(request: pytest.FixtureRequest, root: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def outlet(redis: Redis) -> Iterator[Outlet]:
-    outlet = Outlet(redis)
+def outlet(redis: Redis) -> Iterator[TokenPublisher]:
+    outlet = TokenPublisher(redis)
     yield outlet
     outlet.close()
 
 
-def result_of(engine: Engine, request: wire.Generate, outlet: Outlet) -> wire.Result:
+def result_of(engine: Engine, request: wire.Generate, outlet: TokenPublisher) -> wire.Result:
     run = Run(engine, request, "a-job", outlet)
     run.start()
-    return to_result(request, run.ended.result(240), engine.tokenizer, stamp_of("demo", engine.facts))
+    return to_result(request, run.ended.result(240), engine.tokenizer, stamp_of("demo", engine.model_info))
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True])
-def test_generated_tokens_are_scored_again(engine: Engine, outlet: Outlet, prompt_logprobs: bool):
+def test_generated_tokens_are_scored_again(engine: Engine, outlet: TokenPublisher, prompt_logprobs: bool):
     request = wire.Generate(
         model="demo", prompt="def add(", max_tokens=20, n=3, recompute=True, prompt_logprobs=prompt_logprobs
     )
@@ -47,11 +47,11 @@ def test_generated_tokens_are_scored_again(engine: Engine, outlet: Outlet, promp
         pairs = list(zip(completion, scored.recomputed_logprobs, strict=True))
         assert len(pairs) == 20 or scored.finish_reason == "stop"
         assert scored.recompute_gap == max(abs(one - other) for one, other in pairs) <= 5e-5
-        if engine.facts.mode == "exact":
+        if engine.model_info.mode == "exact":
             assert scored.recompute_gap == 0
 
 
-def test_a_stop_string_that_leaves_no_token_leaves_nothing_to_score(engine: Engine, outlet: Outlet):
+def test_a_stop_string_that_leaves_no_token_leaves_nothing_to_score(engine: Engine, outlet: TokenPublisher):
     likeliest = result_of(engine, wire.Generate(model="demo", prompt="import", max_tokens=1, temperature=0), outlet)
     request = wire.Generate(
         model="demo",
@@ -70,7 +70,7 @@ def test_a_stop_string_that_leaves_no_token_leaves_nothing_to_score(engine: Engi
     assert (list(scored.recomputed_logprobs), scored.recompute_gap) == ([], 0)
 
 
-def test_it_is_not_done_unasked(engine: Engine, outlet: Outlet):
+def test_it_is_not_done_unasked(engine: Engine, outlet: TokenPublisher):
     (scored,) = result_of(engine, wire.Generate(model="demo", prompt="import", max_tokens=2), outlet).sequences
 
     assert (scored.recomputed_logprobs, scored.recompute_gap) == (None, None)

@@ -161,9 +161,8 @@ def test_the_pages_of_rq_dashboard(redis: Redis, workers: Workers):
     running = submit(redis, generate(max_tokens=100_000))
     until(lambda: status(redis, running) == "started")
     port = free_port()
-    program = (
-        "import worker; from rq_dashboard.cli import main; main()"  # without `worker` it unpickles, and answers 500
-    )
+    # Without our import it unpickles jobs and answers 500.
+    program = "import scorepool.worker.rq; from rq_dashboard.cli import main; main()"
     command = [sys.executable, "-c", program, "-b", "127.0.0.1", "-p", str(port), "--json"]
 
     with (

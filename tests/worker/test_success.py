@@ -13,8 +13,8 @@ from rq.timeouts import UnixSignalDeathPenalty
 from scorepool import store, wire
 from scorepool.worker import Job, Queue
 from scorepool.worker.rq import success_writer as success
-from scorepool.worker.rq.commit import Record
-from scorepool.worker.rq.in_flight import Flight
+from scorepool.worker.rq.commit import ResultCommitter
+from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.leases import Leases
 from tests.worker.conftest import done, generate, outcome, status, submit
 
@@ -23,7 +23,7 @@ RESULT = wire.Result(
     sequences=[],
     temperature=1.0,
     usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
-    stamp=wire.Stamp(
+    stamp=wire.Provenance(
         model="demo",
         fingerprint="f",
         dtype="float32",
@@ -42,11 +42,11 @@ def leases(redis: Redis) -> Leases:
 
 
 @pytest.fixture
-def record(redis: Redis, leases: Leases) -> Record:
-    return Record(redis, leases, 500, UnixSignalDeathPenalty, lambda *error: None, logging.getLogger())
+def record(redis: Redis, leases: Leases) -> ResultCommitter:
+    return ResultCommitter(redis, leases, 500, UnixSignalDeathPenalty, lambda *error: None, logging.getLogger())
 
 
-def fly(redis: Redis, leases: Leases, value: object = RESULT) -> list[Flight]:
+def fly(redis: Redis, leases: Leases, value: object = RESULT) -> list[InFlightJob]:
     """Claim all that waits, as a worker does, and let it succeed."""
     rows = leases.claim([Queue("demo", connection=redis)], 32, 0, 32, batch=32, round_robin=False)
     flights = []
@@ -54,7 +54,7 @@ def fly(redis: Redis, leases: Leases, value: object = RESULT) -> list[Flight]:
         job, execution = Job.from_row(row, redis, {}), Execution(row.execution_id, row.job_id, redis, "mac")
         job.worker_name, job.started_at, job.last_heartbeat = "mac", execution.created_at, execution.created_at
         job.notes = {"tries": "1"}
-        flights.append(Flight(job, row.queue, execution, is_over=True, value=value))
+        flights.append(InFlightJob(job, row.queue, execution, is_over=True, value=value))
     return flights
 
 
@@ -86,13 +86,13 @@ def contents(redis: Redis, job_id: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_of_the_api", [True, False])
 def test_it_leaves_what_rqs_own_methods_leave(
-    redis: Redis, leases: Leases, record: Record, monkeypatch: pytest.MonkeyPatch, is_of_the_api: bool
+    redis: Redis, leases: Leases, record: ResultCommitter, monkeypatch: pytest.MonkeyPatch, is_of_the_api: bool
 ):
     left = []
-    for takes in (lambda self, flight: False, success.Successes._takes):
+    for takes in (lambda self, flight: False, success.SuccessWriter._takes):
         redis.flushdb()
         redis.hset(store.Keys.endpoints("alice"), "e1", ENDPOINT)
-        monkeypatch.setattr(success.Successes, "_takes", takes)
+        monkeypatch.setattr(success.SuccessWriter, "_takes", takes)
         if is_of_the_api:
             job_id = submit(redis, generate(), webhook=True, fields={"company": 4, "crashes": 1})
         else:
@@ -106,7 +106,7 @@ def test_it_leaves_what_rqs_own_methods_leave(
     assert ("scorepool:outcome:ID" in left[0]) == is_of_the_api
 
 
-def test_a_lease_that_was_lost_records_nothing(redis: Redis, leases: Leases, record: Record):
+def test_a_lease_that_was_lost_records_nothing(redis: Redis, leases: Leases, record: ResultCommitter):
     kept, lost = [submit(redis, generate()) for _ in range(2)]
     flights = fly(redis, leases)
     leases.release(flights[1:])
@@ -119,7 +119,7 @@ def test_a_lease_that_was_lost_records_nothing(redis: Redis, leases: Leases, rec
 
 
 def test_many_large_outcomes_go_in_several_messages(
-    redis: Redis, leases: Leases, record: Record, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, leases: Leases, record: ResultCommitter, monkeypatch: pytest.MonkeyPatch
 ):
     ids = [submit(redis, generate()) for _ in range(5)]
     monkeypatch.setattr(success, "MAX_BYTES", 2 * len(wire.encode(RESULT)))
@@ -135,7 +135,7 @@ def test_many_large_outcomes_go_in_several_messages(
     assert redis.info("commandstats")["cmdstat_evalsha"]["calls"] - calls == 3
 
 
-def test_what_an_error_cuts_short_keeps_its_lease(redis: Redis, leases: Leases, record: Record):
+def test_what_an_error_cuts_short_keeps_its_lease(redis: Redis, leases: Leases, record: ResultCommitter):
     """Somebody put another type of key where a script writes: the job must be found again."""
     job_id = submit(redis, generate())
     flights = fly(redis, leases)

@@ -7,16 +7,16 @@ import msgspec
 import pytest
 
 from scorepool import wire
-from scorepool.engine.text.chat.chat_format import Markup
+from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker.inference.infer import stamp_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import Translated, to_rows, with_seed
-from scorepool.worker.rq.failure import JobFailed
+from scorepool.worker.rq.failure import JobError
 from tests.worker.fake import FakeEngine, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()  # one token a byte, 257 is BOS
 BOS = 257
-STAMP = stamp_of("demo", FakeEngine.facts)
+STAMP = stamp_of("demo", FakeEngine.model_info)
 
 
 def score(prompt: str | list[int], completion: str | list[int], **asked: object) -> wire.Score:
@@ -29,10 +29,10 @@ def generate(**asked: object) -> wire.Generate:
 
 
 def translate(request: wire.Request) -> list[Translated]:
-    return to_rows(request, TOKENIZER, FakeEngine.facts.context_length)
+    return to_rows(request, TOKENIZER, FakeEngine.model_info.context_length)
 
 
-def scored(request: wire.Request, rows: list[Translated]) -> wire.Scored:
+def scored(request: wire.Request, rows: list[Translated]) -> wire.SequenceResult:
     (only,) = to_result(request, rows, TOKENIZER, STAMP).sequences
     return only
 
@@ -140,7 +140,7 @@ def test_nan_is_a_failure_and_never_a_number(column: str):
     row.logprobs, row.top_ids, row.top_values, row.sampled_logprobs = [-1.0], [[2]], [[-1.0]], [-1.0]
     setattr(row, column, [[math.nan]] if column == "top_values" else [math.nan])
 
-    with pytest.raises(JobFailed) as raised:
+    with pytest.raises(JobError) as raised:
         to_result(request, rows, TOKENIZER, STAMP)
 
     assert raised.value.failure.code == "numeric"
@@ -234,7 +234,7 @@ def test_a_model_that_calls_no_functions_refuses_tools_by_name():
         def why_no_tools(self, may_call: bool = True) -> str | None:
             return "its template has no place for them"
 
-    with pytest.raises(JobFailed) as caught:
+    with pytest.raises(JobError) as caught:
         to_rows(generate(messages=GO, tools=[wire.Tool(name="look")]), Without(), 100)
 
     assert (caught.value.failure.code, caught.value.failure.field) == ("invalid", "tools")
@@ -257,7 +257,7 @@ def test_variables_of_the_template_are_those_that_it_knows():
     to_rows(generate(messages=GO, chat_template_kwargs={"enable_thinking": False}), tokenizer, 100)
     assert tokenizer.seen[2] == {"enable_thinking": False}
 
-    with pytest.raises(JobFailed) as caught:
+    with pytest.raises(JobError) as caught:
         to_rows(generate(messages=GO, chat_template_kwargs={"enabel_thinking": False}), tokenizer, 100)
     failure = caught.value.failure
     assert (failure.code, failure.field) == ("invalid", "chat_template_kwargs.enabel_thinking")
@@ -419,7 +419,7 @@ def test_min_tokens_that_cannot_be_had_are_refused(asked: dict[str, Any], field:
     if field is None:
         assert to_100()
         return
-    with pytest.raises(JobFailed) as caught:
+    with pytest.raises(JobError) as caught:
         to_100()
     assert (caught.value.failure.code, caught.value.failure.field) == ("invalid", field)
     assert caught.value.failure.message.startswith(f"{field}: ")
@@ -441,7 +441,7 @@ def test_a_row_that_must_not_end_reports_the_distribution_that_it_sampled_from()
 
 
 class WithSpecial(FakeTokenizer):
-    markup = Markup(moves={}, silent_ids=frozenset({ord("<"), 256}), eos_ids=FakeTokenizer.eos_ids)
+    markup = ChatFormat(moves={}, silent_ids=frozenset({ord("<"), 256}), eos_ids=FakeTokenizer.eos_ids)
 
 
 @pytest.mark.parametrize(

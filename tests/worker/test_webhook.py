@@ -24,15 +24,15 @@ from standardwebhooks import Webhook
 
 from scorepool import store, wire
 from scorepool.local.stack import rq, webhook_command
-from scorepool.worker.rq.in_flight import Pending
+from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
-from scorepool.worker.webhooks.delivery_record import Notice
+from scorepool.worker.webhooks.delivery_record import DeliveryRecord
 from scorepool.worker.webhooks.webhook_worker import (
     GIVE_UP_S,
     JITTER,
     SCHEDULE_S,
-    Again,
     Deliver,
+    RetryLater,
     Undeliverable,
     wait_s,
 )
@@ -90,7 +90,7 @@ def run(deliver: Deliver, job: Job) -> object:
     """What the worker gets from one attempt; what it is to remember is written, as the worker does."""
     try:
         answer = deliver(job)
-        return answer.finish(answer.future.result(timeout=60)) if isinstance(answer, Pending) else answer
+        return answer.finish(answer.future.result(timeout=60)) if isinstance(answer, AsyncResult) else answer
     finally:
         job.connection.hset(job.key, mapping={"retries_left": job.retries_left or 0, **job.notes})
         job.refresh()
@@ -119,8 +119,8 @@ def test_every_attempt_sends_the_same_bytes_under_the_same_id(redis: Redis, deli
     hook.answers = [(500, {}), (204, {})]
     job = delivery(redis, hook.url)
     redis.delete(f"rq:job:{ID}")  # its time may be over long before the schedule is
-    assert isinstance(run(deliver, job), Again)
-    assert not isinstance(run(deliver, job), Again)
+    assert isinstance(run(deliver, job), RetryLater)
+    assert not isinstance(run(deliver, job), RetryLater)
 
     first, second = hook.received
     assert first.body == second.body
@@ -130,7 +130,7 @@ def test_every_attempt_sends_the_same_bytes_under_the_same_id(redis: Redis, deli
 
 
 def test_the_payload_stays_far_below_20_kilobytes(redis: Redis, hook: Receiver):
-    notice = dataclasses.replace(Notice.of(delivery(redis, hook.url)), model="m" * 128)
+    notice = dataclasses.replace(DeliveryRecord.of(delivery(redis, hook.url)), model="m" * 128)
     assert len(notice.body(store.Settings(public_url="https://pool.example/" + "p" * 2048))) < 20_000
 
 
@@ -139,13 +139,13 @@ def test_a_failed_attempt_is_tried_again_by_the_schedule_with_jitter(redis: Redi
     job = delivery(redis, hook.url)
     for number, scheduled_s in enumerate(SCHEDULE_S):
         again = run(deliver, job)
-        assert isinstance(again, Again)
+        assert isinstance(again, RetryLater)
         assert scheduled_s <= Retry.get_interval(number, again.intervals) <= scheduled_s * (1 + JITTER)
         assert again.max > 100 * number
     with pytest.raises(Undeliverable, match=r"given up after 10 attempts: .*HTTP 500"):
         run(deliver, job)
     assert not job.should_retry
-    assert [attempt.status for attempt in Notice.of(job).attempts] == [500] * 10
+    assert [attempt.status for attempt in DeliveryRecord.of(job).attempts] == [500] * 10
 
 
 def test_the_waits_differ_so_that_receivers_are_not_met_by_all_at_once():
@@ -164,7 +164,7 @@ def test_retry_after_makes_the_wait_longer_and_never_shorter(number: int, asked_
 def test_retry_after_is_honoured_with_any_failure(redis: Redis, deliver: Deliver, hook: Receiver, status: int):
     hook.answers = [(status, {"Retry-After": "4000"})]
     again = run(deliver, delivery(redis, hook.url))
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryLater)
     assert again.intervals == [4000]
 
 
@@ -198,7 +198,7 @@ def test_a_slow_receiver_does_not_hold_up_the_others(redis: Redis, deliver: Deli
     served = threading.Event()
     with raw_server(lambda _connection: served.wait(60) and None) as port:
         slow = deliver(delivery(redis, f"http://127.0.0.1:{port}/", job_id="f" * 32))
-        assert isinstance(slow, Pending)
+        assert isinstance(slow, AsyncResult)
         for number in range(3):
             run(deliver, delivery(redis, hook.url, job_id=str(number) * 32))
         assert not slow.future.done()
@@ -212,9 +212,9 @@ def test_what_is_put_off_was_not_tried_and_is_given_up_after_days(redis: Redis, 
     job = delivery(redis, hook.url)
     assert deliver._lanes.enter("alice", f"127.0.0.1:{hook.port}") == 0.0
     again = run(deliver, job)
-    assert isinstance(again, Again)
+    assert isinstance(again, RetryLater)
     assert again["put_off_s"] >= 1
-    assert Notice.of(job).tries == 0
+    assert DeliveryRecord.of(job).tries == 0
     assert hook.received == []
 
     redis.hset(job.key, "since", time.time() - GIVE_UP_S - 1)

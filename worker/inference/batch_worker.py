@@ -14,8 +14,8 @@ from redis.client import Pipeline
 from scorepool.engine import Engine
 from scorepool.store import INFER
 from scorepool.worker.inference.infer import Infer, engine_settings, stamp_of
-from scorepool.worker.inference.registration import Presence, card_of, served_model
-from scorepool.worker.inference.token_publisher import Outlet
+from scorepool.worker.inference.registration import WorkerRegistration, card_of, served_model
+from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.rq.watchdog import UnderWay
 from scorepool.worker.rq.worker import Worker
 
@@ -25,15 +25,15 @@ class BatchWorker(Worker):
         super().__init__(*args, **kwargs)
         self.engine: Engine | None = None
         self.infer: Infer | None = None
-        self.presence: Presence | None = None
+        self.presence: WorkerRegistration | None = None
 
     def open(self) -> None:
         (model, *aliases), source = served_model(self.settings, self.queue_names())
         self.engine = self.start_engine(source)
-        stamp = stamp_of(model, self.engine.facts)
-        self.functions[INFER] = self.infer = Infer(self.engine, stamp, Outlet(self.connection))
-        self.presence = Presence(
-            card_of(stamp, self.engine.facts, self.engine.tokenizer, self.name, aliases), self.settings.lease_s
+        stamp = stamp_of(model, self.engine.model_info)
+        self.functions[INFER] = self.infer = Infer(self.engine, stamp, TokenPublisher(self.connection))
+        self.presence = WorkerRegistration(
+            card_of(stamp, self.engine.model_info, self.engine.tokenizer, self.name, aliases), self.settings.lease_s
         )
 
     def start_engine(self, source: str) -> Engine:

@@ -37,27 +37,29 @@ class Part:
 def read_whole(chat: Chat, row: Row, tokenizer: Tokenizer) -> Part:
     """Of a row that is done."""
     reader = tokenizer.reader(chat.opening, chat.keeps_special)
-    for token_id in row.token_ids[row.num_given :]:
+    for token_id in row.token_ids[row.num_input_tokens :]:
         reader.read(token_id)
     reader.end()
     return Part(0, reader.channels, reader.spans)
 
 
-def told(chat: Chat, row: Row, part: Part, tokenizer: Tokenizer) -> tuple[list[wire.Channel], list[wire.Called]]:
+def told(
+    chat: Chat, row: Row, part: Part, tokenizer: Tokenizer
+) -> tuple[list[wire.Channel], list[wire.ToolCallResult]]:
     """A part's channels, and the calls in it. A call that cannot be read is content."""
     channels: list[wire.Channel] = list(part.channels)
-    called: list[wire.Called] = []
-    generated = row.token_ids[row.num_given :] if part.spans else []
+    called: list[wire.ToolCallResult] = []
+    generated = row.token_ids[row.num_input_tokens :] if part.spans else []
     for span in part.spans:
         calls = tokenizer.calls(span, generated, chat.tools)
         if not calls:
             silent_ids = () if chat.keeps_special else tokenizer.markup.silent_ids
             text = as_content(generated[span.start : span.end], silent_ids)
             channels[span.start - part.first : span.end - part.first] = text
-        upto = row.token_ids[: row.num_given + span.end]
+        upto = row.token_ids[: row.num_input_tokens + span.end]
         for place, call in enumerate(calls):
             call_id = call.id or _call_id(upto, place)
-            called.append(wire.Called(id=call_id, name=call.name, arguments=call.arguments, entry=span.end - 1))
+            called.append(wire.ToolCallResult(id=call_id, name=call.name, arguments=call.arguments, entry=span.end - 1))
     return channels, called
 
 

@@ -6,13 +6,13 @@ from functools import partial
 from threading import Lock
 
 from scorepool import store, wire
-from scorepool.engine import Engine, EngineError, EngineSettings, Facts
+from scorepool.engine import Engine, EngineError, EngineSettings, ModelInfo
 from scorepool.engine import Sequence as Row
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.token_publisher import Grower, Outlet
+from scorepool.worker.inference.token_publisher import JobStream, TokenPublisher
 from scorepool.worker.inference.translate import Translated, refuse_hopeless, to_rows, with_seed
-from scorepool.worker.rq.failure import JobFailed
-from scorepool.worker.rq.in_flight import Pending
+from scorepool.worker.rq.failure import JobError
+from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 from scorepool.worker.version import VERSION
 
@@ -20,17 +20,17 @@ from scorepool.worker.version import VERSION
 class Infer:
     """Callable from the main thread. Tokenizing a long text takes seconds, so it has a thread of its own."""
 
-    def __init__(self, engine: Engine, stamp: wire.Stamp, outlet: Outlet) -> None:
+    def __init__(self, engine: Engine, stamp: wire.Provenance, outlet: TokenPublisher) -> None:
         self.engine = engine
         self.stamp = stamp
         self.outlet = outlet
         self.tokenizing_since: float | None = None  # time.monotonic()
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
-    def __call__(self, job: Job) -> Pending:
-        """Raises wire.Invalid, JobFailed."""
+    def __call__(self, job: Job) -> AsyncResult:
+        """Raises wire.Invalid, JobError."""
         if job.request is None:
-            raise JobFailed(
+            raise JobError(
                 wire.Failure(
                     code="internal",
                     message="the job's request is no longer in Redis; submit it again as a new job",
@@ -40,7 +40,7 @@ class Infer:
         job.request = None  # it may be large, and lies in Redis
         run = Run(self.engine, request, job.id, self.outlet)
         self._tokenizing.submit(self._tokenize, run)
-        return Pending(run.ended, finish=partial(self._finish, request), cancel=run.cancel)
+        return AsyncResult(run.ended, finish=partial(self._finish, request), cancel=run.cancel)
 
     def _tokenize(self, run: "Run") -> None:
         self.tokenizing_since = time.monotonic()
@@ -58,7 +58,7 @@ class Infer:
 class Run:
     """One request on its way through tokenizer and engine."""
 
-    def __init__(self, engine: Engine, request: wire.Request, job_id: str, outlet: Outlet) -> None:
+    def __init__(self, engine: Engine, request: wire.Request, job_id: str, outlet: TokenPublisher) -> None:
         self.ended: Future[list[Translated]] = Future()  # the rows as the engine left them; never, once canceled
         self._engine = engine
         self._request = request
@@ -73,8 +73,8 @@ class Run:
         if self._is_canceled:
             return
         try:
-            refuse_hopeless(self._request, self._engine.tokenizer, self._engine.facts.context_length)
-            rows = to_rows(self._request, self._engine.tokenizer, self._engine.facts.context_length)
+            refuse_hopeless(self._request, self._engine.tokenizer, self._engine.model_info.context_length)
+            rows = to_rows(self._request, self._engine.tokenizer, self._engine.model_info.context_length)
             if isinstance(self._request, wire.Tokenize):
                 self.ended.set_result(rows)
                 return
@@ -92,7 +92,7 @@ class Run:
         rows = [one.row for one in translated]
         if not isinstance(request, wire.Generate) or not request.stream:
             return self._engine.add(rows)
-        grower = Grower(self._job_id, translated, request.logprobs, self._engine.tokenizer)
+        grower = JobStream(self._job_id, translated, request.logprobs, self._engine.tokenizer)
         return self._engine.add(rows, on_step=lambda grown: self._outlet.put(grower.on_step(grown)))
 
     def cancel(self) -> None:
@@ -136,14 +136,14 @@ def engine_settings(source: str, settings: store.Settings) -> EngineSettings:
     )
 
 
-def stamp_of(model: str, facts: Facts) -> wire.Stamp:
-    return wire.Stamp(
+def stamp_of(model: str, model_info: ModelInfo) -> wire.Provenance:
+    return wire.Provenance(
         model=model,
-        fingerprint=facts.fingerprint,
-        dtype=facts.dtype,
-        quantization=facts.quantization,
-        adapter=facts.adapter,
-        mode=facts.mode,
-        backend=facts.backend,
-        versions={"scorepool": VERSION, **facts.versions},
+        fingerprint=model_info.fingerprint,
+        dtype=model_info.dtype,
+        quantization=model_info.quantization,
+        adapter=model_info.adapter,
+        mode=model_info.mode,
+        backend=model_info.backend,
+        versions={"scorepool": VERSION, **model_info.versions},
     )

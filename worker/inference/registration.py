@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from redis.client import Pipeline
 
-from scorepool.engine import Facts, Tokenizer
+from scorepool.engine import ModelInfo, Tokenizer
 from scorepool.store import Keys, Settings, SettingsError, parse_model, queue_names
-from scorepool.wire import ModelCard, Stamp, TokenizerInfo, encode
+from scorepool.wire import Provenance, ServedModel, TokenizerInfo, encode
 
 
 def served_model(settings: Settings, queues: Iterable[str]) -> tuple[list[str], str]:
@@ -22,13 +22,15 @@ def served_model(settings: Settings, queues: Iterable[str]) -> tuple[list[str], 
     return names, source
 
 
-def card_of(stamp: Stamp, facts: Facts, tokenizer: Tokenizer, worker: str, aliases: list[str]) -> ModelCard:
-    return ModelCard(
+def card_of(
+    stamp: Provenance, model_info: ModelInfo, tokenizer: Tokenizer, worker: str, aliases: list[str]
+) -> ServedModel:
+    return ServedModel(
         id=stamp.model,
         stamp=stamp,
-        context_length=facts.context_length,
-        vocab_size=facts.vocab_size,
-        self_test=facts.self_test,
+        context_length=model_info.context_length,
+        vocab_size=model_info.vocab_size,
+        self_test=model_info.self_test,
         worker=worker,
         aliases=aliases,
         created=int(time.time()),
@@ -41,8 +43,8 @@ def card_of(stamp: Stamp, facts: Facts, tokenizer: Tokenizer, worker: str, alias
     )
 
 
-class Presence:
-    def __init__(self, card: ModelCard, lease_s: float) -> None:
+class WorkerRegistration:
+    def __init__(self, card: ServedModel, lease_s: float) -> None:
         self.card = card
         self.ttl_s = lease_s * 1.5
 

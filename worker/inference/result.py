@@ -10,15 +10,15 @@ from scorepool.engine import Sequence as Row
 from scorepool.wire import Floats
 from scorepool.worker.inference.chat_answer import read_whole, told
 from scorepool.worker.inference.translate import Translated
-from scorepool.worker.rq.failure import JobFailed
+from scorepool.worker.rq.failure import JobError
 
 LEAST = -9999.0  # what -inf is written as: JSON has no infinity
 
 
 def to_result(
-    request: wire.Request, rows: Sequence[Translated], tokenizer: Tokenizer, stamp: wire.Stamp
+    request: wire.Request, rows: Sequence[Translated], tokenizer: Tokenizer, stamp: wire.Provenance
 ) -> wire.Result:
-    """Raises JobFailed (numeric) at a NaN, ValueError where the engine's columns are not of one length."""
+    """Raises JobError (numeric) at a NaN, ValueError where the engine's columns are not of one length."""
     if isinstance(request, wire.Tokenize):
         return _to_tokens(rows[0], tokenizer, stamp)
     if isinstance(request, wire.Score):
@@ -38,9 +38,9 @@ def to_result(
     )
 
 
-def _to_tokens(translated: Translated, tokenizer: Tokenizer, stamp: wire.Stamp) -> wire.Result:
+def _to_tokens(translated: Translated, tokenizer: Tokenizer, stamp: wire.Provenance) -> wire.Result:
     token_ids = translated.row.token_ids
-    tokens = wire.Scored(
+    tokens = wire.SequenceResult(
         token_ids=token_ids,
         token_bytes=[tokenizer.token_bytes(token_id) for token_id in token_ids],
         text=tokenizer.decode(token_ids),
@@ -55,20 +55,20 @@ def _to_tokens(translated: Translated, tokenizer: Tokenizer, stamp: wire.Stamp) 
 def _first(request: wire.Score | wire.Generate, row: Row) -> int:
     """The first token that is reported. A prompt may be without logprobs: then the engine scored none of it."""
     if isinstance(request, wire.Generate):
-        return 0 if request.prompt_logprobs else row.num_given
-    return row.num_given if row.score_from is None else row.score_from
+        return 0 if request.prompt_logprobs else row.num_input_tokens
+    return row.num_input_tokens if row.score_from is None else row.score_from
 
 
-def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_logprobs: bool) -> wire.Scored:
+def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_logprobs: bool) -> wire.SequenceResult:
     row, num_prompt_tokens = translated.row, translated.num_prompt_tokens
     if row.constraint is not None and row.constraint.error is not None:
-        raise JobFailed(wire.Failure(code="invalid", message=f"the answer's grammar: {row.constraint.error}"))
+        raise JobError(wire.Failure(code="invalid", message=f"the answer's grammar: {row.constraint.error}"))
     token_ids = row.token_ids[first:]
     if row.text_bytes is None:
         text = tokenizer.decode(token_ids)
     else:
-        given = b"".join(map(tokenizer.token_bytes, row.token_ids[first : row.num_given]))
-        generated = row.token_ids[row.num_given :]
+        given = b"".join(map(tokenizer.token_bytes, row.token_ids[first : row.num_input_tokens]))
+        generated = row.token_ids[row.num_input_tokens :]
         text = (given + _without(translated.skipped_ids, generated, row.text_bytes, tokenizer)).decode(errors="replace")
     num_reported_prompt_tokens = max(0, num_prompt_tokens - first)
     said: dict[str, object] = {
@@ -81,17 +81,17 @@ def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_lo
         "bos_added": translated.bos_added,
         "finish_reason": row.finish_reason,
         "stop_reason": row.stop_reason.decode() if isinstance(row.stop_reason, bytes) else row.stop_reason,
-        "skipped": numbers_of(translated.skipped_ids, row.token_ids[row.num_given :]),
+        "skipped": numbers_of(translated.skipped_ids, row.token_ids[row.num_input_tokens :]),
     }
     if translated.chat is not None:
         part = read_whole(translated.chat, row, tokenizer)
         said["channels"], said["tool_calls"] = told(translated.chat, row, part, tokenizer)
     if not with_logprobs:
-        return wire.Scored(**said)  # type: ignore[arg-type]
+        return wire.SequenceResult(**said)  # type: ignore[arg-type]
     columns = _columns(row, token_ids, num_reported_prompt_tokens, tokenizer)
     if translated.again is not None:
         columns |= _recomputed(row, translated.again)
-    return wire.Scored(**said, **columns)  # type: ignore[arg-type]
+    return wire.SequenceResult(**said, **columns)  # type: ignore[arg-type]
 
 
 def numbers_of(token_ids: AbstractSet[int], among: Sequence[int]) -> list[int]:
@@ -114,7 +114,7 @@ def _without(skipped_ids: AbstractSet[int], token_ids: Sequence[int], text: byte
 
 def _recomputed(row: Row, again: Row) -> dict[str, object]:
     clamp = _Clamp()
-    generated = row.logprobs[len(row.logprobs) - (len(row.token_ids) - row.num_given) :]
+    generated = row.logprobs[len(row.logprobs) - (len(row.token_ids) - row.num_input_tokens) :]
     pairs = [(clamp(sampled), clamp(scored)) for sampled, scored in zip(generated, again.logprobs, strict=True)]
     gaps = [abs(sampled - scored) for sampled, scored in pairs if sampled is not None and scored is not None]
     return {
@@ -149,7 +149,7 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokeniz
     if row.entropy:
         columns["entropies"] = Floats(clamp(entropy) for _, entropy in zip(token_ids, row.entropies, strict=True))
     if row.sampling is not None and (row.constraint is not None or _reshapes(row.sampling)):
-        generated = row.token_ids[row.num_given :]
+        generated = row.token_ids[row.num_input_tokens :]
         columns["sampled_logprobs"] = Floats(
             clamp(logprob) for _, logprob in zip(generated, row.sampled_logprobs, strict=True)
         )
@@ -160,7 +160,7 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokeniz
 def _reshapes(sampling: Sampling) -> bool:
     """Whether tokens are drawn from another distribution than the model's own."""
     kept_whole = sampling.top_p == 1 and sampling.top_k == 0 and sampling.min_p == 0
-    return sampling.temperature != 1 or not kept_whole or sampling.moves_logits or sampling.min_tokens > 0
+    return sampling.temperature != 1 or not kept_whole or sampling.needs_logits_processing or sampling.min_tokens > 0
 
 
 def _is_greedy(likeliest: Iterable[bool | None]) -> bool | None:
@@ -179,7 +179,7 @@ class _Clamp:
         if value is None:
             return None
         if isnan(value):
-            raise JobFailed(wire.Failure(code="numeric", message="the model computed NaN for a token of this job"))
+            raise JobError(wire.Failure(code="numeric", message="the model computed NaN for a token of this job"))
         if value == -inf:
             self.count += 1
             return LEAST

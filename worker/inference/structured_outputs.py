@@ -2,17 +2,17 @@
 
 from scorepool import wire
 from scorepool.engine import Tokenizer
-from scorepool.engine.errors import Refused
+from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.sequence import Constraint
-from scorepool.engine.text.chat.grammar import Function, Wanted
+from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
 from scorepool.worker.inference.chat_answer import Chat
-from scorepool.worker.rq.failure import JobFailed
+from scorepool.worker.rq.failure import JobError
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def constraint_of(request: wire.Generate, chat: Chat | None, tokenizer: Tokenizer) -> Constraint | None:
-    """A row's own: it holds how far the row has come. None: the answer is free. Raises JobFailed."""
+    """A row's own: it holds how far the row has come. None: the answer is free. Raises JobError."""
     asks = _what_constrains(request)
     if asks is None:
         return None
@@ -21,7 +21,7 @@ def constraint_of(request: wire.Generate, chat: Chat | None, tokenizer: Tokenize
     tools = callable_tools(request)
     if chat is not None and (reason := tokenizer.why_not_constrained(calls=bool(tools))):
         raise _failed(reason, asks)
-    wanted = Wanted(
+    wanted = StructuredOutputSpec(
         json_schema=request.json_schema,
         functions=[_function(tool) for tool in tools],
         must_call=request.tool_choice == "required",
@@ -29,7 +29,7 @@ def constraint_of(request: wire.Generate, chat: Chat | None, tokenizer: Tokenize
     )
     try:
         return tokenizer.constraint(wanted, None if chat is None else chat.opening)
-    except Refused as error:
+    except InvalidRequest as error:
         raise _failed(error.message, "tools" if tools else "json_schema") from None
 
 
@@ -57,5 +57,5 @@ def _what_constrains(request: wire.Generate) -> str | None:
     return next((field for field, does in asks.items() if does), None)
 
 
-def _failed(reason: str, field: str) -> JobFailed:
-    return JobFailed(wire.Failure(code="invalid", message=f"{field}: {reason}", field=field))
+def _failed(reason: str, field: str) -> JobError:
+    return JobError(wire.Failure(code="invalid", message=f"{field}: {reason}", field=field))

@@ -33,19 +33,19 @@ CLOSE_TIMEOUT_S = 5.0
 MAX_HELD = 100_000  # growths that wait for Redis; above it new ones are dropped
 
 
-class Outlet:
+class TokenPublisher:
     """Takes growths from any thread and writes them with its own."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._grow = redis.register_script(GROW)
         self._changed = Condition()  # guards the two below
-        self._growths: list[Callable[[], wire.Growth]] = []
+        self._growths: list[Callable[[], wire.TokenDelta]] = []
         self._is_closed = False
         self._thread = Thread(target=self._run, name="growth", daemon=True)
         self._thread.start()
 
-    def put(self, growths: Sequence[Callable[[], wire.Growth]]) -> None:
+    def put(self, growths: Sequence[Callable[[], wire.TokenDelta]]) -> None:
         """Called here when their turn comes, so that the caller does no work."""
         with self._changed:
             if len(self._growths) < MAX_HELD:
@@ -67,7 +67,7 @@ class Outlet:
                 if not self._growths:
                     return
                 growths, self._growths = self._growths, []
-            step: wire.Step = [growth() for growth in growths]
+            step: wire.TokenDeltas = [growth() for growth in growths]
             try:
                 connected = connected or self._redis.client()
                 self._grow([store.TOKENS], [MAX_MESSAGES, wire.encode(step)], connected)
@@ -93,7 +93,7 @@ class _Told:
     def read(self) -> int:
         """The safe tokens that are new. How many may be told, of all."""
         safe_bytes = len(self.row.text) - begun_stop(self.row)
-        for token_id in self.row.token_ids[self.row.num_given + self._num_read :]:
+        for token_id in self.row.token_ids[self.row.num_input_tokens + self._num_read :]:
             num_bytes = len(self._token_bytes(token_id))
             if self._read_bytes + num_bytes > safe_bytes:
                 break
@@ -109,7 +109,7 @@ class _Told:
         return Part(first, self._reader.channels[first:end], spans)
 
 
-class Grower:
+class JobStream:
     """What has been told of one job's rows. `on_step` runs on the engine's thread."""
 
     def __init__(self, job_id: str, rows: Sequence[Translated], with_logprobs: bool, tokenizer: Tokenizer) -> None:
@@ -118,16 +118,16 @@ class Grower:
         self._with_logprobs = with_logprobs
         self._tokenizer = tokenizer
 
-    def on_step(self, rows: Sequence[Row]) -> list[Callable[[], wire.Growth]]:
+    def on_step(self, rows: Sequence[Row]) -> list[Callable[[], wire.TokenDelta]]:
         return [growth for row in rows if not row.is_done and (growth := self._grown(self._rows[row])) is not None]
 
-    def _grown(self, so_far: _Told) -> Callable[[], wire.Growth] | None:
+    def _grown(self, so_far: _Told) -> Callable[[], wire.TokenDelta] | None:
         row, first = so_far.row, so_far.num_told
         end = so_far.read()
         if end == first:
             return None
         so_far.num_told = end
-        token_ids = row.token_ids[row.num_given + first : row.num_given + end]
+        token_ids = row.token_ids[row.num_input_tokens + first : row.num_input_tokens + end]
         before = len(row.logprobs) - row.num_generated  # entries of the prompt
         columns = slice(before + first, before + end)
         logprobs = row.logprobs[columns] if self._with_logprobs else None
@@ -143,9 +143,9 @@ class Grower:
         logprobs: list[float | None] | None,
         tops: tuple[list[list[int]], list[list[float]]] | None,
         part: Part | None,
-    ) -> wire.Growth:
+    ) -> wire.TokenDelta:
         spell = self._tokenizer.token_bytes
-        growth = wire.Growth(
+        growth = wire.TokenDelta(
             id=self._job_id,
             sequence=so_far.place,
             first=first,
@@ -155,7 +155,7 @@ class Grower:
             top_ids=None if tops is None else tops[0],
             top_bytes=None if tops is None else [[spell(token_id) for token_id in ids] for ids in tops[0]],
             top_logprobs=None if tops is None else [wire.Floats(map(_finite, values)) for values in tops[1]],
-            num_prompt_tokens=None if first else so_far.row.num_given,
+            num_prompt_tokens=None if first else so_far.row.num_input_tokens,
             skipped=[first + number for number in numbers_of(so_far.skipped_ids, token_ids)],
         )
         if so_far.chat is None or part is None:

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from scorepool import wire
 from scorepool.engine import Sampling, Tokenizer
 from scorepool.engine import Sequence as Row
-from scorepool.engine.errors import TooLong
+from scorepool.engine.errors import ContextLengthExceeded
 from scorepool.worker.inference.chat_answer import Chat
 from scorepool.worker.inference.structured_outputs import callable_tools, constraint_of
-from scorepool.worker.rq.failure import JobFailed
+from scorepool.worker.rq.failure import JobError
 
 HOPELESS = 4
 MAX_UNASKED_TOKENS = 4096  # of a generation that does not say how long it may be, where the context has room
@@ -38,18 +38,18 @@ class Translated:
 
     def to_recompute(self) -> "Translated":
         row = self.row
-        return dataclasses.replace(self, again=Row(token_ids=list(row.token_ids), score_from=row.num_given))
+        return dataclasses.replace(self, again=Row(token_ids=list(row.token_ids), score_from=row.num_input_tokens))
 
 
 def refuse_hopeless(request: wire.Request, tokenizer: Tokenizer, context_length: int) -> None:
-    """Raises TooLong for a text that no tokenization fits into the context, before one is tried.
+    """Raises ContextLengthExceeded for a text that no tokenization fits into the context, before one is tried.
 
     Tokenizing megabytes takes a minute. HOPELESS leaves room for a normaliser that shortens the text.
     """
     most_bytes = HOPELESS * context_length * tokenizer.longest_token_bytes
     for text in _texts(request):
         if len(text) * 4 > most_bytes and (num_bytes := len(text.encode())) > most_bytes:
-            raise TooLong(
+            raise ContextLengthExceeded(
                 f"a text of {num_bytes} bytes is more than this model's context of {context_length} tokens can hold"
             )
 
@@ -75,7 +75,7 @@ def with_seed(request: wire.Request, job_id: str) -> wire.Request:
 
 
 def to_rows(request: wire.Request, tokenizer: Tokenizer, context_length: int) -> list[Translated]:
-    """One row per item of a score job, n of a generate job. Raises engine.Refused, JobFailed.
+    """One row per item of a score job, n of a generate job. Raises engine.InvalidRequest, JobError.
 
     A tokenize job's is not for the engine: its tokens are the answer.
     """
@@ -110,7 +110,7 @@ def _to_generating_rows(request: wire.Generate, tokenizer: Tokenizer, context_le
     prompt_ids, bos_added, chat = _encode_prompt(request, tokenizer)
     if not prompt_ids:
         message = "prompt: it is empty, and this model begins no text with a BOS; give at least one character"
-        raise JobFailed(wire.Failure(code="invalid", message=message, field="prompt"))
+        raise JobError(wire.Failure(code="invalid", message=message, field="prompt"))
     max_tokens = request.max_tokens
     if max_tokens is None:
         max_tokens = max(1, min(max(MAX_UNASKED_TOKENS, request.min_tokens), context_length - len(prompt_ids)))
@@ -153,20 +153,20 @@ def _sampling(request: wire.Generate, i: int, max_tokens: int) -> Sampling:
 
 
 def _check_end(request: wire.Generate, max_tokens: int, tokenizer: Tokenizer) -> None:
-    """That `min_tokens` can be had. Raises JobFailed."""
+    """That `min_tokens` can be had. Raises JobError."""
     if request.min_tokens > max_tokens:
         message = f"min_tokens: expected at most {max_tokens}, what fits into the context, found {request.min_tokens}"
-        raise JobFailed(wire.Failure(code="invalid", message=message, field="min_tokens"))
+        raise JobError(wire.Failure(code="invalid", message=message, field="min_tokens"))
     if request.min_tokens and len(tokenizer.eos_ids.union(request.stop_token_ids)) >= tokenizer.vocab_size:
         message = "stop_token_ids: they are all tokens of the model, so none can be generated before `min_tokens`"
-        raise JobFailed(wire.Failure(code="invalid", message=message, field="stop_token_ids"))
+        raise JobError(wire.Failure(code="invalid", message=message, field="stop_token_ids"))
 
 
-def _score_from(request: wire.Generate, num_given: int, max_tokens: int) -> int | None:
+def _score_from(request: wire.Generate, num_input_tokens: int, max_tokens: int) -> int | None:
     """Where the prompt is to be reported without logprobs, none are computed, but for one where nothing else runs."""
     if request.prompt_logprobs and request.logprobs:
         return 0
-    return num_given - 1 if max_tokens == 0 else None
+    return num_input_tokens - 1 if max_tokens == 0 else None
 
 
 def _encode_prompt(request: wire.Generate | wire.Tokenize, tokenizer: Tokenizer) -> tuple[list[int], bool, Chat | None]:
@@ -195,14 +195,14 @@ def _encode_chat(
 
 
 def _check_template(request: wire.Generate, tokenizer: Tokenizer) -> None:
-    """That what it would be given is not lost on it. Raises engine.Refused, JobFailed."""
+    """That what it would be given is not lost on it. Raises engine.InvalidRequest, JobError."""
     if request.tools and (reason := tokenizer.why_no_tools(may_call=request.tool_choice != "none")):
-        raise JobFailed(wire.Failure(code="invalid", message=f"tools: {reason}", field="tools"))
+        raise JobError(wire.Failure(code="invalid", message=f"tools: {reason}", field="tools"))
     for name in request.chat_template_kwargs:
         if not tokenizer.knows_variable(name):
             field = f"chat_template_kwargs.{name}"
             message = f"{field}: the model's chat template has no variable of this name that a request may give"
-            raise JobFailed(wire.Failure(code="invalid", message=message, field=field))
+            raise JobError(wire.Failure(code="invalid", message=message, field=field))
 
 
 def _to_template(messages: Sequence[wire.Message]) -> list[dict[str, Any]]:

@@ -24,15 +24,15 @@ from rq.utils import now
 from rq.worker import WorkerStatus
 
 from scorepool import wire
-from scorepool.worker.rq.failure import JobFailed, explain
-from scorepool.worker.rq.in_flight import Flight, Stopped
+from scorepool.worker.rq.failure import JobError, explain
+from scorepool.worker.rq.in_flight import InFlightJob, Stopped
 from scorepool.worker.rq.job import age_s
 from scorepool.worker.rq.leases import Leases
 from scorepool.worker.rq.scheduler import put_off
-from scorepool.worker.rq.success_writer import Successes
+from scorepool.worker.rq.success_writer import SuccessWriter
 
 
-class Record:
+class ResultCommitter:
     def __init__(
         self,
         connection: Redis,
@@ -48,11 +48,11 @@ class Record:
         self.death_penalty = death_penalty
         self.report = report  # RQ's handle_exception(job, type, error, traceback)
         self.log = log
-        self.successes = Successes(connection, leases, default_result_ttl_s)
+        self.successes = SuccessWriter(connection, leases, default_result_ttl_s)
 
     def end(
-        self, flights: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus = WorkerStatus.IDLE
-    ) -> list[Flight]:
+        self, flights: Sequence[InFlightJob], still_flying: InFlightJob | None, rest: WorkerStatus = WorkerStatus.IDLE
+    ) -> list[InFlightJob]:
         """Record the end of every flight that is still ours; return those.
 
         `still_flying` is what RQ shows as the worker's current job afterwards; without one, its state is `rest`.
@@ -71,8 +71,8 @@ class Record:
         return recorded
 
     def _commit(
-        self, flights: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus
-    ) -> tuple[list[Flight], list[Flight]]:
+        self, flights: Sequence[InFlightJob], still_flying: InFlightJob | None, rest: WorkerStatus
+    ) -> tuple[list[InFlightJob], list[InFlightJob]]:
         """One transaction. Returns the flights recorded, and those still to be: RQ releases the dependents of one job
         at a time."""
         with self.connection.pipeline() as pipeline:
@@ -96,14 +96,14 @@ class Record:
             pipeline.execute()
         return ours, parents[1:]
 
-    def _release_dependents(self, parent: Flight, pipeline: Pipeline) -> None:
+    def _release_dependents(self, parent: InFlightJob, pipeline: Pipeline) -> None:
         """Into their queues, in the transaction that ends what they wait for. RQ itself calls MULTI."""
         parent.job._status = _status(parent)
         parent.queue.enqueue_dependents(parent.job, pipeline=pipeline, refresh_job_status=False)
 
     # What the end is: decided once, before the first attempt to write it.
 
-    def _decide(self, flight: Flight) -> None:
+    def _decide(self, flight: InFlightJob) -> None:
         job = flight.job
         job.ended_at = now()
         if flight.error is None and not isinstance(flight.value, Retry):
@@ -113,7 +113,7 @@ class Record:
             self._decide_outcome(flight)
         elif isinstance(flight.value, Retry):
             self._decide_asked_retry(flight, flight.value)
-        elif flight.error is not None and not isinstance(flight.error, Stopped | JobFailed) and job.should_retry:
+        elif flight.error is not None and not isinstance(flight.error, Stopped | JobError) and job.should_retry:
             flight.retry_delay_s = job.get_retry_interval()
             job.retries_left = (job.retries_left or 1) - 1
         elif flight.error is None and job.repeats_left:
@@ -125,10 +125,10 @@ class Record:
             error = flight.error
             job._status = JobStatus.FAILED
             self._call_back(flight, job.execute_failure_callback, type(error), error, error.__traceback__)
-            if not isinstance(flight.error, JobFailed):
+            if not isinstance(flight.error, JobError):
                 self.report(job, type(error), error, error.__traceback__)
 
-    def _decide_outcome(self, flight: Flight) -> None:
+    def _decide_outcome(self, flight: InFlightJob) -> None:
         """A job of the API ends now, with a Result or a Failure: none of its failures goes away by trying again."""
         job = flight.job
         if flight.error is None:
@@ -142,13 +142,13 @@ class Record:
         failure = explain(flight.error, job.timeout)
         job.outcome = wire.encode(failure)
         job.retries_left = 0
-        if failure.code == "internal" and not isinstance(flight.error, JobFailed):
+        if failure.code == "internal" and not isinstance(flight.error, JobError):
             # Where, but not what: an error's own words may quote the prompt.
             where = "".join(traceback.format_tb(flight.error.__traceback__))
             self.log.error("job %s: %s\n%s", job.id, type(flight.error).__name__, where)
-        flight.error = flight.error if isinstance(flight.error, Stopped) else JobFailed(failure)
+        flight.error = flight.error if isinstance(flight.error, Stopped) else JobError(failure)
 
-    def _decide_asked_retry(self, flight: Flight, retry: Retry) -> None:
+    def _decide_asked_retry(self, flight: InFlightJob, retry: Retry) -> None:
         """The function returned Retry(...)."""
         job = flight.job
         num_before = job.number_of_retries or 0
@@ -158,7 +158,7 @@ class Record:
             job.number_of_retries = num_before + 1
             flight.retry_delay_s = Retry.get_interval(num_before, retry.intervals)
 
-    def _call_back(self, flight: Flight, execute: Callable[..., None], *args: Any) -> None:
+    def _call_back(self, flight: InFlightJob, execute: Callable[..., None], *args: Any) -> None:
         """A success callback that fails fails its job, as in RQ; any other only says so in the log."""
         try:
             execute(self.death_penalty, *args)
@@ -168,7 +168,7 @@ class Record:
 
     # Writing it: may run several times, so it changes nothing but the pipeline.
 
-    def _write(self, flight: Flight, pipeline: Pipeline) -> None:
+    def _write(self, flight: InFlightJob, pipeline: Pipeline) -> None:
         flight.execution.delete(job=flight.job, pipeline=pipeline)
         pipeline.hdel(flight.job.key, "crashes", "company")  # it came to an end, so it is none that kills workers
         if flight.job.notes:
@@ -180,7 +180,7 @@ class Record:
         else:
             self._write_success(flight, pipeline)
 
-    def _write_success(self, flight: Flight, pipeline: Pipeline) -> None:
+    def _write_success(self, flight: InFlightJob, pipeline: Pipeline) -> None:
         job = flight.job
         ttl_s = job.get_result_ttl(self.default_result_ttl_s)
         if not job.has_outcome:
@@ -189,16 +189,16 @@ class Record:
             job._handle_success(ttl_s, pipeline, **self._execution(flight))
         job.cleanup(ttl_s, pipeline=pipeline, remove_from_queue=False)
 
-    def _write_failure(self, flight: Flight, error: BaseException, pipeline: Pipeline) -> None:
+    def _write_failure(self, flight: InFlightJob, error: BaseException, pipeline: Pipeline) -> None:
         job = flight.job
         job.set_status(_status(flight), pipeline=pipeline)
-        if isinstance(error, JobFailed | Stopped):
+        if isinstance(error, JobError | Stopped):
             text = str(error) or "Job stopped by user."
         else:
             text = "".join(traceback.format_exception(error))
         job._handle_failure(text, pipeline, **self._execution(flight))
 
-    def _write_again(self, flight: Flight, delay_s: int, pipeline: Pipeline) -> None:
+    def _write_again(self, flight: InFlightJob, delay_s: int, pipeline: Pipeline) -> None:
         """The job is to run again: a retry of a failure, one that it asked for, or RQ's Repeat of a success."""
         job, queue = flight.job, flight.queue
         if isinstance(flight.value, Retry):
@@ -213,7 +213,7 @@ class Record:
         else:
             queue._enqueue_job(job, pipeline=pipeline, at_front=job.enqueue_at_front_on_retry)
 
-    def _execution(self, flight: Flight) -> dict[str, Any]:
+    def _execution(self, flight: InFlightJob) -> dict[str, Any]:
         return {
             "worker_name": self.leases.worker_name,
             "execution_id": flight.execution.id,
@@ -222,7 +222,7 @@ class Record:
         }
 
     def _count(
-        self, ours: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus, pipeline: Pipeline
+        self, ours: Sequence[InFlightJob], still_flying: InFlightJob | None, rest: WorkerStatus, pipeline: Pipeline
     ) -> None:
         """The worker's own fields, which `rq info` and dashboards show."""
         key = self.leases.worker_key
@@ -238,7 +238,7 @@ class Record:
             pipeline.hset(key, "current_job", still_flying.job.id)
 
 
-def _status(flight: Flight) -> JobStatus:
+def _status(flight: InFlightJob) -> JobStatus:
     """Of a job that ends."""
     if flight.error is None:
         return JobStatus.FINISHED

@@ -1,20 +1,20 @@
 """What a job's error is called in its outcome. Errors are told apart by class, never by their text.
 
-wire.Invalid, engine.Refused  invalid          Stopped              canceled
-engine.TooLong                too_long         Crashed              crashed
-engine.Numeric                numeric          anything else        internal
+wire.Invalid, engine.InvalidRequest  invalid          Stopped              canceled
+engine.ContextLengthExceeded                too_long         Crashed              crashed
+engine.NonFiniteLogits                numeric          anything else        internal
 JobTimeoutException           timeout          Expired              expired
 JobFailed                     what it says
 """
 
 from rq.timeouts import JobTimeoutException
 
-from scorepool.engine.errors import Numeric, Refused, TooLong
+from scorepool.engine.errors import ContextLengthExceeded, InvalidRequest, NonFiniteLogits
 from scorepool.wire import Failure, Invalid
 from scorepool.worker.rq.in_flight import Crashed, Expired, Stopped
 
 
-class JobFailed(Exception):
+class JobError(Exception):
     """A job ends with this failure."""
 
     def __init__(self, failure: Failure) -> None:
@@ -25,15 +25,15 @@ class JobFailed(Exception):
 def explain(error: BaseException, timeout_s: float | None) -> Failure:
     """The failure that the job's owner is shown."""
     match error:
-        case JobFailed(failure=failure):
+        case JobError(failure=failure):
             return failure
         case Invalid(message=message, field=field):
             return Failure(code="invalid", message=message, field=field)
-        case Refused(message=message):
+        case InvalidRequest(message=message):
             return Failure(code="invalid", message=message)
-        case TooLong(message=message):
+        case ContextLengthExceeded(message=message):
             return Failure(code="too_long", message=message)
-        case Numeric(message=message):
+        case NonFiniteLogits(message=message):
             return Failure(code="numeric", message=message)
         case JobTimeoutException():
             return Failure(

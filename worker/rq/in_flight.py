@@ -15,7 +15,7 @@ from typing import Any
 from rq.executions import Execution
 from rq.queue import Queue
 
-from scorepool.engine.errors import Fault
+from scorepool.engine.errors import EngineDeadError
 from scorepool.worker.rq.job import Job
 
 
@@ -32,7 +32,7 @@ class Crashed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class AsyncResult:
     """What a job function returns when the job goes on elsewhere, beside others."""
 
     future: "Future[Any]"
@@ -41,11 +41,11 @@ class Pending:
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
+class InFlightJob:
     job: Job
     queue: Queue
     execution: Execution
-    pending: Pending | None = None
+    pending: AsyncResult | None = None
     deadline: float | None = None  # time.monotonic()
     overdue: Exception | None = None  # what it fails with then
 
@@ -75,19 +75,19 @@ class Flight:
         """Call the job's function: the job is over when it returns, unless it goes on elsewhere."""
         answer = function(self.job)
         if isinstance(answer, Future):
-            answer = Pending(answer, finish=lambda value: value, cancel=answer.cancel)
-        if isinstance(answer, Pending):
+            answer = AsyncResult(answer, finish=lambda value: value, cancel=answer.cancel)
+        if isinstance(answer, AsyncResult):
             self.pending = answer
         else:
             self.succeed(answer)
 
     def land(self) -> None:
-        """Take what came of the job elsewhere. Raises Fault if it is the engine that failed."""
+        """Take what came of the job elsewhere. Raises EngineDeadError if it is the engine that failed."""
         if self.is_over or self.pending is None:
             return
         try:
             self.succeed(self.pending.finish(self.pending.future.result(timeout=0)))
-        except Fault:
+        except EngineDeadError:
             raise
         except Exception as error:
             self.fail(error)

@@ -17,7 +17,7 @@ from rq.utils import as_text, now, utcformat
 
 from scorepool.store import INFER, Keys
 from scorepool.wire import Failure, encode
-from scorepool.worker.rq.leases import EMPTY, Row, settle
+from scorepool.worker.rq.leases import EMPTY, ClaimedJob, settle
 
 MAX_NUMBER = 10**10  # in a job's record: seconds and counts beyond it are no one's honest wish
 DEFAULT_TTL_S = 86_400  # of the outcome of a job that does not say
@@ -62,7 +62,7 @@ class Job(rq.job.Job):
         self.serializer = JSONSerializer
 
     @classmethod
-    def from_row(cls, row: Row, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
+    def from_row(cls, row: ClaimedJob, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
         """The leased job. What cannot be read is kept in `unreadable`, for the job to fail with."""
         job = cls(row.job_id, connection)
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from scorepool.wire import Failure
-from scorepool.worker.rq.failure import JobFailed
+from scorepool.worker.rq.failure import JobError
 from scorepool.worker.rq.in_flight import Crashed, Expired, Stopped
 from scorepool.worker.rq.job import Job
 
@@ -31,5 +31,5 @@ def function_of(
     return functions[name]
 
 
-def _refusal(message: str) -> JobFailed:
-    return JobFailed(Failure(code="invalid", message=message))
+def _refusal(message: str) -> JobError:
+    return JobError(Failure(code="invalid", message=message))

@@ -31,7 +31,7 @@ EMPTY = _SETTLE + load("empty.lua")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ClaimedJob:
     """One leased job as Redis holds it."""
 
     queue: Queue
@@ -42,7 +42,7 @@ class Row:
     leased_at: float  # unix, s, by Redis's clock
 
 
-class Held(Protocol):
+class LeaseHolder(Protocol):
     """What holds a lease: a Flight."""
 
     @property
@@ -66,7 +66,7 @@ class Leases:
 
     def claim(
         self, queues: Sequence[Queue], room: int, in_flight: int, limit: int, batch: int, round_robin: bool
-    ) -> list[Row] | None:
+    ) -> list[ClaimedJob] | None:
         """Lease at most `room` jobs, in one round trip; None while workers are suspended.
 
         `limit` is how many may be in flight in all: fewer than there is room for, where a job in flight may have killed
@@ -88,7 +88,7 @@ class Leases:
         )
         return None if rows is None else _rows(queues, rows)
 
-    def extend(self, flights: Sequence[Held]) -> tuple[set[str], set[str]]:
+    def extend(self, flights: Sequence[LeaseHolder]) -> tuple[set[str], set[str]]:
         """Returns the members of leases that were taken away, and of jobs that their owner asked to cancel."""
         if not flights:
             return set(), set()
@@ -98,12 +98,12 @@ class Leases:
         )
         return {as_text(member) for member in lost}, {as_text(member) for member in canceled}
 
-    def reclaim(self, queues: Sequence[Queue], crash_limit: int) -> tuple[int, list[Row]]:
+    def reclaim(self, queues: Sequence[Queue], crash_limit: int) -> tuple[int, list[ClaimedJob]]:
         """Put the jobs of workers that are gone back in their queues. Returns how many, and jobs to be ended by us."""
         num_back, rows = self._reclaim(keys=_keys(queues), args=[crash_limit, uuid4().hex[:24], *self._terms()])
         return int(num_back), _rows(queues, rows)
 
-    def release(self, flights: Sequence[Held]) -> int:
+    def release(self, flights: Sequence[LeaseHolder]) -> int:
         """Put jobs back at the front of their queues, in their old order and unspent."""
         last_first = list(reversed(flights))
         if not last_first:
@@ -117,7 +117,7 @@ class Leases:
         if keys:
             self.connection.delete(*keys)
 
-    def standing(self, flights: Sequence[Held]) -> list[tuple[bool, bool]]:
+    def standing(self, flights: Sequence[LeaseHolder]) -> list[tuple[bool, bool]]:
         """Of each: whether the lease is still ours and its job still there, and whether other jobs depend on it."""
         with self.connection.pipeline(transaction=False) as pipeline:
             for flight in flights:
@@ -148,12 +148,12 @@ def _keys(queues: Iterable[Queue]) -> list[str]:
     return [key for queue in queues for key in (queue.key, queue.started_job_registry.key)]
 
 
-def _rows(queues: Sequence[Queue], rows: list[list[object]]) -> list[Row]:
+def _rows(queues: Sequence[Queue], rows: list[list[object]]) -> list[ClaimedJob]:
     found = []
     for index, job_id, execution_id, flat, request, at in rows:
         assert isinstance(index, int)
         assert isinstance(flat, list)
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         names = (as_text(job_id), as_text(execution_id))  # type: ignore[arg-type]
-        found.append(Row(queues[index - 1], *names, fields, request, float(at)))  # type: ignore[arg-type]
+        found.append(ClaimedJob(queues[index - 1], *names, fields, request, float(at)))  # type: ignore[arg-type]
     return found

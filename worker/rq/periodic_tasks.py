@@ -11,16 +11,16 @@ from redis.exceptions import RedisError
 
 
 @dataclass(slots=True)
-class Chore:
+class PeriodicTask:
     call: Callable[[], None]
     every_s: float
     due_at: float = 0.0  # time.monotonic()
 
 
-class Housekeeping:
+class PeriodicTasks:
     """Use as a context: the thread ends with it."""
 
-    def __init__(self, chores: list[Chore], log: Logger) -> None:
+    def __init__(self, chores: list[PeriodicTask], log: Logger) -> None:
         self.chores = chores
         self.log = log
         self._stop = threading.Event()
@@ -42,7 +42,7 @@ class Housekeeping:
                     chore.due_at = time.monotonic() + chore.every_s
                     self._do(chore)
 
-    def _do(self, chore: Chore) -> None:
+    def _do(self, chore: PeriodicTask) -> None:
         """A chore that fails is due again in its turn: the main thread decides what a lost Redis means."""
         try:
             chore.call()

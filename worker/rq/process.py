@@ -90,7 +90,7 @@ class WorkerProcess(BaseWorker):
 
     def _share_log(self) -> None:
         """What our rooms log goes where RQ's bootstrap has sent RQ's own log."""
-        for name in ("engine", "worker"):
+        for name in ("scorepool.engine", "scorepool.worker"):
             log = logging.getLogger(name)
             log.handlers = list(self.log.handlers)
             log.setLevel(self.settings.log_level)

@@ -7,24 +7,24 @@ from rq.results import Result as RqResult
 from rq.utils import now, utcformat
 from rq.worker import WorkerStatus
 
-from scorepool.worker.rq.in_flight import Flight
+from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import age_s
 from scorepool.worker.rq.leases import FINISH, Leases
 
 MAX_BYTES = 64 * 1024 * 1024  # of outcomes in one message; Redis hangs up on one of a gibibyte
 
 
-class Successes:
+class SuccessWriter:
     def __init__(self, connection: Redis, leases: Leases, default_result_ttl_s: int) -> None:
         self._leases = leases
         self._default_result_ttl_s = default_result_ttl_s
         self._finish = connection.register_script(FINISH)
 
     def write(
-        self, flights: Sequence[Flight], still_flying: Flight | None, rest: WorkerStatus
-    ) -> tuple[list[Flight], list[Flight]]:
+        self, flights: Sequence[InFlightJob], still_flying: InFlightJob | None, rest: WorkerStatus
+    ) -> tuple[list[InFlightJob], list[InFlightJob]]:
         """Returns the flights recorded, and those whose end is not of this kind. What is in neither was lost."""
-        recorded: list[Flight] = []
+        recorded: list[InFlightJob] = []
         left = [flight for flight in flights if not self._takes(flight)]
         for batch in _batches([flight for flight in flights if self._takes(flight)]):
             current_job = "" if still_flying is None else still_flying.job.id
@@ -41,11 +41,11 @@ class Successes:
                     left.append(flight)
         return recorded, left
 
-    def _takes(self, flight: Flight) -> bool:
+    def _takes(self, flight: InFlightJob) -> bool:
         is_last = flight.error is None and flight.retry_delay_s is None
         return is_last and not flight.job._dependency_ids and self._ttl_s(flight) > 0
 
-    def _arguments(self, flight: Flight) -> Iterator[str | bytes | int | float]:
+    def _arguments(self, flight: InFlightJob) -> Iterator[str | bytes | int | float]:
         job = flight.job
         assert job.ended_at is not None
         result = RqResult(
@@ -66,13 +66,13 @@ class Successes:
             for name, value in mapping.items():
                 yield from (name, value)
 
-    def _ttl_s(self, flight: Flight) -> int:
+    def _ttl_s(self, flight: InFlightJob) -> int:
         return flight.job.get_result_ttl(self._default_result_ttl_s)
 
 
-def _batches(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
+def _batches(flights: Sequence[InFlightJob]) -> Iterator[list[InFlightJob]]:
     """At most MAX_BYTES of outcomes each, but for a single one that has more."""
-    batch: list[Flight] = []
+    batch: list[InFlightJob] = []
     num_bytes = 0
     for flight in flights:
         size = len(flight.job.outcome or b"")

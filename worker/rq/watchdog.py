@@ -12,7 +12,7 @@ STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
 UnderWay = Mapping[str, float | None]  # what a thread does now: since when (time.monotonic()), None: nothing
 
 
-class Watch:
+class Watchdog:
     def __init__(self, timeout_s: float, under_way: Callable[[], UnderWay], log: Logger) -> None:
         self.timeout_s = timeout_s
         self._under_way = under_way

@@ -37,24 +37,24 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
-from scorepool.engine.errors import Fault, LoadError
+from scorepool.engine.errors import EngineDeadError, LoadError
 from scorepool.store import SettingsError
-from scorepool.worker.rq.commit import Record
+from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.dead_workers import orphans
-from scorepool.worker.rq.failure import JobFailed
-from scorepool.worker.rq.in_flight import Expired, Flight, Stopped
+from scorepool.worker.rq.failure import JobError
+from scorepool.worker.rq.in_flight import Expired, InFlightJob, Stopped
 from scorepool.worker.rq.job import Callback, Job, Queue
 from scorepool.worker.rq.job_functions import function_of
-from scorepool.worker.rq.leases import Leases, Row
-from scorepool.worker.rq.periodic_tasks import Chore, Housekeeping
+from scorepool.worker.rq.leases import ClaimedJob, Leases
+from scorepool.worker.rq.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.rq.process import WorkerProcess
-from scorepool.worker.rq.watchdog import UnderWay, Watch
+from scorepool.worker.rq.watchdog import UnderWay, Watchdog
 
 POLL_S = 1.0  # between looks at the queues when no bell rings
 # Redis is away, or takes no commands for a while (connection.Refusing): what is in flight is kept, and tried again.
 # ExecAbortError: it began to refuse them within a transaction, of which it has done nothing. NoScriptError: it forgot a
 # script as soon as it was told.
-TROUBLE = (
+REDIS_UNAVAILABLE = (
     *(RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError),
     *(ExecAbortError, NoScriptError),
 )
@@ -73,7 +73,10 @@ def one_sentence() -> Iterator[None]:
         yield
     except (SettingsError, LoadError) as error:
         raise SystemExit(f"scorepool: {error}") from None
-    except (*TROUBLE, NoPermissionError) as error:  # trouble at the start or at the end: in between the loop goes on
+    except (
+        *REDIS_UNAVAILABLE,
+        NoPermissionError,
+    ) as error:  # trouble at the start or at the end: in between the loop goes on
         raise SystemExit(f"scorepool: Redis: {error}") from None
 
 
@@ -84,7 +87,7 @@ class Worker(WorkerProcess):
         super().__init__(*args, **kwargs)
         self.functions: dict[str, Callable[[Job], object]] = {}  # the job functions that may run, by name
         self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
-        self.flights: dict[str, Flight] = {}  # by the name of their lease, in the order of their claims
+        self.flights: dict[str, InFlightJob] = {}  # by the name of their lease, in the order of their claims
         self._num_claimed = 0
         self._is_dry = True  # there is nothing to claim for now
         self._is_suspended = False
@@ -101,8 +104,8 @@ class Worker(WorkerProcess):
         return Leases(self.connection, self.name, self.key, self.settings.lease_s)
 
     @cached_property
-    def record(self) -> Record:
-        return Record(
+    def record(self) -> ResultCommitter:
+        return ResultCommitter(
             self.connection,
             self.leases,
             self.default_result_ttl,
@@ -124,7 +127,7 @@ class Worker(WorkerProcess):
     def close(self) -> None:
         """What was opened; also called when `open` failed."""
 
-    def chores(self) -> list[Chore]:
+    def chores(self) -> list[PeriodicTask]:
         """What else goes on beside the loop."""
         return []
 
@@ -153,9 +156,9 @@ class Worker(WorkerProcess):
         self._num_claimed = 0
         with one_sentence(), ExitStack() as stack:
             logging_level = logging_level or self.settings.log_level  # RQ's own options come first
-            watch = Watch(self.settings.stall_timeout_s, self.under_way, self.log)
-            beat = Chore(self._beat, every_s=self.settings.lease_s / 5)
-            chores = [beat, Chore(watch.look, every_s=min(1.0, watch.timeout_s / 5)), *self.chores()]
+            watch = Watchdog(self.settings.stall_timeout_s, self.under_way, self.log)
+            beat = PeriodicTask(self._beat, every_s=self.settings.lease_s / 5)
+            chores = [beat, PeriodicTask(watch.look, every_s=min(1.0, watch.timeout_s / 5)), *self.chores()]
             self.bootstrap(logging_level, date_format, log_format)
             stack.callback(self.teardown)
             self._share_log()
@@ -163,9 +166,9 @@ class Worker(WorkerProcess):
             if with_scheduler:
                 self._start_scheduler(burst, logging_level, date_format, log_format)
                 if not burst:
-                    chores.append(Chore(self._tick_scheduler, every_s=1.0))
+                    chores.append(PeriodicTask(self._tick_scheduler, every_s=1.0))
             stack.callback(self.close)
-            stack.enter_context(Housekeeping(chores, self.log))
+            stack.enter_context(PeriodicTasks(chores, self.log))
             with self._interruptible():
                 self.open()
             beat.due_at = 0.0  # it says what it serves as soon as it does
@@ -191,7 +194,7 @@ class Worker(WorkerProcess):
                     return
                 self._wait()
                 self._backoff_s = 0.1
-            except TROUBLE as error:
+            except REDIS_UNAVAILABLE as error:
                 self._wait_for_redis(error)
 
     def _record_ends(self) -> None:
@@ -207,7 +210,7 @@ class Worker(WorkerProcess):
                 self.log.warning("job %s: its lease was lost, so its end is not recorded here", flight.job.id)
             elif flight.retry_delay_s is not None:
                 self.log.info("job %s: again in %d s", flight.job.id, flight.retry_delay_s)
-            elif isinstance(flight.error, JobFailed):
+            elif isinstance(flight.error, JobError):
                 self.log.warning("job %s: %s", flight.job.id, flight.error.failure.code)
             else:
                 self.log.info("job %s: %s", flight.job.id, type(flight.error).__name__ if flight.error else "done")
@@ -310,20 +313,20 @@ class Worker(WorkerProcess):
 
     # Jobs that were claimed.
 
-    def _admit(self, rows: list[Row]) -> None:
+    def _admit(self, rows: list[ClaimedJob]) -> None:
         """All are in `flights`, where their leases are extended, before the first of them starts."""
         started = []
         for row in rows:
             job = Job.from_row(row, self.connection, self.callbacks)
             execution = Execution(row.execution_id, row.job_id, self.connection, self.name)
             job.worker_name, job.started_at, job.last_heartbeat = self.name, execution.created_at, execution.created_at
-            flight = Flight(job, row.queue, execution)
+            flight = InFlightJob(job, row.queue, execution)
             self.flights[flight.member] = flight
             started.append(flight)
         for flight in started:
             self._start(flight)
 
-    def _start(self, flight: Flight) -> None:
+    def _start(self, flight: InFlightJob) -> None:
         job = flight.job
         self.log.info("%s: %s (%s)", flight.queue.name, job.description if self.log_job_description else "", job.id)
         timeout_s = max(0, int(job.timeout or Queue.DEFAULT_TIMEOUT))
@@ -335,7 +338,7 @@ class Worker(WorkerProcess):
             function = function_of(job, self.functions, self.settings.crash_limit)
             with self._interruptible(), self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):
                 flight.run(function)
-        except Fault:
+        except EngineDeadError:
             raise
         except Exception as error:
             flight.fail(error)

@@ -6,7 +6,7 @@ from threading import Lock
 
 import httpcore
 
-from scorepool.worker.webhooks.ssrf_guard import Guard
+from scorepool.worker.webhooks.ssrf_guard import SsrfGuard
 
 IDLE_S = 15.0  # for which an idle one is kept
 AGE_S = 60.0  # after which its receiver's name is looked up, and the addresses are checked, again
@@ -18,7 +18,7 @@ class Connection:
 
     origin: tuple[str, str, int]  # scheme, host, port
     http: httpcore.HTTPConnection
-    guard: Guard
+    guard: SsrfGuard
     opened_at: float  # time.monotonic()
     idle_since: float
 

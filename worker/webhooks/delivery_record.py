@@ -35,7 +35,7 @@ _BATCH_EVENTS = get_args(BatchEventType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class DeliveryRecord:
     id: str  # of the delivery; the webhook-id
     owner: str
     endpoint: str | None  # an endpoint's id, or else `url`

@@ -28,7 +28,7 @@ MAX_LANES = 10_000  # remembered; beyond that idle ones are forgotten
 
 
 @dataclass(slots=True)
-class Lane:
+class ReceiverState:
     width: int  # earned
     in_flight: int = 0
     quiet_since: float = 0.0  # the last answer, or the start of the oldest attempt
@@ -39,7 +39,7 @@ class Lane:
     next_place_at: float = 0.0  # for the next delivery that is put off
 
 
-class Lanes:
+class ReceiverLimiter:
     """Thread-safe. It is one process's memory: nothing is lost with it."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +48,7 @@ class Lanes:
         self._most_of_owner = max(1, capacity * 9 // 10)
         self._clock = clock
         self._lock = Lock()
-        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._lanes: dict[tuple[str, str], ReceiverState] = {}
         self._owners: Counter[str] = Counter()  # in flight
 
     def enter(self, owner: str, receiver: str) -> float:
@@ -90,7 +90,7 @@ class Lanes:
                 lane.shut_until = now + PAUSES_S[min(lane.num_pauses, len(PAUSES_S) - 1)]
                 lane.num_pauses += 1
 
-    def _width(self, lane: Lane, now: float, silence_s: float) -> int:
+    def _width(self, lane: ReceiverState, now: float, silence_s: float) -> int:
         """More than the least is only for those who answer."""
         if now < lane.shut_until:
             return 0
@@ -98,10 +98,10 @@ class Lanes:
             return 1
         return self._least if silence_s > SLOW_S else lane.width
 
-    def _lane(self, owner: str, receiver: str) -> Lane:
+    def _lane(self, owner: str, receiver: str) -> ReceiverState:
         lane = self._lanes.get((owner, receiver))
         if lane is None:
             if len(self._lanes) >= MAX_LANES:
                 self._lanes = {name: lane for name, lane in self._lanes.items() if lane.in_flight}
-            lane = self._lanes[owner, receiver] = Lane(width=self._least)
+            lane = self._lanes[owner, receiver] = ReceiverState(width=self._least)
         return lane

@@ -17,10 +17,10 @@ import certifi
 import httpcore
 from standardwebhooks import Webhook
 
-from scorepool.store import Endpoint, Settings, SettingsError
+from scorepool.store import Settings, SettingsError, WebhookUrl
 from scorepool.worker.version import VERSION
 from scorepool.worker.webhooks.connection_pool import Connection, Connections
-from scorepool.worker.webhooks.ssrf_guard import Guard, addresses
+from scorepool.worker.webhooks.ssrf_guard import SsrfGuard, addresses
 
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_RETRY_AFTER_S = 86_400
@@ -63,7 +63,7 @@ class Sender:
     def send(self, url: str, message_id: str, body: bytes, signers: Sequence[Webhook] = ()) -> Attempt:
         """POST once, signed by `signers`, or else with the operator's secrets."""
         try:
-            endpoint = Endpoint.parse(url, self._allow_private)
+            endpoint = WebhookUrl.parse(url, self._allow_private)
         except ValueError as error:  # it was taken when the operator allowed more
             return Attempt("refused", 0, error=str(error), is_final=True)
         started_at = time.monotonic()
@@ -89,7 +89,7 @@ class Sender:
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self._connections.close()
 
-    def _post(self, endpoint: Endpoint, deadline: float, body: bytes, headers: Headers) -> Answer:
+    def _post(self, endpoint: WebhookUrl, deadline: float, body: bytes, headers: Headers) -> Answer:
         connection = self._connections.take((endpoint.scheme, endpoint.host, endpoint.port))
         if connection is not None:
             try:
@@ -98,15 +98,15 @@ class Sender:
                 pass  # the receiver hung up meanwhile; should it have had the message, it has its id, too
         return self._exchange(self._connect(endpoint, deadline), endpoint, deadline, body, headers)
 
-    def _connect(self, endpoint: Endpoint, deadline: float) -> Connection:
-        guard = Guard(deadline, lambda host, port: self._lookups.submit(addresses, host, port), self._allow_private)
+    def _connect(self, endpoint: WebhookUrl, deadline: float) -> Connection:
+        guard = SsrfGuard(deadline, lambda host, port: self._lookups.submit(addresses, host, port), self._allow_private)
         origin = httpcore.Origin(endpoint.scheme.encode(), endpoint.host.encode(), endpoint.port)
         http = httpcore.HTTPConnection(origin, ssl_context=self._tls, network_backend=guard)
         now = time.monotonic()
         return Connection((endpoint.scheme, endpoint.host, endpoint.port), http, guard, opened_at=now, idle_since=now)
 
     def _exchange(
-        self, connection: Connection, endpoint: Endpoint, deadline: float, body: bytes, headers: Headers
+        self, connection: Connection, endpoint: WebhookUrl, deadline: float, body: bytes, headers: Headers
     ) -> Answer:
         """A redirect is an answer like any other."""
         connection.guard.deadline = deadline
@@ -118,7 +118,7 @@ class Sender:
         finally:
             self._connections.give(connection)
 
-    def _headers(self, endpoint: Endpoint, message_id: str, body: bytes, signers: Sequence[Webhook]) -> Headers:
+    def _headers(self, endpoint: WebhookUrl, message_id: str, body: bytes, signers: Sequence[Webhook]) -> Headers:
         now = datetime.now(UTC)
         is_default_port = endpoint.port == (443 if endpoint.scheme == "https" else 80)
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host

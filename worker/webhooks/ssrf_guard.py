@@ -31,7 +31,7 @@ def addresses(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
 
 
-class Guard(httpcore.NetworkBackend):
+class SsrfGuard(httpcore.NetworkBackend):
     """For one connection. `deadline` is a time.monotonic(): all of lookup, connect, TLS, write and read end by then.
     Whoever uses the connection again sets another.
 
@@ -92,7 +92,7 @@ class Guard(httpcore.NetworkBackend):
 class Stream(httpcore.NetworkStream):
     """A socket whose every wait ends at its guard's deadline, however slowly the other side drips."""
 
-    def __init__(self, connection: socket.socket, guard: Guard) -> None:
+    def __init__(self, connection: socket.socket, guard: SsrfGuard) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection

@@ -3,9 +3,9 @@
     rq worker -w scorepool.worker.WebhookWorker webhooks --with-scheduler
 
 A delivery is an RQ job of its own, made in the transaction that ends the job it tells of, with all that its attempts
-need (delivery_record.py). RQ keeps its retries: a failed attempt returns `Again`, which RQ records as the attempt's
-result, and RQ's scheduler brings the delivery back, so a killed worker forgets nothing. The worst that a kill does is a
-second POST of the same bytes, with the same webhook-id.
+need (delivery_record.py). RQ keeps its retries: a failed attempt returns `RetryLater`, which RQ records as the
+attempt's result, and RQ's scheduler brings the delivery back, so a killed worker forgets nothing. The worst that a
+kill does is a second POST of the same bytes, with the same webhook-id.
 """
 
 import logging
@@ -21,13 +21,13 @@ from rq.job import Retry
 
 from scorepool.store import DELIVER, Settings
 from scorepool.wire import DeliveryAttempt, Subscriber
-from scorepool.worker.rq.in_flight import Pending
+from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
-from scorepool.worker.rq.periodic_tasks import Chore
+from scorepool.worker.rq.periodic_tasks import PeriodicTask
 from scorepool.worker.rq.worker import Worker
 from scorepool.worker.webhooks.connection_pool import IDLE_S
-from scorepool.worker.webhooks.delivery_record import Notice
-from scorepool.worker.webhooks.receiver_limiter import Lanes
+from scorepool.worker.webhooks.delivery_record import DeliveryRecord
+from scorepool.worker.webhooks.receiver_limiter import ReceiverLimiter
 from scorepool.worker.webhooks.sender import MAX_RETRY_AFTER_S, Attempt, Sender, signers
 from scorepool.worker.webhooks.subscribers import Subscribers
 
@@ -44,7 +44,7 @@ class Undeliverable(Exception):
     """This receiver will not be told any more, unless somebody replays the delivery."""
 
 
-class Again(Retry, dict[str, Any]):
+class RetryLater(Retry, dict[str, Any]):
     """Try again in so many seconds. Also a dict, because RQ keeps an attempt's return value as JSON."""
 
     def __init__(self, report: dict[str, Any], interval_s: int) -> None:
@@ -61,14 +61,14 @@ class Deliver:
     def __init__(self, settings: Settings, connection: Redis) -> None:
         self._settings = settings
         self._sender = Sender(settings)
-        self._lanes = Lanes(settings.webhook_max_in_flight)
+        self._lanes = ReceiverLimiter(settings.webhook_max_in_flight)
         self._subscribers = Subscribers(connection)
         self._threads = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="delivery")
 
-    def __call__(self, job: Job) -> Pending | Again:
+    def __call__(self, job: Job) -> AsyncResult | RetryLater:
         """Raises Undeliverable."""
         try:
-            notice = Notice.of(job)
+            notice = DeliveryRecord.of(job)
         except ValueError as error:
             raise self._give_up(job, f"its record cannot be read: {error}") from None
         subscriber = self._subscribers.get(notice.owner, notice.endpoint) if notice.endpoint else None
@@ -83,7 +83,7 @@ class Deliver:
             return self._put_off(job, notice, wait_s)
         future = self._threads.submit(self._attempt, notice, url, subscriber)
         future.add_done_callback(partial(self._leave, notice.owner, receiver, time.monotonic()))
-        return Pending(future, finish=lambda attempt: self._finish(job, notice, attempt), cancel=future.cancel)
+        return AsyncResult(future, finish=lambda attempt: self._finish(job, notice, attempt), cancel=future.cancel)
 
     def tidy(self) -> None:
         """Due every connections.IDLE_S."""
@@ -93,7 +93,7 @@ class Deliver:
         self._sender.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _attempt(self, notice: Notice, url: str, subscriber: Subscriber | None) -> Attempt:
+    def _attempt(self, notice: DeliveryRecord, url: str, subscriber: Subscriber | None) -> Attempt:
         own = " ".join(subscriber.current_secrets(time.time())) if subscriber else ""
         attempt = self._sender.send(url, notice.id, notice.body(self._settings), signers(own) if own else ())
         if subscriber is not None and attempt.status == GONE:
@@ -104,7 +104,7 @@ class Deliver:
         is_answered = not future.cancelled() and future.exception() is None and future.result().status is not None
         self._lanes.leave(owner, receiver, time.monotonic() - started_at, is_answered)
 
-    def _finish(self, job: Job, notice: Notice, attempt: Attempt) -> dict[str, Any]:
+    def _finish(self, job: Job, notice: DeliveryRecord, attempt: Attempt) -> dict[str, Any]:
         """What RQ records: the delivery is done, or to be tried again, or (Undeliverable) has failed for good."""
         number = notice.tries + 1
         seen = DeliveryAttempt(
@@ -129,14 +129,14 @@ class Deliver:
             raise self._give_up(job, f"{why}: {attempt}")
         interval_s = wait_s(number, attempt.retry_after_s)
         log.warning("%s: attempt %d failed, the next in %d s: %s", job.id, number, interval_s, attempt)
-        return Again(report | {"retry_in_s": interval_s}, interval_s)
+        return RetryLater(report | {"retry_in_s": interval_s}, interval_s)
 
-    def _put_off(self, job: Job, notice: Notice, wait_s: float) -> Again:
+    def _put_off(self, job: Job, notice: DeliveryRecord, wait_s: float) -> RetryLater:
         """Its receiver has as many deliveries as it is given, or has been silent: see receiver_limiter.py."""
         if notice.since and time.time() - notice.since > GIVE_UP_S:
             raise self._give_up(job, f"given up after {notice.tries} attempts: its receiver has not answered for days")
         interval_s = math.ceil(wait_s)
-        return Again({"delivered": False, "put_off_s": interval_s}, interval_s)
+        return RetryLater({"delivered": False, "put_off_s": interval_s}, interval_s)
 
     def _give_up(self, job: Job, reason: str) -> Undeliverable:
         job.retries_left = 0
@@ -164,8 +164,8 @@ class WebhookWorker(Worker):
         self.deliver = Deliver(self.settings, self.connection)
         self.functions[DELIVER] = self.deliver
 
-    def chores(self) -> list[Chore]:
-        return [Chore(self._tidy, every_s=IDLE_S)]
+    def chores(self) -> list[PeriodicTask]:
+        return [PeriodicTask(self._tidy, every_s=IDLE_S)]
 
     def close(self) -> None:
         if self.deliver is not None:

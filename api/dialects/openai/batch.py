@@ -117,7 +117,7 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     body: msgspec.Raw
 
 
-class Named(Struct, frozen=True):
+class LineModel(Struct, frozen=True):
     """As much of a body as is looked at before the batch runs."""
 
     model: ModelName
@@ -134,7 +134,7 @@ class LineError(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class BatchOutputLine(Struct, frozen=True, kw_only=True):
     """One line of an output file (status 200) or of an error file (every other end)."""
 
     id: str

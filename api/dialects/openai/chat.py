@@ -7,8 +7,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
 from scorepool.api.dialects.fields import in_words
-from scorepool.api.dialects.openai.choice_stream import Growing, Piece
-from scorepool.api.dialects.openai.detokenizer import spelled
+from scorepool.api.dialects.openai.choice_stream import ChoiceStream, Delta
+from scorepool.api.dialects.openai.detokenizer import token_text
 from scorepool.api.dialects.openai.messages import ChatMessage, Function, Tool, ToolCall
 from scorepool.api.dialects.openai.sampling import (
     Metadata,
@@ -163,7 +163,7 @@ class ToolCallDelta(ToolCall, frozen=True, kw_only=True):
     index: int
 
 
-class Delta(Struct, frozen=True, kw_only=True):
+class ChatDelta(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -172,7 +172,7 @@ class Delta(Struct, frozen=True, kw_only=True):
 
 class ChatChoiceChunk(Struct, frozen=True, kw_only=True):
     index: int
-    delta: Delta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | UnsetType | None = UNSET  # of the last
@@ -216,7 +216,7 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
 
 def to_chat_completion(body: ChatRequest, result: wire.Result, id: str) -> ChatCompletion:  # noqa: A002
     """Each choice is a stream's of one piece."""
-    pieces = [Growing(index).end(scored) for index, scored in enumerate(result.sequences)]
+    pieces = [ChoiceStream(index).end(scored) for index, scored in enumerate(result.sequences)]
     return ChatCompletion(
         id=id,
         created=int(time.time()),
@@ -228,7 +228,7 @@ def to_chat_completion(body: ChatRequest, result: wire.Result, id: str) -> ChatC
     )
 
 
-def _to_choice(body: ChatRequest, piece: Piece) -> ChatChoice:
+def _to_choice(body: ChatRequest, piece: Delta) -> ChatChoice:
     calls = [ToolCall(id=call.id, function=_function(call)) for call in piece.tool_calls]
     return ChatChoice(
         index=piece.index,
@@ -246,10 +246,12 @@ def _to_choice(body: ChatRequest, piece: Piece) -> ChatChoice:
 
 def opening(index: int) -> ChatChoiceChunk:
     """The first chunk of a choice."""
-    return ChatChoiceChunk(index=index, delta=Delta(role="assistant", content=""), logprobs=None, finish_reason=None)
+    return ChatChoiceChunk(
+        index=index, delta=ChatDelta(role="assistant", content=""), logprobs=None, finish_reason=None
+    )
 
 
-def to_chunk(body: ChatRequest, piece: Piece) -> ChatChoiceChunk:
+def to_chunk(body: ChatRequest, piece: Delta) -> ChatChoiceChunk:
     calls = [
         ToolCallDelta(index=piece.num_calls_before + place, id=call.id, function=_function(call))
         for place, call in enumerate(piece.tool_calls)
@@ -257,7 +259,7 @@ def to_chunk(body: ChatRequest, piece: Piece) -> ChatChoiceChunk:
     says_more = bool(piece.reasoning or calls)
     return ChatChoiceChunk(
         index=piece.index,
-        delta=Delta(
+        delta=ChatDelta(
             content=UNSET if says_more and not piece.text else piece.text,
             reasoning_content=piece.reasoning or UNSET,
             tool_calls=calls or UNSET,
@@ -269,22 +271,22 @@ def to_chunk(body: ChatRequest, piece: Piece) -> ChatChoiceChunk:
     )
 
 
-def prompt_token_ids(body: ChatRequest, piece: Piece) -> list[int] | UnsetType:
+def prompt_token_ids(body: ChatRequest, piece: Delta) -> list[int] | UnsetType:
     """Known from the result on."""
     return piece.prompt_token_ids or [] if body.return_token_ids and piece.finish_reason is not None else UNSET
 
 
-def _function(call: wire.Called) -> Function:
+def _function(call: wire.ToolCallResult) -> Function:
     return Function(name=call.name, arguments=call.arguments)
 
 
-def _finish_reason(body: ChatRequest, piece: Piece) -> FinishReason | None:
+def _finish_reason(body: ChatRequest, piece: Delta) -> FinishReason | None:
     """Where the caller named the function that is called: `stop`, as OpenAI's and vLLM's."""
     has_called = bool(piece.num_calls_before or piece.tool_calls) and not isinstance(body.tool_choice, FunctionName)
     return "tool_calls" if piece.finish_reason == "stop" and has_called else piece.finish_reason
 
 
-def _entries(body: ChatRequest, piece: Piece) -> list[TokenLogprob]:
+def _entries(body: ChatRequest, piece: Delta) -> list[TokenLogprob]:
     as_ids = bool(body.return_tokens_as_token_ids)
     scored = piece.scored
     assert scored.logprobs is not None
@@ -296,7 +298,7 @@ def _entries(body: ChatRequest, piece: Piece) -> list[TokenLogprob]:
         assert logprob is not None
         entries.append(
             TokenLogprob(
-                token=spelled(token_id, spelling, as_ids),
+                token=token_text(token_id, spelling, as_ids),
                 logprob=logprob,
                 bytes=list(kept),
                 top_logprobs=_tops(scored, entry, as_ids),
@@ -306,13 +308,13 @@ def _entries(body: ChatRequest, piece: Piece) -> list[TokenLogprob]:
     return entries
 
 
-def _tops(scored: wire.Scored, entry: int, as_ids: bool) -> list[TopLogprob]:
+def _tops(scored: wire.SequenceResult, entry: int, as_ids: bool) -> list[TopLogprob]:
     """Likeliest first."""
     if scored.top_ids is None or scored.top_bytes is None or scored.top_logprobs is None:
         return []
     columns = zip(scored.top_ids[entry], scored.top_bytes[entry], scored.top_logprobs[entry].values(), strict=True)
     return [
-        TopLogprob(token=spelled(token_id, piece, as_ids), logprob=value, bytes=list(piece))
+        TopLogprob(token=token_text(token_id, piece, as_ids), logprob=value, bytes=list(piece))
         for token_id, piece, value in columns
         if value is not None
     ]

@@ -10,22 +10,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.api.dialects.openai.detokenizer import TextSoFar, content_bytes, told_bytes
+from scorepool.api.dialects.openai.detokenizer import IncrementalDetokenizer, content_bytes, told_bytes
 
 
 class Diverged(Exception):
     """The job ran again, after its worker's death, and generated something else than what was sent."""
 
 
-class Piece(Struct, frozen=True, kw_only=True):
+class Delta(Struct, frozen=True, kw_only=True):
     """`scored` holds the columns of the new entries alone; `contents[j]` is what entry j adds to its channel."""
 
     index: int
     text: str  # content; of what is no chat, all
     reasoning: str
-    tool_calls: list[wire.Called]  # that end in these entries
+    tool_calls: list[wire.ToolCallResult]  # that end in these entries
     num_calls_before: int
-    scored: wire.Scored
+    scored: wire.SequenceResult
     contents: list[bytes]
     channels: list[wire.Channel]
     text_offset: list[int]
@@ -35,19 +35,19 @@ class Piece(Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | None = None  # when the prompt was text
 
 
-class Growing:
+class ChoiceStream:
     def __init__(self, index: int) -> None:
         self._index = index
         self._sent: list[int] = []  # token ids
-        self._text = TextSoFar()
-        self._reasoning = TextSoFar()
+        self._text = IncrementalDetokenizer()
+        self._reasoning = IncrementalDetokenizer()
         self._num_calls = 0
 
     @property
     def num_sent(self) -> int:
         return len(self._sent)
 
-    def grow(self, growth: wire.Growth) -> Piece | None:
+    def grow(self, growth: wire.TokenDelta) -> Delta | None:
         """None: there is nothing new in it. Raises Diverged."""
         overlap = len(self._sent) - growth.first
         if overlap < 0:  # growths are missing
@@ -57,7 +57,7 @@ class Growing:
             raise Diverged
         if len(growth.token_ids) <= overlap:
             return None
-        scored = wire.Scored(
+        scored = wire.SequenceResult(
             token_ids=growth.token_ids,
             token_bytes=growth.token_bytes,
             text="",
@@ -70,7 +70,7 @@ class Growing:
         )
         return self._piece(scored, told_bytes(growth), overlap)
 
-    def end(self, scored: wire.Scored) -> Piece:
+    def end(self, scored: wire.SequenceResult) -> Delta:
         """The rest. Raises Diverged."""
         if scored.token_ids[: len(self._sent)] != self._sent:
             raise Diverged
@@ -84,7 +84,7 @@ class Growing:
             stop_reason=scored.stop_reason,
         )
 
-    def _piece(self, scored: wire.Scored, contents: list[bytes], start: int) -> Piece:
+    def _piece(self, scored: wire.SequenceResult, contents: list[bytes], start: int) -> Delta:
         """Entries from `start` on."""
         calls = [call for call in scored.tool_calls if call.entry >= len(self._sent)]
         new = _from(scored, start)
@@ -96,7 +96,7 @@ class Growing:
         reasoning, _ = self._reasoning.add(_only("reasoning", added, channels))
         num_calls_before = self._num_calls
         self._num_calls += len(calls)
-        return Piece(
+        return Delta(
             index=self._index,
             text=text,
             reasoning=reasoning,
@@ -113,9 +113,9 @@ def _only(wanted: wire.Channel, pieces: list[bytes], channels: list[wire.Channel
     return [piece if channel == wanted else b"" for piece, channel in zip(pieces, channels, strict=True)]
 
 
-def _from(scored: wire.Scored, start: int) -> wire.Scored:
+def _from(scored: wire.SequenceResult, start: int) -> wire.SequenceResult:
     """The columns that dialects show, from entry `start` on."""
-    return wire.Scored(
+    return wire.SequenceResult(
         token_ids=scored.token_ids[start:],
         token_bytes=scored.token_bytes[start:],
         text="",

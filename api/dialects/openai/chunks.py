@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.dialects.openai.chat import ChatChunk
-from scorepool.api.dialects.openai.choice_stream import Diverged, Growing, Piece
+from scorepool.api.dialects.openai.choice_stream import ChoiceStream, Delta, Diverged
 from scorepool.api.dialects.openai.completions import CompletionChunk
 from scorepool.api.dialects.openai.sampling import SamplingRequest, StreamOptions, Usage, used
 from scorepool.api.http.errors import Failed
@@ -23,7 +23,7 @@ class Chunked:
         n = body.n or 1
         self.created = int(time.time())
         self._options = body.stream_options or StreamOptions()
-        self._choices = {id_: [Growing(job * n + i) for i in range(n)] for job, id_ in enumerate(ids)}
+        self._choices = {id_: [ChoiceStream(job * n + i) for i in range(n)] for job, id_ in enumerate(ids)}
         self._prompt_tokens: dict[str, int | None] = {}  # of the jobs that began; None: the worker does not say
 
     @property
@@ -34,7 +34,7 @@ class Chunked:
             return None
         return used(sum(counts), sum(choice.num_sent for choices in self._choices.values() for choice in choices))
 
-    def hear(self, event: wire.Growth | wire.Job) -> None:
+    def hear(self, event: wire.TokenDelta | wire.Job) -> None:
         if isinstance(event, wire.Job):
             assert event.result is not None
             self._prompt_tokens[event.id] = event.result.usage.prompt_tokens
@@ -43,11 +43,11 @@ class Chunked:
         else:
             self._prompt_tokens.setdefault(event.id, None)
 
-    def pieces(self, event: wire.Growth | wire.Job) -> list[Piece]:
+    def pieces(self, event: wire.TokenDelta | wire.Job) -> list[Delta]:
         """Raises Failed if a job ran again and took another way than what was sent."""
         choices = self._choices[event.id]
         try:
-            if isinstance(event, wire.Growth):
+            if isinstance(event, wire.TokenDelta):
                 piece = choices[event.sequence].grow(event)
                 return [] if piece is None else [piece]
             assert event.result is not None
@@ -66,10 +66,10 @@ class Chunked:
 
 
 async def chunks_of(
-    events: AsyncGenerator[wire.Growth | wire.Job | None],
+    events: AsyncGenerator[wire.TokenDelta | wire.Job | None],
     chunked: Chunked,
     openings: Sequence[C],
-    to_chunk: Callable[[Piece], C],
+    to_chunk: Callable[[Delta], C],
     last: C,
 ) -> AsyncGenerator[C | None]:
     """None passes: it keeps the connection open. `openings` come with the first token, as from vLLM, for nothing is

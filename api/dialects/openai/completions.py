@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.dialects.fields import in_words
-from scorepool.api.dialects.openai.choice_stream import Piece
-from scorepool.api.dialects.openai.detokenizer import generated_text, likeliest, offsets, pieces_of_text, spelled
+from scorepool.api.dialects.openai.choice_stream import Delta
+from scorepool.api.dialects.openai.detokenizer import generated_text, likeliest, offsets, pieces_of_text, token_text
 from scorepool.api.dialects.openai.sampling import SamplingRequest, Usage, sampled, system_fingerprint, usage_of
 from scorepool.wire.request import Text, TokenId, TokenIds
 
@@ -157,18 +157,18 @@ def to_completion(body: CompletionRequest, results: Sequence[wire.Result], id: s
     )
 
 
-def _best(result: wire.Result, n: int) -> list[wire.Scored]:
+def _best(result: wire.Result, n: int) -> list[wire.SequenceResult]:
     """Of `best_of` sequences the n likeliest, by logprob per token."""
     if len(result.sequences) == n:
         return result.sequences
 
-    def mean(scored: wire.Scored) -> float:
+    def mean(scored: wire.SequenceResult) -> float:
         return (scored.logprob_sum or 0.0) / max(1, len(scored.token_ids) - scored.num_reported_prompt_tokens)
 
     return sorted(result.sequences, key=mean, reverse=True)[:n]
 
 
-def _to_choice(body: CompletionRequest, prompt: str | list[int], scored: wire.Scored, index: int) -> Choice:
+def _to_choice(body: CompletionRequest, prompt: str | list[int], scored: wire.SequenceResult, index: int) -> Choice:
     split = scored.num_reported_prompt_tokens
     pieces = pieces_of_text(scored, prompt if isinstance(prompt, str) else None)
     text = generated_text(scored)
@@ -190,7 +190,7 @@ def _given_ids(prompt: str | list[int], encoded: list[int] | None) -> list[int]:
     return prompt if isinstance(prompt, list) else encoded or []
 
 
-def to_chunk(body: CompletionRequest, piece: Piece) -> ChoiceChunk:
+def to_chunk(body: CompletionRequest, piece: Delta) -> ChoiceChunk:
     logprobs = None
     if body.logprobs is not None:
         logprobs = replace(_to_logprobs(body, piece.scored, piece.contents), text_offset=piece.text_offset)
@@ -208,7 +208,7 @@ def to_chunk(body: CompletionRequest, piece: Piece) -> ChoiceChunk:
     )
 
 
-def _to_logprobs(body: CompletionRequest, scored: wire.Scored, pieces: list[bytes]) -> Logprobs:
+def _to_logprobs(body: CompletionRequest, scored: wire.SequenceResult, pieces: list[bytes]) -> Logprobs:
     first = 0 if body.echo else scored.num_reported_prompt_tokens
     as_ids = bool(body.return_tokens_as_token_ids)
     assert scored.logprobs is not None
@@ -223,7 +223,7 @@ def _to_logprobs(body: CompletionRequest, scored: wire.Scored, pieces: list[byte
         tops.append(likeliest([*tokens, chosen], [*values, logprob], as_ids))
     return Logprobs(
         tokens=[
-            spelled(token_id, piece, as_ids)
+            token_text(token_id, piece, as_ids)
             for token_id, piece in zip(scored.token_ids[first:], scored.token_bytes[first:], strict=True)
         ],
         token_logprobs=logprobs,
@@ -232,7 +232,7 @@ def _to_logprobs(body: CompletionRequest, scored: wire.Scored, pieces: list[byte
     )
 
 
-def _top(scored: wire.Scored, entry: int, k: int) -> tuple[list[tuple[int, bytes]], list[float | None]]:
+def _top(scored: wire.SequenceResult, entry: int, k: int) -> tuple[list[tuple[int, bytes]], list[float | None]]:
     """The k likeliest tokens at an entry, and their logprobs."""
     if k == 0 or scored.top_ids is None or scored.top_bytes is None or scored.top_logprobs is None:
         return [], []
@@ -240,7 +240,7 @@ def _top(scored: wire.Scored, entry: int, k: int) -> tuple[list[tuple[int, bytes
     return tokens[:k], scored.top_logprobs[entry].values()[:k]
 
 
-def _to_prompt_logprobs(scored: wire.Scored, k: int) -> list[dict[str, PromptLogprob] | None]:
+def _to_prompt_logprobs(scored: wire.SequenceResult, k: int) -> list[dict[str, PromptLogprob] | None]:
     """By token id, null for the first token: the token that stands there, and the k likeliest."""
     assert scored.logprobs is not None
     assert scored.ranks is not None
@@ -259,7 +259,7 @@ def _to_prompt_logprobs(scored: wire.Scored, k: int) -> list[dict[str, PromptLog
         ranked.append((scored.token_ids[entry], scored.token_bytes[entry], logprob, rank))
         found.append(
             {
-                str(token_id): PromptLogprob(logprob=value, rank=place, decoded_token=spelled(token_id, piece))
+                str(token_id): PromptLogprob(logprob=value, rank=place, decoded_token=token_text(token_id, piece))
                 for token_id, piece, value, place in ranked
                 if value is not None
             }

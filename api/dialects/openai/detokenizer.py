@@ -3,10 +3,10 @@
 import codecs
 from collections.abc import Iterable, Sequence
 
-from scorepool.wire import Growth, Scored
+from scorepool.wire import SequenceResult, TokenDelta
 
 
-def spelled(token_id: int, piece: bytes, as_ids: bool = False) -> str:
+def token_text(token_id: int, piece: bytes, as_ids: bool = False) -> str:
     """The token's text; `bytes:\\xe2\\x80` where it is no text by itself, as OpenAI writes it; or `token_id:5`."""
     if as_ids:
         return f"token_id:{token_id}"
@@ -16,7 +16,7 @@ def spelled(token_id: int, piece: bytes, as_ids: bool = False) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-class TextSoFar:
+class IncrementalDetokenizer:
     """Bytes of tokens to characters, as they come. What is not UTF-8 becomes U+FFFD."""
 
     def __init__(self) -> None:
@@ -40,10 +40,10 @@ class TextSoFar:
 
 def offsets(pieces: Iterable[bytes]) -> list[int]:
     """In characters: where each token begins in the text of all."""
-    return TextSoFar().add(pieces)[1]
+    return IncrementalDetokenizer().add(pieces)[1]
 
 
-def pieces_of_text(scored: Scored, prompt: str | None) -> list[bytes]:
+def pieces_of_text(scored: SequenceResult, prompt: str | None) -> list[bytes]:
     """`token_bytes` as they stand in the text that a client who echoes sees.
 
     A BOS that we added has none, and neither has the space that sentencepiece puts before a text.
@@ -59,7 +59,7 @@ def pieces_of_text(scored: Scored, prompt: str | None) -> list[bytes]:
     return pieces
 
 
-def generated_text(scored: Scored) -> str:
+def generated_text(scored: SequenceResult) -> str:
     """`text` without the prompt that it may begin with."""
     given = b"".join(scored.token_bytes[: scored.num_reported_prompt_tokens])
     return scored.text[len(given.decode(errors="replace")) :]
@@ -72,21 +72,21 @@ def likeliest(
     found: dict[str, float] = {}
     for (token_id, piece), value in zip(tokens, values, strict=True):
         if value is not None:
-            name = spelled(token_id, piece, as_ids)
+            name = token_text(token_id, piece, as_ids)
             found[name] = max(value, found.get(name, value))
     return found
 
 
-def told_bytes(told: Scored | Growth) -> list[bytes]:
+def told_bytes(told: SequenceResult | TokenDelta) -> list[bytes]:
     """`token_bytes`, but nothing for tokens that are skipped."""
-    first = told.first if isinstance(told, Growth) else -told.num_reported_prompt_tokens
+    first = told.first if isinstance(told, TokenDelta) else -told.num_reported_prompt_tokens
     pieces = list(told.token_bytes)
     for number in told.skipped:
         pieces[number - first] = b""
     return pieces
 
 
-def content_bytes(scored: Scored) -> list[bytes]:
+def content_bytes(scored: SequenceResult) -> list[bytes]:
     """What each token adds to `text`: joined, they are its bytes, also where it ends inside a token."""
     told = told_bytes(scored)
     left = _num_bytes_of(scored.text, told)

@@ -140,6 +140,6 @@ def used(prompt_tokens: int, completion_tokens: int) -> Usage:
     )
 
 
-def system_fingerprint(stamp: wire.Stamp) -> str:
+def system_fingerprint(stamp: wire.Provenance) -> str:
     """The same for the same weights, dtype and versions: what the seed of a request may be relied on with."""
     return f"fp_{hashlib.blake2b(wire.encode(stamp), digest_size=8).hexdigest()}"

@@ -29,12 +29,12 @@ class JsonSchemaFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     json_schema: NamedSchema
 
 
-class Named(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NamedTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
 
 
 class FunctionName(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="function"):
-    function: Named
+    function: NamedTool
 
 
 class Allowed(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.api.dialects.openai.detokenizer import spelled
+from scorepool.api.dialects.openai.detokenizer import token_text
 from scorepool.api.dialects.openai.messages import ChatMessage
 from scorepool.api.dialects.unsupported import check_only
 from scorepool.wire.request import ModelName, Text, TokenId
@@ -44,7 +44,7 @@ class DetokenizeReply(Struct, frozen=True, kw_only=True):
 
 def to_tokens(result: wire.Result, max_model_len: int, with_strings: bool) -> TokenizeReply:
     [found] = result.sequences
-    strings = [spelled(*token) for token in zip(found.token_ids, found.token_bytes, strict=True)]
+    strings = [token_text(*token) for token in zip(found.token_ids, found.token_bytes, strict=True)]
     return TokenizeReply(
         count=len(found.token_ids),
         max_model_len=max_model_len,

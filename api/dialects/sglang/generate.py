@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
 from scorepool.api.dialects.fields import in_words
-from scorepool.api.dialects.openai.detokenizer import generated_text, spelled
+from scorepool.api.dialects.openai.detokenizer import generated_text, token_text
 from scorepool.wire.request import ModelName, Penalty, StopString, StopTokenIds, Text, TokenId, TokenIds, TopLogprobs
 
 Told = list[
@@ -166,7 +166,7 @@ def to_answers(body: GenerateRequest, results: Sequence[wire.Result], id: str) -
     return answers
 
 
-def _to_answer(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int], id: str) -> Generated:  # noqa: A002
+def _to_answer(body: GenerateRequest, scored: wire.SequenceResult, prompt_ids: list[int], id: str) -> Generated:  # noqa: A002
     output_ids = scored.token_ids[scored.num_reported_prompt_tokens :]
     meta: dict[str, Any] = _logprobs(body, scored, prompt_ids) if body.return_logprob else {}
     return Generated(
@@ -182,13 +182,13 @@ def _to_answer(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int]
     )
 
 
-def _finish_reason(scored: wire.Scored, output_ids: list[int]) -> FinishReason:
+def _finish_reason(scored: wire.SequenceResult, output_ids: list[int]) -> FinishReason:
     if scored.finish_reason != "stop":
         return FinishReason(type="length", length=len(output_ids))
     return FinishReason(type="stop", matched=output_ids[-1] if scored.stop_reason is None else scored.stop_reason)
 
 
-def _logprobs(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int]) -> dict[str, Any]:
+def _logprobs(body: GenerateRequest, scored: wire.SequenceResult, prompt_ids: list[int]) -> dict[str, Any]:
     start = len(prompt_ids) - 1 if body.logprob_start_len < 0 else body.logprob_start_len
     if start >= len(prompt_ids):
         field = "logprob_start_len"
@@ -206,18 +206,18 @@ def _logprobs(body: GenerateRequest, scored: wire.Scored, prompt_ids: list[int])
     return found
 
 
-def _told(scored: wire.Scored, entry: int, with_text: bool) -> Told:
+def _told(scored: wire.SequenceResult, entry: int, with_text: bool) -> Told:
     assert scored.logprobs is not None
     token_id = scored.token_ids[entry]
-    return [scored.logprobs[entry], token_id, spelled(token_id, scored.token_bytes[entry]) if with_text else None]
+    return [scored.logprobs[entry], token_id, token_text(token_id, scored.token_bytes[entry]) if with_text else None]
 
 
-def _tops(scored: wire.Scored, entry: int, with_text: bool) -> list[Told]:
+def _tops(scored: wire.SequenceResult, entry: int, with_text: bool) -> list[Told]:
     assert scored.top_ids is not None
     assert scored.top_bytes is not None
     assert scored.top_logprobs is not None
     columns = (scored.top_logprobs[entry].values(), scored.top_ids[entry], scored.top_bytes[entry])
     return [
-        [value, token_id, spelled(token_id, piece) if with_text else None]
+        [value, token_id, token_text(token_id, piece) if with_text else None]
         for value, token_id, piece in zip(*columns, strict=True)
     ]

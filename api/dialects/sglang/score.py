@@ -76,7 +76,7 @@ def to_response(body: ScoringRequest, prompts: Sequence[list[int]], results: Seq
     )
 
 
-def _logprob(scored: wire.Scored) -> float:
+def _logprob(scored: wire.SequenceResult) -> float:
     """Of the label, the one token that was scored."""
     assert scored.logprobs is not None
     *_, logprob = scored.logprobs

@@ -56,7 +56,7 @@ class SequenceLogprobs(Struct, frozen=True, kw_only=True, omit_defaults=True):
     completion_lengths: list[int] | None = None
 
 
-def check(body: SequenceLogprobsRequest, card: wire.ModelCard) -> None:
+def check(body: SequenceLogprobsRequest, card: wire.ServedModel) -> None:
     """What does not fit together, and what no worker of the model can run. Raises wire.Invalid."""
     num = len(body.sequences)
     if len(body.prompt_lengths) != num:
@@ -96,7 +96,7 @@ def _is_scored(sequence: list[int], length: int) -> bool:
     return len(sequence) > max(length, 1)
 
 
-def _scored(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> list[wire.Scored | None]:
+def _scored(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> list[wire.SequenceResult | None]:
     """Of each sequence; None where it was not scored."""
     found = iter(results)
     lengths = zip(body.sequences, body.prompt_lengths, strict=True)
@@ -114,7 +114,7 @@ def to_lists(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> S
     )
 
 
-def _told(scored: wire.Scored, entry: int) -> tuple[list[int], list[float | None]]:
+def _told(scored: wire.SequenceResult, entry: int) -> tuple[list[int], list[float | None]]:
     """The likeliest tokens, and the actual one where it is not among them; nothing where there is no logprob."""
     ids, tops = _top(scored, entry)
     actual, logprob = _actual(scored, entry)
@@ -123,13 +123,13 @@ def _told(scored: wire.Scored, entry: int) -> tuple[list[int], list[float | None
     return [*ids, actual], [*tops, logprob]
 
 
-def _actual(scored: wire.Scored, entry: int) -> tuple[int, float | None]:
+def _actual(scored: wire.SequenceResult, entry: int) -> tuple[int, float | None]:
     assert scored.logprobs is not None
     logprob = scored.logprobs[entry]
     return scored.token_ids[entry], None if isnan(logprob) else logprob
 
 
-def _top(scored: wire.Scored, entry: int) -> tuple[list[int], wire.Floats]:
+def _top(scored: wire.SequenceResult, entry: int) -> tuple[list[int], wire.Floats]:
     if scored.top_ids is None or scored.top_logprobs is None:  # none were asked for
         return [], wire.Floats()
     return scored.top_ids[entry], scored.top_logprobs[entry]

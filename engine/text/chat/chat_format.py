@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from scorepool.engine.text.chat.structural_tag import PLAIN, Form, Marker, harmony_form, tag_form
+from scorepool.engine.text.chat.structural_tag import PLAIN, Marker, StructuralTag, harmony_form, tag_form
 
 State = Literal["content", "reasoning", "tool_call", "header"]
 Moves = dict[State, dict[Marker, State | None]]
@@ -47,7 +47,7 @@ class Tags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Markup:
+class ChatFormat:
     """`moves[state][marker]` is the state behind the marker; None: what the header that it ends says."""
 
     moves: Moves
@@ -55,7 +55,7 @@ class Markup:
     eos_ids: frozenset[int] = frozenset()
     parser: Parser | None = None
     names_in_header: bool = False  # the header says which function is called, the text holds its arguments
-    form: Form | None = PLAIN  # None: answers in this form are not constrained
+    form: StructuralTag | None = PLAIN  # None: answers in this form are not constrained
 
     @property
     def marker_ids(self) -> frozenset[int]:
@@ -63,10 +63,10 @@ class Markup:
         return frozenset(marker[0] for moves in self.moves.values() for marker in moves if len(marker) == 1)
 
 
-def markup_of(
+def chat_format_of(
     tags: Tags, vocabulary: Mapping[str, int], encode: Encode, silent_ids: Collection[int], eos_ids: Collection[int]
-) -> Markup:
-    known = partial(Markup, silent_ids=frozenset(silent_ids), eos_ids=frozenset(eos_ids))
+) -> ChatFormat:
+    known = partial(ChatFormat, silent_ids=frozenset(silent_ids), eos_ids=frozenset(eos_ids))
     if all(token in vocabulary for token in HARMONY):
         moves = _header_moves(vocabulary, ("<|start|>", "<|channel|>"), "<|message|>", ("<|end|>", "<|call|>"))
         form = harmony_form(vocabulary, eos_ids)

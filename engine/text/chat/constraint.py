@@ -7,10 +7,10 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from scorepool.engine.errors import Refused
-from scorepool.engine.text.chat.chat_format import Markup
-from scorepool.engine.text.chat.grammar import Wanted, function_at, grammar_of
-from scorepool.engine.text.chat.output_parser import Reader
+from scorepool.engine.errors import InvalidRequest
+from scorepool.engine.text.chat.chat_format import ChatFormat
+from scorepool.engine.text.chat.grammar import StructuredOutputSpec, function_at, grammar_of
+from scorepool.engine.text.chat.output_parser import OutputParser
 
 # Of symbols. It takes a time that grows with the square of it to make a matcher: here two seconds at most.
 _LIMITS = LLParserLimits(max_grammar_size=20_000)
@@ -49,15 +49,15 @@ class Constraint:
 class Constrainer:
     """Makes the constraints of one tokenizer's rows. On one thread."""
 
-    def __init__(self, tokenizer: Any, markup: Markup) -> None:
+    def __init__(self, tokenizer: Any, markup: ChatFormat) -> None:
         """`tokenizer` is a Hugging Face one, `markup` what its model writes."""
         self._hugging_face = tokenizer
         self._markup = markup
         self._tokenizer: LLTokenizer | None = None  # until somebody asks: it takes a second
         self._last: tuple[str, LLMatcher] | None = None  # a grammar, and how its texts begin: many rows have the same
 
-    def __call__(self, wanted: Wanted, reader: Reader) -> Constraint:
-        """`reader` has read what the prompt ends with. Raises Refused."""
+    def __call__(self, wanted: StructuredOutputSpec, reader: OutputParser) -> Constraint:
+        """`reader` has read what the prompt ends with. Raises InvalidRequest."""
         grammar = grammar_of(wanted, reader)
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer()
@@ -71,15 +71,15 @@ class Constrainer:
         """One in which markers are no text: what is constrained to text has none in it."""
         backend = getattr(self._hugging_face, "backend_tokenizer", None)
         if backend is None:
-            raise Refused("it needs a tokenizer of the `tokenizers` library, and the model has another")
+            raise InvalidRequest("it needs a tokenizer of the `tokenizers` library, and the model has another")
         parts = json.loads(backend.to_str())
         for token in parts["added_tokens"]:
             token["special"] = token["special"] or token["id"] in self._markup.marker_ids
         return LLTokenizer(json.dumps(parts), eos_token=sorted(self._markup.eos_ids))
 
 
-def _begin(tokenizer: LLTokenizer, grammar: str, wanted: Wanted) -> LLMatcher:
-    """Raises Refused."""
+def _begin(tokenizer: LLTokenizer, grammar: str, wanted: StructuredOutputSpec) -> LLMatcher:
+    """Raises InvalidRequest."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()  # some errors are found only then; and the first takes longest
@@ -88,7 +88,7 @@ def _begin(tokenizer: LLTokenizer, grammar: str, wanted: Wanted) -> LLMatcher:
         if place := _PLACE.fullmatch(why):
             function = function_at(wanted, grammar.split("\n")[int(place["line"]) - 1])
             why = place["why"] if function is None else f"the parameters of {function.name!r}: {place['why']}"
-        raise Refused(why)
+        raise InvalidRequest(why)
     return matcher
 
 

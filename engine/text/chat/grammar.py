@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scorepool.engine.errors import Refused
-from scorepool.engine.text.chat.output_parser import Reader
-from scorepool.engine.text.chat.structural_tag import CallForm, Form
+from scorepool.engine.errors import InvalidRequest
+from scorepool.engine.text.chat.output_parser import OutputParser
+from scorepool.engine.text.chat.structural_tag import StructuralTag, ToolCallTag
 
 # Where one text alone may follow, llguidance would have its own tokens for it, and take markers for them.
 _OPTIONS = '%llguidance {"no_forcing": true}'
@@ -27,7 +27,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class StructuredOutputSpec:
     """Content that is JSON of a schema, calls of these functions, or either. Without a schema content is free."""
 
     json_schema: Mapping[str, Any] | None = None
@@ -36,7 +36,7 @@ class Wanted:
     may_call_several: bool = True
 
 
-def why_not(form: Form | None, calls: bool) -> str | None:
+def why_not(form: StructuralTag | None, calls: bool) -> str | None:
     """Why answers of this form are not constrained, or calls in them; None: they are."""
     if form is None:
         return "this model's answers are messages with headers of a kind that is not constrained"
@@ -45,13 +45,13 @@ def why_not(form: Form | None, calls: bool) -> str | None:
     return None
 
 
-def grammar_of(wanted: Wanted, reader: Reader) -> str:
-    """A rule a line. `reader` has read what the prompt ends with. Raises Refused."""
+def grammar_of(wanted: StructuredOutputSpec, reader: OutputParser) -> str:
+    """A rule a line. `reader` has read what the prompt ends with. Raises InvalidRequest."""
     form = reader.markup.form
     if form is None or (wanted.functions and form.calls is None):
-        raise Refused(why_not(form, bool(wanted.functions)) or "")
+        raise InvalidRequest(why_not(form, bool(wanted.functions)) or "")
     if reader.state not in form.begins:
-        raise Refused(f"the prompt has opened a {reader.state}, where no answer of this model begins")
+        raise InvalidRequest(f"the prompt has opened a {reader.state}, where no answer of this model begins")
     rules, answers = [*form.rules], []
     if wanted.json_schema is not None and not wanted.must_call:
         rules.append(f"content: {_json(wanted.json_schema, _COMPACT)}")
@@ -63,13 +63,13 @@ def grammar_of(wanted: Wanted, reader: Reader) -> str:
     return "\n".join([_OPTIONS, f"start: {form.free if is_free else ' | '.join(answers)}", *rules])
 
 
-def function_at(wanted: Wanted, rule: str) -> Function | None:
+def function_at(wanted: StructuredOutputSpec, rule: str) -> Function | None:
     """The function whose parameters are in this line of the grammar."""
     names = {f"{_arguments(place)}:": function for place, function in enumerate(wanted.functions)}
     return names.get(rule.partition(" ")[0])
 
 
-def _before(form: Form, reader: Reader) -> str:
+def _before(form: StructuralTag, reader: OutputParser) -> str:
     """What comes before an answer: the rest of what the prompt opened, or what the model may begin with."""
     if reader.state == "reasoning":
         return form.rest
@@ -78,14 +78,14 @@ def _before(form: Form, reader: Reader) -> str:
     return f"({form.reasoning}){form.times}"
 
 
-def _call_rules(wanted: Wanted, calls: CallForm) -> list[str]:
-    """Raises Refused."""
+def _call_rules(wanted: StructuredOutputSpec, calls: ToolCallTag) -> list[str]:
+    """Raises InvalidRequest."""
     choices = [calls.function(function.name, _arguments(place)) for place, function in enumerate(wanted.functions)]
     rules = [f"calls: {calls.several if wanted.may_call_several else calls.one}", f"function: {' | '.join(choices)}"]
     for place, function in enumerate(wanted.functions):
         kind = function.parameters.get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-            raise Refused(f"the parameters of {function.name!r}: expected a schema of objects")
+            raise InvalidRequest(f"the parameters of {function.name!r}: expected a schema of objects")
         options = _AS_SHOWN if function.strict else _AS_SHOWN | _AS_FAR_AS_POSSIBLE
         rules.append(f"{_arguments(place)}: {_json({**function.parameters, 'type': 'object'}, options)}")
     return rules
@@ -96,8 +96,8 @@ def _arguments(place: int) -> str:
 
 
 def _json(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Raises Refused."""
+    """Raises InvalidRequest."""
     try:
         return f"%json {json.dumps({**schema, 'x-guidance': options})}"
     except RecursionError:
-        raise Refused("a schema is nested too deeply") from None
+        raise InvalidRequest("a schema is nested too deeply") from None

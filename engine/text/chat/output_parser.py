@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from scorepool.engine.text.chat.chat_format import Markup, State, addressed
+from scorepool.engine.text.chat.chat_format import ChatFormat, State, addressed
 
 Channel = Literal["content", "reasoning", "tool_call", "markup"]
 
@@ -31,12 +31,12 @@ def as_content(token_ids: Iterable[int], silent_ids: Collection[int]) -> list[Ch
     return ["markup" if token_id in silent_ids else "content" for token_id in token_ids]
 
 
-class Reader:
+class OutputParser:
     """`channels` has one entry a token read. Those of a call that ended say `tool_call`, whatever is in it."""
 
     def __init__(
         self,
-        markup: Markup,
+        markup: ChatFormat,
         token_bytes: Callable[[int], bytes],
         opening: Iterable[int] = (),
         keeps_special: bool = False,

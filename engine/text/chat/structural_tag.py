@@ -11,21 +11,21 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from scorepool.engine.errors import Refused
+from scorepool.engine.errors import InvalidRequest
 
 Marker = tuple[int, ...]  # token ids
 _PARSED_BY_MISTRALS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallForm:
-    function: Callable[[str, str], str]  # a name and the rule of its arguments, to a call of it. Raises Refused
+class ToolCallTag:
+    function: Callable[[str, str], str]  # a name and the rule of its arguments, to a call of it. Raises InvalidRequest
     one: str  # `function` is any of those that may be called
     several: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class StructuralTag:
     begins: tuple[str, ...] = ("content", "reasoning")  # states in which the prompt may leave the reader
     rules: tuple[str, ...] = ()  # what the pieces refer to
     rest: str = ""  # of reasoning that the prompt has opened
@@ -33,10 +33,10 @@ class Form:
     times: str = "?"
     content: str = "content"  # with `content`, which is what is constrained
     free: str = ""  # whatever the model likes, with `calls` at its end if it likes
-    calls: CallForm | None = None
+    calls: ToolCallTag | None = None
 
 
-PLAIN = Form()  # of a text in which nothing is marked
+PLAIN = StructuralTag()  # of a text in which nothing is marked
 
 
 def literal(text: str) -> str:
@@ -59,16 +59,16 @@ def tag_form(
     call_format: str | None,
     vocabulary: Mapping[str, int],
     eos_ids: Iterable[int],
-) -> Form:
+) -> StructuralTag:
     """Of a model that writes <think> ... </think> and <tool_call> ... </tool_call>."""
     calls = None if call is None else _call_form(call, call_format, vocabulary)
     opens_call = {call[0][0]} if call is not None and calls is not None else set()
     rules = [f"text: {any_but({*eos_ids} | opens_call)}"]
     if think is None:
-        return Form(rules=tuple(rules), free="text calls?", calls=calls)
+        return StructuralTag(rules=tuple(rules), free="text calls?", calls=calls)
     begin, end = think
     rules.append(f"rest: {any_but({*eos_ids, begin[0], end[0]} | opens_call)} {marker(end)}")
-    return Form(
+    return StructuralTag(
         rules=tuple(rules),
         rest="rest",
         reasoning=f"{marker(begin)} rest",
@@ -77,7 +77,7 @@ def tag_form(
     )
 
 
-def harmony_form(vocabulary: Mapping[str, int], eos_ids: Iterable[int]) -> Form:
+def harmony_form(vocabulary: Mapping[str, int], eos_ids: Iterable[int]) -> StructuralTag:
     """Of gpt-oss, whose answer is a row of messages. Its calls are one, for the token that ends it ends the turn."""
     ids = {name: vocabulary[f"<|{name}|>"] for name in ("start", "channel", "message", "end", "call")}
     channel, message = marker([ids["channel"]]), marker([ids["message"]])
@@ -92,7 +92,7 @@ def harmony_form(vocabulary: Mapping[str, int], eos_ids: Iterable[int]) -> Form:
         kind = f'(" " {f"({constrain})?" if constrain else ""} "json")?'
         return f'({channel} "commentary" {to} | {to} {channel} "commentary") {kind} {message} {arguments}'
 
-    return Form(
+    return StructuralTag(
         begins=("header",),
         rules=(
             f"text: {any_but({*eos_ids, *ids.values()})}",
@@ -104,13 +104,13 @@ def harmony_form(vocabulary: Mapping[str, int], eos_ids: Iterable[int]) -> Form:
         times="*",
         content=f'{channel} "final" {message} content',
         free="other* (last | calls)",
-        calls=CallForm(function=function, one=call, several=call),
+        calls=ToolCallTag(function=function, one=call, several=call),
     )
 
 
 def _call_form(
     call: tuple[Marker, Marker | None], call_format: str | None, vocabulary: Mapping[str, int]
-) -> CallForm | None:
+) -> ToolCallTag | None:
     """None where calls cannot be constrained: of another format, or marked by what anybody may write."""
     begin, end = call
     if call_format not in _CALL_FORMS or len(begin) != 1 or (end is not None and len(end) != 1):
@@ -118,16 +118,16 @@ def _call_form(
     return _CALL_FORMS[call_format](marker(begin), marker(end or ()), vocabulary)
 
 
-def _json_tools(begin: str, end: str, _: Mapping[str, int]) -> CallForm:
+def _json_tools(begin: str, end: str, _: Mapping[str, int]) -> ToolCallTag:
     call = f'{begin} "\\n"? function "\\n"? {end}'
-    return CallForm(function=_named_json, one=call, several=f"({call})+")
+    return ToolCallTag(function=_named_json, one=call, several=f"({call})+")
 
 
-def _mistral(begin: str, _: str, vocabulary: Mapping[str, int]) -> CallForm:
+def _mistral(begin: str, _: str, vocabulary: Mapping[str, int]) -> ToolCallTag:
     """Those with a token [ARGS] write name[ARGS]{...}, and older ones a list of objects."""
     if "[ARGS]" not in vocabulary:
         before, after = f'{begin} " "? "["', '"]"'
-        return CallForm(
+        return ToolCallTag(
             function=_named_json,
             one=f"{before} function {after}",
             several=f"{before} function (/, ?/ function)* {after}",
@@ -136,13 +136,15 @@ def _mistral(begin: str, _: str, vocabulary: Mapping[str, int]) -> CallForm:
 
     def function(name: str, arguments: str) -> str:
         if not _PARSED_BY_MISTRALS.issuperset(name):
-            raise Refused(f"this model's calls name functions by letters, digits, _ and -, which {name!r} is not")
+            raise InvalidRequest(
+                f"this model's calls name functions by letters, digits, _ and -, which {name!r} is not"
+            )
         return f"{literal(name)} {args} {arguments}"
 
-    return CallForm(function=function, one=f"{begin} function", several=f"({begin} function)+")
+    return ToolCallTag(function=function, one=f"{begin} function", several=f"({begin} function)+")
 
 
-def _kimi_k2(begin: str, end: str, vocabulary: Mapping[str, int]) -> CallForm | None:
+def _kimi_k2(begin: str, end: str, vocabulary: Mapping[str, int]) -> ToolCallTag | None:
     tokens = [vocabulary.get(f"<|tool_call_{part}|>") for part in ("begin", "argument_begin", "end")]
     if None in tokens:
         return None
@@ -152,7 +154,7 @@ def _kimi_k2(begin: str, end: str, vocabulary: Mapping[str, int]) -> CallForm | 
         return f"{literal(f'functions.{name}:')} /[0-9]{{1,4}}/ {parts} {arguments}"
 
     call = f"{opens} function {closes}"
-    return CallForm(function=function, one=f"{begin} {call} {end}", several=f"{begin} ({call})+ {end}")
+    return ToolCallTag(function=function, one=f"{begin} {call} {end}", several=f"{begin} ({call})+ {end}")
 
 
 def _named_json(name: str, arguments: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from scorepool.engine.errors import Refused
+from scorepool.engine.errors import InvalidRequest
 
 Message = Mapping[str, Any]  # OpenAI's, but for arguments, which are an object
 Variables = Mapping[str, bool | int | float | str | None]
@@ -29,7 +29,7 @@ class ChatTemplate:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether it writes them down. Raises Refused."""
+        """Whether it writes them down. Raises InvalidRequest."""
         if self._knows_tools is None:
             trial = [{"role": "user", "content": "a"}]
             self._knows_tools = self._apply(trial, [_TRIAL_TOOL], {}) != self._apply(trial, (), {})
@@ -47,7 +47,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any] = (), variables: Variables = NO_VARIABLES
     ) -> tuple[str, str]:
-        """The text, and what it ends with to make the model answer, which may open a channel. Raises Refused."""
+        """The text, and what it ends with to make the model answer, which may open a channel. Raises InvalidRequest."""
         try:
             text = self._apply(messages, tools, variables)
         except TypeError:  # some templates append arguments to a text
@@ -55,8 +55,8 @@ class ChatTemplate:
             try:
                 text = self._apply(messages, tools, variables)
             except TypeError as error:
-                raise Refused(f"the model's chat template cannot write these messages: {error}") from error
-        except Refused:  # gpt-oss's writes reasoning or content before a call, not both
+                raise InvalidRequest(f"the model's chat template cannot write these messages: {error}") from error
+        except InvalidRequest:  # gpt-oss's writes reasoning or content before a call, not both
             joined = [_with_content_in_reasoning(message) for message in messages]
             if joined == list(messages):
                 raise
@@ -72,7 +72,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         if not self._tokenizer.chat_template:
-            raise Refused("the model has no chat template; give `prompt` instead of `messages`")
+            raise InvalidRequest("the model has no chat template; give `prompt` instead of `messages`")
         try:
             with self._lock:
                 return self._tokenizer.apply_chat_template(  # type: ignore[no-any-return]
@@ -83,7 +83,7 @@ class ChatTemplate:
                     **variables,
                 )
         except (TemplateError, ArithmeticError, ValueError) as error:  # templates calculate with what they are given
-            raise Refused(f"the model's chat template refuses these messages: {error}") from error
+            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
 
 
 def _num_common(text: str, before: str) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scorepool.engine.text.chat.chat_format import Markup, recipient
+from scorepool.engine.text.chat.chat_format import ChatFormat, recipient
 
-log = logging.getLogger("engine")
+log = logging.getLogger(__name__)
 
 # Parsers take quadratic time for a text that begins calls and arguments and ends none: minutes, where a model was made
 # to write one. Longer texts, and those with more beginnings, are no calls.
@@ -37,7 +37,7 @@ class Call:
     arguments: str  # a JSON object
 
 
-def read_calls(markup: Markup, header: Sequence[str], text: bytes, tools: Sequence[Tool]) -> list[Call]:
+def read_calls(markup: ChatFormat, header: Sequence[str], text: bytes, tools: Sequence[Tool]) -> list[Call]:
     """Empty where the text is no call, or one of a function that was not offered."""
     if markup.parser is None or not tools or not _is_reasonable(text):
         return []
@@ -56,7 +56,7 @@ def _is_reasonable(text: bytes) -> bool:
     return len(text) <= MAX_CALL_BYTES and num_beginnings * len(text) <= MAX_SCANNED_BYTES
 
 
-def _call(markup: Markup, header: Sequence[str], found: Any) -> Call:
+def _call(markup: ChatFormat, header: Sequence[str], found: Any) -> Call:
     """Raises KeyError, TypeError, ValueError."""
     name = (recipient(header) or "").removeprefix("functions.") if markup.names_in_header else found["name"]
     arguments = found["arguments"]

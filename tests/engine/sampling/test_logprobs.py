@@ -15,7 +15,7 @@ from scorepool.engine.model.runner import ModelRunner, rows_at_once
 from scorepool.engine.sampling import scoring
 from scorepool.engine.sampling.logprobs import LogprobQuery, measure
 from scorepool.engine.scheduling.scheduler import Chunk, Plan
-from tests.engine.test_engine_thread import FACTS
+from tests.engine.test_engine import FACTS
 from tests.tiny_models import VOCAB_SIZE, TinyModels
 
 

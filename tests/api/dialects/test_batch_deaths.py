@@ -16,7 +16,7 @@ from scorepool import store
 from scorepool.api.batches.lines import job_id
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
-from tests.dialects.test_batches import ENDED, entries, line, start
+from tests.api.dialects.test_batches import ENDED, entries, line, start
 
 pytestmark = pytest.mark.timeout(300)
 NUM_LINES = 600

@@ -8,7 +8,7 @@ import pytest
 from scorepool.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from scorepool.engine.sequence import Sampling, Sequence
 from scorepool.engine.validation import check
-from tests.engine.test_engine_thread import FACTS
+from tests.engine.test_engine import FACTS
 
 
 def scored(token_ids: list[int] | None = None, score_from: int | None = 1, **options: object) -> Sequence:

@@ -16,8 +16,8 @@ from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import to_rows
 from scorepool.worker.rq.failure import JobError
+from tests.api.dialects.test_channels import STAMP
 from tests.chat_formats import FORMATS, TOOLS, ids_of, tokenizer_of
-from tests.dialects.test_channels import STAMP
 
 CALLING = ["json_tools", "opened", "mistral", "mistral_list", "kimi_k2", "harmony"]
 

@@ -15,7 +15,7 @@ from scorepool.engine.text.chat.chat_format import Tags
 from scorepool.engine.text.chat.constraint import Constrainer
 from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
 from tests.chat_formats import EOS, FORMATS, ids_of, opening_of, tokenizer_of
-from tests.engine.test_constraint import SCHEMA, bits
+from tests.engine.text.chat.test_constraint import SCHEMA, bits
 
 
 class Row:

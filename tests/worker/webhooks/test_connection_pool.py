@@ -12,7 +12,7 @@ from scorepool.store import Settings
 from scorepool.worker.webhooks import connection_pool as connections
 from scorepool.worker.webhooks import sender as delivery
 from scorepool.worker.webhooks.sender import Sender
-from tests.worker.test_delivery import BODY, OLD
+from tests.worker.webhooks.test_sender import BODY, OLD
 
 ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 Talk = Callable[[socket.socket, int], None]

@@ -46,7 +46,7 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
             eventually(lambda: serves(http))
             id_ = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
             assert http.get(f"/v1/jobs/{id_}?wait=20").json()["status"] == "finished"
-            long = http.post("/v1/jobs", json=generate(max_tokens=4000)).json()["id"]
+            long = http.post("/v1/jobs", json=generate(max_tokens=100_000)).json()["id"]
             until(lambda: http.get(f"/v1/jobs/{long}").json()["status"] == "started")
             assert http.post(f"/v1/jobs/{long}/cancel").status_code == 202
             assert http.get(f"/v1/jobs/{long}?wait=20").json()["status"] == "canceled"

@@ -35,7 +35,8 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
     }
     state = tmp_path_factory.mktemp("stack")
     stopped = threading.Event()
-    with Stack([f"demo={root / 'models' / 'demo'}"], state=state, environ=environ, logs=state / "logs") as stack:
+    model = f"demo={root / 'scorepool' / 'models' / 'demo'}"
+    with Stack([model], state=state, environ=environ, logs=state / "logs") as stack:
 
         def revive() -> None:
             while not stopped.wait(0.2):

@@ -123,7 +123,7 @@ def test_what_came_since_the_last_message_is_one_message(redis: Redis):
     may_go_on.set()
     outlet.close()
 
-    steps = [wire.parse(fields[b"step"], wire.Step, "msgpack") for _, fields in redis.xrange(store.TOKENS)]
+    steps = [wire.parse(fields[b"step"], wire.TokenDeltas, "msgpack") for _, fields in redis.xrange(store.TOKENS)]
     assert [len(step) for step in steps] == [1, 5]
 
 

@@ -272,7 +272,8 @@ from types import SimpleNamespace
 from scorepool.store import Settings
 from scorepool.worker import BatchWorker
 engine = BatchWorker.start_engine(SimpleNamespace(settings=Settings()), {str(root / "scorepool/models/demo")!r})
-print(engine.facts.vocab_size, [name for name, module in sys.modules.items() if module and name.startswith("torch")])
+torch = [name for name, module in sys.modules.items() if module and name.startswith("torch")]
+print(engine.model_info.vocab_size, torch)
 engine.close()
 """
     run = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, timeout=100, cwd=root)

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # worker
     "worker": set(),
     "worker.version": set(),
-    "worker.rq": {"store", "wire", "engine"},
+    "worker.rq": {"store", "wire"},
     "worker.inference": {"engine", "store", "wire", "worker.rq", "worker.version"},
     "worker.webhooks": {"store", "wire", "worker.rq", "worker.version"},
     # api
@@ -83,7 +83,7 @@ NEVER_LOADS = {
     "scorepool.api.app": _ENGINE | {"scorepool.engine", "scorepool.worker"},
     "scorepool.worker": _ENGINE,
     "scorepool.worker.inference.batch_worker": _ENGINE,
-    "scorepool.worker.webhooks.webhook_worker": _ENGINE,
+    "scorepool.worker.webhooks.webhook_worker": _ENGINE | {"scorepool.engine"},
     "scorepool.engine": _ENGINE,
     "scorepool.engine.scheduling.scheduler": _ENGINE,
 }

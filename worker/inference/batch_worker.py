@@ -11,11 +11,12 @@ from typing import Any
 
 from redis.client import Pipeline
 
-from scorepool.engine import Engine
+from scorepool.engine import Engine, LoadError
 from scorepool.store import INFER
 from scorepool.worker.inference.infer import Infer, engine_settings, stamp_of
 from scorepool.worker.inference.registration import WorkerRegistration, card_of, served_model
 from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.rq.errors import StartError
 from scorepool.worker.rq.watchdog import UnderWay
 from scorepool.worker.rq.worker import Worker
 
@@ -37,9 +38,12 @@ class BatchWorker(Worker):
         )
 
     def start_engine(self, source: str) -> Engine:
-        """Blocks until the model is loaded. Raises engine.LoadError."""
+        """Start the engine; block until the model is loaded. Raises StartError."""
         _leave_torch_out()
-        return Engine(engine_settings(source, self.settings))
+        try:
+            return Engine(engine_settings(source, self.settings))
+        except LoadError as error:
+            raise StartError(error.message) from None
 
     def close(self) -> None:
         if self.infer is not None:

@@ -8,10 +8,11 @@ from threading import Lock
 from scorepool import store, wire
 from scorepool.engine import Engine, EngineError, EngineSettings, ModelInfo
 from scorepool.engine import Sequence as Row
+from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.token_publisher import JobStream, TokenPublisher
 from scorepool.worker.inference.translate import Translated, refuse_hopeless, to_rows, with_seed
-from scorepool.worker.rq.failure import JobError
+from scorepool.worker.rq.errors import JobError
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 from scorepool.worker.version import VERSION
@@ -48,7 +49,10 @@ class Infer:
         self.tokenizing_since = None
 
     def _finish(self, request: wire.Request, rows: list[Translated]) -> wire.Result:
-        return to_result(request, rows, self.engine.tokenizer, self.stamp)
+        try:
+            return to_result(request, rows, self.engine.tokenizer, self.stamp)
+        except EngineError as error:
+            raise map_engine_error(error) from error
 
     def close(self) -> None:
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
@@ -83,7 +87,7 @@ class Run:
                     return
                 self._added = self._add(rows)
         except BaseException as error:  # whatever it is, the main thread decides what it means
-            self.ended.set_exception(error)
+            self.ended.set_exception(map_engine_error(error))
         else:
             self._added.add_done_callback(partial(self._pass_on, rows))
 
@@ -105,7 +109,7 @@ class Run:
         if added.cancelled():
             return
         if error := added.exception():
-            self.ended.set_exception(error)
+            self.ended.set_exception(map_engine_error(error))
         elif isinstance(self._request, wire.Generate) and self._request.recompute and rows[0].again is None:
             self._recompute([row.to_recompute() for row in rows])
         else:
@@ -119,7 +123,7 @@ class Run:
                     return
                 self._added = self._engine.add([row.again for row in rows if row.again is not None])
         except EngineError as error:
-            self.ended.set_exception(error)
+            self.ended.set_exception(map_engine_error(error))
         else:
             self._added.add_done_callback(partial(self._pass_on, rows))
 

@@ -10,7 +10,7 @@ from scorepool.engine import Sequence as Row
 from scorepool.wire import Floats
 from scorepool.worker.inference.chat_answer import read_whole, told
 from scorepool.worker.inference.translate import Translated
-from scorepool.worker.rq.failure import JobError
+from scorepool.worker.rq.errors import JobError
 
 LEAST = -9999.0  # what -inf is written as: JSON has no infinity
 

@@ -6,7 +6,7 @@ from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.sequence import Constraint
 from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
 from scorepool.worker.inference.chat_answer import Chat
-from scorepool.worker.rq.failure import JobError
+from scorepool.worker.rq.errors import JobError
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 

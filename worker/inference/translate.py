@@ -18,7 +18,7 @@ from scorepool.engine import Sequence as Row
 from scorepool.engine.errors import ContextLengthExceeded
 from scorepool.worker.inference.chat_answer import Chat
 from scorepool.worker.inference.structured_outputs import callable_tools, constraint_of
-from scorepool.worker.rq.failure import JobError
+from scorepool.worker.rq.errors import JobError
 
 HOPELESS = 4
 MAX_UNASKED_TOKENS = 4096  # of a generation that does not say how long it may be, where the context has room

@@ -24,8 +24,8 @@ from rq.utils import now
 from rq.worker import WorkerStatus
 
 from scorepool import wire
-from scorepool.worker.rq.failure import JobError, explain
-from scorepool.worker.rq.in_flight import InFlightJob, Stopped
+from scorepool.worker.rq.errors import JobError, Stopped, explain
+from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import age_s
 from scorepool.worker.rq.leases import Leases
 from scorepool.worker.rq.scheduler import put_off

@@ -15,20 +15,8 @@ from typing import Any
 from rq.executions import Execution
 from rq.queue import Queue
 
-from scorepool.engine.errors import EngineDeadError
+from scorepool.worker.rq.errors import FatalError
 from scorepool.worker.rq.job import Job
-
-
-class Stopped(Exception):
-    """The job's owner canceled it."""
-
-
-class Expired(Exception):
-    """The job's `expires_at` is over."""
-
-
-class Crashed(Exception):
-    """Too many workers died that ran this job alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +70,12 @@ class InFlightJob:
             self.succeed(answer)
 
     def land(self) -> None:
-        """Take what came of the job elsewhere. Raises EngineDeadError if it is the engine that failed."""
+        """Take what came of the job elsewhere. Raises FatalError if the process must end."""
         if self.is_over or self.pending is None:
             return
         try:
             self.succeed(self.pending.finish(self.pending.future.result(timeout=0)))
-        except EngineDeadError:
+        except FatalError:
             raise
         except Exception as error:
             self.fail(error)

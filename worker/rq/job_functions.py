@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from scorepool.wire import Failure
-from scorepool.worker.rq.failure import JobError
-from scorepool.worker.rq.in_flight import Crashed, Expired, Stopped
+from scorepool.worker.rq.errors import Crashed, Expired, JobError, Stopped
 from scorepool.worker.rq.job import Job
 
 

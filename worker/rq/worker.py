@@ -37,12 +37,11 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
-from scorepool.engine.errors import EngineDeadError, LoadError
 from scorepool.store import SettingsError
 from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.dead_workers import orphans
-from scorepool.worker.rq.failure import JobError
-from scorepool.worker.rq.in_flight import Expired, InFlightJob, Stopped
+from scorepool.worker.rq.errors import Expired, FatalError, JobError, StartError, Stopped
+from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import Callback, Job, Queue
 from scorepool.worker.rq.job_functions import function_of
 from scorepool.worker.rq.leases import ClaimedJob, Leases
@@ -71,7 +70,7 @@ def one_sentence() -> Iterator[None]:
     exit status 1."""
     try:
         yield
-    except (SettingsError, LoadError) as error:
+    except (SettingsError, StartError) as error:
         raise SystemExit(f"scorepool: {error}") from None
     except (
         *REDIS_UNAVAILABLE,
@@ -338,7 +337,7 @@ class Worker(WorkerProcess):
             function = function_of(job, self.functions, self.settings.crash_limit)
             with self._interruptible(), self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):
                 flight.run(function)
-        except EngineDeadError:
+        except FatalError:
             raise
         except Exception as error:
             flight.fail(error)

@@ -15,7 +15,7 @@ from scorepool.engine import Tokenizer
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import to_rows
-from scorepool.worker.rq.failure import JobError
+from scorepool.worker.rq.errors import JobError
 from tests.api.dialects.test_channels import STAMP
 from tests.chat_formats import FORMATS, TOOLS, ids_of, tokenizer_of
 

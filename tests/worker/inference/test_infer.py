@@ -14,6 +14,7 @@ from scorepool.engine import Sequence
 from scorepool.engine.errors import EngineDeadError
 from scorepool.worker.inference.infer import Infer, stamp_of
 from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.rq.errors import FatalError
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 from tests.worker.conftest import generate
@@ -143,7 +144,7 @@ def test_cancels_at_any_moment_leave_nothing_running(infer: Infer, engine: Recor
 
 def test_a_fault_that_the_engine_raises_on_that_thread_is_the_main_threads(infer: Infer, engine: Recorder):
     engine.fault = EngineDeadError("the engine failed")
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(FatalError):
         send(infer, "text").future.result(10)
     engine.fault = None
     pending = send(infer, "text")  # the thread has lived on

@@ -11,7 +11,7 @@ from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker.inference.infer import stamp_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import Translated, to_rows, with_seed
-from scorepool.worker.rq.failure import JobError
+from scorepool.worker.rq.errors import JobError
 from tests.worker.fake import FakeEngine, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()  # one token a byte, 257 is BOS

@@ -1,0 +1,29 @@
+"""The one place that maps the engine's errors to those of worker/rq.
+
+engine                                    worker.rq
+
+InvalidRequest                            JobError invalid
+ContextLengthExceeded                     JobError too_long
+NonFiniteLogits                           JobError numeric
+EngineDeadError                           FatalError: the process ends
+any other error                           itself; the job fails with `internal`
+"""
+
+from scorepool.engine.errors import ContextLengthExceeded, EngineDeadError, InvalidRequest, NonFiniteLogits
+from scorepool.wire import Failure
+from scorepool.worker.rq.errors import FatalError, JobError
+
+
+def map_engine_error(error: BaseException) -> BaseException:
+    """Return the error with which a job, or the process, ends when the engine raised this one."""
+    match error:
+        case InvalidRequest(message=message):
+            return JobError(Failure(code="invalid", message=message))
+        case ContextLengthExceeded(message=message):
+            return JobError(Failure(code="too_long", message=message))
+        case NonFiniteLogits(message=message):
+            return JobError(Failure(code="numeric", message=message))
+        case EngineDeadError(message=message):
+            return FatalError(message)
+        case _:
+            return error

@@ -17,7 +17,7 @@ from functools import partial
 from threading import Condition
 from typing import Any, Protocol
 
-from scorepool.engine import mlx_thread as lane
+from scorepool.engine import mlx_thread
 from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.prefix_cache import PrefixCache
@@ -79,7 +79,7 @@ class Engine:
         self._wake = False
         self._groups: dict[Sequence, Group] = {}  # of every row that the thread has taken
         ready: Future[None] = Future()
-        self._returned = lane.start(partial(self._main, open_runner, ready))
+        self._returned = mlx_thread.start(partial(self._main, open_runner, ready))
         ready.result()
         atexit.register(self.close)  # an interpreter that ends in the middle of a step is aborted by mlx
 

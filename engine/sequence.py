@@ -42,7 +42,7 @@ class Constraint(Protocol):
 
     error: str | None  # why no more can be: the row ends at once
 
-    def allowed(self, generated: Ids[int]) -> bytes:
+    def token_bitmask(self, generated: Ids[int]) -> bytes:
         """A bit for each token id, the lowest first, of those that may follow these. Raises nothing."""
 
 

@@ -31,8 +31,8 @@ _PATHS = (
 class BackboneAndHead(Protocol):
     """Token ids [rows, length] to hidden states [rows, length, width]; those [n, width] to logits [n, vocab]."""
 
-    def hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array: ...
-    def head(self, rows: mx.array) -> mx.array: ...
+    def forward_hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array: ...
+    def compute_logits(self, rows: mx.array) -> mx.array: ...
 
 
 class FullLogits:
@@ -41,11 +41,11 @@ class FullLogits:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array:
+    def forward_hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array:
         logits: mx.array = self._model(token_ids, cache=cache)
         return logits
 
-    def head(self, rows: mx.array) -> mx.array:
+    def compute_logits(self, rows: mx.array) -> mx.array:
         return rows
 
 
@@ -73,14 +73,14 @@ class BackboneTap:
     def remove(self) -> None:
         self._backbone.__class__ = self._kind
 
-    def hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array:
+    def forward_hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array:
         self._model(token_ids, cache=cache)
         noted, self._noted = self._noted, None
         if noted is None:
             raise TypeError("the model did not call the backbone that is tapped")
         return noted
 
-    def head(self, rows: mx.array) -> mx.array:
+    def compute_logits(self, rows: mx.array) -> mx.array:
         self._inject = rows[None]
         try:
             logits: mx.array = self._model(mx.zeros((1, rows.shape[0]), mx.int32))
@@ -117,8 +117,8 @@ def _is_right(tap: BackboneTap, model: Any) -> bool:
     """Logits of two rows in the middle, by the head alone, are those of the whole model."""
     token_ids = mx.array([[0, 1, 2, 3]])
     whole = model(token_ids)[0, 1:3].astype(mx.float32)
-    rows = tap.hidden(token_ids)[0, 1:3]
-    logits = tap.head(rows).astype(mx.float32)
+    rows = tap.forward_hidden(token_ids)[0, 1:3]
+    logits = tap.compute_logits(rows).astype(mx.float32)
     if logits.shape != whole.shape:
         return False
     tolerance = 1e-2 * (1 + mx.abs(mx.where(mx.isinf(whole), 0, whole)).max())

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from scorepool.engine.model import kv_cache as caches
+from scorepool.engine.model import kv_cache
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.kv_cache import Cache
 from scorepool.engine.scheduling.prefix_cache import Prefix
@@ -51,7 +51,7 @@ class PaddedBatch:
     """All rows in one forward."""
 
     def __init__(self, model: Any, halves: BackboneAndHead, can_share: bool = True) -> None:
-        self.can_share = can_share and caches.can_be_shared(caches.new(model))
+        self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
         self._model = model
         self._halves = halves
         # A CPU computes all of the attention's rectangle, of which a causal model uses half: less, in slices.
@@ -67,14 +67,15 @@ class PaddedBatch:
         if chunk.leaves_cache:
             return self._prefill_joining(chunks)
         bases = [chunk.base.cache for chunk in chunks if chunk.base]
-        hidden = self._forward(chunks, caches.as_shared(bases) if bases else None) if chunk.num_tokens else None
+        hidden = self._forward(chunks, kv_cache.as_shared(bases) if bases else None) if chunk.num_tokens else None
         return _launched(_of_predictors(chunks, hidden), [])
 
     def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
         if sequences != self._rows:
             raise RuntimeError("the scheduler's decoding rows are not those that have caches")
-        caches.set_padding(self._cache, {sequence.num_computed for sequence in sequences})
-        return self._halves.hidden(last_ids[:, None], self._cache).squeeze(1)  # all of the cache is computed with it
+        kv_cache.set_padding(self._cache, {sequence.num_computed for sequence in sequences})
+        # The whole cache is computed together with the hidden states.
+        return self._halves.forward_hidden(last_ids[:, None], self._cache).squeeze(1)
 
     def release(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -84,9 +85,9 @@ class PaddedBatch:
         if len(kept) == len(self._rows):
             return
         self._rows = [self._rows[row] for row in kept]
-        for layer in self._cache if kept else ():
-            layer.filter(mx.array(kept))
-        if not kept:
+        if kept:
+            kv_cache.keep_rows(self._cache, kept)
+        else:
             self._cache = []
 
     def _prefill_alone(self, chunk: Chunk) -> mx.array:
@@ -102,68 +103,67 @@ class PaddedBatch:
         elif chunk.into:
             cache = _kept(chunk.into, cache, hidden[0, -1:])
         elif chunk.leaves_cache:
-            self._join([chunk.sequence], caches.merged([cache]))
+            self._join([chunk.sequence], kv_cache.merge([cache]))
             cache = self._cache
         return _launched(mx.concatenate(parts), cache)
 
     def _prefill_joining(self, chunks: list[Chunk]) -> mx.array:
         """Whole prompts that are to generate."""
-        cache = caches.merged([chunk.base.cache if chunk.base else caches.new(self._model) for chunk in chunks])
+        cache = kv_cache.merge([chunk.base.cache if chunk.base else kv_cache.new(self._model) for chunk in chunks])
         lengths = [chunk.num_tokens for chunk in chunks]
-        pads = [max(lengths) - length for length in lengths]
-        if any(pads):
-            for layer in cache:
-                layer.prepare(lengths=lengths, right_padding=pads)
+        is_padded = len(set(lengths)) > 1
+        if is_padded:
+            kv_cache.begin_right_padding(cache, lengths)
         hidden = self._forward(chunks, cache) if any(lengths) else None
-        if any(pads):
-            for layer in cache:
-                layer.finalize()
+        if is_padded:
+            kv_cache.end_right_padding(cache)
         self._join([chunk.sequence for chunk in chunks], cache)
         return _launched(_of_predictors(chunks, hidden), self._cache)
 
     def _join(self, sequences: list[Sequence], cache: Cache) -> None:
-        for layer, other in zip(self._cache, cache, strict=True) if self._cache else ():
-            layer.extend(other)
-        self._cache = self._cache or cache
+        if self._cache:
+            kv_cache.extend(self._cache, cache)
+        else:
+            self._cache = cache
         self._rows += sequences
 
     def _forward(self, chunks: list[Chunk], cache: Cache | None) -> mx.array:
         """Hidden states [rows, longest, width]."""
         longest = max(chunk.num_tokens for chunk in chunks)
-        return self._halves.hidden(mx.array([_padded(_tokens(chunk), longest) for chunk in chunks]), cache)
+        return self._halves.forward_hidden(mx.array([_padded(_tokens(chunk), longest) for chunk in chunks]), cache)
 
 
 class SequentialBatch:
     """One row a forward, with the caches that mlx-lm gives a single row."""
 
     def __init__(self, model: Any, halves: BackboneAndHead, can_share: bool = True) -> None:
-        self.can_share = can_share and caches.can_be_shared(caches.new(model))
+        self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
         self._model = model
         self._halves = halves
-        self._caches: dict[Sequence, Cache] = {}
+        self._cache_of: dict[Sequence, Cache] = {}
 
     def prefill(self, chunks: list[Chunk]) -> mx.array:
         return mx.concatenate([self._prefill(chunk) for chunk in chunks])
 
     def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
         rows = zip(sequences, last_ids, strict=True)
-        return mx.concatenate([self._forward(last_id[None, None], self._caches[row])[0] for row, last_id in rows])
+        return mx.concatenate([self._forward(last_id[None, None], self._cache_of[row])[0] for row, last_id in rows])
 
     def release(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            self._caches.pop(sequence, None)
+            self._cache_of.pop(sequence, None)
 
     def _prefill(self, chunk: Chunk) -> mx.array:
-        cache = self._caches.pop(chunk.sequence, None) or _first(chunk, self._model)
+        cache = self._cache_of.pop(chunk.sequence, None) or _first(chunk, self._model)
         hidden = self._forward(mx.array([_tokens(chunk)]), cache) if chunk.num_tokens else None
         if chunk.into and chunk.is_last and hidden is not None:
             _launched(hidden, _kept(chunk.into, cache, hidden[0, -1:]))
         elif chunk.leaves_cache:
-            self._caches[chunk.sequence] = cache
+            self._cache_of[chunk.sequence] = cache
         return _of_predictors([chunk], hidden)
 
     def _forward(self, token_ids: mx.array, cache: Cache) -> mx.array:
-        return _launched(self._halves.hidden(token_ids, cache), cache)
+        return _launched(self._halves.forward_hidden(token_ids, cache), cache)
 
 
 class BatchInvariant:
@@ -175,10 +175,10 @@ class BatchInvariant:
     """
 
     def __init__(self, model: Any, halves: BackboneAndHead, can_share: bool = True) -> None:
-        self.can_share = can_share and caches.can_be_shared(caches.new(model))
+        self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
         self._model = model
         self._halves = halves
-        self._caches: dict[Sequence, Cache] = {}  # of the full tiles
+        self._cache_of: dict[Sequence, Cache] = {}  # of the full tiles
 
     def prefill(self, chunks: list[Chunk]) -> mx.array:
         return mx.concatenate([self._prefill(chunk) for chunk in chunks])
@@ -188,10 +188,10 @@ class BatchInvariant:
 
     def release(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            self._caches.pop(sequence, None)
+            self._cache_of.pop(sequence, None)
 
     def _prefill(self, chunk: Chunk) -> mx.array:
-        cache = self._caches.pop(chunk.sequence, None) or _first(chunk, self._model)
+        cache = self._cache_of.pop(chunk.sequence, None) or _first(chunk, self._model)
         first = start = chunk.start // TILE * TILE
         tiles: list[mx.array] = []
         while chunk.num_tokens and start < chunk.end:
@@ -204,21 +204,21 @@ class BatchInvariant:
             last = hidden[0, chunk.num_tokens - 1 : chunk.num_tokens]
             _launched(last, _kept(chunk.into, cache, last))
         elif chunk.leaves_cache:
-            self._caches[chunk.sequence] = cache
+            self._cache_of[chunk.sequence] = cache
         return _of_predictors([chunk], hidden)
 
     def _decode(self, sequence: Sequence, last_id: mx.array) -> mx.array:
         position = sequence.num_computed
         start = position // TILE * TILE
         known = mx.array(sequence.token_ids[start:position], dtype=last_id.dtype)
-        hidden, self._caches[sequence] = self._tile(mx.concatenate([known, last_id[None]]), self._caches[sequence])
+        hidden, self._cache_of[sequence] = self._tile(mx.concatenate([known, last_id[None]]), self._cache_of[sequence])
         return hidden[position - start][None]
 
     def _tile(self, token_ids: mx.array, cache: Cache) -> tuple[mx.array, Cache]:
         """Hidden states [TILE, width], and the cache of all full tiles."""
         missing = TILE - token_ids.shape[0]
-        grown = caches.copied(cache)
-        hidden = self._halves.hidden(mx.pad(token_ids, (0, missing))[None], grown)[0]
+        grown = kv_cache.clone(cache)
+        hidden = self._halves.forward_hidden(mx.pad(token_ids, (0, missing))[None], grown)[0]
         return (_launched(hidden, []), cache) if missing else (_launched(hidden, grown), grown)
 
 
@@ -232,7 +232,7 @@ def _padded(token_ids: list[int], length: int) -> list[int]:
 
 def _first(chunk: Chunk, model: Any) -> Cache:
     """The cache that a row begins with."""
-    return caches.copied(chunk.base.cache) if chunk.base else caches.new(model)
+    return kv_cache.clone(chunk.base.cache) if chunk.base else kv_cache.new(model)
 
 
 def _cut(chunk: Chunk, max_tokens: int) -> list[Chunk]:
@@ -246,8 +246,8 @@ def _cut(chunk: Chunk, max_tokens: int) -> list[Chunk]:
 
 def _kept(prefix: Prefix, cache: Cache, last: mx.array) -> Cache:
     """What rows are to go on from; compact, so not what the row that computed it had. `last` [1, width]."""
-    compact = caches.compact(cache)
-    prefix.cache, prefix.num_bytes, prefix.last = compact, caches.num_bytes(compact), mx.contiguous(last)
+    compact = kv_cache.compact(cache)
+    prefix.cache, prefix.num_bytes, prefix.last = compact, kv_cache.num_bytes(compact), mx.contiguous(last)
     mx.async_eval(prefix.last)  # until it is computed it holds the hidden states of the whole chunk
     return compact
 
@@ -271,5 +271,5 @@ def _of_predictors(chunks: list[Chunk], hidden: mx.array | None) -> mx.array:
 
 def _launched(hidden: mx.array, cache: Cache) -> mx.array:
     """Hidden states, on their way together with what is kept."""
-    mx.async_eval(hidden, caches.arrays(cache))
+    mx.async_eval(hidden, kv_cache.arrays(cache))
     return hidden

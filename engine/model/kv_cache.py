@@ -1,11 +1,13 @@
-"""mlx-lm's caches of one row (0.32), as this engine uses them. The only file that touches their internals.
+"""The KV caches of mlx-lm 0.32 as this engine uses them. No other file touches their internals.
 
-A row's cache is a list, one cache a layer. What a computed prefix leaves behind is kept as such a list, and
-rows go on from it in one of three ways:
+The cache of a sequence is a list with one cache per layer. The cache of a computed prefix is kept as such a list, and
+sequences continue from it in one of three ways:
 
-    copied    into a cache of the row's own, which then grows
-    merged    with others into one of mlx-lm's batch caches, for rows that generate
-    lent      as `SharedPrefixKV`, for one forward that keeps nothing: the peak is the keys of one layer, not of all
+    clone       into a cache of the sequence's own, which then grows
+    merge       with others into one of mlx-lm's batch caches, for sequences that generate
+    as_shared   as `SharedPrefixKV`, for one forward pass that keeps nothing: the peak is the keys of one layer
+
+To support a new kind of cache, change `can_be_shared`, `_compact`, `_as_shared` and `cost`.
 """
 
 from collections.abc import Iterable
@@ -17,16 +19,17 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
-Cache = list[Any]  # one of mlx-lm's a layer
+Cache = list[Any]  # one of mlx-lm's caches per layer
 
 
 def new(model: Any) -> Cache:
+    """Make the empty cache of one sequence."""
     cache: Cache = make_prompt_cache(model)
     return cache
 
 
 def can_be_shared(cache: Cache) -> bool:
-    """Every layer's cache is of a kind that can be lent and copied."""
+    """True if several sequences can continue from this cache: every layer's kind can be cloned and shared."""
     return bool(cache) and all(
         type(layer) in (KVCache, ArraysCache) or (type(layer) is RotatingKVCache and layer.keep == 0)
         for layer in _flat(cache)
@@ -34,52 +37,78 @@ def can_be_shared(cache: Cache) -> bool:
 
 
 def smallest_window(cache: Cache) -> int | None:
-    """Tokens that the layer with the least memory of them attends to; None: all attend to all."""
+    """Return the shortest sliding window of all layers, in tokens; None if every layer attends to all tokens."""
     return min((layer.max_size for layer in _flat(cache) if isinstance(layer, RotatingKVCache)), default=None)
 
 
-def copied(cache: Cache) -> Cache:
-    """What is written to the copy is not seen in the original: the arrays are shared until then."""
+def clone(cache: Cache) -> Cache:
+    """Copy a cache. The arrays are shared until one of the two is written to; the other does not see the write."""
     return [type(layer).from_state(tree_map(_own_handle, layer.state)) for layer in cache]
 
 
 def compact(cache: Cache) -> Cache:
-    """Without the room that a cache keeps to grow into, and without the whole of which it is a slice.
+    """Free the spare room that a cache keeps to grow into, and the larger array of which it is a slice.
 
-    The original is not to be used any more.
+    The original must not be used afterwards.
     """
     return [_compact(layer) for layer in cache]
 
 
-def merged(caches: list[Cache]) -> Cache:
-    """Caches of rows as one of mlx-lm's batch caches a layer."""
-    return [_merged(list(layers)) for layers in zip(*caches, strict=True)]
+def merge(caches: list[Cache]) -> Cache:
+    """Merge the caches of single sequences into one of mlx-lm's batch caches per layer."""
+    return [_merge(list(layers)) for layers in zip(*caches, strict=True)]
+
+
+def begin_right_padding(cache: Cache, lengths: list[int]) -> None:
+    """Announce the tokens of each row in the next forward pass of a merged cache: shorter rows are right-padded."""
+    longest = max(lengths)
+    for layer in cache:
+        layer.prepare(lengths=lengths, right_padding=[longest - length for length in lengths])
+
+
+def end_right_padding(cache: Cache) -> None:
+    """Turn the right padding of the last forward pass into left padding, so that rows can decode."""
+    for layer in cache:
+        layer.finalize()
+
+
+def extend(cache: Cache, other: Cache) -> None:
+    """Append the rows of another merged cache."""
+    for layer, others in zip(cache, other, strict=True):
+        layer.extend(others)
+
+
+def keep_rows(cache: Cache, rows: list[int]) -> None:
+    """Drop every row of a merged cache but these."""
+    for layer in cache:
+        layer.filter(mx.array(rows))
 
 
 def set_padding(cache: Cache, lengths: set[int]) -> None:
-    """Of the rows of a merged cache, in tokens, before a step that decodes them."""
+    """Tell a merged cache how many tokens its rows have, before a step that decodes them."""
     for layer in cache:
         if type(layer) is UnpaddedBatchKVCache:
             layer.is_padded = lengths != {layer._idx}
 
 
 def as_shared(caches: list[Cache]) -> Cache:
-    """For one forward of rows that go on from these, one a row, and keep nothing."""
-    return [_lent(list(layers)) for layers in zip(*caches, strict=True)]
+    """Combine the caches that rows continue from, one a row, for one forward pass that keeps nothing."""
+    return [_as_shared(list(layers)) for layers in zip(*caches, strict=True)]
 
 
 def arrays(cache: Cache) -> list[mx.array]:
-    """All that there is to evaluate."""
+    """List the arrays to evaluate."""
     found: list[tuple[str, Any]] = tree_flatten([layer.state for layer in cache])  # type: ignore[assignment]
     return [value for _, value in found if isinstance(value, mx.array)]
 
 
 def num_bytes(cache: Cache) -> int:
+    """Count the bytes of all arrays."""
     return sum(array.nbytes for array in arrays(cache))
 
 
 def cost(cache: Cache) -> tuple[int, int]:
-    """Bytes a token, and bytes a row whatever its length, of a cache that some token went through."""
+    """Return the bytes per token, and the bytes per sequence whatever its length, of a cache that is not empty."""
     per_token = fixed = 0
     for layer in _flat(cache):
         if type(layer) is RotatingKVCache:
@@ -92,9 +121,9 @@ def cost(cache: Cache) -> tuple[int, int]:
 
 
 class UnpaddedBatchKVCache(BatchKVCache):
-    """Makes no mask for a step that decodes rows of which none is padded: each sees all that it has."""
+    """A batch KV cache that makes no mask for a decode step without padding: each row attends to all of its keys."""
 
-    is_padded = True  # some row may be
+    is_padded = True  # some row may be padded
 
     def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> Any:  # noqa: N803
         window = kwargs.get("window_size")
@@ -103,12 +132,12 @@ class UnpaddedBatchKVCache(BatchKVCache):
 
 
 class SharedPrefixKV:
-    """Keys and values of rows that begin with a prefix each, lent to one forward.
+    """Keys and values of cached prefixes, shared by the rows of one forward pass. Each row continues from one prefix.
 
-    Rows of one prefix follow each other. Shorter prefixes are padded on the left:
+    Rows of the same prefix are neighbours. Shorter prefixes are padded on the left:
 
-        . . p p p | n n        offsets     3, 5    where each row's new tokens stand
-        q q q q q | n n        num_keys    5       before the new ones, padding included
+        . . p p p | n n        offsets     3, 5    position of each row's first new token
+        q q q q q | n n        num_keys    5       keys before the new ones, padding included
     """
 
     def __init__(self, layers: list[KVCache | RotatingKVCache]) -> None:
@@ -119,8 +148,8 @@ class SharedPrefixKV:
                 runs[-1] = (layer, runs[-1][1] + 1)
             else:
                 runs.append((layer, 1))
-        kept = [_kept(layer) for layer, _ in runs]
-        lengths = [keys.shape[2] for (keys, _), (_, rows) in zip(kept, runs, strict=True) for _ in range(rows)]
+        visible = [_visible(layer) for layer, _ in runs]
+        lengths = [keys.shape[2] for (keys, _), (_, rows) in zip(visible, runs, strict=True) for _ in range(rows)]
         self._num_keys = max(lengths)
         pads = [self._num_keys - length for length in lengths]
         self._left_padding = mx.array(pads) if any(pads) else None
@@ -128,11 +157,11 @@ class SharedPrefixKV:
         self.offset: int | mx.array = (
             offsets.pop() if len(offsets) == 1 else mx.array([layer.offset for layer in layers])
         )
-        self._keys = [self._of_rows(keys, rows) for (keys, _), (_, rows) in zip(kept, runs, strict=True)]
-        self._values = [self._of_rows(values, rows) for (_, values), (_, rows) in zip(kept, runs, strict=True)]
+        self._keys = [self._repeat(keys, rows) for (keys, _), (_, rows) in zip(visible, runs, strict=True)]
+        self._values = [self._repeat(values, rows) for (_, values), (_, rows) in zip(visible, runs, strict=True)]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        return _joined(self._keys, keys), _joined(self._values, values)
+        return _append(self._keys, keys), _append(self._values, values)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: N803
         window = window_size or self._max_size
@@ -143,22 +172,22 @@ class SharedPrefixKV:
 
     @property
     def state(self) -> list[mx.array]:
-        """Nothing is kept."""
+        """Nothing is kept after the forward pass."""
         return []
 
-    def _of_rows(self, prefix: mx.array, rows: int) -> mx.array:
+    def _repeat(self, prefix: mx.array, rows: int) -> mx.array:
         left = self._num_keys - prefix.shape[2]
         padded = mx.pad(prefix, [(0, 0), (0, 0), (left, 0), (0, 0)]) if left else prefix
         return mx.broadcast_to(padded, (rows, *padded.shape[1:]))
 
 
-def _joined(prefixes: list[mx.array], new: mx.array) -> mx.array:
+def _append(prefixes: list[mx.array], new: mx.array) -> mx.array:
     whole = prefixes[0] if len(prefixes) == 1 else mx.concatenate(prefixes)
     return mx.concatenate([whole, new], axis=2)
 
 
-def _kept(layer: Any) -> tuple[mx.array, mx.array]:
-    """Keys and values [1, heads, tokens, width] that a following token may see, in order."""
+def _visible(layer: Any) -> tuple[mx.array, mx.array]:
+    """Return keys and values [1, heads, tokens, width] that a following token may attend to, in order."""
     if type(layer) is RotatingKVCache:
         length = min(layer.offset, layer.max_size - 1)
         keys, values = layer._temporal_order(layer.keys), layer._temporal_order(layer.values)
@@ -174,13 +203,13 @@ def _compact(layer: Any) -> Any:
     if type(layer) is CacheList:
         return CacheList(*map(_compact, layer.caches))
     if type(layer) is KVCache and not layer.empty():
-        layer.keys, layer.values = (mx.contiguous(part) for part in _kept(layer))
+        layer.keys, layer.values = (mx.contiguous(part) for part in _visible(layer))
     if type(layer) is ArraysCache:
         layer.cache = [part if part is None else mx.contiguous(part) for part in layer.cache]
     return layer
 
 
-def _merged(layers: list[Any]) -> Any:
+def _merge(layers: list[Any]) -> Any:
     if type(layers[0]) is not KVCache:
         return layers[0].merge(layers)
     if all(layer.empty() for layer in layers):
@@ -188,10 +217,10 @@ def _merged(layers: list[Any]) -> Any:
     return UnpaddedBatchKVCache.merge(layers)  # type: ignore[no-untyped-call] # mlx-lm's
 
 
-def _lent(layers: list[Any]) -> Any:
+def _as_shared(layers: list[Any]) -> Any:
     kind = type(layers[0])
     if kind is CacheList:
-        return CacheList(*(_lent(list(parts)) for parts in zip(*(layer.caches for layer in layers), strict=True)))
+        return CacheList(*(_as_shared(list(parts)) for parts in zip(*(layer.caches for layer in layers), strict=True)))
     if kind is ArraysCache:
         joined = ArraysCache(len(layers[0].cache))
         for index, parts in enumerate(zip(*(layer.cache for layer in layers), strict=True)):
@@ -201,5 +230,5 @@ def _lent(layers: list[Any]) -> Any:
 
 
 def _own_handle(value: Any) -> Any:
-    """In-place writes of mlx change what a Python object stands for, not the memory that others read."""
+    """Copy the handle of an array: an in-place write in mlx rebinds the Python object and leaves the memory alone."""
     return copy(value) if isinstance(value, mx.array) else value

@@ -1,6 +1,6 @@
 """One step of the model: hidden states of the plan's rows, logits where they are asked for, columns filled.
 
-plan ──batch──► hidden rows ──head──► logits [chunk of rows, vocab] ──measure──► entries ──► Sequence columns
+plan ──batch──► hidden rows ──head──► logits [chunk of rows, vocab] ──compute_logprobs──► entries ──► Sequence columns
 └────────────────────────────── launch ────────────────────────────┘            └───────── read ────────────┘
 
 `launch` returns while the device computes, so that the host reads step n while step n + 1 runs. A row's next
@@ -16,7 +16,7 @@ from scorepool.engine.errors import EngineError, NonFiniteLogits
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model_info import ModelInfo
-from scorepool.engine.sampling.logprobs import LogprobQuery, PendingLogprobs, TokenLogprobs, measure
+from scorepool.engine.sampling.logprobs import LogprobQuery, PendingLogprobs, TokenLogprobs, compute_logprobs
 from scorepool.engine.sampling.stop import check_stop, min_tokens_banned_ids
 from scorepool.engine.scheduling.scheduler import Plan
 from scorepool.engine.sequence import Sequence
@@ -104,7 +104,7 @@ class ModelRunner:
         step = rows_at_once(self.model_info.vocab_size, rows.dtype.size)
         for start in range(0, len(asks), step):
             _await_last(parts)
-            parts.append(measure(asks[start : start + step], self._logits(rows[start : start + step])))
+            parts.append(compute_logprobs(asks[start : start + step], self._logits(rows[start : start + step])))
         return parts
 
     def _measure_slots(self, asks: list[LogprobQuery], rows: mx.array, slots: dict[int, int]) -> PendingLogprobs:
@@ -112,10 +112,10 @@ class ModelRunner:
         index = [slots.get(slot, 0) for slot in range(EXACT_ROWS)]
         logits = self._logits(rows[mx.array(index)])
         taken = sorted(slots, key=lambda slot: slots[slot])
-        return measure([asks[slots[slot]] for slot in taken], logits[mx.array(taken)])
+        return compute_logprobs([asks[slots[slot]] for slot in taken], logits[mx.array(taken)])
 
     def _logits(self, rows: mx.array) -> mx.array:
-        return self._halves.head(rows).astype(mx.float32)
+        return self._halves.compute_logits(rows).astype(mx.float32)
 
     def _record(self, ask: LogprobQuery, entry: TokenLogprobs) -> EngineError | None:
         if not isfinite(entry.normalizer) or isnan(entry.logprob):

@@ -81,7 +81,7 @@ def reference_logprobs(model: Any, rows: list[list[int]]) -> list[mx.array]:
 
 
 def _dtype(halves: BackboneAndHead) -> mx.Dtype:
-    return halves.hidden(mx.array([[0]])).dtype
+    return halves.forward_hidden(mx.array([[0]])).dtype
 
 
 def _log_softmax(logits: mx.array) -> mx.array:
@@ -91,7 +91,7 @@ def _log_softmax(logits: mx.array) -> mx.array:
 
 def _difference(halves: BackboneAndHead, hidden: mx.array, expected: list[mx.array]) -> float:
     """hidden [n, width] against n rows of logprobs [vocab]."""
-    found, right = _log_softmax(halves.head(hidden)), mx.stack(expected)
+    found, right = _log_softmax(halves.compute_logits(hidden)), mx.stack(expected)
     distance = mx.where(found == right, 0, mx.abs(found - right))  # -inf of an excluded token equals -inf
     worst: float = distance.mean(axis=-1).max().item()  # type: ignore[assignment]
     return worst
@@ -146,7 +146,7 @@ def _chunked(batch: BatchRunner, halves: BackboneAndHead, reference: list[mx.arr
 
 def _beyond(batch: BatchRunner, halves: BackboneAndHead, row: list[int]) -> float:
     """The row's last tokens: scored in two chunks, and generated beside a short row."""
-    right = _log_softmax(halves.head(halves.hidden(mx.array([row]))[0, -_NUM_DECODED - 1 :]))
+    right = _log_softmax(halves.compute_logits(halves.forward_hidden(mx.array([row]))[0, -_NUM_DECODED - 1 :]))
     expected = [right[place] for place in range(_NUM_DECODED + 1)]
     scored = Sequence(token_ids=row, score_from=len(row) - _NUM_DECODED)
     middle = len(row) // 2

@@ -11,9 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from scorepool.engine.sampling import logits_processors as logits_processors
-from scorepool.engine.sampling import sample as sampling
-from scorepool.engine.sampling import scoring
+from scorepool.engine.sampling import logits_processors, sample, scoring
 from scorepool.engine.sequence import Sequence
 
 
@@ -85,7 +83,7 @@ class PendingLogprobs:
         return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]
 
 
-def measure(asks: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:
+def compute_logprobs(asks: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:
     """Launch the computation. logits [rows, vocab] float32 of the model; there may be more rows than asks."""
     logits = logits[: len(asks)]
     sampled_rows = [row for row, ask in enumerate(asks) if ask.is_sampled]
@@ -139,16 +137,16 @@ def _tokens(asks: list[LogprobQuery], sampled_rows: list[int], logits: mx.array)
         if sequence.sampling is None:
             raise ValueError("a row is asked for a token that it does not generate")
         samplings.append(sequence.sampling)
-        keys.append(sampling.noise_key(sequence.noise_seed, asks[row].position - sequence.num_input_tokens))
+        keys.append(sample.noise_key(sequence.noise_seed, asks[row].position - sequence.num_input_tokens))
     if len(sampled_rows) == len(asks):  # a step that only decodes
-        return sampling.sample(_moved(logits, asks), samplings, keys)
+        return sample.sample(_moved(logits, asks), samplings, keys)
     given = [0 if ask.is_sampled else ask.sequence.token_ids[ask.position] for ask in asks]
     token_ids = mx.array(given, dtype=mx.int32)
     if not sampled_rows:
         return token_ids, None
     rows = mx.array(sampled_rows)
     wanted = _moved(logits[rows], [asks[row] for row in sampled_rows])
-    token_ids[rows], logprobs = sampling.sample(wanted, samplings, keys)
+    token_ids[rows], logprobs = sample.sample(wanted, samplings, keys)
     return token_ids, logprobs
 
 
@@ -166,7 +164,7 @@ def _steered(row: mx.array, ask: LogprobQuery) -> mx.array:
             row, sequence.sampling, sequence.token_ids[: sequence.num_input_tokens], _generated(ask)
         )
     if sequence.constraint is not None:
-        row = logits_processors.apply_grammar_bitmask(row, sequence.constraint.allowed(_known(ask)))
+        row = logits_processors.apply_grammar_bitmask(row, sequence.constraint.token_bitmask(_known(ask)))
     return row
 
 

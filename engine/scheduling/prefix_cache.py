@@ -87,7 +87,7 @@ class PrefixCache:
         token_ids = sequence.token_ids[: sequence.first_predictor + 1]
         if len(token_ids) < LEAST_TOKENS:
             return
-        end = self._insert(token_ids)
+        end = self._add_path(token_ids)
         for prefix in end.path:
             prefix.num_rows += 1
             prefix.num_waiting += 1
@@ -102,7 +102,7 @@ class PrefixCache:
         for prefix in end.path if end else ():
             prefix.num_waiting -= 1
 
-    def of(self, sequence: Sequence) -> tuple[Prefix | None, list[Prefix]]:
+    def match(self, sequence: Sequence) -> tuple[Prefix | None, list[Prefix]]:
         """The computed prefix that a waiting row can go on from, and those worth computing after it, in order."""
         end = self._of_waiting.get(sequence)
         if end is None:
@@ -122,7 +122,7 @@ class PrefixCache:
                 start = prefix.length
         return base, missing
 
-    def computed(self, prefix: Prefix) -> None:
+    def insert(self, prefix: Prefix) -> None:
         """The step that is planned computes it."""
         prefix.is_computed = True
         self._computed[prefix] = None
@@ -138,7 +138,7 @@ class PrefixCache:
                 excess -= prefix.num_bytes
                 prefix.is_computed, prefix.cache, prefix.last, prefix.num_bytes = False, None, None, 0
 
-    def _insert(self, token_ids: list[int]) -> Prefix:
+    def _add_path(self, token_ids: list[int]) -> Prefix:
         prefix, at = self._root, 0
         while at < len(token_ids):
             child = prefix.children.get(token_ids[at])

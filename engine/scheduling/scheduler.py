@@ -24,7 +24,7 @@ MOST_PASSED_OVER = 64  # waiting rows that do not fit, until no more are looked 
 LEAST_FORWARD_TOKENS = 256  # fewer in a forward leave the machine idle: it takes rows in at any padding
 LEAST_SHARED_TOKENS = 64  # fewer on one prefix go with others, on a prefix each
 MOST_PADDING = 1 / 8  # of a row, in a forward of LEAST_FORWARD_TOKENS
-MOST_KEYS = 16_384  # rows times tokens, of a forward whose rows go on from prefixes: a layer has keys of them all
+MOST_KEYS = 16_384  # rows times tokens, of a forward whose rows go on from prefix_cache: a layer has keys of them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,17 @@ class Part:
 
 class Scheduler:
     def __init__(
-        self, max_batch_tokens: int, max_running_rows: int, max_cached_tokens: int, prefixes: PrefixCache | None = None
+        self,
+        max_batch_tokens: int,
+        max_running_rows: int,
+        max_cached_tokens: int,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
-        """`prefixes` None: every row is computed by itself."""
+        """`prefix_cache` None: every row is computed by itself."""
         self.max_batch_tokens = max_batch_tokens
         self.max_running_rows = max_running_rows
         self.max_cached_tokens = max_cached_tokens  # rows that hold a cache, times the longest that one may get
-        self.prefixes = prefixes
+        self.prefix_cache = prefix_cache
         self.waiting: dict[Sequence, None] = {}  # in order of arrival
         self.long: Part | None = None  # too long for one step, and half way
         self.decoding: list[Sequence] = []
@@ -123,8 +127,8 @@ class Scheduler:
     def add(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
             self.waiting[sequence] = None
-            if self.prefixes:
-                self.prefixes.add(sequence)
+            if self.prefix_cache:
+                self.prefix_cache.add(sequence)
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
         """Wherever they are. A row that is not here is passed over."""
@@ -137,8 +141,8 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The next step. Nothing moves until `advance`, except that admitted rows stop waiting."""
-        if self.prefixes:
-            self.prefixes.evict()
+        if self.prefix_cache:
+            self.prefix_cache.evict()
         share = SHARE_BESIDE_DECODING if self.decoding else 1
         budget = max(1, self.max_batch_tokens // share - len(self.decoding))
         long = self.long
@@ -163,7 +167,7 @@ class Scheduler:
         return [sequence for sequence in rows if sequence.is_launched]
 
     def _admit(self, budget: int, whole_budget: int) -> list[Chunk]:
-        """Chunks of waiting rows, and of the prefixes that they share."""
+        """Chunks of waiting rows, and of the prefix_cache that they share."""
         admitted: list[Chunk] = []
         running = self.decoding + ([self.long.sequence] if self.long else [])
         num_passed_over = 0
@@ -208,8 +212,8 @@ class Scheduler:
     def _parts(self, sequence: Sequence) -> Iterator[Part]:
         """What is to be computed for a row, in order. Nothing while a prefix of it is half way."""
         base: Prefix | None = None
-        if self.prefixes:
-            base, missing = self.prefixes.of(sequence)
+        if self.prefix_cache:
+            base, missing = self.prefix_cache.match(sequence)
             if self.long is not None and self.long.into in missing:
                 return
             for prefix in missing:
@@ -219,13 +223,13 @@ class Scheduler:
 
     def _note(self, chunk: Chunk) -> None:
         """Rows may go on from a prefix that this step completes."""
-        if self.prefixes and chunk.into and chunk.is_last:
-            self.prefixes.computed(chunk.into)
+        if self.prefix_cache and chunk.into and chunk.is_last:
+            self.prefix_cache.insert(chunk.into)
 
     def _stop_waiting(self, sequence: Sequence) -> None:
         self.waiting.pop(sequence, None)
-        if self.prefixes:
-            self.prefixes.remove(sequence)
+        if self.prefix_cache:
+            self.prefix_cache.remove(sequence)
 
 
 def forwards(chunks: list[Chunk]) -> list[list[Chunk]]:

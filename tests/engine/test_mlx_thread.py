@@ -2,10 +2,10 @@
 
 import pytest
 
-from scorepool.engine import mlx_thread as lane
+from scorepool.engine import mlx_thread
 
 
-class JustTaken(list[lane.MLXThread]):
+class JustTaken(list[mlx_thread.MLXThread]):
     """Another thread takes the last idle lane between a look at it and the pop."""
 
     def __bool__(self) -> bool:
@@ -16,7 +16,7 @@ class JustTaken(list[lane.MLXThread]):
 
 
 def test_two_engines_that_want_the_last_idle_lane_both_get_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lane, "_idle", JustTaken())
+    monkeypatch.setattr(mlx_thread, "_idle", JustTaken())
     done: list[int] = []
-    assert lane.start(lambda: done.append(1)).wait(10)
+    assert mlx_thread.start(lambda: done.append(1)).wait(10)
     assert done == [1]

@@ -29,7 +29,7 @@ class Constraint:
         self._end = end
         self._num_read = 0
 
-    def allowed(self, generated: Sequence[int]) -> bytes:
+    def token_bitmask(self, generated: Sequence[int]) -> bytes:
         """A bit for each token id, the lowest first, of those that may follow.
 
         `generated` is all of the row so far: what was given the last time, and what has come since.

@@ -45,7 +45,7 @@ class Answer:
         row = self.row
         assert row.constraint is not None
         while not row.is_done:
-            may = allowed_ids(row.constraint.allowed(row.token_ids[row.num_input_tokens :]))
+            may = allowed_ids(row.constraint.token_bitmask(row.token_ids[row.num_input_tokens :]))
             likes = says[row.num_generated : row.num_generated + 1]
             marks = [token_id for token_id in may if token_id in tokenizer.eos_ids | tokenizer.markup.marker_ids]
             if likes and likes[0] in may:

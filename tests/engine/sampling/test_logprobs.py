@@ -13,7 +13,7 @@ from scorepool.engine.model.backbone import BackboneAndHead, split_model
 from scorepool.engine.model.batch import PaddedBatch
 from scorepool.engine.model.runner import ModelRunner, rows_at_once
 from scorepool.engine.sampling import scoring
-from scorepool.engine.sampling.logprobs import LogprobQuery, measure
+from scorepool.engine.sampling.logprobs import LogprobQuery, compute_logprobs
 from scorepool.engine.scheduling.scheduler import Chunk, Plan
 from tests.engine.test_engine import FACTS
 from tests.tiny_models import VOCAB_SIZE, TinyModels
@@ -26,12 +26,12 @@ class CountingHalves:
         self._halves = halves
         self.num_rows: list[int] = []
 
-    def hidden(self, token_ids: mx.array, cache: Any = None) -> mx.array:
-        return self._halves.hidden(token_ids, cache)
+    def forward_hidden(self, token_ids: mx.array, cache: Any = None) -> mx.array:
+        return self._halves.forward_hidden(token_ids, cache)
 
-    def head(self, rows: mx.array) -> mx.array:
+    def compute_logits(self, rows: mx.array) -> mx.array:
         self.num_rows.append(rows.shape[0])
-        return self._halves.head(rows)
+        return self._halves.compute_logits(rows)
 
 
 def run(model: Any, rows: list[Sequence]) -> list[int]:
@@ -80,7 +80,9 @@ def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(scoring, name, fail)
     monkeypatch.setattr("scorepool.engine.sampling.sample.sample", fail)
 
-    (entry,) = measure([LogprobQuery(Sequence(token_ids=[1, 2], score_from=1), 1)], mx.zeros((1, VOCAB_SIZE))).read()
+    (entry,) = compute_logprobs(
+        [LogprobQuery(Sequence(token_ids=[1, 2], score_from=1), 1)], mx.zeros((1, VOCAB_SIZE))
+    ).read()
 
     assert (entry.top_ids, entry.top_values, entry.rank, entry.entropy, entry.sampled_logprob) == (None,) * 5
 
@@ -89,7 +91,7 @@ def test_a_token_that_the_model_excludes_has_minus_infinity():
     logits = mx.array([[0.0, -inf, 1.0]])
     row = Sequence(token_ids=[0, 1], score_from=1, top_logprobs=3, rank=True, entropy=True)
 
-    (entry,) = measure([LogprobQuery(row, 1)], logits).read()
+    (entry,) = compute_logprobs([LogprobQuery(row, 1)], logits).read()
 
     assert entry.logprob == -inf
     assert (entry.rank, entry.top_ids) == (3, [2, 0, 1])
@@ -102,7 +104,7 @@ def test_rows_of_one_chunk_keep_their_own_options():
     greedy = Sequence(token_ids=[0], sampling=Sampling(max_tokens=1, temperature=0), top_logprobs=1)
     logits = mx.broadcast_to(mx.array([0.0, 2.0, 4.0]), (3, 3))
 
-    entries = measure([LogprobQuery(plain, 1), LogprobQuery(hot, 1), LogprobQuery(greedy, 1)], logits).read()
+    entries = compute_logprobs([LogprobQuery(plain, 1), LogprobQuery(hot, 1), LogprobQuery(greedy, 1)], logits).read()
 
     assert [entry.logprob for entry in entries] == pytest.approx([-2.1429, -1.4076, -0.1429], abs=1e-4)
     assert [entry.rank for entry in entries] == [None, 2, None]

@@ -12,13 +12,13 @@ def row(prompt: list[int]) -> Sequence:
     return Sequence(token_ids=[*prompt, 0], score_from=len(prompt))
 
 
-def take(prefixes: PrefixCache, sequence: Sequence, num_bytes: int = 0) -> tuple[Prefix | None, list[Prefix]]:
+def take(prefix_cache: PrefixCache, sequence: Sequence, num_bytes: int = 0) -> tuple[Prefix | None, list[Prefix]]:
     """What a scheduler and a batch do with a waiting row."""
-    base, missing = prefixes.of(sequence)
+    base, missing = prefix_cache.match(sequence)
     for prefix in missing:
         prefix.cache, prefix.num_bytes = "computed", num_bytes
-        prefixes.computed(prefix)
-    prefixes.remove(sequence)
+        prefix_cache.insert(prefix)
+    prefix_cache.remove(sequence)
     return base, missing
 
 
@@ -28,11 +28,11 @@ prompts = segments.map(lambda parts: [token_id for part in parts for token_id in
 
 @given(prompts=st.lists(prompts, min_size=1, max_size=30), remembered=st.sampled_from([50, 10_000]))
 def test_a_row_goes_on_from_its_own_tokens_only(prompts: list[list[int]], remembered: int):
-    prefixes = PrefixCache(max_bytes=3, remembered_tokens=remembered)
+    prefix_cache = PrefixCache(max_bytes=3, remembered_tokens=remembered)
     for prompt in prompts:
         sequence = row(prompt)
-        prefixes.add(sequence)
-        base, missing = take(prefixes, sequence, num_bytes=1)
+        prefix_cache.add(sequence)
+        base, missing = take(prefix_cache, sequence, num_bytes=1)
         start = 0
         for prefix in [base, *missing] if base else missing:
             assert prefix.token_ids == prompt[: prefix.length]
@@ -40,74 +40,74 @@ def test_a_row_goes_on_from_its_own_tokens_only(prompts: list[list[int]], rememb
             start = prefix.length
         if base:
             assert base.cache == "computed"
-        prefixes.evict()
-        assert prefixes.num_bytes <= 3
+        prefix_cache.evict()
+        assert prefix_cache.num_bytes <= 3
 
 
 def test_a_prompt_that_was_seen_once_is_not_worth_computing():
-    prefixes = PrefixCache(max_bytes=0)
+    prefix_cache = PrefixCache(max_bytes=0)
     first, second = row([1] * 100), row([1] * 100)
-    prefixes.add(first)
-    assert prefixes.of(first) == (None, [])
+    prefix_cache.add(first)
+    assert prefix_cache.match(first) == (None, [])
 
-    prefixes.add(second)
+    prefix_cache.add(second)
 
-    (shared,) = prefixes.of(second)[1]
+    (shared,) = prefix_cache.match(second)[1]
     assert shared.length == 100
 
 
 def test_a_system_prompt_and_its_questions_are_computed_one_after_the_other():
     system, questions = [1] * 200, [[2] * 80, [3] * 80]
-    prefixes = PrefixCache(max_bytes=0)
+    prefix_cache = PrefixCache(max_bytes=0)
     rows = [row(system + question) for question in questions for _ in range(2)]
     for sequence in rows:
-        prefixes.add(sequence)
+        prefix_cache.add(sequence)
 
-    lengths = [[prefix.length for prefix in take(prefixes, sequence)[1]] for sequence in rows]
+    lengths = [[prefix.length for prefix in take(prefix_cache, sequence)[1]] for sequence in rows]
 
     assert lengths == [[200, 280], [], [280], []]
 
 
 def test_what_saves_little_is_not_computed_by_itself():
-    prefixes = PrefixCache(max_bytes=0)
+    prefix_cache = PrefixCache(max_bytes=0)
     short, rare = [row([1] * (LEAST_TOKENS - 1)) for _ in range(99)], [row([2] * LEAST_TOKENS) for _ in range(2)]
     for sequence in short + rare:
-        prefixes.add(sequence)
+        prefix_cache.add(sequence)
 
     assert LEAST_SAVED_TOKENS > LEAST_TOKENS
-    assert [take(prefixes, sequence) for sequence in short + rare] == [(None, [])] * 101
+    assert [take(prefix_cache, sequence) for sequence in short + rare] == [(None, [])] * 101
 
 
 def test_the_least_recently_used_goes_first_but_for_those_that_rows_wait_for():
-    prefixes = PrefixCache(max_bytes=20)
+    prefix_cache = PrefixCache(max_bytes=20)
     for token_id in (1, 2, 3):
         rows = [row([token_id] * 100) for _ in range(2)]
         for sequence in rows:
-            prefixes.add(sequence)
+            prefix_cache.add(sequence)
         for sequence in rows:
-            take(prefixes, sequence, num_bytes=10)
+            take(prefix_cache, sequence, num_bytes=10)
     waits, fresh = row([1] * 100), row([2] * 100)
-    prefixes.add(waits)
-    assert prefixes.num_bytes == 30
+    prefix_cache.add(waits)
+    assert prefix_cache.num_bytes == 30
 
-    prefixes.evict()
+    prefix_cache.evict()
 
-    assert prefixes.num_bytes == 20
-    assert prefixes.of(waits)[0] is not None
-    prefixes.add(fresh)
-    base, missing = prefixes.of(fresh)
+    assert prefix_cache.num_bytes == 20
+    assert prefix_cache.match(waits)[0] is not None
+    prefix_cache.add(fresh)
+    base, missing = prefix_cache.match(fresh)
     assert base is None
     assert [prefix.length for prefix in missing] == [100]
 
 
 def test_prompts_seen_long_ago_are_forgotten():
-    prefixes = PrefixCache(max_bytes=0, remembered_tokens=1000)
+    prefix_cache = PrefixCache(max_bytes=0, remembered_tokens=1000)
     for token_id in range(50):
         old = row([token_id] * 100)
-        prefixes.add(old)
-        prefixes.remove(old)
+        prefix_cache.add(old)
+        prefix_cache.remove(old)
 
     again = row([0] * 100)
-    prefixes.add(again)
+    prefix_cache.add(again)
 
-    assert prefixes.of(again) == (None, [])
+    assert prefix_cache.match(again) == (None, [])

@@ -108,5 +108,5 @@ def test_a_token_that_was_not_allowed_ends_the_row_with_a_reason():
     tokenizer = tokenizer_of("json_tools")
     constraint = tokenizer.constraint(StructuredOutputSpec(json_schema={"type": "object"}), None)
 
-    assert bits(constraint.allowed(ids_of("json_tools", "x"))) == tokenizer.eos_ids
+    assert bits(constraint.token_bitmask(ids_of("json_tools", "x"))) == tokenizer.eos_ids
     assert constraint.error

@@ -31,7 +31,7 @@ class Row:
     def after(self, said: str) -> set[str]:
         """What may follow this, which follows what was said before."""
         self._said += ids_of(self._name, said)
-        may = bits(self._constraint.allowed(self._said))
+        may = bits(self._constraint.token_bitmask(self._said))
         assert self._constraint.error is None
         return {self._tokenizer.token_bytes(token_id).decode("latin-1") for token_id in may}
 
@@ -64,7 +64,7 @@ def test_a_model_that_may_reason_may_begin_with_it_unless_the_prompt_has_ended_i
 def test_what_is_wanted_of_a_text_that_is_no_chat_begins_at_once():
     tokenizer = tokenizer_of("json_tools")
 
-    assert bits(tokenizer.constraint(A, None).allowed([])) == set(ids_of("json_tools", '"'))
+    assert bits(tokenizer.constraint(A, None).token_bitmask([])) == set(ids_of("json_tools", '"'))
 
 
 @pytest.mark.parametrize("mark", ["<think>", "</think>", "<tool_call>", "</tool_call>"])
@@ -175,7 +175,7 @@ def test_a_marker_that_is_an_ordinary_token_is_no_text(root: Path):
     tokenizer = demo_that_calls(root)
     begun, _ = tokenizer.encode('"a')
 
-    may = bits(tokenizer.constraint(StructuredOutputSpec(json_schema={"type": "string"}), []).allowed(begun))
+    may = bits(tokenizer.constraint(StructuredOutputSpec(json_schema={"type": "string"}), []).token_bitmask(begun))
 
     assert len(may) > 1000
     assert not may & tokenizer.markup.marker_ids
@@ -191,7 +191,7 @@ def test_tokens_of_many_characters_write_calls_too(root: Path, seed: int):
     any_of, generated, reader = random.Random(seed), list[int](), tokenizer.reader([])
 
     while generated[-1:] != [2]:
-        generated.append(any_of.choice(sorted(bits(constraint.allowed(generated)))))
+        generated.append(any_of.choice(sorted(bits(constraint.token_bitmask(generated)))))
         reader.read(generated[-1])
 
     tool = {"type": "function", "function": {"name": "look"}}

@@ -133,7 +133,7 @@ def test_a_turn_with_a_call_is_one_that_the_models_grammar_allows(name: str):
     constraint = tokenizer.constraint(StructuredOutputSpec(functions=functions), opening)
 
     for num_before, token_id in enumerate(answer):
-        mask = constraint.allowed(answer[:num_before])
+        mask = constraint.token_bitmask(answer[:num_before])
         assert mask[token_id // 8] >> token_id % 8 & 1, tokenizer.decode(answer[: num_before + 1])
     assert constraint.error is None
 

@@ -1,12 +1,17 @@
-"""Every message that crosses a process boundary, and the codec. Imports msgspec and nothing else.
+"""Messages that cross a process boundary, and their codec. Imports msgspec only.
 
-To add a kind of job: a Struct in `request.py`, a line in `Request`, branches in `worker/inference/translate.py` and
-`worker/inference/result.py`.
+    request.py        jobs, as clients submit them       result.py         outcomes of jobs
+    reply.py          replies of the native API          token_delta.py    tokens of running jobs
+    webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
+    columns.py        packed float32                     codec.py          JSON and msgpack
+
+To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
+in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
+that `scorepool/__init__.py` exports.
 """
 
 from scorepool.wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
 from scorepool.wire.columns import Floats
-from scorepool.wire.event import BatchData, BatchEvent, Event, EventData, TestData
 from scorepool.wire.reply import (
     Accepted,
     ErrorBody,
@@ -49,45 +54,47 @@ from scorepool.wire.webhook import (
     ALL_EVENTS,
     BatchEnd,
     BatchEventType,
-    Change,
     Delivery,
     DeliveryAttempt,
     DeliveryPage,
     DeliveryState,
-    Registration,
-    Replay,
-    Replayed,
+    EndpointChange,
+    EndpointRegistration,
+    ReplayReply,
+    ReplayRequest,
     SigningSecret,
     Subscriber,
-    TestEvent,
+    TestEventRequest,
     WebhookEndpoint,
     WebhookEndpoints,
     WebhookSecret,
 )
+from scorepool.wire.webhook_event import BatchEvent, BatchEventData, JobEvent, JobEventData, TestEventData
 
 __all__ = [
     "ALL_EVENTS",
     "Accepted",
-    "BatchData",
     "BatchEnd",
     "BatchEvent",
+    "BatchEventData",
     "BatchEventType",
-    "Change",
     "Channel",
     "Delivery",
     "DeliveryAttempt",
     "DeliveryPage",
     "DeliveryState",
+    "EndpointChange",
+    "EndpointRegistration",
     "ErrorBody",
     "ErrorReply",
-    "Event",
-    "EventData",
     "Failure",
     "FailureCode",
     "Floats",
     "Generate",
     "Invalid",
     "Job",
+    "JobEvent",
+    "JobEventData",
     "JobPage",
     "Kind",
     "Message",
@@ -96,9 +103,8 @@ __all__ = [
     "Outcome",
     "Priority",
     "Provenance",
-    "Registration",
-    "Replay",
-    "Replayed",
+    "ReplayReply",
+    "ReplayRequest",
     "Request",
     "Result",
     "Score",
@@ -109,8 +115,8 @@ __all__ = [
     "Status",
     "Submission",
     "Subscriber",
-    "TestData",
-    "TestEvent",
+    "TestEventData",
+    "TestEventRequest",
     "TokenDelta",
     "TokenDeltas",
     "Tokenize",

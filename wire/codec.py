@@ -1,4 +1,4 @@
-"""Bytes to messages and back. Codecs are built once; JSON and msgpack carry the same structs."""
+"""Encode messages and decode them. Each codec is built once; JSON and msgpack carry the same structs."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from scorepool.wire.request import Request
 from scorepool.wire.result import Outcome
 
 T = TypeVar("T")
-Format = Literal["json", "msgpack"]
+Encoding = Literal["json", "msgpack"]
 
 
 class Invalid(ValueError):
-    """The bytes are not the message that was expected. `field` is a path like `items[0].prompt`, or None."""
+    """The bytes are not the expected message. `field` is a path such as `items[0].prompt`, or None."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -48,72 +48,73 @@ _json = msgspec.json.Encoder(enc_hook=_to_json)
 
 
 @cache
-def _decoder(kind: Any, form: Format) -> Any:
-    module = msgspec.json if form == "json" else msgspec.msgpack
+def _decoder(kind: Any, encoding: Encoding) -> Any:
+    module = msgspec.json if encoding == "json" else msgspec.msgpack
     return module.Decoder(kind, dec_hook=_to_floats)
 
 
 def encode(message: object) -> bytes:
-    """As msgpack: the form in which messages lie in Redis."""
+    """Encode as msgpack, the encoding in which messages are stored in Redis."""
     return _msgpack.encode(message)
 
 
 def encode_json(message: object) -> bytes:
+    """Encode as JSON."""
     return _json.encode(message)
 
 
-def parse(body: bytes, kind: type[T], form: Format = "json") -> T:
-    """Raises Invalid, which names the field, the value found there and what was expected."""
+def parse(body: bytes, kind: type[T], encoding: Encoding = "json") -> T:
+    """Decode a message; raise Invalid, which names the field, its value and what is expected."""
     try:
-        return _decoder(kind, form).decode(body)  # type: ignore[no-any-return,arg-type]
+        return _decoder(kind, encoding).decode(body)  # type: ignore[no-any-return,arg-type]
     except msgspec.ValidationError as error:
-        raise _explain(error, body, kind, form) from None
+        raise _explain(error, body, kind, encoding) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the body is not valid {form}: {error}") from None
+        raise Invalid(f"the body is not valid {encoding}: {error}") from None
 
 
-# msgspec names the place in the text alone: `... field `x` - at `$.items[0]``.
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
-_NAMED_FIELD = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
-_NO_CHOICE = re.compile(r"Invalid (?:enum )?value")  # and not a word on which would be right
-_RULE = re.compile(r"`(?P<name>\w+)`(?! and `)")  # a message's own sentence begins with the field that is to be changed
-_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")  # of a path: a field's name, or an index
-_MAX_SHOWN = 80  # characters of what the caller sent
+# msgspec reports the path only in its text: `... field `x` - at `$.items[0]``.
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
+_FIELD_IN_QUOTES = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
+_INVALID_CHOICE = re.compile(r"Invalid (?:enum )?value")  # msgspec does not list the valid values
+_LEADING_FIELD = re.compile(r"`(?P<name>\w+)`(?! and `)")  # errors of `__post_init__` begin with the name of the field
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")  # one step of a path: the name of a field, or an index
+_MAX_SHOWN = 80  # characters of a value that are repeated in an error
 
 
-def _explain(error: msgspec.ValidationError, body: bytes, kind: Any, form: Format) -> Invalid:
-    """Split msgspec's sentence into field and expectation, and add the value that stands there."""
+def _explain(error: msgspec.ValidationError, body: bytes, kind: Any, encoding: Encoding) -> Invalid:
+    """Split msgspec's sentence into field and expectation, and add the value of the field."""
     text = str(error)
-    place = _PLACE.search(text)
-    field = place["path"] if place else ""
-    expectation = text[: place.start()] if place else text
-    named = _NAMED_FIELD.search(expectation)
-    if named:
-        name = _shortened(named["name"])
+    path = _PATH.search(text)
+    field = path["path"] if path else ""
+    expectation = text[: path.start()] if path else text
+    quoted = _FIELD_IN_QUOTES.search(expectation)
+    if quoted:
+        name = _truncate(quoted["name"])
         field = f"{field}.{name}" if field else name
-        return Invalid(f"{field}: {expectation.replace(named['name'], name)}", field)
-    if _NO_CHOICE.match(expectation) and (choices := set(_choices(inspect.type_info(kind), _STEP.findall(field)))):
+        return Invalid(f"{field}: {expectation.replace(quoted['name'], name)}", field)
+    if _INVALID_CHOICE.match(expectation) and (choices := set(_choices(inspect.type_info(kind), _STEP.findall(field)))):
         expectation = f"Expected {' | '.join(map(repr, sorted(choices)))}"
     try:
-        found: Any = _decoder(Any, form).decode(body)
+        found: Any = _decoder(Any, encoding).decode(body)
         for name, index in _STEP.findall(field):
             found = found[name] if name else found[int(index)]
     except (KeyError, IndexError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Invalid(f"{field}: {expectation}", field)  # what follows the bad field may be no message at all
-    rule = _RULE.match(expectation)
-    if rule and isinstance(found, dict) and rule["name"] in found:
-        field, found = f"{field}.{rule['name']}".removeprefix("."), found[rule["name"]]
+        return Invalid(f"{field}: {expectation}", field)  # the bytes after the invalid field may not be decodable
+    leading = _LEADING_FIELD.match(expectation)
+    if leading and isinstance(found, dict) and leading["name"] in found:
+        field, found = f"{field}.{leading['name']}".removeprefix("."), found[leading["name"]]
     if not field:
         return Invalid(expectation)
-    return Invalid(f"{field}: {expectation}, found {_shortened(repr(found))}", field)
+    return Invalid(f"{field}: {expectation}, found {_truncate(repr(found))}", field)
 
 
-def _shortened(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
 def _choices(node: inspect.Type, steps: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """What may stand at a place below a type: the values of a Literal, or the tags of a union."""
+    """List the valid values at a path below a type: the values of a Literal, or the tags of a union."""
     match node:
         case inspect.Metadata(type=inner):
             yield from _choices(inner, steps)
@@ -134,10 +135,10 @@ def _choices(node: inspect.Type, steps: Sequence[tuple[str, str]]) -> Iterator[s
 
 
 def decode_request(body: bytes) -> Request:
-    """From Redis. Raises Invalid."""
+    """Decode a request stored in Redis; raise Invalid."""
     return parse(body, Request, "msgpack")  # type: ignore[arg-type]
 
 
 def decode_outcome(body: bytes) -> Outcome:
-    """From Redis. Raises Invalid."""
+    """Decode an outcome stored in Redis; raise Invalid."""
     return parse(body, Outcome, "msgpack")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A column of float32: one packed byte string in msgpack, one list of numbers in JSON."""
+"""A column of float32 values: one packed byte string in msgpack, one list of numbers in JSON."""
 
 import sys
 from array import array
@@ -8,10 +8,10 @@ from typing import Self
 
 
 class Floats(array):  # type: ignore[type-arg]
-    """float32 values, natural log where they are logprobs. A missing value is held as NaN and written as null.
+    """A column of float32 values. Logprobs are natural logarithms. A missing value is NaN here and null in JSON.
 
     In msgpack a column is `bin`, little-endian float32 (`numpy.frombuffer(column, "<f4")`).
-    In JSON it is a list of numbers or nulls; a number is the float32's exact value.
+    In JSON it is a list of numbers or nulls, and each number is the exact value of the float32.
     """
 
     __slots__ = ()
@@ -22,7 +22,7 @@ class Floats(array):  # type: ignore[type-arg]
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
-        """Raises ValueError if the length is not a multiple of 4 bytes."""
+        """Read little-endian float32 values; raise ValueError if the length is not a multiple of 4 bytes."""
         column = cls()
         column.frombytes(packed)
         if sys.byteorder == "big":
@@ -30,6 +30,7 @@ class Floats(array):  # type: ignore[type-arg]
         return column
 
     def pack(self) -> bytes:
+        """Return the values as little-endian float32."""
         if sys.byteorder == "little":
             return self.tobytes()
         swapped = array("f", self)
@@ -37,4 +38,5 @@ class Floats(array):  # type: ignore[type-arg]
         return swapped.tobytes()
 
     def values(self) -> list[float | None]:
+        """Return the values, with None for a missing one."""
         return [None if isnan(value) else value for value in self]

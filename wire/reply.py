@@ -1,4 +1,4 @@
-"""What the API answers, besides outcomes."""
+"""Replies of the native API, except outcomes."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ Status = Literal["queued", "started", "finished", "failed", "canceled"]
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
-    """The job is in Redis: from here on it ends in a result or a failure."""
+    """The job is stored in Redis, so it will end in a result or a failure."""
 
     id: str
     status: Status
@@ -19,9 +19,9 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """`result` is set when status is finished, `failure` when failed or canceled. Times are seconds since 1970.
+    """A job. `result` is set if `status` is finished, `failure` if it is failed or canceled.
 
-    `kind` and `created_at` are null where the queue's record was damaged.
+    Times are in seconds since 1970. `kind` and `created_at` are null if the job's record in the queue is damaged.
     """
 
     id: str
@@ -36,28 +36,28 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class JobPage(Struct, frozen=True, kw_only=True):
-    """Newest first, without results. Pass `next_cursor` as `cursor` for the page that follows; null ends the list."""
+    """Jobs without their results, newest first. Pass `next_cursor` as `cursor` to get the next page; null: no more."""
 
     jobs: list[Job]
     next_cursor: str | None = None
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """What one live worker serves. It is written into Redis by the worker and expires with it."""
+    """The model that one live worker serves. The worker writes it to Redis, where it expires with the worker."""
 
     id: str
     stamp: Provenance
     context_length: int
     vocab_size: int
-    self_test: str  # "passed", or what the engine does about what failed
+    self_test: str  # "passed", or how the engine works around what failed
     worker: str
-    aliases: list[str] = []  # other names under which it is asked for
-    created: int = 0  # unix, s: when the worker had loaded it
-    tokenizer: "TokenizerInfo | None" = None  # left out of lists: see `GET /tokenizer_info`
+    aliases: list[str] = []  # other names that clients may use
+    created: int = 0  # Unix time, s, at which the worker had loaded it
+    tokenizer: "TokenizerInfo | None" = None  # absent from lists; see `GET /tokenizer_info`
 
 
 class TokenizerInfo(Struct, frozen=True, kw_only=True):
-    """What a client that builds prompts needs to know."""
+    """The special tokens and the chat template that a client needs to build prompts."""
 
     bos_token: str | None
     eos_token: str | None
@@ -66,18 +66,18 @@ class TokenizerInfo(Struct, frozen=True, kw_only=True):
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A served name, with the fields that clients of OpenAI and of vLLM read."""
+    """A served model name, with the fields that OpenAI's and vLLM's clients read."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "scorepool"
-    root: str  # the name on the results' stamps; another than `id` where that is an alias
-    max_model_len: int  # the widest of its workers' contexts, in tokens
+    root: str  # the name in the stamps of results; differs from `id` if `id` is an alias
+    max_model_len: int  # in tokens; the largest context among its workers
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
-    """`data` names each model once; `models` says what each of its live workers serves."""
+    """The served models. `data` lists each name once; `models` has one entry per live worker."""
 
     object: Literal["list"] = "list"
     data: list[Model] = []
@@ -85,14 +85,16 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
 
 class ErrorReply(Struct, frozen=True, kw_only=True):
-    """Every answer outside 2xx: OpenAI's error object, so that its clients raise their own errors."""
+    """The body of every answer outside 2xx: OpenAI's error object, so that OpenAI's SDK raises its own exceptions."""
 
     error: "ErrorBody"
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was wrong with a request."""
+
     code: str
     message: str
-    type: str  # OpenAI's coarse word for the code
+    type: str  # OpenAI's error type for the code
     field: str | None = None
-    param: str | None = None  # OpenAI's word for `field`
+    param: str | None = None  # OpenAI's name for `field`

@@ -1,14 +1,20 @@
-"""What a client may ask for."""
+"""Requests: what a client submits as a job.
 
+A request is written without the fields that have their default, so that a release which does not know a new field still
+reads every request that does not use it. Decoding is strict: an unknown field is refused.
+"""
+
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, msgpack
+from msgspec.structs import fields, force_setattr
 
 Priority = Literal["high", "normal", "low"]
 ModelName = Annotated[
     str,
     Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$(?!\n)",  # Python's `$` alone lets a last newline pass
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$(?!\n)",  # Python's `$` alone accepts a trailing newline
         description="A name that `GET /v1/models` lists.",
         examples=["demo"],
     ),
@@ -17,7 +23,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=1_000_000)]
 Text = Annotated[str, Meta(max_length=8_000_000)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
-TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="Likeliest tokens to report beside each token.")]
+TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="How many likely tokens to report for each token.")]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TemplateKwargs = Annotated[
@@ -25,30 +31,44 @@ TemplateKwargs = Annotated[
         Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$(?!\n)")],
         bool | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | Annotated[str, Meta(max_length=1024)] | None,
     ],
-    Meta(max_length=16, description="Variables of the model's chat template, which must know them."),
+    Meta(max_length=16, description="Variables for the model's chat template. The template must use them."),
 ]
 
 
-class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What every job says about its own way through the queue."""
+class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The fields that every kind of job has: its model and how it is queued."""
 
     model: ModelName
     priority: Priority = "normal"
-    timeout_s: Annotated[int, Meta(ge=1, le=86_400, description="Seconds from its start after which it fails.")] = 600
+    timeout_s: Annotated[int, Meta(ge=1, le=86_400, description="Seconds after its start until it fails.")] = 600
     expires_at: (
         Annotated[float, Meta(ge=0, le=1e11, description="Unix time, in seconds, after which it is not run.")] | None
     ) = None
     webhook: (
-        Annotated[str, Meta(min_length=1, max_length=2048, description="URL that is told when the job ends.")] | None
+        Annotated[str, Meta(min_length=1, max_length=2048, description="URL that receives an event when it ends.")]
+        | None
     ) = None
-    wait_for_model: Annotated[bool, Meta(description="Accept the job though no live worker serves the model.")] = False
+    wait_for_model: Annotated[bool, Meta(description="Accept the job even if no live worker serves the model.")] = False
+
+    def __post_init__(self) -> None:
+        """Replace each value that equals its default by the default itself: msgspec omits a default by identity."""
+        for name, default in _defaults(type(self)):
+            value = getattr(self, name)
+            if value is not default and value == default:
+                force_setattr(self, name, default)
+
+
+@cache
+def _defaults(kind: type[Submission]) -> tuple[tuple[str, object], ...]:
+    """Return the name and the default of every field whose default is a number or a string."""
+    return tuple((one.name, one.default) for one in fields(kind) if isinstance(one.default, int | float | str))
 
 
 class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One completion to score after one prompt, each as text or as token ids.
+    """One completion to score after one prompt, each as text or as token ids. Both must be of the same kind.
 
-    Text is encoded jointly, and spaces that end the prompt move into the completion, as lm-evaluation-harness does;
-    token ids pass untouched. Both fields must be of the same kind.
+    Text is encoded jointly, and spaces at the end of the prompt move into the completion, as in lm-evaluation-harness.
+    Token ids are used unchanged.
     """
 
     prompt: Text | TokenIds
@@ -60,21 +80,21 @@ class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Score(Submission, tag="score", frozen=True, kw_only=True):
-    """Report how likely the model finds completions that the caller wrote."""
+    """Report how likely the model finds the given completions."""
 
     items: Annotated[list[ScoreItem], Meta(min_length=1, max_length=1024)]
     score: Annotated[
         Literal["completion", "all"],
-        Meta(description="`all` reports the prompt's tokens too; the first token of a sequence has no logprob: null."),
+        Meta(description="`all` also reports the prompt's tokens. The first token of a sequence has no logprob: null."),
     ] = "completion"
     top_logprobs: TopLogprobs = 0
     temperature: Annotated[float, Meta(ge=1e-9, le=100, description="Divides the logits before the softmax.")] = 1.0
-    rank: Annotated[bool, Meta(description="Report each token's rank: 1 is the likeliest.")] = False
+    rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
     entropy: Annotated[bool, Meta(description="Report the entropy, in nats, of each token's distribution.")] = False
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One that the assistant made earlier in the chat."""
+    """A tool call that the assistant made earlier in the chat."""
 
     id: str
     name: str
@@ -91,7 +111,11 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_d
     description: Text | None = None
     parameters: Annotated[dict[str, Any], Meta(description="JSON Schema of an object.")] | None = None
     strict: Annotated[
-        bool, Meta(description="Calls follow `parameters`. Of one tool it constrains the calls of all.")
+        bool,
+        Meta(
+            description="The arguments of calls follow `parameters`. If any tool is strict, the arguments of every "
+            "call are constrained."
+        ),
     ] = False
 
     def __post_init__(self) -> None:
@@ -99,15 +123,15 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_d
 
 
 def check_integers(value: object, name: str) -> None:
-    """Raises ValueError where msgpack cannot hold one."""
+    """Check that msgpack can hold every integer in the value; raise ValueError if it cannot."""
     try:
         msgpack.encode(value)
     except OverflowError:
-        raise ValueError(f"{name} hold an integer beyond 64 bits") from None
+        raise ValueError(f"{name} hold an integer of more than 64 bits") from None
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What a chat template sees. What follows `content` is for templates that know it."""
+    """One message of a chat, as the chat template sees it. A template may ignore all fields after `content`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text
@@ -122,21 +146,21 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
 
     prompt: Text | TokenIds | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
-    tools: Annotated[list[Tool], Meta(max_length=128, description="What a chat's answer may call.")] = []
+    tools: Annotated[list[Tool], Meta(max_length=128, description="Functions that the answer of a chat may call.")] = []
     tool_choice: Annotated[
         Literal["auto", "none", "required"],
         Meta(
-            description="`none`: the model is shown the tools, and what it calls is content. `required`: after what "
-            "reasoning there is it calls, in its own format and with arguments of the tool's schema."
+            description="`none`: the model sees the tools, and its calls are returned as content. `required`: after "
+            "any reasoning the model calls a tool, in its own format and with arguments that follow the tool's schema."
         ),
     ] = "auto"
     allowed_tools: Annotated[
-        list[str], Meta(max_length=128, description="Names of those of the tools that may be called; empty: all.")
+        list[str], Meta(max_length=128, description="Names of the tools that may be called. Empty: all of them.")
     ] = []
     parallel_tool_calls: Annotated[bool, Meta(description="false: an answer holds at most one call.")] = True
     chat_template_kwargs: TemplateKwargs = {}
     max_tokens: (
-        Annotated[int, Meta(ge=0, le=131_072, description="0 only reports the prompt; null: what fits, up to 4096.")]
+        Annotated[int, Meta(ge=0, le=131_072, description="0: only report the prompt. null: what fits, at most 4096.")]
         | None
     ) = 128
     temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy.")] = 1.0
@@ -146,65 +170,79 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     logit_bias: Annotated[
         dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]],
-        Meta(max_length=1024, description="Added to a token's logit before it is sampled, by token id."),
+        Meta(max_length=1024, description="Values added to the logits before sampling, by token id."),
     ] = {}
-    presence_penalty: Annotated[Penalty, Meta(description="Off the logit of every token generated before.")] = 0.0
-    frequency_penalty: Annotated[Penalty, Meta(description="The same, once for each time it was generated.")] = 0.0
+    presence_penalty: Annotated[
+        Penalty, Meta(description="Subtracted from the logit of every token that was generated before.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        Penalty, Meta(description="Subtracted from a token's logit once for each time it was generated.")
+    ] = 0.0
     repetition_penalty: Annotated[
-        float, Meta(ge=0.01, le=100, description="Divides (where negative: multiplies) logits of tokens seen before.")
+        float,
+        Meta(
+            ge=0.01,
+            le=100,
+            description="Divides positive logits and multiplies negative ones, of tokens in the prompt or generated.",
+        ),
     ] = 1.0
     stop: Annotated[list[StopString], Meta(max_length=64)] = []
-    stop_token_ids: Annotated[StopTokenIds, Meta(description="End the text, as the model's own end tokens do.")] = []
-    ignore_eos: Annotated[bool, Meta(description="Go on after the model's own end tokens.")] = False
+    stop_token_ids: Annotated[StopTokenIds, Meta(description="Tokens that end the text, beside the model's own.")] = []
+    ignore_eos: Annotated[bool, Meta(description="Continue after the model's own end tokens.")] = False
     min_tokens: Annotated[
         int,
         Meta(
             ge=0,
             le=131_072,
-            description="Before so many, no token that ends a text is sampled, and no stop string looked for.",
+            description="Until this many tokens, no end token is sampled and no stop string is matched.",
         ),
     ] = 0
-    include_stop_str_in_output: Annotated[bool, Meta(description="The stop string or token is in the text.")] = False
+    include_stop_str_in_output: Annotated[bool, Meta(description="Include the stop string or token in text.")] = False
     skip_special_tokens: Annotated[
         bool | None,
         Meta(
-            description="Special tokens that are generated: true, they are not in the text; false, they are, and of a "
-            "chat in the channel where they stand; null, they are, and of a chat in no channel."
+            description="Whether generated special tokens appear in the text. true: they are left out. false: they "
+            "appear, and in a chat they belong to the channel they stand in. null: they appear, and in a chat they "
+            "belong to no channel."
         ),
     ] = None
-    n: Annotated[int, Meta(ge=1, le=128, description="Completions to sample from the one prompt.")] = 1
+    n: Annotated[int, Meta(ge=1, le=128, description="How many completions to sample from the prompt.")] = 1
     json_schema: Annotated[
         dict[str, Any] | None,
-        Meta(description="Generate JSON of this schema alone, after what reasoning there is. Logprobs are as without."),
+        Meta(
+            description="Generate only JSON that follows this schema, after any reasoning. Logprobs are those of the "
+            "unconstrained distribution."
+        ),
     ] = None
-    add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS, where the model is used to it.")] = True
+    add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS if the model expects it.")] = True
     prompt_logprobs: Annotated[
         bool,
         Meta(
-            description="Report the prompt's tokens before the generated ones; the first has no logprob: null. Without "
-            "`logprobs` none has one, and none is computed."
+            description="Report the prompt's tokens before the generated ones. The first has no logprob: null. If "
+            "`logprobs` is false, the tokens are reported without logprobs."
         ),
     ] = False
     logprobs: bool = True
     top_logprobs: TopLogprobs = 0
-    rank: Annotated[bool, Meta(description="Report each token's rank: 1 is the likeliest.")] = False
+    rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
     recompute: Annotated[
         bool,
-        Meta(description="Score what was generated once more, as a score job would, and report those logprobs beside."),
+        Meta(description="Score the generated tokens again, as a score job would, and report these logprobs as well."),
     ] = False
-    stream: Annotated[bool, Meta(description="Tell of the tokens while they come: `GET /v1/jobs/{id}/events`.")] = False
+    stream: Annotated[bool, Meta(description="Stream tokens: see `GET /v1/jobs/{id}/events`.")] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
         if self.tools and self.messages is None:
-            raise ValueError("`tools` are for a chat: they need `messages`")
+            raise ValueError("`tools` needs `messages`")
         if self.tool_choice == "required" and not self.tools:
             raise ValueError("`tool_choice` required needs `tools`")
         if unknown := set(self.allowed_tools) - {tool.name for tool in self.tools}:
-            raise ValueError(f"`allowed_tools` names {min(unknown)[:80]!r}, which is none of the `tools`")
+            raise ValueError(f"`allowed_tools` names {min(unknown)[:80]!r}, which is not in `tools`")
         if self.chat_template_kwargs and self.messages is None:
-            raise ValueError("`chat_template_kwargs` are for a chat: they need `messages`")
+            raise ValueError("`chat_template_kwargs` needs `messages`")
         check_integers(self.json_schema, "the numbers of `json_schema`")
         for name in ("top_logprobs", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:
@@ -212,22 +250,23 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError("`min_tokens` must be at most `max_tokens`")
         if self.json_schema is not None and (self.ignore_eos or self.min_tokens):
-            raise ValueError("`json_schema` says where the text ends: give it neither `ignore_eos` nor `min_tokens`")
+            raise ValueError("`json_schema` decides where the text ends: it excludes `ignore_eos` and `min_tokens`")
         if self.max_tokens == 0 and not self.prompt_logprobs:
-            raise ValueError("`max_tokens` 0 generates nothing: give `prompt_logprobs`: true, or more tokens")
+            raise ValueError("`max_tokens` 0 generates nothing: set `prompt_logprobs` to true, or ask for more tokens")
 
 
 class Tokenize(Submission, tag="tokenize", frozen=True, kw_only=True):
     """Report the tokens of a text or a chat, or the text of tokens. The model does not run.
 
-    A kind of job, for the tokenizer is the worker's: the result holds one sequence, without logprobs.
+    It is a kind of job because the worker holds the tokenizer. The result holds one sequence, without logprobs.
     """
 
     prompt: Text | Annotated[list[TokenId], Meta(max_length=1_000_000)] | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
-    add_bos: Annotated[bool, Meta(description="Begin a text with BOS, where the model is used to it.")] = True
+    add_bos: Annotated[bool, Meta(description="Begin a text with BOS if the model expects it.")] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
 
@@ -237,5 +276,5 @@ Kind = Literal["score", "generate", "tokenize"]
 
 
 def kind_of(request: Request) -> Kind:
-    """The `type` that the request has in JSON."""
+    """Return the `type` that the request has in JSON."""
     return request.__struct_config__.tag  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""How a job ends: a Result or a Failure. There is no third way out."""
+"""Outcomes: a job ends in a Result or in a Failure, never in anything else."""
 
 from typing import Literal
 
@@ -7,24 +7,26 @@ from msgspec import Struct
 from scorepool.wire.columns import Floats
 
 FailureCode = Literal[
-    "invalid",  # the request asks for what the model cannot do; `field` says where
-    "too_long",  # more tokens than the model's context or the worker's budget
+    "invalid",  # the model cannot do what the request asks for; `field` names the place
+    "too_long",  # more tokens than the model's context or the worker's budget allows
     "numeric",  # the model computed NaN
     "timeout",  # ran longer than its timeout_s
     "expired",  # did not end before its expires_at
-    "canceled",  # by its owner
-    "crashed",  # took its worker down too often
-    "internal",  # a fault of ours
+    "canceled",  # its owner canceled it
+    "crashed",  # its worker died too often while it ran
+    "internal",  # a bug in scorepool
 ]
 
 
 class Usage(Struct, frozen=True, kw_only=True):
+    """The number of tokens that a job read and wrote."""
+
     prompt_tokens: int
     completion_tokens: int
 
 
 class Provenance(Struct, frozen=True, kw_only=True):
-    """What computed the numbers. Two results are comparable when their stamps are equal."""
+    """What computed the numbers. Two results are comparable if their stamps are equal."""
 
     model: str
     fingerprint: str  # of the weights, the configuration and the tokenizer
@@ -36,55 +38,55 @@ class Provenance(Struct, frozen=True, kw_only=True):
     versions: dict[str, str]  # scorepool, mlx, mlx-lm
 
 
-Channel = Literal["content", "reasoning", "tool_call", "markup"]  # markup: what parts the others; it adds to none
+Channel = Literal["content", "reasoning", "tool_call", "markup"]  # markup: separators, in no other channel
 
 
 class ToolCallResult(Struct, frozen=True, kw_only=True):
     """A function that the model called."""
 
-    id: str  # the same tokens have the same
+    id: str  # the same tokens give the same id
     name: str
     arguments: str  # a JSON object
-    entry: int  # of the generated tokens, the one that ends it
+    entry: int  # index of the generated token that ends the call
 
 
 class SequenceResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sequence. Every column has one entry per reported token, in the order of the text.
+    """The tokens of one sequence. Every column has one entry per reported token, in the order of the text.
 
     Entry j belongs to `token_ids[j]`: logprobs[j] = log p(token_ids[j] | every token before it), in nats.
-    Bytes are base64 in JSON. `token_bytes` joined, but for those of tokens that are `skipped`, are the bytes of `text`;
-    where a generation ended at a stop string or at a token that ends it, `text` ends before it and the columns after
-    it. A field that is not there has its default.
+    Bytes are base64 in JSON. The joined `token_bytes`, without those of `skipped` tokens, are the bytes of `text`.
+    If a stop string or an end token ended the generation, `text` ends before it and the columns include it.
+    An absent field has its default.
     """
 
     token_ids: list[int]
     token_bytes: list[bytes]  # from the vocabulary
     text: str
     logprobs: Floats | None = None
-    top_ids: list[list[int]] | None = None  # likeliest first, ties by smaller id; empty where there is no logprob
+    top_ids: list[list[int]] | None = None  # most likely first, ties by smaller id; empty where there is no logprob
     top_bytes: list[list[bytes]] | None = None
     top_logprobs: list[Floats] | None = None
-    sampled_logprobs: Floats | None = None  # under the distribution sampled from, where that is not the model's own
-    recomputed_logprobs: Floats | None = None  # of generated tokens alone, scored again as given ones
-    recompute_gap: float | None = None  # nats, the largest difference between them and `logprobs`
+    sampled_logprobs: Floats | None = None  # under the distribution sampled from, if it is not the model's own
+    recomputed_logprobs: Floats | None = None  # of the generated tokens only, scored again as given tokens
+    recompute_gap: float | None = None  # nats, largest difference between `recomputed_logprobs` and `logprobs`
     ranks: list[int | None] | None = None
     entropies: Floats | None = None
     logprob_sum: float | None = None  # over the completion's tokens
-    is_greedy: bool | None = None  # every completion token is the likeliest; given when rank or top_logprobs is
+    is_greedy: bool | None = None  # True if each completion token is the most likely; needs rank or top_logprobs
     num_prompt_tokens: int = 0
-    num_reported_prompt_tokens: int = 0  # leading entries that belong to the prompt, where it was to be reported
-    prompt_token_ids: list[int] | None = None  # when the prompt was text: the ids that were used
+    num_reported_prompt_tokens: int = 0  # leading entries that belong to the prompt, if it is reported
+    prompt_token_ids: list[int] | None = None  # if the prompt was text: the ids that were used
     bos_added: bool = False
-    clamped: int = 0  # logprobs that were -inf and are written as -9999.0
+    clamped: int = 0  # how many logprobs were -inf and are written as -9999.0
     finish_reason: Literal["stop", "length"] | None = None
-    stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` it was; null: the model's own end token
-    skipped: list[int] = []  # numbers of the generated tokens that are special, where `text` is to be without them
-    channels: list[Channel] | None = None  # of an answer to a chat: one entry a generated token
+    stop_reason: int | str | None = None  # the item of `stop_token_ids` or `stop`; null: the model's own end token
+    skipped: list[int] = []  # indices of generated special tokens that `text` leaves out
+    channels: list[Channel] | None = None  # for a chat: one entry per generated token
     tool_calls: list[ToolCallResult] = []
 
 
 class Result(Struct, tag="result", frozen=True, kw_only=True):
-    """`sequences` follows the request: one per item of a score job, n of a generate job."""
+    """The result of a job. `sequences` has one entry per item of a score job, and n for a generate job."""
 
     sequences: list[SequenceResult]
     temperature: float
@@ -93,8 +95,10 @@ class Result(Struct, tag="result", frozen=True, kw_only=True):
 
 
 class Failure(Struct, tag="failure", frozen=True, kw_only=True, omit_defaults=True):
+    """The reason why a job has no result."""
+
     code: FailureCode
-    message: str  # what was wrong, where, what would be right
+    message: str  # names the field, the value and what is expected
     field: str | None = None
 
 

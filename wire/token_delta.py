@@ -1,4 +1,4 @@
-"""What is told of a generation while it goes on. The job's result is the truth: it holds every entry again."""
+"""Token deltas: new tokens of a generation, streamed while it runs. The job's result repeats every entry."""
 
 from msgspec import Struct
 
@@ -7,11 +7,11 @@ from scorepool.wire.result import Channel, ToolCallResult
 
 
 class TokenDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """New entries of one sequence of a job: those of its generated tokens from number `first` on.
+    """New entries of one sequence of a job: its generated tokens from index `first` on.
 
-    None may be missing from the result, so tokens that may turn out to begin a stop string are held back, and so are
-    those of a tool call that has not ended, and the last. After a worker's death the job runs again, and its growths
-    begin again at 0.
+    Every streamed entry is in the result too. Tokens that may begin a stop string, tokens of an unfinished tool call
+    and the last token are therefore held back. After a worker's death the job runs again, and its deltas start again
+    at index 0.
     """
 
     id: str
@@ -24,9 +24,9 @@ class TokenDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_bytes: list[list[bytes]] | None = None
     top_logprobs: list[Floats] | None = None
     channels: list[Channel] | None = None
-    tool_calls: list[ToolCallResult] = []  # that end in these entries
-    num_prompt_tokens: int | None = None  # beside the first entries of a sequence
-    skipped: list[int] = []  # as in the result: numbers of generated tokens, among these entries
+    tool_calls: list[ToolCallResult] = []  # calls that end in these entries
+    num_prompt_tokens: int | None = None  # only with the first entries of a sequence
+    skipped: list[int] = []  # as in the result: indices of generated tokens, only those in these entries
 
 
-TokenDeltas = list[TokenDelta]  # one message on the stream: of all rows of a worker that grew since its last one
+TokenDeltas = list[TokenDelta]  # one stream entry: every sequence of a worker with new tokens

@@ -1,6 +1,6 @@
-"""Webhooks as the API speaks of them: endpoints that are told of every job of an owner, and deliveries.
+"""Webhook endpoints, which receive an event for every job of their owner, and deliveries of events.
 
-A per-job URL (`webhook` of a submission) makes deliveries of the same kind, without an endpoint.
+The `webhook` URL of a single job makes deliveries of the same kind, without an endpoint.
 """
 
 from typing import Annotated, Literal, Self, get_args
@@ -15,21 +15,21 @@ EventType = JobEventType | BatchEventType
 ALL_EVENTS: tuple[EventType, ...] = (*get_args(JobEventType), *get_args(BatchEventType))
 Url = Annotated[str, Meta(min_length=1, max_length=2048, description="https, to a public host.")]
 Events = Annotated[
-    list[EventType], Meta(min_length=1, max_length=16, description="What it is told of; everything by default.")
+    list[EventType], Meta(min_length=1, max_length=16, description="The events that it receives. Default: all.")
 ]
 Description = Annotated[str, Meta(max_length=200)]
 
 
-class Registration(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A new endpoint."""
+class EndpointRegistration(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A new webhook endpoint."""
 
     url: Url
     events: Events = field(default_factory=lambda: list(ALL_EVENTS))
     description: Description = ""
 
 
-class Change(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is not there stays as it is. `disabled`: false lets an endpoint be told again."""
+class EndpointChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields of an endpoint to change; absent fields keep their values. `disabled`: false enables it again."""
 
     url: Url | UnsetType = UNSET
     events: Events | UnsetType = UNSET
@@ -38,7 +38,7 @@ class Change(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class WebhookEndpoint(Struct, frozen=True, kw_only=True):
-    """Told of jobs that end from its registration on. Times are seconds since 1970."""
+    """A URL that receives an event for each job that ends after its registration. Times are in seconds since 1970."""
 
     id: str
     url: str
@@ -46,11 +46,14 @@ class WebhookEndpoint(Struct, frozen=True, kw_only=True):
     description: str
     created_at: float
     disabled_at: float | None = None
-    disabled_reason: str | None = None  # "its owner" or what the receiver answered
+    disabled_reason: str | None = None  # its owner disabled it, or what the receiver answered
 
 
 class WebhookSecret(Struct, frozen=True, kw_only=True):
-    """Shown this once. `previous_expires_at`: until then deliveries carry the old secret's signature as well."""
+    """The secret of an endpoint, shown only in this reply.
+
+    Until `previous_expires_at`, deliveries are also signed with the previous secret.
+    """
 
     endpoint: WebhookEndpoint
     secret: str
@@ -58,44 +61,53 @@ class WebhookSecret(Struct, frozen=True, kw_only=True):
 
 
 class WebhookEndpoints(Struct, frozen=True, kw_only=True):
+    """All endpoints of an owner, oldest first."""
+
     endpoints: list[WebhookEndpoint]
 
 
 class SigningSecret(Struct, frozen=True, kw_only=True):
+    """A secret that signs the deliveries to an endpoint until `expires_at` (Unix time, s)."""
+
     secret: str  # whsec_...
     expires_at: float | None = None
 
 
 class Subscriber(Struct, frozen=True, kw_only=True):
-    """An endpoint as it lies in Redis, in JSON: a script reads it when a job ends (outbox.lua)."""
+    """An endpoint as it is stored in Redis, in JSON. `store/lua/outbox.lua` reads it when a job ends."""
 
     endpoint: WebhookEndpoint
-    secrets: list[SigningSecret]  # the newest first
+    secrets: list[SigningSecret]  # newest first
 
-    def disabled(self, at: float, reason: str) -> Self:
+    def as_disabled(self, at: float, reason: str) -> Self:
+        """Return a copy with the endpoint disabled."""
         return replace(self, endpoint=replace(self.endpoint, disabled_at=at, disabled_reason=reason))
 
-    def enabled(self) -> Self:
+    def as_enabled(self) -> Self:
+        """Return a copy with the endpoint enabled."""
         return replace(self, endpoint=replace(self.endpoint, disabled_at=None, disabled_reason=None))
 
-    def current_secrets(self, at: float) -> list[str]:
-        return [one.secret for one in self.secrets if one.expires_at is None or one.expires_at > at]
+    def valid_secrets(self, at: float) -> list[str]:
+        """Return the secrets that have not expired at a time."""
+        return [each.secret for each in self.secrets if each.expires_at is None or each.expires_at > at]
 
 
-class TestEvent(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Send `webhook.test` to one endpoint."""
+class TestEventRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The endpoint to which `webhook.test` is sent."""
 
     endpoint_id: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
-class Replay(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which failed deliveries are to be tried again, from the first attempt of their schedule on."""
+class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The failed deliveries to try again. Each one starts its schedule from the first attempt."""
 
-    since: Annotated[float, Meta(ge=0, le=1e11, description="Events from this time on, in seconds since 1970.")]
+    since: Annotated[float, Meta(ge=0, le=1e11, description="Only events from this time on, in seconds since 1970.")]
     endpoint_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
-class Replayed(Struct, frozen=True, kw_only=True):
+class ReplayReply(Struct, frozen=True, kw_only=True):
+    """The number of deliveries that are tried again."""
+
     replayed: int
 
 
@@ -103,7 +115,7 @@ DeliveryState = Literal["pending", "delivered", "failed"]
 
 
 class DeliveryAttempt(Struct, frozen=True, kw_only=True):
-    """One POST. Without an answer `status` is null and `error` says why."""
+    """One POST. If no answer came, `status` is null and `error` says why."""
 
     at: float
     elapsed_ms: int
@@ -112,7 +124,7 @@ class DeliveryAttempt(Struct, frozen=True, kw_only=True):
 
 
 class Delivery(Struct, frozen=True, kw_only=True):
-    """`id` is the `webhook-id` of its every attempt. `url` comes without its query."""
+    """A delivery of one event. Every attempt sends `id` as its `webhook-id`. `url` has no query."""
 
     id: str
     state: DeliveryState
@@ -122,13 +134,13 @@ class Delivery(Struct, frozen=True, kw_only=True):
     endpoint_id: str | None
     url: str | None
     created_at: float | None
-    next_attempt_at: float | None = None  # while it waits for one
+    next_attempt_at: float | None = None  # only while it waits for one
     reason: str | None = None  # why it failed
-    attempts: list[DeliveryAttempt]  # the latest last, at most 20; the last one alone in a list of deliveries
+    attempts: list[DeliveryAttempt]  # latest last, at most 20; only the last one in a list of deliveries
 
 
 class DeliveryPage(Struct, frozen=True, kw_only=True):
-    """Newest first. Pass `next_cursor` as `cursor` for the page that follows; null ends the list."""
+    """Deliveries, newest first. Pass `next_cursor` as `cursor` to get the next page; null: no more."""
 
     deliveries: list[Delivery]
     next_cursor: str | None = None

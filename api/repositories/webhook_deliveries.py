@@ -73,7 +73,7 @@ class Deliveries:
             raise Conflict("the delivery is on its way; replay it when that has come to an end", "id")
         return await self.read(owner, id)
 
-    async def replay_failed(self, owner: str, replay: wire.Replay) -> int:
+    async def replay_failed(self, owner: str, replay: wire.ReplayRequest) -> int:
         """Returns how many were put back."""
         num_replayed, position = 0, None
         while True:

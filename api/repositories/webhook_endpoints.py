@@ -37,7 +37,7 @@ class Endpoints:
         except ValueError as error:
             raise BadRequest(f"{field}: {error}, found {url[:80]!r}", field) from None
 
-    async def register(self, owner: str, registration: wire.Registration) -> wire.WebhookSecret:
+    async def register(self, owner: str, registration: wire.EndpointRegistration) -> wire.WebhookSecret:
         """Raises BadRequest, Conflict."""
         self.check_url(registration.url, "url")
         endpoint = wire.WebhookEndpoint(
@@ -72,7 +72,7 @@ class Endpoints:
         """Raises NotFound."""
         return _found(await self._redis.hget(store.Keys.endpoints(owner), id), id).endpoint
 
-    async def change(self, owner: str, id: str, change: wire.Change) -> wire.WebhookEndpoint:  # noqa: A002
+    async def change(self, owner: str, id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:  # noqa: A002
         """Raises BadRequest, NotFound."""
         if change.url is not UNSET:
             self.check_url(change.url, "url")
@@ -82,9 +82,9 @@ class Endpoints:
             endpoint = replace(before.endpoint, **{name: value for name, value in given.items() if value is not UNSET})
             after = replace(before, endpoint=endpoint)
             if change.disabled is False:
-                return after.enabled()
+                return after.as_enabled()
             if change.disabled is True and endpoint.disabled_at is None:
-                return after.disabled(time.time(), "its owner disabled it")
+                return after.as_disabled(time.time(), "its owner disabled it")
             return after
 
         return (await self._update(owner, id, changed)).endpoint

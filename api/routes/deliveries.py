@@ -58,10 +58,10 @@ async def replay(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Resp
     "/replay",
     status_code=202,
     summary="Send failed events again",
-    responses=openapi.answers({202: wire.Replayed}, (400, 401, 406, 408, 413, 415, 503)),
-    openapi_extra=openapi.body(wire.Replay),
+    responses=openapi.answers({202: wire.ReplayReply}, (400, 401, 406, 408, 413, 415, 503)),
+    openapi_extra=openapi.body(wire.ReplayRequest),
 )
 async def replay_failed(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
     """All of yours that failed since a time, or those of one endpoint."""
-    message = await read_message(request, wire.Replay, parts.settings.max_body_bytes)
-    return reply(wire.Replayed(replayed=await parts.deliveries.replay_failed(owner, message)), form, 202)
+    message = await read_message(request, wire.ReplayRequest, parts.settings.max_body_bytes)
+    return reply(wire.ReplayReply(replayed=await parts.deliveries.replay_failed(owner, message)), form, 202)

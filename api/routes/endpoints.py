@@ -21,11 +21,11 @@ BODY_ERRORS = (400, 401, 404, 406, 408, 413, 415, 503)
     status_code=201,
     summary="Register an endpoint",
     responses=openapi.answers({201: wire.WebhookSecret}, (400, 401, 406, 408, 409, 413, 415, 503)),
-    openapi_extra=openapi.body(wire.Registration),
+    openapi_extra=openapi.body(wire.EndpointRegistration),
 )
 async def register(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
     """It is told of every job of yours that ends from now on. Its secret is shown in this answer only."""
-    registration = await read_message(request, wire.Registration, parts.settings.max_body_bytes)
+    registration = await read_message(request, wire.EndpointRegistration, parts.settings.max_body_bytes)
     registered = await parts.endpoints.register(owner, registration)
     return reply(registered, form, 201, {"Location": f"/v1/webhooks/endpoints/{registered.endpoint.id}"})
 
@@ -54,11 +54,11 @@ async def read(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Respon
     "/endpoints/{id}",
     summary="Change an endpoint",
     responses=openapi.answers({200: wire.WebhookEndpoint}, BODY_ERRORS),
-    openapi_extra=openapi.body(wire.Change),
+    openapi_extra=openapi.body(wire.EndpointChange),
 )
 async def change(id: str, request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:  # noqa: A002
     """Deliveries that are still to be tried go to the new URL. `disabled`: false enables one that answered 410."""
-    message = await read_message(request, wire.Change, parts.settings.max_body_bytes)
+    message = await read_message(request, wire.EndpointChange, parts.settings.max_body_bytes)
     return reply(await parts.endpoints.change(owner, id, message), form)
 
 
@@ -89,11 +89,11 @@ async def rotate(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Resp
     status_code=202,
     summary="Send a test event",
     responses=openapi.answers({202: wire.Delivery}, (*BODY_ERRORS, 409)),
-    openapi_extra=openapi.body(wire.TestEvent),
+    openapi_extra=openapi.body(wire.TestEventRequest),
 )
 async def test(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
     """An event of the type `webhook.test`, delivered as every other; follow it at `Location`."""
-    message = await read_message(request, wire.TestEvent, parts.settings.max_body_bytes)
+    message = await read_message(request, wire.TestEventRequest, parts.settings.max_body_bytes)
     try:
         endpoint = await parts.endpoints.read(owner, message.endpoint_id)
     except NotFound as error:

@@ -60,8 +60,8 @@ async def test_rotation_keeps_the_old_secret_beside_the_new_one_for_a_day(servin
         secrets += [(await http.post(f"/v1/webhooks/endpoints/{id_}/secret")).json()["secret"] for _ in range(2)]
     subscriber = wire.parse(redis.hget(store.Keys.endpoints("local"), id_), wire.Subscriber)
 
-    assert subscriber.current_secrets(time.time()) == [secrets[2], secrets[1]]
-    assert subscriber.current_secrets(time.time() + 90_000) == [secrets[2]]
+    assert subscriber.valid_secrets(time.time()) == [secrets[2], secrets[1]]
+    assert subscriber.valid_secrets(time.time() + 90_000) == [secrets[2]]
 
 
 async def test_an_endpoint_is_changed_disabled_enabled_and_deleted(serving: Serving, worker: FakeWorker, redis: Redis):

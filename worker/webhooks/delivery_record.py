@@ -12,13 +12,13 @@ from rq.utils import as_text
 
 from scorepool.store import Settings
 from scorepool.wire import (
-    BatchData,
     BatchEvent,
+    BatchEventData,
     BatchEventType,
     DeliveryAttempt,
-    Event,
-    EventData,
-    TestData,
+    JobEvent,
+    JobEventData,
+    TestEventData,
     encode_json,
     parse,
 )
@@ -74,12 +74,14 @@ class DeliveryRecord:
         """The same bytes at every attempt."""
         if self.event in _BATCH_EVENTS:
             return self._batch_body()
-        data: EventData | TestData
+        data: JobEventData | TestEventData
         if self.event == "webhook.test":
-            data = TestData(endpoint_id=self.endpoint or "")
+            data = TestEventData(endpoint_id=self.endpoint or "")
         else:
-            data = EventData(id=self.job, status=_STATUS[self.event], model=self.model, url=settings.job_url(self.job))
-        return encode_json(Event(type=self.event, timestamp=self.at, data=data))  # type: ignore[arg-type]
+            data = JobEventData(
+                id=self.job, status=_STATUS[self.event], model=self.model, url=settings.job_url(self.job)
+            )
+        return encode_json(JobEvent(type=self.event, timestamp=self.at, data=data))  # type: ignore[arg-type]
 
     def _batch_body(self) -> bytes:
         return encode_json(
@@ -88,7 +90,7 @@ class DeliveryRecord:
                 created_at=int(datetime.fromisoformat(self.at).timestamp()),
                 type=self.event,  # type: ignore[arg-type]
                 timestamp=self.at,
-                data=BatchData(id=self.batch),
+                data=BatchEventData(id=self.batch),
             )
         )
 

@@ -37,7 +37,7 @@ class Subscribers:
             subscriber = _read(pipeline.hget(key, id))
             pipeline.multi()
             if subscriber is not None and subscriber.endpoint.disabled_at is None:
-                pipeline.hset(key, id, encode_json(subscriber.disabled(time.time(), reason)))
+                pipeline.hset(key, id, encode_json(subscriber.as_disabled(time.time(), reason)))
 
         self._connection.transaction(write, key)
 

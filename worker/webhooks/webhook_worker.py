@@ -94,7 +94,7 @@ class Deliver:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _attempt(self, notice: DeliveryRecord, url: str, subscriber: Subscriber | None) -> Attempt:
-        own = " ".join(subscriber.current_secrets(time.time())) if subscriber else ""
+        own = " ".join(subscriber.valid_secrets(time.time())) if subscriber else ""
         attempt = self._sender.send(url, notice.id, notice.body(self._settings), signers(own) if own else ())
         if subscriber is not None and attempt.status == GONE:
             self._subscribers.disable(notice.owner, subscriber.endpoint.id, "the receiver answered HTTP 410, Gone")

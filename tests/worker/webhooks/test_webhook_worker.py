@@ -312,7 +312,7 @@ def test_gone_disables_the_endpoint_until_its_owner_enables_it(redis: Redis, hoo
     deliver = Deliver(SETTINGS, redis)
     with pytest.raises(Undeliverable, match="disabled: the receiver answered HTTP 410"):
         run(deliver, job)
-    redis.hset(store.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(stored.enabled()))
+    redis.hset(store.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(stored.as_enabled()))
     deliver.close()
     deliver = Deliver(SETTINGS, redis)
     hook.answers = [(204, {})]

@@ -1,7 +1,7 @@
-"""Does the architecture compute the activation that its checkpoint states? Where it does not, it is mended or refused.
+"""Check that the architecture computes the activation that its checkpoint configures, and patch or refuse it otherwise.
 
-Some of mlx-lm's architectures compute one activation, whatever is stated: Pythia's and StarCoder2's checkpoints state
-the other GELU of the two, exact and by tanh, and are milli-nats off, silently.
+Some of mlx-lm's architectures have one activation in their code and ignore the configuration. The checkpoints of Pythia
+and StarCoder2 configure the other of the two GELUs (exact and tanh), and are silently wrong by milli-nats.
 """
 
 import logging
@@ -30,7 +30,7 @@ _FUNCTIONS: dict[str, Callable[[mx.array], mx.array]] = {  # by transformers' na
 }
 _GELUS = {"gelu": gelu, "gelu_approx": gelu_approx}  # by the names that architectures call
 _SILUS = {"silu", "swiglu"}
-_UNSTATED = {  # transformers' defaults, of the architectures that do not compute them
+_DEFAULTS = {  # transformers' defaults for the architectures that compute something else
     "gemma": "gelu_pytorch_tanh",
     "gpt_bigcode": "gelu_pytorch_tanh",
     "gpt_neox": "gelu",
@@ -38,32 +38,32 @@ _UNSTATED = {  # transformers' defaults, of the architectures that do not comput
 }
 
 
-def settle(model: Any, config: Config) -> None:
-    """Raises LoadError."""
-    text = config.get("text_config") or config
-    stated = _stated(text)
-    right = _FUNCTIONS.get(stated or "")
-    if right is None:
+def check_or_patch(model: Any, config: Config) -> None:
+    """Make the model compute the configured activation; raise LoadError if it cannot."""
+    configured = _configured_activation(config.get("text_config") or config)
+    expected = _FUNCTIONS.get(configured or "")
+    if expected is None:
         return
     kinds = {type(module) for module in model.modules()}
     calls = {kind: set(kind.__call__.__code__.co_names) for kind in kinds if isinstance(kind.__call__, FunctionType)}
     with_gelu = {kind: names & _GELUS.keys() for kind, names in calls.items() if names & _GELUS.keys()}
-    if not with_gelu and right is not silu and any(names & _SILUS for names in calls.values()):
+    if not with_gelu and expected is not silu and any(names & _SILUS for names in calls.values()):
         raise LoadError(
-            f"the configuration's activation is {stated}, and mlx-lm's {config['model_type']} computes silu: "
+            f"the configuration's activation is {configured}, but mlx-lm's {config['model_type']} computes silu: "
             "its logprobs would be wrong"
         )
     if len(with_gelu) == 1:
         (kind, names), *_ = with_gelu.items()
-        if [_GELUS[name] for name in names] != [right]:
-            patch_globals(model, kind, "nn", **dict.fromkeys(_GELUS, right))
-            logger.info("the activation of %s was set to the configuration's, %s", config["model_type"], stated)
+        if [_GELUS[name] for name in names] != [expected]:
+            patch_globals(model, kind, "nn", **dict.fromkeys(_GELUS, expected))
+            logger.info("the activation of %s was set to the configuration's, %s", config["model_type"], configured)
 
 
-def _stated(config: Config) -> str | None:
+def _configured_activation(config: Config) -> str | None:
+    """Return the name of the activation, or transformers' default for architectures that need it."""
     keys = ("hidden_activation", "hidden_act", "activation_function")
-    stated = next((config[key] for key in keys if config.get(key)), None)
+    configured = next((config[key] for key in keys if config.get(key)), None)
     model_type = config.get("model_type")
-    if model_type == "gemma" and stated == "gelu":  # what its first release stated, and did not mean
-        return _UNSTATED["gemma"]
-    return stated or _UNSTATED.get(str(model_type))
+    if model_type == "gemma" and configured == "gelu":  # its first release says gelu; the model was trained with tanh
+        return _DEFAULTS["gemma"]
+    return configured or _DEFAULTS.get(str(model_type))

@@ -1,8 +1,8 @@
-"""A fast BLAS for mlx on Linux, where the wheel bundles the reference one (1.5 GFLOP/s beside 50 to 120).
+"""Load a fast BLAS for mlx on Linux. The wheel bundles the reference BLAS: 1.5 GFLOP/s against 50 to 120.
 
-mlx finds `cblas_*` in the global scope first, so a library loaded there before mlx takes the place of its
-own. Only the unprefixed builds of the distributions serve (Debian: libopenblas0-pthread); without one
-everything works, slowly.
+mlx looks for `cblas_*` in the global scope first, so a library that is loaded there before mlx replaces the bundled
+one. Only the distributions' unprefixed builds work (Debian: libopenblas0-pthread). Without one, everything
+works but is slow.
 """
 
 import ctypes
@@ -12,27 +12,29 @@ import sys
 log = logging.getLogger(__name__)
 
 _NAMES = ("libopenblas.so.0", "libopenblas.so")
-_got = "reference blas"
+_loaded = "reference blas"
 
 
 def load() -> str:
-    """Call before the first import of mlx. Returns which BLAS a CPU computes with."""
-    global _got
+    """Load OpenBLAS if it is installed, and return the name of the BLAS that a CPU uses. Call before importing mlx."""
+    global _loaded
     if sys.platform != "linux":
         return "accelerate"
-    if _got == "reference blas" and "mlx.core" not in sys.modules:
+    if _loaded == "reference blas" and "mlx.core" not in sys.modules:
         for name in _NAMES:
-            if _load(name):
-                _got = "openblas"
+            if _try_load(name):
+                _loaded = "openblas"
                 break
-    if _got == "reference blas":
-        log.warning("no OpenBLAS before mlx: a CPU computes with the wheel's slow one; install libopenblas0-pthread")
+    if _loaded == "reference blas":
+        log.warning(
+            "OpenBLAS was not loaded before mlx, so a CPU uses the wheel's slow BLAS; install libopenblas0-pthread"
+        )
     else:
-        log.info("mlx computes with OpenBLAS on a CPU")
-    return _got
+        log.info("mlx uses OpenBLAS on a CPU")
+    return _loaded
 
 
-def _load(name: str) -> bool:
+def _try_load(name: str) -> bool:
     try:
         ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
     except OSError:  # not installed

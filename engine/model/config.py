@@ -1,8 +1,8 @@
-"""A checkpoint's config.json, in the words that mlx-lm's architectures read.
+"""Read a checkpoint's config.json under the names that mlx-lm's architectures expect.
 
-transformers 5 renamed some keys when it saves a model. An architecture that looks for the old name alone finds
-nothing and takes its default, so that a model with another rotary base is off by nats and nothing says so. Here
-each renamed key also gets its old name. A key that the checkpoint has is never changed.
+transformers 5 renamed some keys when it saves a model. An architecture that looks only for the old name takes its
+default instead, so a model with another rotary base is silently wrong by nats. This module adds the old name of every
+renamed key. It never changes a key that the checkpoint has.
 """
 
 from pathlib import Path
@@ -14,12 +14,12 @@ from scorepool.engine.errors import LoadError
 
 Config = dict[str, Any]
 
-# Settings that change the numbers, and the values with which they do not.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
+# Settings that change the numbers, each with the values that change nothing.
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "attention_multiplier": (1.0,),
     "attn_logit_softcapping": (),
     "embedding_multiplier": (1.0,),
-    "final_logit_softcapping": (15.0,),  # nanochat's, which is in its code
+    "final_logit_softcapping": (15.0,),  # nanochat's value, which is a constant in mlx-lm's code
     "logit_scale": (1.0,),
     "logits_scaling": (1.0,),
     "norm_topk_prob": (False,),
@@ -29,25 +29,26 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def read_config(folder: Path) -> Config:
+    """Read config.json and add the old names of renamed keys, in the text model's section too."""
     config: Config = load_config(folder)
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict):
-            for name, value in _old_names(part).items():
-                if part.get(name) is None:
-                    part[name] = value
+    for section in (config, config.get("text_config")):
+        if isinstance(section, dict):
+            for name, value in _old_names(section).items():
+                if section.get(name) is None:
+                    section[name] = value
     return config
 
 
-def refuse_overlooked(config: Config, known: set[str]) -> None:
-    """Raise LoadError if a setting that changes the numbers is none of those that the architecture knows."""
+def refuse_ignored_settings(config: Config, known: set[str]) -> None:
+    """Raise LoadError if a setting changes the numbers but is not in `known`, the settings the architecture reads."""
     if config["model_type"] == "jamba" and config.get("num_experts", 1) > 1:
         raise LoadError(
-            "mlx-lm's jamba weighs experts by a softmax over the chosen ones, and the model by one over all: "
-            "its logprobs would be wrong"
+            "mlx-lm's jamba weighs experts by a softmax over the chosen experts, but the model by one over all "
+            "experts: its logprobs would be wrong"
         )
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral_values in _NEUTRAL_VALUES.items():
         value = config.get(name)
-        if name not in known and value is not None and value not in neutral:
+        if name not in known and value is not None and value not in neutral_values:
             raise LoadError(
                 f"the configuration has {name} {value}, which mlx-lm's {config['model_type']} does not read: "
                 "its logprobs would be wrong"
@@ -55,32 +56,32 @@ def refuse_overlooked(config: Config, known: set[str]) -> None:
 
 
 def _old_names(config: Config) -> Config:
-    """What the configuration says under another name, by the name that mlx-lm asks for."""
+    """Map the old name of each renamed setting to its value in this configuration."""
     rope = config.get("rope_parameters") or {}
     old: Config = {}
-    if "sliding_attention" in rope:  # one rope a kind of layer
+    if "sliding_attention" in rope:  # one set of parameters per layer type
         old["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
         rope = rope.get("full_attention") or {}
     old["rope_theta"] = old["rotary_emb_base"] = rope.get("rope_theta")
     old["partial_rotary_factor"] = old["rotary_pct"] = rope.get("partial_rotary_factor")
     old["n_ctx"] = config.get("n_positions")
     old["num_experts"] = config.get("num_local_experts")
-    old["sliding_window_pattern"] = _pattern(config.get("layer_types") or [])
+    old["sliding_window_pattern"] = _sliding_window_pattern(config.get("layer_types") or [])
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
-    is_gemma = str(config.get("model_type")).startswith("gemma")  # whose heads are not as wide as their share
+    is_gemma = str(config.get("model_type")).startswith("gemma")  # its head_dim is not hidden_size / heads
     if isinstance(heads, int) and isinstance(width, int) and not is_gemma:
         old["head_dim"] = width // heads
-    if width and config.get("expand"):  # of mamba2, which reads it and does not use it
+    if width and config.get("expand"):  # mamba2 requires this setting and does not use it
         old["intermediate_size"] = width * config["expand"]
     old = {name: value for name, value in old.items() if value is not None}
-    kind = rope.get("rope_type", "default")
+    rope_type = rope.get("rope_type", "default")
     if rope:
-        old["rope_scaling"] = None if kind == "default" else {**rope, "type": kind}
+        old["rope_scaling"] = None if rope_type == "default" else {**rope, "type": rope_type}
     return old
 
 
-def _pattern(layer_types: list[str]) -> int | None:
-    """Every how many layers one has full attention, where the others' slides."""
+def _sliding_window_pattern(layer_types: list[str]) -> int | None:
+    """Return n if every n-th layer has full attention and the others slide, else None."""
     if "full_attention" not in layer_types or "sliding_attention" not in layer_types:
         return None
     return layer_types.index("full_attention") + 1

@@ -1,20 +1,21 @@
-"""One loaded model's own copy of a class, whose code finds other things under global names. mlx-lm's stays as it is."""
+"""Change what global names mean in the code of one loaded model's layers. mlx-lm's own classes stay as they are."""
 
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 
-def patch_globals(model: Any, kind: type, name: str, **meanings: object) -> None:
-    """In the model's modules of this very kind, `name.attribute` means `meanings[attribute]` in `__call__`.
+def patch_globals(model: Any, kind: type, name: str, **replacements: object) -> None:
+    """Replace attributes of the global module `name` in `kind.__call__`, for this model's modules of exactly `kind`.
 
-    `name` is a module that the code of `kind` imports, such as `nn`.
+    `name` is a module that the code of `kind` imports, such as `nn`: `patch_globals(model, MLP, "nn", gelu=relu)`
+    makes `nn.gelu` mean `relu` there.
     """
     call: Any = kind.__call__
-    spelled = SimpleNamespace(**{**vars(call.__globals__[name]), **meanings})
-    globals_ = {**call.__globals__, name: spelled}
-    respelled = FunctionType(call.__code__, globals_, call.__name__, call.__defaults__, call.__closure__)
-    respelled.__kwdefaults__ = call.__kwdefaults__
-    subclass = type(kind.__name__, (kind,), {"__call__": respelled})
+    patched_module = SimpleNamespace(**{**vars(call.__globals__[name]), **replacements})
+    globals_ = {**call.__globals__, name: patched_module}
+    patched_call = FunctionType(call.__code__, globals_, call.__name__, call.__defaults__, call.__closure__)
+    patched_call.__kwdefaults__ = call.__kwdefaults__
+    subclass = type(kind.__name__, (kind,), {"__call__": patched_call})
     for module in model.modules():
         if type(module) is kind:
             module.__class__ = subclass

@@ -1,7 +1,6 @@
-"""What a caller adds to the logits that a token is sampled from: biases of single tokens, penalties of repeated ones,
-and which tokens are not sampled at all.
+"""Change the logits that a token is sampled from: biases, penalties for repeated tokens, banned tokens.
 
-Pure. Sampling alone sees these logits; every reported logprob is of the model's own.
+Pure functions. Only sampling sees the changed logits; every reported logprob comes from the model's own.
 """
 
 from collections.abc import Sequence
@@ -12,44 +11,46 @@ import mlx.core as mx
 from scorepool.engine.sequence import Sampling
 
 
-def apply_penalties(logits: mx.array, sampling: Sampling, given: list[int], generated: mx.array) -> mx.array:
-    """[vocab], from logits [vocab] float32 and the row's token ids so far; `generated` [n] may be on its way.
+def apply_penalties(logits: mx.array, sampling: Sampling, input_ids: list[int], generated_ids: mx.array) -> mx.array:
+    """Add biases and penalties to one row's logits [vocab] float32; `generated_ids` [n] may be lazy.
 
-    As vLLM: the repetition penalty knows the given tokens, the two others only those that were generated.
+    As in vLLM, the repetition penalty counts input and generated tokens, the two others only generated ones.
     """
     if sampling.repetition_penalty != 1:
-        seen = mx.concatenate([mx.array(given, dtype=mx.int32), generated])
+        seen = mx.concatenate([mx.array(input_ids, dtype=mx.int32), generated_ids])
         penalty = sampling.repetition_penalty
         penalized = mx.where(logits > 0, logits / penalty, logits * penalty)
         logits = mx.where(_is_in(seen, logits), penalized, logits)
-    if sampling.presence_penalty and generated.size:
-        logits = mx.where(_is_in(generated, logits), logits - sampling.presence_penalty, logits)
-    if sampling.frequency_penalty and generated.size:
-        logits = logits.at[generated].add(-sampling.frequency_penalty)  # once for each time a token is there
+    if sampling.presence_penalty and generated_ids.size:
+        logits = mx.where(_is_in(generated_ids, logits), logits - sampling.presence_penalty, logits)
+    if sampling.frequency_penalty and generated_ids.size:
+        logits = logits.at[generated_ids].add(-sampling.frequency_penalty)  # once per occurrence
     if sampling.logit_bias:
         token_ids, biases = zip(*sampling.logit_bias, strict=True)
         logits = logits.at[mx.array(token_ids)].add(mx.array(biases))
     return logits
 
 
-def mask_banned(logits: mx.array, barred: Sequence[AbstractSet[int]]) -> mx.array:
-    """[rows, vocab]: -inf at each row's barred ids; the very `logits` where no row has any."""
-    vocab_size = logits.shape[-1]  # a configuration may name an end token that the model has not
-    places = [(row, token_id) for row, ids in enumerate(barred) for token_id in ids if token_id < vocab_size]
-    if not places:
+def mask_banned(logits: mx.array, banned_ids: Sequence[AbstractSet[int]]) -> mx.array:
+    """Set each row's banned ids to -inf in logits [rows, vocab]; return `logits` itself if no row has any."""
+    vocab_size = logits.shape[-1]  # a configuration may name an end token that is not in the vocabulary
+    banned = [(row, token_id) for row, ids in enumerate(banned_ids) for token_id in ids if token_id < vocab_size]
+    if not banned:
         return logits
-    rows, token_ids = zip(*places, strict=True)
+    rows, token_ids = zip(*banned, strict=True)
     return logits.at[mx.array(rows), mx.array(token_ids)].minimum(-mx.inf)
 
 
-def apply_grammar_bitmask(logits: mx.array, allowed: bytes) -> mx.array:
-    """[vocab]: -inf where the bit of a token is not set; `allowed` has the lowest id's first."""
-    words = mx.array(memoryview(allowed).cast("I"))  # type: ignore[arg-type] # any buffer
+def apply_grammar_bitmask(logits: mx.array, bitmask: bytes) -> mx.array:
+    """Set logits [vocab] to -inf where the token's bit is 0. The lowest bit of the first byte belongs to token 0."""
+    words = mx.array(memoryview(bitmask).cast("I"))  # type: ignore[arg-type] # any buffer
     bits = ((words[:, None] >> mx.arange(32, dtype=mx.uint32)) & 1).astype(mx.bool_).reshape(-1)[: logits.shape[0]]
-    bits = mx.concatenate([bits, mx.zeros(logits.shape[0] - bits.shape[0], mx.bool_)])  # the vocabulary may be shorter
+    bits = mx.concatenate(
+        [bits, mx.zeros(logits.shape[0] - bits.shape[0], mx.bool_)]
+    )  # the mask may be shorter than the logits
     return mx.where(bits, logits, -mx.inf)
 
 
 def _is_in(token_ids: mx.array, logits: mx.array) -> mx.array:
-    """[vocab] bool."""
+    """Return [vocab] bool: True at `token_ids`."""
     return mx.put_along_axis(mx.zeros(logits.shape, mx.bool_), token_ids, mx.array(True), axis=0)

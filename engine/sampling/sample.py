@@ -1,8 +1,7 @@
-"""The next token of each row. Pure: the same logits, Sampling and seeds give the same tokens in any batch.
+"""Sample the next token of each row. Pure: the same logits, Sampling and seeds give the same tokens in any batch.
 
-Every row has noise of its own, keyed by its seed and the index of the token, so a seed's tokens do not depend
-on the batch. A token is drawn as argmax(logits / temperature + Gumbel noise), which is a draw from the
-softmax.
+Each row has its own noise, keyed by its seed and the index of the token, so a seed's tokens do not depend on the batch.
+A token is drawn as argmax(logits / temperature + Gumbel noise), which is a draw from the softmax.
 """
 
 from hashlib import blake2b
@@ -12,20 +11,20 @@ import mlx.core as mx
 from scorepool.engine.sampling import scoring
 from scorepool.engine.sequence import Sampling
 
-COLDEST = 1e-30  # below it float32 ends, and the likeliest token is long since the only one
+MIN_TEMPERATURE = 1e-30  # float32 ends below it; only the most likely token has any probability there
 
 
 def noise_key(seed: int, index: int) -> int:
-    """The noise's key for the generated token number `index` of a row; neighbouring seeds share nothing."""
+    """Return the key of the noise for a row's generated token number `index`. Neighbouring seeds are unrelated."""
     packed = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
     return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little")
 
 
 def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple[mx.array, mx.array]:
-    """Token ids [rows] int32 and their logprobs [rows] under the distribution sampled from: 0 for a greedy row.
+    """Return token ids [rows] int32 and their logprobs [rows] under the sampled distribution: 0 for a greedy row.
 
-    logits [rows, vocab] float32; one Sampling and one noise key a row. A row with NaN gives a token, and NaN
-    unless it is greedy.
+    logits [rows, vocab] float32; one Sampling and one noise key per row. A row with NaN returns some token and the
+    logprob NaN, or 0 if it is greedy.
     """
     rows = [row for row, sampling in enumerate(samplings) if sampling.temperature]
     if len(rows) == len(samplings):
@@ -39,8 +38,8 @@ def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tupl
 
 
 def _draw(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple[mx.array, mx.array]:
-    temperature = mx.array([max(sampling.temperature, COLDEST) for sampling in samplings])[:, None]
-    # The largest becomes 0 before the division, so that no temperature overflows.
+    temperature = mx.array([max(sampling.temperature, MIN_TEMPERATURE) for sampling in samplings])[:, None]
+    # The largest logit becomes 0 before the division, so that no temperature overflows.
     scaled = _filter((logits - logits.max(axis=-1, keepdims=True)) / temperature, samplings)
     noise = mx.stack([mx.random.gumbel(logits.shape[-1:], key=mx.random.key(key)) for key in keys])
     token_ids = mx.argmax(scaled + noise, axis=-1).astype(mx.int32)
@@ -49,18 +48,18 @@ def _draw(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple
 
 
 def _filter(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
-    """-inf where top-k, top-p or min-p excludes a token; only rows that have such a filter are touched."""
-    for chosen, keep in ((_is_sorted, _keep_first), (_has_min_p, _keep_near)):
-        rows = [row for row, sampling in enumerate(samplings) if chosen(sampling)]
+    """Set logits to -inf where top-k, top-p or min-p excludes a token. Rows without such a filter are not computed."""
+    for applies, keep in ((_has_top_k_or_top_p, _top_k_top_p_mask), (_has_min_p, _min_p_mask)):
+        rows = [row for row, sampling in enumerate(samplings) if applies(sampling)]
         if rows:
             index = mx.array(rows)
-            part = scaled[index]
-            kept = keep(part, [samplings[row] for row in rows])
-            scaled[index] = mx.where(kept, part, -mx.inf)
+            filtered = scaled[index]
+            kept = keep(filtered, [samplings[row] for row in rows])
+            scaled[index] = mx.where(kept, filtered, -mx.inf)
     return scaled
 
 
-def _is_sorted(sampling: Sampling) -> bool:
+def _has_top_k_or_top_p(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1
 
 
@@ -68,20 +67,20 @@ def _has_min_p(sampling: Sampling) -> bool:
     return sampling.min_p > 0
 
 
-def _keep_first(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
-    """By falling probability, equal ones by id: the first top_k, and those before which less than top_p lies."""
+def _top_k_top_p_mask(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
+    """Keep the top_k most likely tokens, then the smallest set whose probability reaches top_p; break ties by id."""
     vocab_size = scaled.shape[-1]
     order = mx.argsort(-scaled, axis=-1)
-    falling = mx.softmax(mx.take_along_axis(scaled, order, axis=-1), axis=-1, precise=True)
-    before = mx.cumsum(falling, axis=-1, inclusive=False)
+    probabilities = mx.softmax(mx.take_along_axis(scaled, order, axis=-1), axis=-1, precise=True)
+    before = mx.cumsum(probabilities, axis=-1, inclusive=False)
     top_k = mx.array([min(sampling.top_k or vocab_size, vocab_size) for sampling in samplings])[:, None]
     top_p = mx.array([sampling.top_p if sampling.top_p < 1 else mx.inf for sampling in samplings])[:, None]
-    place = mx.arange(vocab_size)[None]
-    kept = (place < top_k) & ((before < top_p) | (place == 0))  # the first too where top_p is 0 in float32
+    rank = mx.arange(vocab_size)[None]
+    kept = (rank < top_k) & ((before < top_p) | (rank == 0))  # keep the first even if top_p is 0 in float32
     return mx.put_along_axis(mx.zeros(kept.shape, mx.bool_), order, kept, axis=-1)
 
 
-def _keep_near(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
-    """At least min_p times as probable as the likeliest, whose scaled logit is 0."""
+def _min_p_mask(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
+    """Keep tokens at least min_p times as probable as the most likely one, whose scaled logit is 0."""
     min_p = mx.array([sampling.min_p for sampling in samplings])[:, None]
     return scaled >= mx.log(min_p)

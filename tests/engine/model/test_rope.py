@@ -1,4 +1,4 @@
-"""Where mlx-lm's architecture overlooks what a checkpoint says, the engine mends it, stays within it, or refuses."""
+"""If mlx-lm ignores a setting of a checkpoint, the engine patches the model, limits the context, or refuses to load."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, LoadError, Sequence
-from scorepool.engine.model.config import read_config, refuse_overlooked
+from scorepool.engine.model.config import read_config, refuse_ignored_settings
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
@@ -19,7 +19,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0, "original_max_
 
 @pytest.fixture
 def edited(tiny_models: TinyModels, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of a tiny model whose config.json has these values instead."""
+    """Copy a tiny model and change values of its config.json."""
 
     def edit(name: str, **values: object) -> Path:
         folder = Path(shutil.copytree(tiny_models(name), tmp_path / "model"))
@@ -30,40 +30,42 @@ def edited(tiny_models: TinyModels, tmp_path: Path) -> Callable[..., Path]:
     return edit
 
 
-def row_of(length: int) -> Sequence:
+def sequence_of(length: int) -> Sequence:
     draw = Random(length)
     return Sequence(token_ids=[draw.randrange(3, VOCAB_SIZE) for _ in range(length)], score_from=0, top_logprobs=5)
 
 
-def stays_within(limit: int, engine: Engine, oracle: Oracle) -> None:
-    longest = row_of(limit)
+def assert_context_is(limit: int, engine: Engine, oracle: Oracle) -> None:
+    longest = sequence_of(limit)
     engine.add([longest]).result(60)
     assert_agrees(longest, oracle)
     with pytest.raises(ContextLengthExceeded, match=f"context is {limit} tokens"):
-        engine.add([row_of(limit + 1)])
+        engine.add([sequence_of(limit + 1)])
 
 
 @pytest.mark.parametrize(("name", "model_type"), [("gemma2", "gemma2"), ("llama", "mistral")])
-def test_a_sliding_window_that_mlx_lm_does_not_have_ends_the_context(
+def test_a_sliding_window_that_mlx_lm_ignores_limits_the_context(
     edited: Callable[..., Path], open_engine: Callable[[Path], Engine], name: str, model_type: str
 ):
     folder = edited(name, model_type=model_type, sliding_window=SLIDING_WINDOW)
 
-    stays_within(SLIDING_WINDOW, open_engine(folder), Oracle(folder))
+    assert_context_is(SLIDING_WINDOW, open_engine(folder), Oracle(folder))
 
 
-def test_a_window_that_is_switched_off_ends_nothing(edited: Callable[..., Path], open_engine: Callable[[Path], Engine]):
+def test_a_disabled_sliding_window_does_not_limit_the_context(
+    edited: Callable[..., Path], open_engine: Callable[[Path], Engine]
+):
     folder = edited("llama", sliding_window=SLIDING_WINDOW, use_sliding_window=False)
 
     assert open_engine(folder).model_info.context_length > SLIDING_WINDOW
 
 
-def test_longrope_is_served_as_far_as_its_short_factors_reach(
+def test_longrope_limits_the_context_to_its_original_length(
     tiny_models: TinyModels, open_engine: Callable[[Path], Engine]
 ):
     folder = tiny_models("phi3_longrope")
 
-    stays_within(128, open_engine(folder), Oracle(folder))
+    assert_context_is(128, open_engine(folder), Oracle(folder))
 
 
 @pytest.mark.parametrize(
@@ -73,25 +75,27 @@ def test_longrope_is_served_as_far_as_its_short_factors_reach(
         ("nemotron_h", {"rope_theta": 10000, "partial_rotary_factor": 1.0}),
     ],
 )
-def test_a_rotary_base_that_no_layer_uses_is_no_reason_to_refuse(
+def test_an_unused_rotary_base_does_not_refuse_the_model(
     edited: Callable[..., Path], open_engine: Callable[[Path], Engine], name: str, values: dict[str, Any]
 ):
     folder = edited(name, **values)
-    row = row_of(40)
+    sequence = sequence_of(40)
 
-    open_engine(folder).add([row]).result(60)
+    open_engine(folder).add([sequence]).result(60)
 
-    assert_agrees(row, Oracle(folder))
+    assert_agrees(sequence, Oracle(folder))
 
 
-def test_llama3_periods_may_change_at_one_border(edited: Callable[..., Path], open_engine: Callable[[Path], Engine]):
+def test_llama3_scaling_with_equal_low_and_high_frequency_factors(
+    edited: Callable[..., Path], open_engine: Callable[[Path], Engine]
+):
     scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
     folder = edited("llama3", rope_parameters=scaling | {"rope_theta": 5e5, "original_max_position_embeddings": 128})
-    row = row_of(200)
+    sequence = sequence_of(200)
 
-    open_engine(folder).add([row]).result(60)
+    open_engine(folder).add([sequence]).result(60)
 
-    assert_agrees(row, Oracle(folder))
+    assert_agrees(sequence, Oracle(folder))
 
 
 @pytest.mark.parametrize(
@@ -100,34 +104,34 @@ def test_llama3_periods_may_change_at_one_border(edited: Callable[..., Path], op
         ("qwen3_moe", {"rope_parameters": YARN, "rope_theta": None}, "rotary positions .*yarn.* qwen3_moe"),
         ("qwen3_moe", {"rope_scaling": YARN, "rope_theta": 3000.0, "rope_parameters": None}, "rotary positions .*yarn"),
         ("qwen3", {"partial_rotary_factor": 0.5}, "rotary positions"),
-        ("qwen3", {"rope_theta": 77.0}, "rotary positions .*10000"),  # it says two things
+        ("qwen3", {"rope_theta": 77.0}, "rotary positions .*10000"),  # contradicts rope_parameters
         ("gemma3", {"sliding_window_pattern": 2}, "sliding layers"),
         ("llama", {"logits_scaling": 8.0}, "logits_scaling 8.0"),
         ("ernie4_5_moe", {}, "e_score_correction_bias"),
     ],
 )
-def test_what_would_be_silently_wrong_is_refused(
+def test_loading_refuses_what_mlx_lm_would_compute_wrong(
     edited: Callable[..., Path], name: str, values: dict[str, Any], reason: str
 ):
     with pytest.raises(LoadError, match=reason):
         Engine(EngineSettings(model=str(edited(name, **values))))
 
 
-def test_an_architecture_that_weighs_experts_otherwise_is_refused():
-    refuse_overlooked({"model_type": "jamba", "num_experts": 1}, {"num_experts"})
+def test_loading_refuses_jamba_with_several_experts():
+    refuse_ignored_settings({"model_type": "jamba", "num_experts": 1}, {"num_experts"})
     with pytest.raises(LoadError, match="experts"):
-        refuse_overlooked({"model_type": "jamba", "num_experts": 16}, {"num_experts"})
+        refuse_ignored_settings({"model_type": "jamba", "num_experts": 16}, {"num_experts"})
 
 
-def test_heads_of_gemma_are_as_wide_as_the_architecture_says(tmp_path: Path):
-    text = {"model_type": "gemma3_text", "hidden_size": 3840, "num_attention_heads": 16}  # as gemma-3-12b states it
+def test_no_head_dim_is_derived_for_gemma(tmp_path: Path):
+    text = {"model_type": "gemma3_text", "hidden_size": 3840, "num_attention_heads": 16}  # as in gemma-3-12b
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
 
     assert "head_dim" not in read_config(tmp_path)["text_config"]
 
 
 @pytest.mark.parametrize(
-    ("saved", "found"),
+    ("saved", "expected"),
     [
         ({"rope_parameters": {"rope_theta": 5.0}}, {"rope_theta": 5.0, "rotary_emb_base": 5.0, "rope_scaling": None}),
         ({"rope_parameters": YARN}, {"rope_theta": 3000.0, "rope_scaling": {**YARN, "type": "yarn"}}),
@@ -138,14 +142,14 @@ def test_heads_of_gemma_are_as_wide_as_the_architecture_says(tmp_path: Path):
         ({"text_config": {"num_local_experts": 8}}, {"text_config": {"num_local_experts": 8, "num_experts": 8}}),
     ],
 )
-def test_renamed_keys_get_their_old_names_and_no_key_is_changed(
-    tmp_path: Path, saved: dict[str, Any], found: dict[str, Any]
+def test_renamed_keys_get_their_old_names_and_existing_keys_stay(
+    tmp_path: Path, saved: dict[str, Any], expected: dict[str, Any]
 ):
     (tmp_path / "config.json").write_text(json.dumps(saved))
     config = read_config(tmp_path)
-    assert config.items() >= found.items()
+    assert config.items() >= expected.items()
     assert "text_config" in saved or config.items() >= saved.items()
 
-    kept = {key: "its own" for key in found if key != "text_config"} | saved
+    kept = {key: "its own" for key in expected if key != "text_config"} | saved
     (tmp_path / "config.json").write_text(json.dumps(kept))
     assert "text_config" in saved or read_config(tmp_path).items() >= kept.items()

@@ -1,4 +1,4 @@
-"""Sampling against float64 numpy, and against its own promise: a row's tokens are its seed's."""
+"""Sampling agrees with float64 numpy, and a row's tokens depend only on its seed."""
 
 import mlx.core as mx
 import numpy as np
@@ -12,14 +12,14 @@ VOCAB_SIZE = 50
 LOGITS = RANDOM.normal(0, 2, VOCAB_SIZE).astype(np.float32)
 
 
-def draws(sampling: Sampling, count: int, logits: np.ndarray = LOGITS) -> tuple[np.ndarray, np.ndarray]:
+def draw(sampling: Sampling, count: int, logits: np.ndarray = LOGITS) -> tuple[np.ndarray, np.ndarray]:
     rows = mx.array(np.broadcast_to(logits, (count, len(logits))))
     token_ids, logprobs = sample(rows, [sampling] * count, [noise_key(1, index) for index in range(count)])
     return np.array(token_ids), np.array(logprobs)
 
 
-def allowed(sampling: Sampling) -> np.ndarray:
-    """log p of every token under the sampling distribution, -inf where excluded."""
+def expected_logprobs(sampling: Sampling) -> np.ndarray:
+    """Compute log p of every token under the sampling distribution; -inf if excluded."""
     scaled = LOGITS.astype(np.float64) / sampling.temperature
     p = np.exp(scaled - scaled.max())
     p /= p.sum()
@@ -50,21 +50,21 @@ def allowed(sampling: Sampling) -> np.ndarray:
         {"top_p": 1e-300},
     ],
 )
-def test_tokens_follow_the_filtered_distribution_and_report_its_logprob(options: dict[str, float]):
+def test_tokens_follow_the_filtered_distribution_and_report_its_logprobs(options: dict[str, float]):
     sampling = Sampling(max_tokens=1, **options)
-    expected = allowed(sampling)
+    expected = expected_logprobs(sampling)
 
-    token_ids, logprobs = draws(sampling, 4000)
+    token_ids, logprobs = draw(sampling, 4000)
 
     np.testing.assert_allclose(logprobs, expected[token_ids], atol=1e-5)
     frequency = np.bincount(token_ids, minlength=VOCAB_SIZE) / 4000
     assert np.abs(frequency - np.exp(expected)).max() < 0.04
 
 
-def test_greedy_takes_the_likeliest_and_the_smaller_id_of_equals():
+def test_greedy_takes_the_most_likely_token_and_breaks_ties_by_id():
     logits = np.array([1, 3, 3, 2], np.float32)
 
-    token_ids, logprobs = draws(Sampling(max_tokens=1, temperature=0, top_p=0.1), 3, logits)
+    token_ids, logprobs = draw(Sampling(max_tokens=1, temperature=0, top_p=0.1), 3, logits)
 
     assert token_ids.tolist() == [1, 1, 1]
     assert logprobs.tolist() == [0, 0, 0]
@@ -72,13 +72,13 @@ def test_greedy_takes_the_likeliest_and_the_smaller_id_of_equals():
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e30])
 def test_no_temperature_overflows(temperature: float):
-    token_ids, logprobs = draws(Sampling(max_tokens=1, temperature=temperature), 20)
+    token_ids, logprobs = draw(Sampling(max_tokens=1, temperature=temperature), 20)
 
     assert np.isfinite(logprobs).all()
     assert temperature > 1 or set(token_ids.tolist()) == {int(LOGITS.argmax())}
 
 
-def test_a_row_draws_the_same_in_any_company():
+def test_a_row_samples_the_same_alone_and_in_a_batch():
     samplings = [Sampling(max_tokens=1, temperature=0.1 + row) for row in range(5)]
     keys = [noise_key(row, 3) for row in range(5)]
     rows = mx.array(RANDOM.normal(0, 1, (5, VOCAB_SIZE)).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Scoring functions against float64 numpy."""
+"""Scoring functions agree with float64 numpy."""
 
 import mlx.core as mx
 import numpy as np
@@ -40,7 +40,7 @@ def test_logprobs(kind: str):
 
 
 @pytest.mark.parametrize("vocab_size", [1, 600, 151_936])
-def test_no_vocabulary_is_too_large_for_float32(vocab_size: int):
+def test_float32_is_accurate_for_every_vocabulary_size(vocab_size: int):
     logits = logits_of("normal", vocab_size)
     tokens = np.zeros(6, int)
     normalizer = scoring.log_normalizer(mx.array(logits))
@@ -60,7 +60,7 @@ def test_top_k_is_exact_and_breaks_ties_by_id(kind: str, vocab_size: int):
             np.testing.assert_array_equal(found, expected[:, :k])
 
 
-def test_top_k_of_a_row_that_excludes_nearly_every_token():
+def test_top_k_of_a_row_with_one_allowed_token():
     logits = np.full((1, 3000), -np.inf, np.float32)
     logits[0, 2999] = 0
 
@@ -86,7 +86,7 @@ def test_entropy(kind: str):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_row_that_is_no_distribution_has_no_finite_normalizer(bad: float):
+def test_a_row_with_nan_or_inf_has_no_finite_normalizer(bad: float):
     logits = logits_of("normal", 100)
     logits[2, 7] = bad
 

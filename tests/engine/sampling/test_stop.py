@@ -1,29 +1,29 @@
-"""When a text ends and which tokens stay."""
+"""Stop strings, end tokens and limits end a text at the right token, and the right tokens are kept."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scorepool.engine import Sampling, Sequence
-from scorepool.engine.sampling.stop import check_stop, first_stop, min_tokens_banned_ids
+from scorepool.engine.sampling.stop import check_stop, find_stop, min_tokens_banned_ids
 
-PIECES = [b"Hel", b"lo, w", b"orld", b"", b"\xf0\x9f", b"\x98\x80", b"<eos>"]
+TOKEN_BYTES = [b"Hel", b"lo, w", b"orld", b"", b"\xf0\x9f", b"\x98\x80", b"<eos>"]
 EOS = 6
 
 
 def generate(tokens: list[int], **options: object) -> Sequence:
-    """Feed tokens until the end, each with an entry in some columns."""
-    row = Sequence(token_ids=[99], top_logprobs=1, sampling=Sampling(**({"max_tokens": 10} | options)))
+    """Append tokens, each with an entry in some columns, until the sequence ends."""
+    sequence = Sequence(token_ids=[99], top_logprobs=1, sampling=Sampling(**({"max_tokens": 10} | options)))
     for token_id in tokens:
-        row.token_ids.append(token_id)
-        row.logprobs.append(-float(token_id))
-        row.top_ids.append([token_id])
-        row.top_values.append([-1.0])
-        row.sampled_logprobs.append(-1.0)
-        check_stop(row, PIECES.__getitem__, frozenset([EOS]))
-        if row.finish_reason:
+        sequence.token_ids.append(token_id)
+        sequence.logprobs.append(-float(token_id))
+        sequence.top_ids.append([token_id])
+        sequence.top_values.append([-1.0])
+        sequence.sampled_logprobs.append(-1.0)
+        check_stop(sequence, TOKEN_BYTES.__getitem__, frozenset([EOS]))
+        if sequence.finish_reason:
             break
-    return row
+    return sequence
 
 
 @pytest.mark.parametrize(
@@ -36,24 +36,22 @@ def generate(tokens: list[int], **options: object) -> Sequence:
         (b"ld", b"Hello, wor", [0, 1, 2]),
     ],
 )
-def test_the_text_is_cut_before_the_stop_string_and_tokens_behind_the_cut_are_dropped(
-    stop: bytes, text: bytes, kept: list[int]
-):
-    row = generate([0, 1, 2], stop=(stop,))
+def test_a_stop_string_cuts_the_text_and_drops_the_tokens_after_it(stop: bytes, text: bytes, kept: list[int]):
+    sequence = generate([0, 1, 2], stop=(stop,))
 
-    assert (row.text_bytes, row.finish_reason) == (text, "stop")
-    assert row.token_ids[1:] == kept
-    assert row.logprobs == [-float(token_id) for token_id in kept]
-    assert row.top_ids == [[token_id] for token_id in kept]
-    assert len(row.top_values) == len(row.sampled_logprobs) == len(kept)
-    assert (row.ranks, row.entropies) == ([], [])
+    assert (sequence.text_bytes, sequence.finish_reason) == (text, "stop")
+    assert sequence.token_ids[1:] == kept
+    assert sequence.logprobs == [-float(token_id) for token_id in kept]
+    assert sequence.top_ids == [[token_id] for token_id in kept]
+    assert len(sequence.top_values) == len(sequence.sampled_logprobs) == len(kept)
+    assert (sequence.ranks, sequence.entropies) == ([], [])
 
 
-def test_the_first_of_several_stop_strings_counts():
+def test_the_stop_string_that_begins_first_cuts_the_text():
     assert generate([0, 1], stop=(b"w", b"o", b"zz")).text_bytes == b"Hell"
 
 
-def test_a_stop_string_inside_a_character_split_over_tokens_is_found():
+def test_a_stop_string_is_found_in_a_character_split_over_tokens():
     assert generate([0, 4, 5], stop=("😀".encode(),)).text_bytes == b"Hel"
 
 
@@ -61,18 +59,18 @@ def test_a_token_without_bytes_before_the_cut_is_kept():
     assert generate([0, 3, 1, 2], stop=(b"lo",)).token_ids[1:] == [0, 3]
 
 
-def test_end_of_sequence_adds_no_bytes():
-    row = generate([0, EOS])
+def test_an_eos_token_adds_no_bytes():
+    sequence = generate([0, EOS])
 
-    assert (row.text_bytes, row.finish_reason, row.token_ids[1:]) == (b"Hel", "stop", [0, EOS])
+    assert (sequence.text_bytes, sequence.finish_reason, sequence.token_ids[1:]) == (b"Hel", "stop", [0, EOS])
 
 
-def test_a_token_of_the_callers_ends_the_text_as_end_of_sequence_does_and_is_named():
-    row = generate([0, 1, 2], stop_token_ids=(1, 2))
+def test_a_stop_token_id_ends_the_text_and_is_the_stop_reason():
+    sequence = generate([0, 1, 2], stop_token_ids=(1, 2))
 
-    assert (row.text_bytes, row.finish_reason, row.stop_reason) == (b"Hel", "stop", 1)
-    assert row.token_ids[1:] == [0, 1]
-    assert len(row.logprobs) == 2
+    assert (sequence.text_bytes, sequence.finish_reason, sequence.stop_reason) == (b"Hel", "stop", 1)
+    assert sequence.token_ids[1:] == [0, 1]
+    assert len(sequence.logprobs) == 2
 
 
 @pytest.mark.parametrize(
@@ -86,20 +84,20 @@ def test_a_token_of_the_callers_ends_the_text_as_end_of_sequence_does_and_is_nam
         ([0, 1], {"max_tokens": 2, "stop": (b"z",), "stop_token_ids": (3,)}, None),
     ],
 )
-def test_what_ended_the_text_is_told_where_the_caller_named_it(
+def test_stop_reason_is_the_stop_string_or_stop_token_id(
     tokens: list[int], options: dict[str, object], reason: bytes | int | None
 ):
-    row = generate(tokens, **options)
+    sequence = generate(tokens, **options)
 
-    assert row.is_done
-    assert row.stop_reason == reason
+    assert sequence.is_done
+    assert sequence.stop_reason == reason
 
 
-def test_end_of_sequence_that_is_ignored_is_a_token_like_others():
-    row = generate([0, EOS, 1, EOS], max_tokens=4, ignore_eos=True)
+def test_ignore_eos_makes_eos_an_ordinary_token():
+    sequence = generate([0, EOS, 1, EOS], max_tokens=4, ignore_eos=True)
 
-    assert (row.text_bytes, row.finish_reason) == (b"Hel<eos>lo, w<eos>", "length")
-    assert row.token_ids[1:] == [0, EOS, 1, EOS]
+    assert (sequence.text_bytes, sequence.finish_reason) == (b"Hel<eos>lo, w<eos>", "length")
+    assert sequence.token_ids[1:] == [0, EOS, 1, EOS]
 
 
 @pytest.mark.parametrize(
@@ -111,17 +109,17 @@ def test_end_of_sequence_that_is_ignored_is_a_token_like_others():
         ([0, 1, 2], {"stop": (b"wor",)}, b"Hello, wor"),
     ],
 )
-def test_what_ended_the_text_is_in_it_where_it_is_to_be(tokens: list[int], options: dict[str, object], text: bytes):
-    row = generate(tokens, include_stop=True, **options)
+def test_include_stop_keeps_what_ended_the_text(tokens: list[int], options: dict[str, object], text: bytes):
+    sequence = generate(tokens, include_stop=True, **options)
 
-    assert (row.text_bytes, row.finish_reason) == (text, "stop")
-    assert row.token_ids[1:] == tokens[: len(row.logprobs)]  # the token in which it ends is whole
+    assert (sequence.text_bytes, sequence.finish_reason) == (text, "stop")
+    assert sequence.token_ids[1:] == tokens[: len(sequence.logprobs)]  # the token in which it ends is kept whole
 
 
-def test_a_stop_string_that_ends_too_early_is_not_seen_and_the_next_is():
+def test_min_tokens_ignores_a_stop_string_that_ends_too_early():
     assert generate([0, 0, 0], stop=(b"el",), min_tokens=2).token_ids[1:] == [0, 0, 0]
     assert generate([0, 0, 0], stop=(b"el",), min_tokens=2).text_bytes == b"HelHelH"
-    assert generate([0, 1], stop=(b"lo",), min_tokens=1).text_bytes == b"Hel"  # it ends late enough
+    assert generate([0, 1], stop=(b"lo",), min_tokens=1).text_bytes == b"Hel"  # ends after min_tokens
 
 
 @given(
@@ -131,41 +129,40 @@ def test_a_stop_string_that_ends_too_early_is_not_seen_and_the_next_is():
     include_stop=st.booleans(),
     min_tokens=st.integers(0, 12),
 )
-def test_a_text_ends_at_the_first_token_that_may_end_it(
+def test_a_text_ends_at_the_first_end_token_after_min_tokens(
     tokens: list[int], stop_token_ids: set[int], ignore_eos: bool, include_stop: bool, min_tokens: int
 ):
-    """Of tokens that the bars let pass."""
     options = {"stop_token_ids": tuple(stop_token_ids), "ignore_eos": ignore_eos, "min_tokens": min_tokens}
-    row = Sequence(token_ids=[99], sampling=Sampling(max_tokens=12, **options))
+    sequence = Sequence(token_ids=[99], sampling=Sampling(max_tokens=12, **options))
     sampled = []
-    for place, token_id in enumerate(tokens):
-        barred = min_tokens_banned_ids(row, 1 + place, frozenset([EOS]))
-        assert barred == (stop_token_ids | {EOS} if place < min_tokens else set())
-        if token_id not in barred:
+    for index, token_id in enumerate(tokens):
+        banned = min_tokens_banned_ids(sequence, 1 + index, frozenset([EOS]))
+        assert banned == (stop_token_ids | {EOS} if index < min_tokens else set())
+        if token_id not in banned:
             sampled.append(token_id)
         else:
-            allowed = set(range(EOS + 1)) - barred
+            allowed = set(range(EOS + 1)) - banned
             if not allowed:
                 return
             sampled.append(min(allowed))
     ends = stop_token_ids if ignore_eos else stop_token_ids | {EOS}
-    expected = next((place for place, token_id in enumerate(sampled) if token_id in ends), None)
+    expected = next((index for index, token_id in enumerate(sampled) if token_id in ends), None)
 
-    row = generate(sampled, max_tokens=12, include_stop=include_stop, **options)
+    sequence = generate(sampled, max_tokens=12, include_stop=include_stop, **options)
 
     assert expected is None or expected >= min_tokens
-    assert row.finish_reason == ("length" if expected is None else "stop")
-    assert row.token_ids[1:] == sampled[: 12 if expected is None else expected + 1]
-    shown = row.token_ids[1:] if expected is None or include_stop else row.token_ids[1:-1]
-    assert row.text_bytes == b"".join(PIECES[token_id] for token_id in shown)
+    assert sequence.finish_reason == ("length" if expected is None else "stop")
+    assert sequence.token_ids[1:] == sampled[: 12 if expected is None else expected + 1]
+    kept = sequence.token_ids[1:] if expected is None or include_stop else sequence.token_ids[1:-1]
+    assert sequence.text_bytes == b"".join(TOKEN_BYTES[token_id] for token_id in kept)
 
 
-def test_max_tokens_ends_with_length():
-    row = generate([0, 1, 2], max_tokens=2)
+def test_max_tokens_ends_the_text_with_reason_length():
+    sequence = generate([0, 1, 2], max_tokens=2)
 
-    assert (row.text_bytes, row.finish_reason) == (b"Hello, w", "length")
+    assert (sequence.text_bytes, sequence.finish_reason) == (b"Hello, w", "length")
 
 
-def test_a_stop_string_is_looked_for_only_where_a_new_one_can_end():
-    assert first_stop(b"abab", (b"ab",), 1) == (2, b"ab")
-    assert first_stop(b"abab", (b"abc",), 4) is None
+def test_find_stop_searches_only_where_a_new_match_can_end():
+    assert find_stop(b"abab", (b"ab",), 1) == (2, b"ab")
+    assert find_stop(b"abab", (b"abc",), 4) is None

@@ -1,0 +1,39 @@
+"""Compute how many tokens' keys and values fit into memory beside the weights."""
+
+import os
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from scorepool.engine.errors import LoadError
+from scorepool.engine.model import kv_cache
+from scorepool.engine.settings import EngineSettings
+
+CACHE_LIMIT_BYTES = 2**29  # buffers that mlx keeps for reuse
+_UNLIMITED_TOKENS = 2**31  # for a model whose cache does not grow
+
+
+def max_cached_tokens(model: Any, settings: EngineSettings) -> int:
+    """Return how many tokens' keys and values fit beside the weights; raise LoadError if none do."""
+    cache = kv_cache.new(model)
+    mx.eval(model(mx.array([[0]]), cache=cache))
+    bytes_per_token, bytes_per_row = kv_cache.cost(cache)
+    memory = settings.memory_bytes or _available_bytes() * 4 // 5
+    arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    weights = sum(array.nbytes for _, array in arrays)
+    spare = memory - weights - settings.prefix_cache_bytes - settings.max_running_rows * bytes_per_row
+    if spare < bytes_per_token:
+        raise LoadError(
+            f"no memory is left for KV caches: of {memory} bytes the weights take {weights}, the prefix cache "
+            f"{settings.prefix_cache_bytes}, and {settings.max_running_rows} rows {bytes_per_row} each; "
+            "lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
+        )
+    return spare // bytes_per_token if bytes_per_token else _UNLIMITED_TOKENS
+
+
+def _available_bytes() -> int:
+    """Return the memory that weights and caches may use: the GPU's share on a Mac, else all of the machine's."""
+    if mx.default_device() == mx.gpu:
+        return int(mx.device_info()["max_recommended_working_set_size"])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -43,7 +43,7 @@ def run(engine: Engine, groups: list[UnpaddedBatchKVCache]) -> list[np.ndarray]:
     found = []
     for rows in groups:
         sequences = [Sequence(token_ids=list(row), score_from=first(row)) for row in rows]
-        found += [np.array(done.logprobs) for done in engine.add(sequences).result()]
+        found += [np.array(done.columns.logprobs) for done in engine.add(sequences).result()]
     return found
 
 

@@ -163,7 +163,7 @@ class Scoring:
         in_flight = deque(self._add() for _ in range(_SCORES_IN_FLIGHT))
         num_scored = 0
         while not self._ending.is_set():
-            num_scored += sum(len(row.logprobs) for row in in_flight.popleft().result())
+            num_scored += sum(len(row.columns.logprobs) for row in in_flight.popleft().result())
             in_flight.append(self._add())
         self.rate = num_scored / (time.perf_counter() - self._started)
         for future in in_flight:

@@ -38,7 +38,10 @@ class Ours:
 
     def __call__(self, rows: list[Row]) -> Scores:
         sequences = [Sequence(token_ids=row.prompt + row.completion, score_from=len(row.prompt)) for row in rows]
-        return [[value for value in done.logprobs if value is not None] for done in self.engine.add(sequences).result()]
+        return [
+            [value for value in done.columns.logprobs if value is not None]
+            for done in self.engine.add(sequences).result()
+        ]
 
 
 @dataclass(frozen=True, slots=True)

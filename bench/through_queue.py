@@ -93,7 +93,9 @@ def num_items(engine: Engine, vocab_size: int, seconds: float) -> int:
 def score(engine: Engine, jobs: list[Job]) -> list[float]:
     """All at once, as the worker holds them."""
     groups = [engine.add([_row(item) for item in job]) for job in jobs]
-    return [sum(value for value in row.logprobs if value is not None) for group in groups for row in group.result()]
+    return [
+        sum(value for value in row.columns.logprobs if value is not None) for group in groups for row in group.result()
+    ]
 
 
 def _row(item: wire.ScoreItem) -> Sequence:

@@ -1,7 +1,7 @@
 """Batched inference as a library: load a model, score, generate, in one continuous batch on one MLX thread.
 
-Importing this package loads no mlx: an `Engine` does, on its own thread, when it is constructed. It knows
-nothing of jobs, queues or HTTP.
+Importing this package does not load mlx: an `Engine` loads it on its own thread when it is constructed. The package
+knows nothing of jobs, queues or HTTP.
 """
 
 from scorepool.engine.engine import Engine
@@ -15,7 +15,7 @@ from scorepool.engine.errors import (
     NonFiniteLogits,
 )
 from scorepool.engine.model_info import ModelInfo
-from scorepool.engine.sequence import Sampling, Sequence
+from scorepool.engine.sequence import Sampling, Sequence, TokenColumns
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.tokenizer import Tokenizer
 
@@ -32,5 +32,6 @@ __all__ = [
     "NonFiniteLogits",
     "Sampling",
     "Sequence",
+    "TokenColumns",
     "Tokenizer",
 ]

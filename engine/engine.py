@@ -179,7 +179,7 @@ class Engine:
             for sequence in group.sequences:
                 self._groups[sequence] = group
                 if sequence.score_from == 0:
-                    sequence.start_with_unpredicted()
+                    sequence.append_unpredicted()
             unfinished = [sequence for sequence in group.sequences if not sequence.is_done]
             scheduler.add(unfinished)
             if not unfinished:

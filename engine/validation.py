@@ -23,7 +23,7 @@ def check(sequences: list[Sequence], model_info: ModelInfo) -> None:
 
 
 def _check_tokens(sequence: Sequence, where: str, model_info: ModelInfo) -> None:
-    if sequence.num_computed or sequence.logprobs or len(sequence.token_ids) != sequence.num_input_tokens:
+    if sequence.num_computed or sequence.columns or len(sequence.token_ids) != sequence.num_input_tokens:
         raise InvalidRequest(f"{where} was run before; make a new Sequence")
     if not sequence.token_ids:
         raise InvalidRequest(f"{where} has no tokens; give at least one (BOS where there is nothing else)")

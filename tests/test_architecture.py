@@ -17,12 +17,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     # engine
     "engine": set(),
     "engine.errors": set(),
-    "engine.sequence": {"engine.errors"},
-    "engine.settings": {"engine.errors"},
+    "engine.sequence": {"engine.model_info"},
+    "engine.settings": set(),
     "engine.model_info": set(),
     "engine.mlx_thread": set(),
     "engine.validation": {"engine.errors", "engine.model_info", "engine.sequence"},
-    "engine.scheduling": {"engine.sequence", "engine.errors"},
+    "engine.scheduling": {"engine.sequence"},
     "engine.text": {"engine.errors", "engine.sequence"},
     "engine.sampling": {"engine.errors", "engine.sequence"},
     "engine.model": {

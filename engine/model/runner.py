@@ -160,16 +160,17 @@ def _slotted(asks: list[LogprobQuery]) -> list[dict[int, int]]:
 
 def append(sequence: Sequence, entry: TokenLogprobs) -> None:
     """One more entry in every column that was asked for; of a sampled token, the token too."""
-    sequence.logprobs.append(entry.logprob)
+    columns = sequence.columns
+    columns.logprobs.append(entry.logprob)
     if entry.top_ids is not None and entry.top_values is not None:
         likeliest = list(zip(entry.top_ids, entry.top_values, strict=True))[: sequence.top_logprobs]
         likeliest.sort(key=lambda top: (-top[1], top[0]))  # float32 logprobs may be equal where logits were not
-        sequence.top_ids.append([token_id for token_id, _ in likeliest])
-        sequence.top_values.append([value for _, value in likeliest])
+        columns.top_ids.append([token_id for token_id, _ in likeliest])
+        columns.top_logprobs.append([value for _, value in likeliest])
     if entry.rank is not None:
-        sequence.ranks.append(entry.rank)
+        columns.ranks.append(entry.rank)
     if entry.entropy is not None:
-        sequence.entropies.append(entry.entropy)
+        columns.entropies.append(entry.entropy)
     if entry.sampled_logprob is not None:
-        sequence.sampled_logprobs.append(entry.sampled_logprob)
+        columns.sampled_logprobs.append(entry.sampled_logprob)
         sequence.token_ids.append(entry.token_id)

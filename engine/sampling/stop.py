@@ -76,14 +76,6 @@ def _cut(sequence: Sequence, cut: int, token_bytes: Callable[[int], bytes]) -> N
         num_kept += 1
     num_dropped = sequence.num_generated - num_kept
     del sequence.text[cut:]
-    for column in (
-        sequence.token_ids,
-        sequence.logprobs,
-        sequence.top_ids,
-        sequence.top_values,
-        sequence.ranks,
-        sequence.entropies,
-        sequence.sampled_logprobs,
-    ):
-        if num_dropped and column:  # an empty column was not requested
-            del column[-num_dropped:]
+    if num_dropped:
+        del sequence.token_ids[-num_dropped:]
+        sequence.columns.drop_last(num_dropped)

@@ -163,8 +163,8 @@ class Scheduler:
         if self.long is not None and self.long.sequence.num_computed == self.long.sequence.num_prefill:
             self.long = None
         rows = self.decoding + [chunk.sequence for chunk in chunks if chunk.is_last and chunk.sequence.sampling]
-        self.decoding = [sequence for sequence in rows if not sequence.is_launched]
-        return [sequence for sequence in rows if sequence.is_launched]
+        self.decoding = [sequence for sequence in rows if not sequence.is_fully_scheduled]
+        return [sequence for sequence in rows if sequence.is_fully_scheduled]
 
     def _admit(self, budget: int, whole_budget: int) -> list[Chunk]:
         """Chunks of waiting rows, and of the prefix_cache that they share."""

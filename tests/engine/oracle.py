@@ -48,18 +48,18 @@ def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -
     expected = own if sequence.temperature == 1 else oracle.logprobs(sequence.token_ids, sequence.temperature)
     first = sequence.num_input_tokens if sequence.score_from is None else sequence.score_from
     positions = range(first, len(sequence.token_ids))
-    assert len(sequence.logprobs) == len(positions)
-    for column in (sequence.top_ids, sequence.top_values):
+    assert len(sequence.columns.logprobs) == len(positions)
+    for column in (sequence.columns.top_ids, sequence.columns.top_logprobs):
         assert len(column) == (len(positions) if sequence.top_logprobs else 0)
     for entry, position in enumerate(positions):
-        found = sequence.logprobs[entry]
+        found = sequence.columns.logprobs[entry]
         if position == 0:
             assert found is None
             continue
         row = (own if position >= sequence.num_input_tokens else expected)[position - 1]
         assert abs(found - row[sequence.token_ids[position]]) <= tolerance, (entry, position)
         if sequence.top_logprobs:
-            ids, values = sequence.top_ids[entry], np.array(sequence.top_values[entry])
+            ids, values = sequence.columns.top_ids[entry], np.array(sequence.columns.top_logprobs[entry])
             assert len(set(ids)) == sequence.top_logprobs
             assert np.abs(values - np.sort(row)[::-1][: len(ids)]).max() <= tolerance
             assert np.abs(values - row[ids]).max() <= tolerance
@@ -67,9 +67,9 @@ def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -
         if sequence.rank:
             chosen = row[sequence.token_ids[position]]
             first, last = ((row > chosen + slack).sum() + 1 for slack in (tolerance, -tolerance))
-            assert first <= sequence.ranks[entry] <= last
+            assert first <= sequence.columns.ranks[entry] <= last
         if sequence.entropy:
-            assert abs(sequence.entropies[entry] + (np.exp(row) * row).sum()) <= tolerance
+            assert abs(sequence.columns.entropies[entry] + (np.exp(row) * row).sum()) <= tolerance
 
 
 def assert_same_order(ids: list[int], row: np.ndarray, tolerance: float) -> None:

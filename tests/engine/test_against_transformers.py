@@ -98,8 +98,8 @@ def test_a_sampled_tokens_logprob_is_what_scoring_it_gives(
     again = Sequence(token_ids=list(row.token_ids), score_from=len(prompt))
     engine.add([again]).result(60)
 
-    assert row.logprobs == pytest.approx(again.logprobs, abs=tolerance)
-    assert row.sampled_logprobs == pytest.approx(row.logprobs, abs=1e-5)  # temperature 1, no filters
+    assert row.columns.logprobs == pytest.approx(again.columns.logprobs, abs=tolerance)
+    assert row.columns.sampled_logprobs == pytest.approx(row.columns.logprobs, abs=1e-5)  # temperature 1, no filters
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -57,7 +57,7 @@ def test_16_bits_err_no_more_than_transformers_own(
     engine = engine_of(name, dtype=dtype)
     engine.add(rows).result(100)
 
-    ours = np.abs(np.concatenate([row.logprobs for row in rows]) - right)
+    ours = np.abs(np.concatenate([row.columns.logprobs for row in rows]) - right)
 
     assert engine.model_info.dtype == dtype
     assert np.sqrt((ours**2).mean()) <= 1.5 * np.sqrt((theirs**2).mean())
@@ -74,7 +74,7 @@ def test_chosen_token_and_top_k_are_one_distribution_in_every_dtype(engine_of: C
 def assert_is_one_distribution(row: Sequence) -> None:
     """Probabilities add up to 1 and the chosen token has the same value, to the bit, in both columns."""
     for ids, values, rank, logprob, token in zip(
-        row.top_ids, row.top_values, row.ranks, row.logprobs, TOKENS[1:], strict=True
+        row.columns.top_ids, row.columns.top_logprobs, row.columns.ranks, row.columns.logprobs, TOKENS[1:], strict=True
     ):
         assert sum(map(exp, values)) == pytest.approx(1, abs=1e-5)
         assert (ids[rank - 1], values[rank - 1]) == (token, logprob)
@@ -87,7 +87,9 @@ def test_equal_logits_are_ordered_by_token_id(engine_of: Callable[..., Engine]):
     row = scored(engine_of("llama", dtype="bfloat16"))
 
     assert_is_one_distribution(row)
-    assert any(len(values) > len(set(values)) for values in row.top_values)  # the case is there: bf16 has few values
+    assert any(
+        len(values) > len(set(values)) for values in row.columns.top_logprobs
+    )  # the case is there: bf16 has few values
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
@@ -117,10 +119,12 @@ def test_a_4_bit_model_scores_as_mlx_does(folder_of: Callable[[str], Path], tmp_
     assert_is_one_distribution(short)
     for row in rows:
         expected = alone(model, row.token_ids)
-        assert row.logprobs == pytest.approx(expected[np.arange(99), row.token_ids[1:]].tolist(), abs=TOLERANCE_4_BIT)
+        assert row.columns.logprobs == pytest.approx(
+            expected[np.arange(99), row.token_ids[1:]].tolist(), abs=TOLERANCE_4_BIT
+        )
     expected = alone(model, greedy.token_ids)[5:-1]
     assert greedy.token_ids[6:] == expected.argmax(axis=-1).tolist()
-    assert greedy.logprobs == pytest.approx(expected.max(axis=-1).tolist(), abs=TOLERANCE_4_BIT)
+    assert greedy.columns.logprobs == pytest.approx(expected.max(axis=-1).tolist(), abs=TOLERANCE_4_BIT)
 
 
 TOLERANCE_4_BIT = 1e-5  # float32 activations: the fast BLAS in attention follows the shape
@@ -156,7 +160,7 @@ def test_a_nearly_certain_token_is_not_certain(peaked: Path, dtype: str):
     rows = [Sequence(token_ids=list(row), sampling=Sampling(max_tokens=16, temperature=0)) for row in ROWS]
     engine.add(rows).result(60)
     engine.close()
-    own = np.concatenate([row.logprobs for row in rows])
+    own = np.concatenate([row.columns.logprobs for row in rows])
 
     right = np.concatenate([oracle.logprobs(row.token_ids)[99:-1].max(axis=-1) for row in rows])
     resolution = 16 * np.finfo(np.float32).eps * 60  # logits of about 60

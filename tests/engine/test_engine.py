@@ -72,9 +72,11 @@ class FakeRunner:
                 continue
             read[sequence] = NonFiniteLogits("NaN") if FAILS in sequence.token_ids else None
             missing = (
-                1 if sequence.sampling else sequence.num_input_tokens - sequence.score_from - len(sequence.logprobs)
+                1
+                if sequence.sampling
+                else sequence.num_input_tokens - sequence.score_from - len(sequence.columns.logprobs)
             )
-            sequence.logprobs += [-1.0] * missing
+            sequence.columns.logprobs += [-1.0] * missing
             if sequence.sampling:
                 sequence.token_ids.append(1)
                 if sequence.num_generated == sequence.sampling.max_tokens:
@@ -185,7 +187,7 @@ def test_a_group_canceled_before_it_runs_never_runs(engine: Engine, runner: Fake
 
     engine.add([scored(2)]).result(10)
 
-    assert row.logprobs == []
+    assert row.columns.logprobs == []
 
 
 def test_the_watchdog_sees_since_when_a_step_runs(engine: Engine, runner: FakeRunner):

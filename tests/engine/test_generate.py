@@ -60,7 +60,7 @@ def test_a_greedy_rows_sampling_distribution_is_certain(engine: Engine, oracle: 
 
     run(engine, row)
 
-    assert row.sampled_logprobs == [0.0] * row.num_generated
+    assert row.columns.sampled_logprobs == [0.0] * row.num_generated
     assert_agrees(row, oracle)  # and logprobs stay the model's own
 
 
@@ -81,7 +81,7 @@ def test_the_end_of_sequence_token_stays_in_the_columns_and_out_of_the_text(
     engine.close()
 
     assert (generated(row), row.finish_reason) == (generated(first), "stop")
-    assert len(row.logprobs) == len(row.top_ids) == len(row.sampled_logprobs) == 2
+    assert len(row.columns.logprobs) == len(row.columns.top_ids) == len(row.columns.sampled_logprobs) == 2
     assert row.text_bytes == engine.tokenizer.token_bytes(generated(first)[0])
     assert_agrees(row, oracle)
 
@@ -103,7 +103,13 @@ def test_a_stop_string_across_tokens_cuts_the_text_and_the_columns(engine: Engin
     kept = generated(row)
     assert kept == generated(free)[: len(kept)]
     assert len(kept) < 12
-    assert len(row.logprobs) == len(row.sampled_logprobs) == len(row.top_ids) == len(row.top_values) == len(kept)
+    assert (
+        len(row.columns.logprobs)
+        == len(row.columns.sampled_logprobs)
+        == len(row.columns.top_ids)
+        == len(row.columns.top_logprobs)
+        == len(kept)
+    )
 
 
 def test_a_row_that_uses_its_max_tokens_ends_with_length(engine: Engine):

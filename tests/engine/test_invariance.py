@@ -95,16 +95,19 @@ def assert_same(found: Sequence, expected: Sequence, tolerance: float) -> None:
     """Where logits move, a token that was nearly tied may be sampled instead: entries behind it are of another text."""
     if tolerance == 0:
         assert found.token_ids == expected.token_ids
-        assert (found.logprobs, found.top_ids) == (expected.logprobs, expected.top_ids)
-        assert found.top_values == expected.top_values
+        assert (found.columns.logprobs, found.columns.top_ids) == (expected.columns.logprobs, expected.columns.top_ids)
+        assert found.columns.top_logprobs == expected.columns.top_logprobs
         return
     num_input_tokens = found.num_input_tokens
     new = zip(found.token_ids[num_input_tokens:], expected.token_ids[num_input_tokens:], strict=False)
     num_same = next(
         (place for place, (one, other) in enumerate(new) if one != other), len(found.token_ids) - num_input_tokens
     )
-    num_entries = len(found.logprobs) - found.num_generated + num_same
-    for one, other in ((found.logprobs, expected.logprobs), (found.top_values, expected.top_values)):
+    num_entries = len(found.columns.logprobs) - found.num_generated + num_same
+    for one, other in (
+        (found.columns.logprobs, expected.columns.logprobs),
+        (found.columns.top_logprobs, expected.columns.top_logprobs),
+    ):
         np.testing.assert_allclose(flat(one[:num_entries]), flat(other[:num_entries]), rtol=0, atol=tolerance)
 
 
@@ -116,8 +119,8 @@ def flat(column: list[float | None] | list[list[float]]) -> list[float]:
 def assert_rescored_the_same(engine: Engine, row: Sequence, tolerance: float) -> None:
     again = Sequence(token_ids=list(row.token_ids), score_from=row.num_input_tokens)
     engine.add([again]).result(60)
-    generated = row.logprobs[len(row.logprobs) - row.num_generated :]
-    np.testing.assert_allclose(generated, again.logprobs, rtol=0, atol=tolerance)
+    generated = row.columns.logprobs[len(row.columns.logprobs) - row.num_generated :]
+    np.testing.assert_allclose(generated, again.columns.logprobs, rtol=0, atol=tolerance)
 
 
 def assert_invariant(
@@ -195,4 +198,4 @@ def test_a_suffix_changes_nothing_before_it(engine_of: Callable[..., Engine]):
     engine.add(rows).result(60)
 
     for row in rows[1:]:
-        np.testing.assert_allclose(row.logprobs[:109], rows[0].logprobs, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(row.columns.logprobs[:109], rows[0].columns.logprobs, rtol=0, atol=TOLERANCE)

@@ -85,13 +85,13 @@ def test_completions_of_one_prompt_that_come_one_by_one_hit_the_cache(engine: En
     completions = [tokens(4) for _ in range(5)]
 
     first, *_ = [
-        engine.add([Sequence(token_ids=prompt + completion, score_from=len(prompt))]).result(60)[0].logprobs
+        engine.add([Sequence(token_ids=prompt + completion, score_from=len(prompt))]).result(60)[0].columns.logprobs
         for completion in completions
     ]
     again = engine.add([Sequence(token_ids=prompt + completions[0], score_from=len(prompt))]).result(60)[0]
 
     assert [count for count in computed if count] == [204, 204, 3, 3, 3, 3]
-    assert again.logprobs == pytest.approx(first, abs=5e-5)
+    assert again.columns.logprobs == pytest.approx(first, abs=5e-5)
 
 
 def test_n_completions_are_sampled_from_one_prefill(engine: Engine, computed: list[int]):
@@ -129,9 +129,9 @@ def test_exact_mode_is_bit_for_bit_the_same_alone_together_and_on_a_computed_pro
         same = [Sequence(token_ids=list(row.token_ids), score_from=row.score_from, sampling=row.sampling) for _ in "ab"]
         alone.add([same[0]]).result(60)
         together.add([*rows()[number:], same[1]]).result(60)
-        assert same[0].logprobs == same[1].logprobs
+        assert same[0].columns.logprobs == same[1].columns.logprobs
         assert same[0].token_ids == same[1].token_ids
         if row.sampling:
             scored = Sequence(token_ids=list(same[0].token_ids), score_from=row.num_input_tokens)
             together.add([scored]).result(60)
-            assert scored.logprobs == same[0].logprobs
+            assert scored.columns.logprobs == same[0].columns.logprobs

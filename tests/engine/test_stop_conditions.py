@@ -94,5 +94,5 @@ def test_what_is_barred_has_no_part_in_the_distribution_that_is_sampled_from(eng
     for row in rows:
         (token_id,) = generated(row)
         assert token_id in kept
-        assert exp(row.sampled_logprobs[0]) == pytest.approx(exp(own[token_id]) / total, abs=1e-4)
-        assert row.logprobs[0] == pytest.approx(own[token_id], abs=1e-4)
+        assert exp(row.columns.sampled_logprobs[0]) == pytest.approx(exp(own[token_id]) / total, abs=1e-4)
+        assert row.columns.logprobs[0] == pytest.approx(own[token_id], abs=1e-4)

@@ -79,6 +79,6 @@ def test_a_group_is_of_fresh_and_different_rows():
         check([row, row], FACTS)
     with pytest.raises(InvalidRequest, match="no rows"):
         check([], FACTS)
-    row.logprobs.append(-1.0)
+    row.columns.logprobs.append(-1.0)
     with pytest.raises(InvalidRequest, match="run before"):
         check([row], FACTS)

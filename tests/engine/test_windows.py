@@ -87,7 +87,7 @@ def test_a_one_token_prompt_scores_its_first_completion_token(
 
     engine_of("llama", max_batch_tokens=budget).add([row]).result(60)
 
-    assert len(row.logprobs) == 2
+    assert len(row.columns.logprobs) == 2
     assert_agrees(row, oracle)
 
 
@@ -99,5 +99,10 @@ def test_a_row_without_anything_to_predict_is_done_at_once(engine: Engine):
 
     engine.add([first, last]).result(10)
 
-    assert (first.logprobs, first.top_ids, first.top_values, first.ranks) == ([None], [[]], [[]], [None])
-    assert last.logprobs == []
+    assert (first.columns.logprobs, first.columns.top_ids, first.columns.top_logprobs, first.columns.ranks) == (
+        [None],
+        [[]],
+        [[]],
+        [None],
+    )
+    assert last.columns.logprobs == []

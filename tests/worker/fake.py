@@ -129,14 +129,14 @@ class FakeEngine(Engine):
             time.sleep(3600)
         if row.sampling is None:
             reported = row.token_ids[row.score_from :]
-            row.logprobs = [None if row.score_from == 0 and i == 0 else -0.5 for i in range(len(reported))]
-            row.top_ids = [list(range(row.top_logprobs)) for _ in reported]
-            row.top_values = [[-0.5] * row.top_logprobs for _ in reported]
+            row.columns.logprobs = [None if row.score_from == 0 and i == 0 else -0.5 for i in range(len(reported))]
+            row.columns.top_ids = [list(range(row.top_logprobs)) for _ in reported]
+            row.columns.top_logprobs = [[-0.5] * row.top_logprobs for _ in reported]
             return True
         row.token_ids.append(ord("x"))
-        row.logprobs.append(-0.5)
+        row.columns.logprobs.append(-0.5)
         row.finish_reason = "length"
-        return len(row.logprobs) >= row.sampling.max_tokens
+        return len(row.columns.logprobs) >= row.sampling.max_tokens
 
 
 class FakeWorker(BatchWorker):

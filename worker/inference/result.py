@@ -114,8 +114,8 @@ def _without(skipped_ids: AbstractSet[int], token_ids: Sequence[int], text: byte
 
 def _recomputed(row: Row, again: Row) -> dict[str, object]:
     clamp = _Clamp()
-    generated = row.logprobs[len(row.logprobs) - (len(row.token_ids) - row.num_input_tokens) :]
-    pairs = [(clamp(sampled), clamp(scored)) for sampled, scored in zip(generated, again.logprobs, strict=True)]
+    generated = row.columns.logprobs[len(row.columns.logprobs) - (len(row.token_ids) - row.num_input_tokens) :]
+    pairs = [(clamp(sampled), clamp(scored)) for sampled, scored in zip(generated, again.columns.logprobs, strict=True)]
     gaps = [abs(sampled - scored) for sampled, scored in pairs if sampled is not None and scored is not None]
     return {
         "recomputed_logprobs": Floats(scored for _, scored in pairs),
@@ -126,7 +126,7 @@ def _recomputed(row: Row, again: Row) -> dict[str, object]:
 def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokenizer) -> dict[str, object]:
     """What the engine found, one entry a token; `num_prompt` leading ones belong to the prompt."""
     clamp = _Clamp()
-    logprobs = [clamp(logprob) for _, logprob in zip(token_ids, row.logprobs, strict=True)]
+    logprobs = [clamp(logprob) for _, logprob in zip(token_ids, row.columns.logprobs, strict=True)]
     columns: dict[str, object] = {"logprobs": Floats(logprobs)}
     completion = logprobs[num_prompt:]
     if None not in completion:
@@ -134,7 +134,7 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokeniz
     if row.top_logprobs:
         tops = [
             [(token_id, clamp(value)) for token_id, value in zip(ids, values, strict=True)]
-            for _, ids, values in zip(token_ids, row.top_ids, row.top_values, strict=True)
+            for _, ids, values in zip(token_ids, row.columns.top_ids, row.columns.top_logprobs, strict=True)
         ]
         columns["top_ids"] = [[token_id for token_id, _ in top] for top in tops]
         columns["top_bytes"] = [[tokenizer.token_bytes(token_id) for token_id, _ in top] for top in tops]
@@ -144,14 +144,18 @@ def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokeniz
             for token_id, top in zip(token_ids[num_prompt:], tops[num_prompt:], strict=True)
         )
     if row.rank:
-        columns["ranks"] = [rank for _, rank in zip(token_ids, row.ranks, strict=True)]
-        columns["is_greedy"] = _is_greedy(None if rank is None else rank == 1 for rank in row.ranks[num_prompt:])
+        columns["ranks"] = [rank for _, rank in zip(token_ids, row.columns.ranks, strict=True)]
+        columns["is_greedy"] = _is_greedy(
+            None if rank is None else rank == 1 for rank in row.columns.ranks[num_prompt:]
+        )
     if row.entropy:
-        columns["entropies"] = Floats(clamp(entropy) for _, entropy in zip(token_ids, row.entropies, strict=True))
+        columns["entropies"] = Floats(
+            clamp(entropy) for _, entropy in zip(token_ids, row.columns.entropies, strict=True)
+        )
     if row.sampling is not None and (row.constraint is not None or _reshapes(row.sampling)):
         generated = row.token_ids[row.num_input_tokens :]
         columns["sampled_logprobs"] = Floats(
-            clamp(logprob) for _, logprob in zip(generated, row.sampled_logprobs, strict=True)
+            clamp(logprob) for _, logprob in zip(generated, row.columns.sampled_logprobs, strict=True)
         )
     columns["clamped"] = clamp.count
     return columns

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from scorepool import store, wire
 from scorepool.engine import Sequence as Row
-from scorepool.engine import Tokenizer
+from scorepool.engine import TokenColumns, Tokenizer
 from scorepool.store.scripts import load
 from scorepool.worker.inference.chat_answer import Part, told
 from scorepool.worker.inference.result import LEAST, numbers_of
@@ -128,33 +128,36 @@ class JobStream:
             return None
         so_far.num_told = end
         token_ids = row.token_ids[row.num_input_tokens + first : row.num_input_tokens + end]
-        before = len(row.logprobs) - row.num_generated  # entries of the prompt
-        columns = slice(before + first, before + end)
-        logprobs = row.logprobs[columns] if self._with_logprobs else None
-        tops = (row.top_ids[columns], row.top_values[columns]) if logprobs is not None and row.top_logprobs else None
+        num_prompt_entries = len(row.columns) - row.num_generated
+        entries = slice(num_prompt_entries + first, num_prompt_entries + end)
+        columns = row.columns[entries] if self._with_logprobs else None
         part = so_far.part(first, end)
-        return lambda: self._growth(so_far, first, token_ids, logprobs, tops, part)
+        return lambda: self._growth(so_far, first, token_ids, columns, part)
 
     def _growth(
         self,
         so_far: _Told,
         first: int,
         token_ids: list[int],
-        logprobs: list[float | None] | None,
-        tops: tuple[list[list[int]], list[list[float]]] | None,
+        columns: TokenColumns | None,
         part: Part | None,
     ) -> wire.TokenDelta:
         spell = self._tokenizer.token_bytes
+        top_ids = columns.top_ids if columns is not None and so_far.row.top_logprobs else None
         growth = wire.TokenDelta(
             id=self._job_id,
             sequence=so_far.place,
             first=first,
             token_ids=token_ids,
             token_bytes=[spell(token_id) for token_id in token_ids],
-            logprobs=None if logprobs is None else wire.Floats(map(_finite, logprobs)),
-            top_ids=None if tops is None else tops[0],
-            top_bytes=None if tops is None else [[spell(token_id) for token_id in ids] for ids in tops[0]],
-            top_logprobs=None if tops is None else [wire.Floats(map(_finite, values)) for values in tops[1]],
+            logprobs=None if columns is None else wire.Floats(map(_finite, columns.logprobs)),
+            top_ids=top_ids,
+            top_bytes=None if top_ids is None else [[spell(token_id) for token_id in ids] for ids in top_ids],
+            top_logprobs=(
+                None
+                if columns is None or top_ids is None
+                else [wire.Floats(map(_finite, values)) for values in columns.top_logprobs]
+            ),
             num_prompt_tokens=None if first else so_far.row.num_input_tokens,
             skipped=[first + number for number in numbers_of(so_far.skipped_ids, token_ids)],
         )

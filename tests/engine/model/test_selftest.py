@@ -129,7 +129,7 @@ def test_a_model_that_excludes_tokens_passes_and_says_minus_infinity(tiny_models
     engine.close()
 
     assert (engine.model_info.mode, engine.model_info.self_test) == ("default", "passed")
-    assert row.logprobs[1] == -inf
-    assert row.top_values[0].count(-inf) == 320 - (VOCAB_SIZE - 200)
-    assert isfinite(row.logprobs[0])
-    assert all(map(isfinite, row.entropies))
+    assert row.columns.logprobs[1] == -inf
+    assert row.columns.top_logprobs[0].count(-inf) == 320 - (VOCAB_SIZE - 200)
+    assert isfinite(row.columns.logprobs[0])
+    assert all(map(isfinite, row.columns.entropies))

@@ -63,8 +63,8 @@ def test_chunks_of_logits_are_bounded_by_bytes_and_change_no_number(model: Any, 
     assert run(model, chunked) == [3] * 6 + [2]
 
     for one, other in zip(whole, chunked, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-        assert (one.top_ids, one.ranks) == (other.top_ids, other.ranks)
+        assert one.columns.logprobs == pytest.approx(other.columns.logprobs, abs=1e-5)
+        assert (one.columns.top_ids, one.columns.ranks) == (other.columns.top_ids, other.columns.ranks)
 
 
 def test_at_least_one_row_of_any_vocabulary_goes_through():

@@ -16,10 +16,10 @@ def generate(tokens: list[int], **options: object) -> Sequence:
     sequence = Sequence(token_ids=[99], top_logprobs=1, sampling=Sampling(**({"max_tokens": 10} | options)))
     for token_id in tokens:
         sequence.token_ids.append(token_id)
-        sequence.logprobs.append(-float(token_id))
-        sequence.top_ids.append([token_id])
-        sequence.top_values.append([-1.0])
-        sequence.sampled_logprobs.append(-1.0)
+        sequence.columns.logprobs.append(-float(token_id))
+        sequence.columns.top_ids.append([token_id])
+        sequence.columns.top_logprobs.append([-1.0])
+        sequence.columns.sampled_logprobs.append(-1.0)
         check_stop(sequence, TOKEN_BYTES.__getitem__, frozenset([EOS]))
         if sequence.finish_reason:
             break
@@ -41,10 +41,10 @@ def test_a_stop_string_cuts_the_text_and_drops_the_tokens_after_it(stop: bytes, 
 
     assert (sequence.text_bytes, sequence.finish_reason) == (text, "stop")
     assert sequence.token_ids[1:] == kept
-    assert sequence.logprobs == [-float(token_id) for token_id in kept]
-    assert sequence.top_ids == [[token_id] for token_id in kept]
-    assert len(sequence.top_values) == len(sequence.sampled_logprobs) == len(kept)
-    assert (sequence.ranks, sequence.entropies) == ([], [])
+    assert sequence.columns.logprobs == [-float(token_id) for token_id in kept]
+    assert sequence.columns.top_ids == [[token_id] for token_id in kept]
+    assert len(sequence.columns.top_logprobs) == len(sequence.columns.sampled_logprobs) == len(kept)
+    assert (sequence.columns.ranks, sequence.columns.entropies) == ([], [])
 
 
 def test_the_stop_string_that_begins_first_cuts_the_text():
@@ -70,7 +70,7 @@ def test_a_stop_token_id_ends_the_text_and_is_the_stop_reason():
 
     assert (sequence.text_bytes, sequence.finish_reason, sequence.stop_reason) == (b"Hel", "stop", 1)
     assert sequence.token_ids[1:] == [0, 1]
-    assert len(sequence.logprobs) == 2
+    assert len(sequence.columns.logprobs) == 2
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_include_stop_keeps_what_ended_the_text(tokens: list[int], options: dict
     sequence = generate(tokens, include_stop=True, **options)
 
     assert (sequence.text_bytes, sequence.finish_reason) == (text, "stop")
-    assert sequence.token_ids[1:] == tokens[: len(sequence.logprobs)]  # the token in which it ends is kept whole
+    assert sequence.token_ids[1:] == tokens[: len(sequence.columns.logprobs)]  # the token in which it ends is kept whole
 
 
 def test_min_tokens_ignores_a_stop_string_that_ends_too_early():

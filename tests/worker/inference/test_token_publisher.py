@@ -26,15 +26,15 @@ def row_of(*stops: bytes, prompt: bytes = b"p") -> Row:
 def step(grower: JobStream, row: Row, token: bytes) -> list[wire.TokenDelta]:
     """One token of the engine's."""
     row.token_ids += token
-    row.logprobs += [-float(len(row.token_ids))] * len(token)
-    row.top_ids += [[1]] * len(token)
-    row.top_values += [[-0.5]] * len(token)
+    row.columns.logprobs += [-float(len(row.token_ids))] * len(token)
+    row.columns.top_ids += [[1]] * len(token)
+    row.columns.top_logprobs += [[-0.5]] * len(token)
     check_stop(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
     return [growth() for growth in grower.on_step([row])]
 
 
 def started(row: Row, with_logprobs: bool = True) -> JobStream:
-    row.start_with_unpredicted()
+    row.append_unpredicted()
     return JobStream("j", [Translated(row, row.num_input_tokens, False, False)], with_logprobs, TOKENIZER)
 
 
@@ -76,7 +76,7 @@ def test_what_may_begin_a_stop_string_is_held_back_until_it_does_not():
 
 def test_what_is_skipped_is_told_with_its_tokens():
     row = row_of(b"bc")
-    row.start_with_unpredicted()
+    row.append_unpredicted()
     grower = JobStream("j", [Translated(row, 1, False, False, skipped_ids=frozenset(b"<"))], True, TOKENIZER)
 
     growths = [growth for token in (b"<", b"a", b"b", b"<", b"a") for growth in step(grower, row, token)]

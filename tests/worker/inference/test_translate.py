@@ -60,8 +60,8 @@ def test_a_result_of_a_score_job_says_what_was_used_and_found():
     request = score("a", "bc", top_logprobs=2, rank=True, entropy=True)
     rows = translate(request)
     row = rows[0].row
-    row.logprobs, row.ranks, row.entropies = [-0.5, -1.25], [1, 2], [0.5, 1.0]
-    row.top_ids, row.top_values = [[98, 1], [1, 99]], [[-0.5, -2.0], [-1.0, -1.25]]
+    row.columns.logprobs, row.columns.ranks, row.columns.entropies = [-0.5, -1.25], [1, 2], [0.5, 1.0]
+    row.columns.top_ids, row.columns.top_logprobs = [[98, 1], [1, 99]], [[-0.5, -2.0], [-1.0, -1.25]]
 
     result = to_result(request, rows, TOKENIZER, STAMP)
 
@@ -88,8 +88,8 @@ def test_score_all_reports_the_prompt_and_null_for_the_first_token():
     request = score("a", "b", score="all", top_logprobs=1)
     rows = translate(request)
     row = rows[0].row
-    row.logprobs = [None, -1.0, -0.25]
-    row.top_ids, row.top_values = [[], [97], [98]], [[], [-1.0], [-0.25]]
+    row.columns.logprobs = [None, -1.0, -0.25]
+    row.columns.top_ids, row.columns.top_logprobs = [[], [97], [98]], [[], [-1.0], [-0.25]]
 
     found = scored(request, rows)
 
@@ -106,7 +106,7 @@ def test_score_all_reports_the_prompt_and_null_for_the_first_token():
 def test_a_completion_whose_first_token_has_no_predictor_has_no_sum():
     request = score([7], [8], score="all", rank=True)
     rows = translate(request)
-    rows[0].row.logprobs, rows[0].row.ranks = [None, -1.0], [None, 1]
+    rows[0].row.columns.logprobs, rows[0].row.columns.ranks = [None, -1.0], [None, 1]
     assert scored(request, rows).logprob_sum == -1.0
 
     alone = Translated(rows[0].row, num_prompt_tokens=0, is_prompt_text=True, bos_added=False)
@@ -120,7 +120,11 @@ def test_minus_infinity_is_clamped_and_counted():
     request = score([1], [2, 3], top_logprobs=1)
     rows = translate(request)
     row = rows[0].row
-    row.logprobs, row.top_ids, row.top_values = [-math.inf, -1.0], [[9], [9]], [[-0.5], [-math.inf]]
+    row.columns.logprobs, row.columns.top_ids, row.columns.top_logprobs = (
+        [-math.inf, -1.0],
+        [[9], [9]],
+        [[-0.5], [-math.inf]],
+    )
 
     found = scored(request, rows)
 
@@ -131,14 +135,19 @@ def test_minus_infinity_is_clamped_and_counted():
     assert b"-9999" in wire.encode_json(found)
 
 
-@pytest.mark.parametrize("column", ["logprobs", "top_values", "sampled_logprobs"])
+@pytest.mark.parametrize("column", ["logprobs", "top_logprobs", "sampled_logprobs"])
 def test_nan_is_a_failure_and_never_a_number(column: str):
     request = generate(prompt=[1], top_logprobs=1, top_p=0.5)
     rows = translate(request)
     row = rows[0].row
     row.token_ids += [2]
-    row.logprobs, row.top_ids, row.top_values, row.sampled_logprobs = [-1.0], [[2]], [[-1.0]], [-1.0]
-    setattr(row, column, [[math.nan]] if column == "top_values" else [math.nan])
+    row.columns.logprobs, row.columns.top_ids, row.columns.top_logprobs, row.columns.sampled_logprobs = (
+        [-1.0],
+        [[2]],
+        [[-1.0]],
+        [-1.0],
+    )
+    setattr(row.columns, column, [[math.nan]] if column == "top_logprobs" else [math.nan])
 
     with pytest.raises(JobError) as raised:
         to_result(request, rows, TOKENIZER, STAMP)
@@ -149,7 +158,7 @@ def test_nan_is_a_failure_and_never_a_number(column: str):
 def test_columns_of_different_lengths_are_refused_rather_than_paired():
     request = score([1], [2, 3])
     rows = translate(request)
-    rows[0].row.logprobs = [-1.0]
+    rows[0].row.columns.logprobs = [-1.0]
 
     with pytest.raises(ValueError, match="zip"):
         to_result(request, rows, TOKENIZER, STAMP)
@@ -269,8 +278,8 @@ def test_a_generated_result_reports_only_what_was_generated():
     for translated in rows:
         row = translated.row
         row.token_ids += list("né".encode())
-        row.logprobs, row.sampled_logprobs = [-1.0, -2.0, -3.0], [-0.5, -1.0, -1.5]
-        row.top_ids, row.top_values = [[1]] * 3, [[-0.1]] * 3
+        row.columns.logprobs, row.columns.sampled_logprobs = [-1.0, -2.0, -3.0], [-0.5, -1.0, -1.5]
+        row.columns.top_ids, row.columns.top_logprobs = [[1]] * 3, [[-0.1]] * 3
         row.finish_reason = "length"
     rows[0].row.text_bytes = b"n"  # cut before a stop string
 
@@ -292,7 +301,7 @@ def test_the_sampled_logprobs_of_the_models_own_distribution_are_not_said_twice(
     rows = translate(request)
     row = rows[0].row
     row.token_ids += [98]
-    row.logprobs, row.sampled_logprobs = [-1.0], [-1.0000001]
+    row.columns.logprobs, row.columns.sampled_logprobs = [-1.0], [-1.0000001]
 
     assert scored(request, rows).sampled_logprobs is None
 
@@ -312,7 +321,7 @@ def test_a_result_survives_the_way_through_redis():
     request = score("a", "b", top_logprobs=1)
     rows = translate(request)
     row = rows[0].row
-    row.logprobs, row.top_ids, row.top_values = [-0.1], [[98]], [[-0.1]]
+    row.columns.logprobs, row.columns.top_ids, row.columns.top_logprobs = [-0.1], [[98]], [[-0.1]]
     result = to_result(request, rows, TOKENIZER, STAMP)
 
     assert wire.decode_outcome(wire.encode(result)) == result
@@ -325,10 +334,10 @@ def test_of_two_equally_likely_tokens_the_smaller_id_is_greedy_whatever_was_aske
     request = score([1], [token_id], top_logprobs=2)
     rows = translate(request)
     row = rows[0].row
-    row.logprobs, row.top_ids, row.top_values = [-0.75], [[2, 3]], [[-0.75, -0.75]]
+    row.columns.logprobs, row.columns.top_ids, row.columns.top_logprobs = [-0.75], [[2, 3]], [[-0.75, -0.75]]
     ranked = score([1], [token_id], rank=True)
     ranked_rows = translate(ranked)
-    ranked_rows[0].row.logprobs, ranked_rows[0].row.ranks = [-0.75], [rank]
+    ranked_rows[0].row.columns.logprobs, ranked_rows[0].row.columns.ranks = [-0.75], [rank]
 
     assert scored(request, rows).is_greedy is (rank == 1)
     assert scored(ranked, ranked_rows).is_greedy is (rank == 1)
@@ -339,8 +348,8 @@ def test_a_generate_job_reports_its_prompts_tokens_when_asked():
     rows = translate(request)
     row = rows[0].row
     assert (row.score_from, row.top_logprobs, row.rank) == (0, 1, True)
-    row.logprobs, row.ranks = [None, -1.0, -2.0, -3.0], [None, 1, 2, 3]
-    row.top_ids, row.top_values = [[], [97], [1], [1]], [[], [-1.0], [-0.5], [-0.5]]
+    row.columns.logprobs, row.columns.ranks = [None, -1.0, -2.0, -3.0], [None, 1, 2, 3]
+    row.columns.top_ids, row.columns.top_logprobs = [[], [97], [1], [1]], [[], [-1.0], [-0.5], [-0.5]]
     row.token_ids.append(ord("c"))
     row.text_bytes, row.finish_reason = b"c", "length"
 
@@ -359,7 +368,7 @@ def test_a_generate_job_of_no_tokens_only_scores_its_prompt():
     rows = translate(request)
     row = rows[0].row
     assert (row.sampling, row.score_from, row.token_ids) == (None, 0, [*b"ab"])
-    row.logprobs = [None, -1.0]
+    row.columns.logprobs = [None, -1.0]
 
     found = scored(request, rows)
 
@@ -384,7 +393,7 @@ def test_a_biased_row_reports_the_distribution_that_it_sampled_from():
     request = generate(prompt="a", logit_bias={98: -100.0}, max_tokens=1)
     rows = translate(request)
     rows[0].row.token_ids.append(ord("c"))
-    rows[0].row.logprobs, rows[0].row.sampled_logprobs = [-3.0], [-0.5]
+    rows[0].row.columns.logprobs, rows[0].row.columns.sampled_logprobs = [-3.0], [-0.5]
 
     found = scored(request, rows)
 
@@ -435,7 +444,7 @@ def test_a_row_that_must_not_end_reports_the_distribution_that_it_sampled_from()
     request = generate(prompt="a", min_tokens=1, max_tokens=1)
     rows = translate(request)
     rows[0].row.token_ids.append(ord("c"))
-    rows[0].row.logprobs, rows[0].row.sampled_logprobs = [-3.0], [-0.5]
+    rows[0].row.columns.logprobs, rows[0].row.columns.sampled_logprobs = [-3.0], [-0.5]
 
     assert scored(request, rows).sampled_logprobs.values() == [-0.5]
 
@@ -463,7 +472,7 @@ def test_special_tokens_are_in_the_text_or_are_not(
     rows = to_rows(request, tokenizer, 100)
     row = rows[0].row
     row.token_ids += generated
-    row.logprobs = [None, *[-1.0] * (len(row.token_ids) - 1)]
+    row.columns.logprobs = [None, *[-1.0] * (len(row.token_ids) - 1)]
     row.text_bytes, row.finish_reason, row.stop_reason = text_bytes, "stop", b"lo"
 
     (found,) = to_result(request, rows, tokenizer, STAMP).sequences
@@ -488,9 +497,9 @@ def test_a_prompt_that_is_reported_without_logprobs_is_not_scored(max_tokens: in
     row = translated.row
     if max_tokens:
         row.token_ids.append(ord("c"))
-        row.logprobs, row.text_bytes, row.finish_reason = [-0.5], b"c", "length"
+        row.columns.logprobs, row.text_bytes, row.finish_reason = [-0.5], b"c", "length"
     else:
-        row.logprobs = [-0.5]
+        row.columns.logprobs = [-0.5]
 
     result = scored(request, rows)
 

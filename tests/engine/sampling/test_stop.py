@@ -113,7 +113,7 @@ def test_include_stop_keeps_what_ended_the_text(tokens: list[int], options: dict
     sequence = generate(tokens, include_stop=True, **options)
 
     assert (sequence.text_bytes, sequence.finish_reason) == (text, "stop")
-    assert sequence.token_ids[1:] == tokens[: len(sequence.columns.logprobs)]  # the token in which it ends is kept whole
+    assert sequence.token_ids[1:] == tokens[: len(sequence.columns.logprobs)]  # its last token is kept whole
 
 
 def test_min_tokens_ignores_a_stop_string_that_ends_too_early():

@@ -36,8 +36,9 @@ async def enter(
     messages: Sequence[wire.Request],
     key: str | None,
     count: int | None,
-    result_ttl_s: int | None = None,
     ids: Sequence[str] | None = None,
+    *,
+    is_synchronous: bool = False,
 ) -> list[Submitted]:
     """Past the door and into the queue. What was accepted before under the same key is answered again, whatever the
     door says now: the model may have left since. Raises ApiError."""
@@ -48,7 +49,8 @@ async def enter(
         if key is None or not await parts.queue.known(messages, ids):
             raise
     named = parts.models.under_own_names(messages)
-    submitted = await parts.queue.submit(owner, named, ids, fingerprint(messages), result_ttl_s)
+    ttl_s = ANSWER_TTL_S if is_synchronous else None
+    submitted = await parts.queue.submit(owner, named, ids, fingerprint(messages), ttl_s, is_synchronous=is_synchronous)
     for job, message in zip(submitted, messages, strict=True):
         if job.is_replay:
             parts.metrics.replayed.inc()
@@ -83,7 +85,7 @@ async def answer(
     """
     count = len(messages) if len(messages) > 1 else None
     with told_as(to_param):
-        submitted = await enter(parts, owner, messages, None, count, ANSWER_TTL_S)
+        submitted = await enter(parts, owner, messages, None, count, is_synchronous=True)
         ids = [job.id for job in submitted]
         try:
             with parts.metrics.waiting.track_inprogress():

@@ -16,7 +16,15 @@ _NOWHERE = Redis()
 RUN_RETRIES = 3
 
 
-def run_hash(owner: str, weight: int, request: wire.Request, ttl_s: int, batch: str | None = None) -> list[str | bytes]:
+def run_hash(
+    owner: str,
+    weight: int,
+    request: wire.Request,
+    ttl_s: int,
+    batch: str | None = None,
+    *,
+    is_synchronous: bool = False,
+) -> list[str | bytes]:
     """The hash of the job that runs a request: name, value, name, value, ... The request itself lies in a key of its
     own."""
     kind = wire.kind_of(request)
@@ -33,6 +41,8 @@ def run_hash(owner: str, weight: int, request: wire.Request, ttl_s: int, batch: 
         flat += ("webhook", request.webhook)
     if batch is not None:
         flat += ("batch", batch)
+    if is_synchronous:
+        flat += ("synchronous", "1")
     return flat
 
 

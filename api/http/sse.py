@@ -14,7 +14,7 @@ from scorepool.api.http import tasks
 from scorepool.api.http.bodies import while_connected
 from scorepool.api.http.errors import ApiError, error_reply, told_as, unanswered
 from scorepool.api.state import State
-from scorepool.api.submission import ANSWER_TTL_S, cancel_all, enter, refusal_of, until_ended
+from scorepool.api.submission import cancel_all, enter, refusal_of, until_ended
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ async def events_of(
         parts.waiting.listening(ids, events.put_nowait),
         parts.metrics.waiting.track_inprogress(),
     ):
-        await enter(parts, owner, messages, None, len(ids) if len(ids) > 1 else None, ANSWER_TTL_S, ids)
+        await enter(parts, owner, messages, None, len(ids) if len(ids) > 1 else None, ids, is_synchronous=True)
         waits = [asyncio.create_task(tell_end(id_)) for id_ in ids]
         num_left = len(ids)
         try:

@@ -50,10 +50,12 @@ class Queue:
         print_: str | None = None,
         result_ttl_s: int | None = None,
         batch: str | None = None,
+        *,
+        is_synchronous: bool = False,
     ) -> list[Submitted]:
         """All of them or none, in one round trip. `print_` is the fingerprint of the submission as it came, where
-        aliases in it were replaced. `batch`: that of which they are lines. Raises Conflict, QueueFull, TooLarge,
-        Unavailable."""
+        aliases in it were replaced. `batch`: that of which they are lines. `is_synchronous`: their client waits, so
+        registered webhook endpoints get no event. Raises Conflict, QueueFull, TooLarge, Unavailable."""
         print_ = print_ or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
         bodies = [wire.encode(request) for request in requests]
@@ -65,7 +67,7 @@ class Queue:
         ]
         weight = self._keyring.weight(owner)
         for id_, request, body in zip(ids, requests, bodies, strict=True):
-            run = run_hash(owner, weight, request, ttl_s, batch)
+            run = run_hash(owner, weight, request, ttl_s, batch, is_synchronous=is_synchronous)
             args += (id_, store.queue_name(request.model, request.priority), print_, store.Keys.request(id_), body)
             args += (len(run), *run)
         answer, num_replicas = await self._run_submit([store.Keys.owned(owner)], args)

@@ -50,13 +50,14 @@ local function wants(text, event)
   end
 end
 
--- Tell of a job that has just ended: its own webhook, and its owner's endpoints that want to hear of it.
+-- Create the deliveries for a job that has just ended: to its own webhook, and to its owner's endpoints. The endpoints
+-- get no event for a synchronous request: its client has the answer, and the result expires within a minute.
 local function announce(id, iso, ttl_s)
   local job = 'rq:job:' .. id
-  local known = redis.call('HMGET', job, 'owner', 'webhook', 'status', 'model', 'ended_at', 'batch')
+  local known = redis.call('HMGET', job, 'owner', 'webhook', 'status', 'model', 'ended_at', 'batch', 'synchronous')
   if known[6] then return end  -- the batch is told of, not each of its 50,000 lines
   local owner, url, event = known[1] or '', known[2], ENDED[known[3]]
-  local endpoints = redis.pcall('HVALS', ENDPOINTS .. owner)
+  local endpoints = known[7] and {} or redis.pcall('HVALS', ENDPOINTS .. owner)
   if endpoints.err then endpoints = {} end  -- a key of another type must not keep jobs from ending
   if not event or (not url and #endpoints == 0) then return end
 

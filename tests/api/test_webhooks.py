@@ -1,5 +1,6 @@
 """Endpoints and deliveries over HTTP: what their owner may see and do."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -10,8 +11,8 @@ from rq.job import JobStatus
 
 from scorepool import store, wire
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
-from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
-from tests.api.fake_worker import FakeWorker
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score
+from tests.api.fake_worker import COMPLETED, RESULT, FakeWorker
 
 pytestmark = pytest.mark.anyio
 URL = "https://hooks.example/in?token=hush"
@@ -124,6 +125,50 @@ async def test_an_owner_has_so_many_endpoints_and_no_more(serving: Serving):
             await register(http)
         reply = await http.post("/v1/webhooks/endpoints", json={"url": URL})
     assert reply.status_code == 409
+
+
+SYNCHRONOUS: list[tuple[str, dict[str, Any], wire.Result]] = [
+    ("/v1/completions", {"model": "demo", "prompt": "a"}, COMPLETED),
+    ("/v1/completions", {"model": "demo", "prompt": "a", "stream": True}, COMPLETED),
+    ("/v1/chat/completions", {"model": "demo", "messages": [{"role": "user", "content": "a"}]}, COMPLETED),
+    ("/tokenize", {"model": "demo", "prompt": "a"}, RESULT),
+    ("/generate", {"text": "a"}, COMPLETED),
+    ("/v1/score", {"model": "demo", "query": [1], "items": [[1]], "label_token_ids": [2]}, RESULT),
+    ("/get_sequence_logprobs/", {"sequences": [[1, 2]], "prompt_lengths": [0]}, RESULT),
+]
+
+
+@pytest.mark.parametrize("end", ["finished", "canceled"])
+@pytest.mark.parametrize(("route", "body", "result"), SYNCHRONOUS)
+async def test_a_synchronous_request_sends_no_event_to_registered_endpoints(
+    serving: Serving, worker: FakeWorker, route: str, body: dict[str, Any], result: wire.Result, end: str
+):
+    """The client has the answer, and the result that an event would link to expires after a minute."""
+    async with serving() as http:
+        await register(http)
+        calling = asyncio.create_task(http.post(route, json=body))
+        await eventually(worker.waiting)
+        [job_id] = worker.waiting()
+        if end == "finished":
+            worker.end(job_id, result)
+        else:
+            worker.cancel(job_id)
+        reply = await calling
+        assert reply.is_success == (end == "finished" or "stream" in body)
+        assert await deliveries(http) == []
+
+
+async def test_a_native_job_whose_client_waits_for_it_sends_an_event(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        endpoint_id = (await register(http))["endpoint"]["id"]
+        calling = asyncio.create_task(http.post("/v1/jobs", json=score(), headers={"Prefer": "wait=60"}))
+        await eventually(worker.waiting)
+        [job_id] = worker.waiting()
+        worker.end(job_id)
+        assert (await calling).json()["status"] == "finished"
+        [delivery] = await deliveries(http)
+
+    assert (delivery["job_id"], delivery["event"], delivery["endpoint_id"]) == (job_id, "job.finished", endpoint_id)
 
 
 async def test_deliveries_are_listed_newest_first_in_pages_and_by_state(serving: Serving, worker: FakeWorker):

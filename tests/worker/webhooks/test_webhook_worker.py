@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -24,6 +25,7 @@ from standardwebhooks import Webhook
 
 from scorepool import store, wire
 from scorepool.local.stack import rq, webhook_command
+from scorepool.store import scripts
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 from scorepool.worker.webhooks.delivery_record import DeliveryRecord
@@ -261,6 +263,26 @@ def test_every_endpoint_that_wants_the_event_is_told_beside_the_jobs_own_webhook
     assert own.headers["webhook-id"] != endpoint.headers["webhook-id"]
     assert redis.llen("rq:queue:webhooks") == 2
     assert redis.zcard(store.Keys.deliveries("alice")) == 2
+
+
+def test_every_field_that_the_outbox_reads_is_a_field_of_a_subscriber():
+    lua = scripts.load("outbox.lua")
+    of_subscriber = set(re.findall(r"cjson\.decode\(text\)\.(\w+)", lua))
+    of_endpoint = set(re.findall(r"\bendpoint\.(\w+)", lua))
+    assert (of_subscriber, of_endpoint) == ({"endpoint"}, {"id", "events", "disabled_at"})
+    assert of_subscriber <= {*wire.Subscriber.__struct_fields__}
+    assert of_endpoint <= {*wire.WebhookEndpoint.__struct_fields__}
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_deliveries"), [({}, 1), ({"events": ["job.failed"]}, 0), ({"disabled_at": 1.0}, 0)]
+)
+def test_the_outbox_reads_a_subscriber_as_it_is_encoded(redis: Redis, changes: dict[str, Any], num_deliveries: int):
+    subscriber = subscribe(redis, "https://hooks.example/")
+    changed = replace(subscriber, endpoint=replace(subscriber.endpoint, **changes))
+    redis.hset(store.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(changed))
+    announce(redis, ID)
+    assert redis.llen("rq:queue:webhooks") == num_deliveries
 
 
 @pytest.mark.parametrize(

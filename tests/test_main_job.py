@@ -40,7 +40,7 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
         def revive() -> None:
             while not stopped.wait(0.2):
-                stack.revive()
+                stack.restart_dead()
 
         reviver = threading.Thread(target=revive)
         reviver.start()
@@ -51,7 +51,9 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 @pytest.fixture
 def client(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr("scorepool.client.TRIES", 9)  # over 50 s: what was killed is up again, on the slowest machine
+    monkeypatch.setattr(
+        "scorepool.client.MAX_ATTEMPTS", 9
+    )  # over 50 s: what was killed is up again, on the slowest machine
     with Client(stack.url) as client:
         yield client
 

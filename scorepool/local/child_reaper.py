@@ -1,7 +1,8 @@
-"""Ends our children when we are killed: a process that outlives its parent by a moment, on purpose.
+"""Terminate this process's children when it dies, even by SIGKILL.
 
-It reads lines `+PID` (watch) and `-PID` (reaped) from the parent through a pipe. The pipe's end is the parent's end,
-whatever killed it: what is still watched is then terminated, and killed if it does not obey.
+The reaper is a small child process. It reads lines `+PID` (watch) and `-PID` (unwatch) from a pipe. When its parent
+dies, however that happens, the pipe closes; the reaper then terminates every watched process, and kills those that
+do not end within GRACE_S.
 """
 
 import os
@@ -14,8 +15,8 @@ from contextlib import suppress
 GRACE_S = 10.0
 
 
-class Tether:
-    """The parent's side. Children that it watches must not inherit the pipe: Popen's close_fds sees to that."""
+class ChildReaper:
+    """The parent's end of the pipe. Watched children must not inherit it; Popen's close_fds ensures that."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -23,34 +24,39 @@ class Tether:
         )
 
     def watch(self, pid: int) -> None:
-        self._tell(f"+{pid}\n")
+        """Terminate the process when this one dies."""
+        self._send(f"+{pid}\n")
 
-    def reaped(self, pid: int) -> None:
-        self._tell(f"-{pid}\n")
+    def unwatch(self, pid: int) -> None:
+        """Forget a process that has ended."""
+        self._send(f"-{pid}\n")
 
     def close(self) -> None:
+        """Terminate the processes that are still watched, and the reaper."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode())
         self._process.stdin.flush()
 
 
-def end(pids: set[int]) -> None:
-    for send in (signal.SIGTERM, signal.SIGKILL):
+def terminate(pids: set[int]) -> None:
+    """Send SIGTERM, then SIGKILL to the processes that are still alive after GRACE_S."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + GRACE_S
         for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, send)
+                os.kill(pid, signal_number)
         while pids and time.monotonic() < deadline:
             time.sleep(0.05)
-            pids = {pid for pid in pids if alive(pid)}
+            pids = {pid for pid in pids if is_alive(pid)}
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """True if a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -59,10 +65,11 @@ def alive(pid: int) -> bool:
 
 
 def main() -> None:
+    """Run the reaper on standard input."""
     watched: set[int] = set()
     for line in sys.stdin:
         (watched.add if line[0] == "+" else watched.discard)(int(line[1:]))
-    end(watched)
+    terminate(watched)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The demo's webhook receiver: takes signed deliveries on loopback and checks them as any receiver should."""
+"""Receive the demo's webhooks on loopback and verify their signatures."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +12,7 @@ MAX_BODY_BYTES = 20_000
 
 
 class Receiver:
-    """Runs while the context is open. `verified` holds each delivery's parsed payload once its signature is right."""
+    """A context in which a webhook server runs. `verified` gets the payload of each delivery with a valid signature."""
 
     def __init__(self, secret: str) -> None:
         self.verified: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -30,8 +30,8 @@ class Receiver:
                     self.send_response(204)
                 self.end_headers()
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Quiet: the demo prints what arrived."""
+            def log_message(self, *_: object) -> None:
+                """Write no access log."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
         self.url = f"http://127.0.0.1:{self._server.server_port}/scorepool"

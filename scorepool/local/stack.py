@@ -1,4 +1,4 @@
-"""The whole of scorepool on one machine: Redis, API, a worker per model, the webhook worker. Starts, watches, stops."""
+"""Run scorepool on one machine: Redis, the API, a worker per model and the webhook worker."""
 
 import os
 import signal
@@ -15,76 +15,86 @@ from typing import Self
 import httpx
 
 from scorepool import store
-from scorepool.local.child_reaper import Tether
+from scorepool.local.child_reaper import ChildReaper
 from scorepool.local.redis_server import RedisServer, RedisServerError
 
 STOP_TIMEOUT_S = 90.0  # longer than a worker's drain
 READY_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
 RESTART_DELAY_S = 1.0
-CONNECTION = ("--connection-class", "scorepool.worker.Redis")  # which knows Sentinel
-OURS = str(Path(__file__).parents[2])
+CONNECTION_CLASS = ("--connection-class", "scorepool.worker.Redis")  # supports Sentinel
+IMPORT_PATH = str(Path(__file__).parents[2])  # the folder that holds the package `scorepool`
 
 
 class StackError(RuntimeError):
-    """A part did not start; the message says which and shows the end of what it said."""
+    """A process that did not start. The message names it and shows the end of its log."""
 
 
 def worker_command(names: Sequence[str]) -> list[str]:
-    """RQ's own command line for the worker of one model, by its names."""
+    """Return the `rq worker` command that serves one model under these names."""
     return [
         rq(),
         "worker",
         "-w",
         "scorepool.worker.BatchWorker",
-        *CONNECTION,
+        *CONNECTION_CLASS,
         "--with-scheduler",
         *store.queue_names(*names),
     ]
 
 
 def webhook_command() -> list[str]:
-    return [rq(), "worker", "-w", "scorepool.worker.WebhookWorker", *CONNECTION, "--with-scheduler", store.WEBHOOKS]
+    """Return the `rq worker` command that delivers webhooks."""
+    return [
+        rq(),
+        "worker",
+        "-w",
+        "scorepool.worker.WebhookWorker",
+        *CONNECTION_CLASS,
+        "--with-scheduler",
+        store.WEBHOOKS,
+    ]
 
 
-def from_any_folder(command: list[str]) -> list[str]:
-    """An `rq worker` command that does not look in the current folder for `worker`, as RQ does by default."""
-    return [*command[:2], "--path", OURS, *command[2:]]
+def add_import_path(command: list[str]) -> list[str]:
+    """Make an `rq worker` command import from IMPORT_PATH instead of the current folder, RQ's default."""
+    return [*command[:2], "--path", IMPORT_PATH, *command[2:]]
 
 
 def api_command() -> list[str]:
-    return [sys.executable, "-P", "-m", "scorepool.api"]  # -P: not a folder `api` of the user's own place
+    """Return the command that runs the API."""
+    return [sys.executable, "-P", "-m", "scorepool.api"]  # -P: do not import from the current folder
 
 
 def rq() -> str:
-    """The `rq` beside this Python. Not `python -m`: it would import a folder `worker` of the user's own place."""
+    """Return the path of the `rq` command in this Python's environment."""
     return str(Path(sys.executable).with_name("rq"))
 
 
 def reachable(host: str) -> str:
-    """The host part of a URL that reaches a server bound to `host` from this machine."""
+    """Return the host part of a URL that reaches a server bound to `host` from this machine."""
     if host in ("0.0.0.0", "::"):  # noqa: S104
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
-def refuse_taken_port(host: str, port: int) -> None:
-    """Raises StackError. Whatever answers there would be taken for our API: another `serve` says that it is ready."""
+def check_port_is_free(host: str, port: int) -> None:
+    """Check that the API can listen on the port; raise StackError. Another server there would be taken for the API."""
     if port == 0:
-        raise StackError("SCOREPOOL_PORT=0: say which port, for jobs are submitted to it")
+        raise StackError("SCOREPOOL_PORT=0: expected a port from 1 to 65535, because clients need to know it")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise StackError(f"cannot listen on {host} port {port}: {error.strerror}. Say another with --port") from None
+        raise StackError(f"cannot listen on {host} port {port}: {error.strerror}. Choose another with --port") from None
 
 
 class Stack:
-    """Runs while the context is open; `url` answers once it is entered.
+    """A context in which every process runs. `url` answers once the context is entered.
 
-    `models` are as SCOREPOOL_MODEL: `NAME=FOLDER_OR_HUB_ID`. `environ` holds settings that go to every process.
-    A part that dies is started again by `watch` or `revive`, as launchd or systemd would.
+    `models` have the form of SCOREPOOL_MODEL: `NAME=FOLDER_OR_HUB_ID`. `environ` holds settings for every process.
+    `watch` and `restart_dead` restart a process that died, as launchd or systemd would.
     """
 
     def __init__(
@@ -108,9 +118,9 @@ class Stack:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        refuse_taken_port(self.settings.host, self.settings.port)
-        self._tether = Tether()
-        self._open.callback(self._tether.close)
+        check_port_is_free(self.settings.host, self.settings.port)
+        self._child_reaper = ChildReaper()
+        self._open.callback(self._child_reaper.close)
         try:
             if self.redis is not None:
                 self._open.enter_context(self.redis)
@@ -118,9 +128,9 @@ class Stack:
             self._open.callback(self._stop)
             self._start("api", api_command(), {})
             if self.settings.webhook_secret:  # without one the API accepts no job that has a webhook
-                self._start("webhooks", from_any_folder(webhook_command()), {})
+                self._start("webhooks", add_import_path(webhook_command()), {})
             for name, spec in self.models.items():
-                command = from_any_folder(worker_command(store.parse_model(spec)[0]))
+                command = add_import_path(worker_command(store.parse_model(spec)[0]))
                 self._start(f"worker {name}", command, {"SCOREPOOL_MODEL": spec})
             self._wait_until_ready()
         except BaseException:
@@ -132,55 +142,55 @@ class Stack:
         self._open.close()
 
     def watch(self) -> None:
-        """Keep every part running until KeyboardInterrupt."""
+        """Restart processes that die, until KeyboardInterrupt."""
         while True:
             time.sleep(RESTART_DELAY_S)
-            self.revive()
+            self.restart_dead()
 
-    def revive(self) -> None:
-        """Start again whatever has died."""
+    def restart_dead(self) -> None:
+        """Restart every process that has died."""
         if self.redis is not None and self.redis.process is not None and self.redis.process.poll() is not None:
-            self._say("redis ended and is started again")
-            self._tether.reaped(self.redis.process.pid)
+            self._log("redis ended; restarting it")
+            self._child_reaper.unwatch(self.redis.process.pid)
             try:
                 self.redis.start()
-            except RedisServerError:  # a full disk, perhaps: the others wait for it, and so do we
-                self._say(f"redis does not start; the end of {self.redis.log} says why")
+            except RedisServerError:  # for example a full disk: try again at the next call
+                self._log(f"redis does not start; see the end of {self.redis.log}")
             self._watch_redis()
         for name, process in list(self._processes.items()):
             if process.poll() is not None:
-                self._say(f"{name} ended with {process.returncode} and is started again")
-                self._tether.reaped(process.pid)
+                self._log(f"{name} ended with {process.returncode}; restarting it")
+                self._child_reaper.unwatch(process.pid)
                 self._start(name, *self._commands[name])
 
     def pid(self, name: str) -> int:
-        """Of one part: `api`, `webhooks` or `worker NAME`."""
+        """Return the process id of `api`, `webhooks` or `worker NAME`."""
         return self._processes[name].pid
 
-    def _start(self, name: str, command: list[str], more: dict[str, str]) -> None:
-        self._commands[name] = (command, more)
+    def _start(self, name: str, command: list[str], extra_environ: dict[str, str]) -> None:
+        self._commands[name] = (command, extra_environ)
         environ = {
             **self._environ,
             "SCOREPOOL_REDIS_URL": self.redis_url,
             "RQ_REDIS_URL": self.redis_url,
-            **more,
+            **extra_environ,
         }
-        # A session of its own: Ctrl-C reaches us alone, and we stop the parts in order. Its log goes on where it ended
-        # before; without a folder for logs it is our stderr, for stdout is for what we say ourselves.
-        with ExitStack() as opened:
+        # Each process has its own session, so that Ctrl-C reaches only this one, which stops them in order. Logs are
+        # appended to. Without a log folder they go to stderr; stdout is reserved for this process's messages.
+        with ExitStack() as files:
             process = subprocess.Popen(
                 command,
                 env=environ,
                 stdin=subprocess.DEVNULL,
-                stdout=opened.enter_context(self._log_path(name).open("ab")) if self._logs else sys.stderr,
+                stdout=files.enter_context(self._log_path(name).open("ab")) if self._logs else sys.stderr,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self._processes[name] = process
-        self._tether.watch(process.pid)
+        self._child_reaper.watch(process.pid)
 
     def _stop(self) -> None:
-        """Workers first, so that they can still write what they finish; the API last."""
+        """Stop the workers first, so that they can still write results, and the API last."""
         for name in sorted(self._processes, key="api".__eq__):
             process = self._processes[name]
             if process.poll() is None:
@@ -192,7 +202,7 @@ class Stack:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            self._tether.reaped(process.pid)
+            self._child_reaper.unwatch(process.pid)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -219,7 +229,7 @@ class Stack:
 
     def _watch_redis(self) -> None:
         if self.redis is not None and self.redis.process is not None:
-            self._tether.watch(self.redis.process.pid)
+            self._child_reaper.watch(self.redis.process.pid)
 
     def _log_path(self, name: str) -> Path:
         assert self._logs is not None
@@ -231,5 +241,5 @@ class Stack:
             return ""
         return ":\n" + "\n".join(self._log_path(name).read_text(errors="replace").splitlines()[-15:])
 
-    def _say(self, what: str) -> None:
-        print(f"scorepool: {what}", file=sys.stderr, flush=True)  # noqa: T201
+    def _log(self, message: str) -> None:
+        print(f"scorepool: {message}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Where a user's scorepool keeps what must outlive a process: the embedded Redis and logs."""
+"""Find the folder for state that outlives a process: the embedded Redis and logs."""
 
 import os
 import sys
@@ -6,9 +6,10 @@ from pathlib import Path
 
 
 def state_dir(configured: str = "") -> Path:
-    """The folder, made if missing, readable by its owner only.
+    """Return the state folder, readable only by its owner. Create it if it is missing.
 
-    `configured` wins; else ~/Library/Application Support/scorepool on macOS and $XDG_STATE_HOME/scorepool elsewhere
+    `configured` has precedence. The default is ~/Library/Application Support/scorepool on macOS and
+    $XDG_STATE_HOME/scorepool elsewhere
     (https://specifications.freedesktop.org/basedir-spec).
     """
     if configured:

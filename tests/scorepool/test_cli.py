@@ -1,4 +1,4 @@
-"""The commands as a user runs them: processes, their output, and what is left when they end."""
+"""The command as a user runs it: processes, output, exit status, and nothing left behind."""
 
 import os
 import signal
@@ -21,22 +21,23 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    everything = {**os.environ, **environ}
-    return subprocess.run([SCOREPOOL, *arguments], env=everything, capture_output=True, text=True, timeout=120)
+    """Run `scorepool` to its end."""
+    command = [SCOREPOOL, *arguments]
+    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=120, check=False)
 
 
 def processes_of(state: Path) -> list[str]:
-    """Live processes that were started with this state folder: command line and environment, as `ps` shows them."""
-    shown = subprocess.run(["ps", "axeww", "-o", "command="], capture_output=True, text=True, check=True).stdout
-    return [line for line in shown.splitlines() if f"SCOREPOOL_STATE_DIR={state}" in line.split()]
+    """Return live processes with this state folder: command line and environment, as `ps` prints them."""
+    listed = subprocess.run(["ps", "axeww", "-o", "command="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if f"SCOREPOOL_STATE_DIR={state}" in line.split()]
 
 
 @contextmanager
 def serving(state: Path, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`scorepool serve` on the demo model: the process, and its URL once it says ready."""
-    everything = {**os.environ, "SCOREPOOL_STATE_DIR": str(state), **environ}
+    """Run `scorepool serve` on the demo model; yield the process and its URL when it is ready."""
+    environ = os.environ | {"SCOREPOOL_STATE_DIR": str(state)} | environ
     command = [SCOREPOOL, "serve", "--port", str(free_port())]
-    with subprocess.Popen(command, env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve:
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve:
         assert serve.stdout is not None
         try:
             url = next(line for line in serve.stdout if line.startswith("ready ")).split()[1]
@@ -56,22 +57,11 @@ def test_the_demo_shows_the_main_job_and_leaves_nothing_behind(tmp_path: Path):
     assert processes_of(tmp_path) == []
 
 
-def test_folders_of_the_users_own_place_are_not_taken_for_ours(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-):
-    for name in ("api", "client", "engine", "wire", "worker"):
-        (tmp_path / "place" / name).mkdir(parents=True)
-        (tmp_path / "place" / name / "__init__.py").touch()
-    monkeypatch.chdir(tmp_path / "place")
-    done = run("demo", SCOREPOOL_STATE_DIR=str(tmp_path_factory.mktemp("s")))  # the path of a socket is short
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_serve_is_up_until_it_is_told_to_stop(tmp_path: Path, how: signal.Signals):
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+def test_serve_runs_until_it_is_stopped(tmp_path: Path, stop_signal: signal.Signals):
     with serving(tmp_path) as (serve, url):
         assert httpx.get(f"{url}/v1/models").json()["models"][0]["id"] == "demo"
-        serve.send_signal(how)
+        serve.send_signal(stop_signal)
         assert serve.wait(60) == 0
     assert processes_of(tmp_path) == []
 
@@ -85,7 +75,7 @@ def test_the_example_that_serve_prints_works(tmp_path: Path):
     assert '"status":"finished"' in shown
 
 
-def test_nothing_survives_when_serve_is_killed(tmp_path: Path):
+def test_no_process_survives_when_serve_is_killed(tmp_path: Path):
     with serving(tmp_path) as (serve, _):
         serve.kill()
         deadline = time.monotonic() + 60
@@ -94,7 +84,7 @@ def test_nothing_survives_when_serve_is_killed(tmp_path: Path):
             time.sleep(0.1)
 
 
-def test_jobs_of_yesterday_are_there_when_serve_is_started_again(tmp_path: Path):
+def test_jobs_survive_a_restart_of_serve(tmp_path: Path):
     body = {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": "b"}]}
     with serving(tmp_path) as (_, url):
         job = httpx.post(f"{url}/v1/jobs", json=body, headers={"Prefer": "wait=30"}).json()
@@ -103,7 +93,7 @@ def test_jobs_of_yesterday_are_there_when_serve_is_started_again(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environ", "says"),
+    ("arguments", "environ", "message"),
     [
         (["serve"], {"SCOREPOOL_PROT": "1"}, "did you mean SCOREPOOL_PORT?"),
         (["serve", "--log-level", "loud"], {}, "SCOREPOOL_LOG_LEVEL='LOUD'"),
@@ -113,59 +103,61 @@ def test_jobs_of_yesterday_are_there_when_serve_is_started_again(tmp_path: Path)
         (["serve", "--model", "gone=/no/such/folder"], {}, "/no/such/folder"),
         (["worker"], {}, "--model NAME=FOLDER_OR_HUB_ID"),
         (["api", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
+        (["key", "a b:c"], {}, "NAME is 'a b:c': expected 1 to 64 letters, digits, `.`, `_` or `-`"),
+        (["key", "-a"], {}, "No such option"),
+        (["key", "a" * 65], {}, "expected 1 to 64 letters"),
     ],
 )
 def test_a_start_that_cannot_work_ends_with_the_reason(
-    tmp_path: Path, arguments: list[str], environ: dict[str, str], says: str
+    tmp_path: Path, arguments: list[str], environ: dict[str, str], message: str
 ):
     done = run(*arguments, SCOREPOOL_STATE_DIR=str(tmp_path), SCOREPOOL_PORT=str(free_port()), **environ)
     assert done.returncode != 0
-    assert says in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert processes_of(tmp_path) == []
 
 
-def test_a_port_that_another_serve_has_is_refused(tmp_path: Path):
+def test_a_port_in_use_is_refused(tmp_path: Path):
     with serving(tmp_path / "first") as (_, url):
-        with serve_fails("--port", url.rsplit(":", 1)[1], SCOREPOOL_STATE_DIR=str(tmp_path / "second")) as said:
-            assert "Address already in use" in said
+        with serve_fails("--port", url.rsplit(":", 1)[1], SCOREPOOL_STATE_DIR=str(tmp_path / "second")) as stderr:
+            assert "Address already in use" in stderr
         assert httpx.get(f"{url}/readyz").status_code == 200
 
 
 def test_port_zero_is_refused(tmp_path: Path):
-    with serve_fails("--port", "0", SCOREPOOL_STATE_DIR=str(tmp_path)) as said:
-        assert "SCOREPOOL_PORT=0" in said
+    with serve_fails("--port", "0", SCOREPOOL_STATE_DIR=str(tmp_path)) as stderr:
+        assert "SCOREPOOL_PORT=0" in stderr
 
 
 @contextmanager
 def serve_fails(*arguments: str, **environ: str) -> Iterator[str]:
-    """What `serve` said to stderr; stopped, so that a serve that wrongly stays up fails the test and is gone."""
-    everything = {**os.environ, **environ}
-    with subprocess.Popen(
-        [SCOREPOOL, "serve", *arguments], env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as serve:
+    """Run `scorepool serve`, expect it to fail, and yield its stderr. Stop it if it wrongly stays up."""
+    command = [SCOREPOOL, "serve", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=os.environ | environ, text=True, **pipes) as serve:
         try:
             assert serve.wait(60) == 1
         finally:
             serve.terminate()
-            shown, said = serve.communicate()
-        assert "ready" not in shown
-        assert "Traceback" not in said
-        yield said
+            stdout, stderr = serve.communicate()
+        assert "ready" not in stdout
+        assert "Traceback" not in stderr
+        yield stderr
 
 
 @pytest.mark.parametrize("command", ["demo", "serve", "redis"])
-@pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path, command: str, place: str):
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_state_folder_that_cannot_be_created_is_named(tmp_path: Path, command: str, folder: str):
     (tmp_path / "file").touch()
-    done = run(command, SCOREPOOL_STATE_DIR=str(tmp_path / place))
+    done = run(command, SCOREPOOL_STATE_DIR=str(tmp_path / folder))
     assert done.returncode == 1
     assert str(tmp_path / "file") in done.stderr
     assert "SCOREPOOL_STATE_DIR" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_redis_folder_that_cannot_be_made_is_named(tmp_path: Path):
+def test_a_redis_folder_that_cannot_be_created_is_named(tmp_path: Path):
     (tmp_path / "redis").touch()
     done = run("redis", SCOREPOOL_STATE_DIR=str(tmp_path))
     assert done.returncode == 1
@@ -173,8 +165,9 @@ def test_a_redis_folder_that_cannot_be_made_is_named(tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_key_opens_the_api_and_only_its_hash_is_configured(tmp_path: Path):
-    key, entry = (line.split(maxsplit=1)[1] for line in run("key", "ann").stdout.splitlines())
+@pytest.mark.parametrize("name", ["ann", "0-A.b_c" + 57 * "x"])
+def test_a_key_authenticates_and_only_its_hash_is_configured(tmp_path: Path, name: str):
+    key, entry = (line.split(maxsplit=1)[1] for line in run("key", name).stdout.splitlines())
     assert key not in entry
     with serving(tmp_path, SCOREPOOL_API_KEYS=entry) as (_, url):
         assert httpx.get(f"{url}/v1/jobs").status_code == 401
@@ -186,13 +179,13 @@ def test_a_log_level_in_any_case_reaches_every_process(tmp_path: Path, level: st
     with serving(tmp_path, SCOREPOOL_LOG_LEVEL=level) as (serve, url):
         assert httpx.get(f"{url}/v1/models").status_code == 200
         serve.send_signal(signal.SIGTERM)
-        _, said = serve.communicate(timeout=60)
-    told = ["Uvicorn running on" in said, "Listening on demo" in said, "GET /v1/models" in said]
-    assert told == [level == "Info"] * 3
+        _, stderr = serve.communicate(timeout=60)
+    logged = ["Uvicorn running on" in stderr, "Listening on demo" in stderr, "GET /v1/models" in stderr]
+    assert logged == [level == "Info"] * 3
 
 
 @pytest.mark.parametrize("command", [["api"], ["worker", "--model", "demo=x"], ["worker", "--webhooks"]])
-def test_each_command_takes_a_log_level(monkeypatch: pytest.MonkeyPatch, command: list[str]):
+def test_each_command_accepts_a_log_level(monkeypatch: pytest.MonkeyPatch, command: list[str]):
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execve", lambda _, arguments, environ: started.append((arguments, environ)))
     CliRunner().invoke(app, [*command, "--log-level", "wArning"], catch_exceptions=False)

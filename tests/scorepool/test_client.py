@@ -1,4 +1,4 @@
-"""The SDK against servers that are slow, busy, or not scorepool at all."""
+"""The SDK against servers that are slow, busy, or not scorepool."""
 
 import threading
 import time
@@ -13,12 +13,14 @@ import pytest
 from scorepool import Client, ScorepoolError, client, wire
 
 Answer = tuple[int, dict[str, str], bytes]
-CARDS = wire.encode(wire.ModelList(models=[]))
+MODELS = wire.encode(wire.ModelList(models=[]))
 JOB = wire.encode(wire.Job(id="0" * 32, kind="score", model="demo", status="queued", created_at=0.0))
 
 
 @contextmanager
 def server(answer: Callable[[], Answer]) -> Iterator[str]:
+    """Run an HTTP server that answers every GET with `answer()`; yield its URL."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, headers, body = answer()
@@ -42,13 +44,13 @@ def server(answer: Callable[[], Answer]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("retry_after", ["0", "Wed, 21 Oct 2015 07:28:00 GMT", "soon", ""])
-def test_a_busy_server_is_asked_again_whatever_its_retry_after(retry_after: str):
-    answers = iter([(503, {"Retry-After": retry_after}, b"busy"), (200, {}, CARDS)])
+def test_a_request_to_a_busy_server_is_retried_whatever_its_retry_after(retry_after: str):
+    answers = iter([(503, {"Retry-After": retry_after}, b"busy"), (200, {}, MODELS)])
     with server(lambda: next(answers)) as url, Client(url) as sdk:
         assert sdk.models() == []
 
 
-def test_what_is_not_from_scorepool_is_told_with_its_status():
+def test_a_reply_of_another_server_is_reported_with_its_status():
     with (
         server(lambda: (502, {}, b"<html>bad gateway")) as url,
         Client(url) as sdk,
@@ -59,19 +61,19 @@ def test_what_is_not_from_scorepool_is_told_with_its_status():
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 30.0])
-def test_a_wait_is_not_cut_by_the_timeout_of_a_reply(wait_s: float):
-    asked: list[httpx.Request] = []
+def test_a_wait_extends_the_timeout_of_the_reply(wait_s: float):
+    requests: list[httpx.Request] = []
     with server(lambda: (200, {}, JOB)) as url, Client(url) as sdk:
-        sdk._http.event_hooks = {"request": [asked.append]}
+        sdk._http.event_hooks = {"request": [requests.append]}
         assert sdk.job("0" * 32, wait_s=wait_s).status == "queued"
-    assert [request.extensions["timeout"]["read"] for request in asked] == [client.REPLY_TIMEOUT_S + wait_s]
+    assert [request.extensions["timeout"]["read"] for request in requests] == [client.REPLY_TIMEOUT_S + wait_s]
 
 
-def test_any_number_of_threads_wait_at_once():
-    together = threading.Barrier(120)
+def test_many_threads_wait_at_once():
+    barrier = threading.Barrier(120)
 
     def answer() -> Answer:
-        together.wait(60)
+        barrier.wait(60)
         return 200, {}, JOB
 
     with server(answer) as url, Client(url) as sdk, ThreadPoolExecutor(120) as threads:
@@ -79,7 +81,16 @@ def test_any_number_of_threads_wait_at_once():
     assert len(jobs) == 120
 
 
-def test_a_url_that_cannot_be_right_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it tries again"))
+def test_a_malformed_url_is_not_retried(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("the request was retried"))
     with Client("localhost:8000") as sdk, pytest.raises(httpx.UnsupportedProtocol):
         sdk.models()
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_a_url_may_end_in_v1(suffix: str):
+    requests: list[httpx.Request] = []
+    with server(lambda: (200, {}, MODELS)) as url, Client(url + suffix) as sdk:
+        sdk._http.event_hooks = {"request": [requests.append]}
+        sdk.models()
+    assert [request.url.path for request in requests] == ["/v1/models"]

@@ -31,7 +31,7 @@ def mortal(demo_folder: Path, tmp_path: Path) -> Iterator[Stack]:
 
         def revive() -> None:
             while not stopped.wait(0.1):
-                stack.revive()
+                stack.restart_dead()
 
         reviver = threading.Thread(target=revive)
         reviver.start()

@@ -217,7 +217,7 @@ def revive(stack: Stack) -> None:
     killed = stack.pid("worker demo")
 
     def is_another() -> bool:
-        stack.revive()
+        stack.restart_dead()
         return stack.pid("worker demo") != killed
 
     wait_for(is_another)

@@ -3,7 +3,7 @@ import socket
 from scorepool.local.demo import free_port
 
 
-def test_a_port_that_was_found_free_is_given_to_nobody_else_and_can_be_listened_on():
+def test_a_free_port_is_assigned_to_no_other_process_and_can_be_listened_on():
     found = {free_port() for _ in range(300)}
 
     others = set()

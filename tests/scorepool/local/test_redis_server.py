@@ -10,7 +10,7 @@ from scorepool.local import redis_server
 from scorepool.local.redis_server import RedisServer, RedisServerError
 
 
-def test_what_was_acknowledged_is_there_after_kill_9(tmp_path: Path):
+def test_acknowledged_writes_survive_kill_9(tmp_path: Path):
     with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
         for number in range(1000):
             redis.set(f"key:{number}", number)
@@ -41,21 +41,21 @@ def test_a_path_too_long_for_a_socket_says_what_to_set(tmp_path: Path):
         pass
 
 
-def test_it_never_evicts(tmp_path: Path):
+def test_redis_never_evicts(tmp_path: Path):
     with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
         assert redis.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
 
 
-def test_a_result_of_rqs_takes_no_more_room_than_it_needs(tmp_path: Path):
+def test_a_result_stream_of_rq_is_small(tmp_path: Path):
     with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
         redis.xadd("rq:results:1", {"type": "1", "worker_name": "mac"})
         assert int(redis.memory_usage("rq:results:1") or 0) < 1500
 
 
-def test_data_that_takes_long_to_load_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_start_waits_for_data_that_takes_long_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
         with redis.pipeline(transaction=False) as pipeline:
-            for number in range(10_000):  # Redis answers while it loads, every thousand or so
+            for number in range(10_000):  # while it loads, Redis answers about every 1000 keys
                 pipeline.set(f"key:{number}", number)
             pipeline.execute()
         assert server.process is not None
@@ -65,10 +65,10 @@ def test_data_that_takes_long_to_load_is_waited_for(tmp_path: Path, monkeypatch:
         slow.write_text(f'#!/bin/sh\nexec {redis_server.find_binary()} "$@" --key-load-delay 300\n')
         slow.chmod(0o755)
         monkeypatch.setattr(redis_server, "find_binary", lambda: slow)
-        ping, right, passed_s = server._ping, time.monotonic, 0.0
+        ping, monotonic, passed_s = server._ping, time.monotonic, 0.0
 
         def slow_ping() -> bytes:
-            """Between two answers of a server that loads, nearly all of the time passes that it has to start in."""
+            """Advance the clock by nearly the whole start timeout at each answer of the loading server."""
             nonlocal passed_s
             answer = ping()
             if answer.startswith(b"-LOADING"):
@@ -76,6 +76,6 @@ def test_data_that_takes_long_to_load_is_waited_for(tmp_path: Path, monkeypatch:
             return answer
 
         monkeypatch.setattr(server, "_ping", slow_ping)
-        monkeypatch.setattr(time, "monotonic", lambda: right() + passed_s)
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed_s)
         server.start()
         assert redis.dbsize() == 10_000

@@ -1,0 +1,17 @@
+"""The SDK's keyword arguments are the fields of the requests, with the same types."""
+
+from typing import get_type_hints
+
+import pytest
+
+from scorepool import Generate, Score
+from scorepool.options import GenerateOptions, ScoreOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "request_type", "positional"),
+    [(ScoreOptions, Score, {"model", "items"}), (GenerateOptions, Generate, {"model", "prompt"})],
+)
+def test_options_are_the_fields_of_the_request(options: type, request_type: type, positional: set[str]):
+    fields = get_type_hints(request_type)
+    assert get_type_hints(options) == {name: fields[name] for name in fields if name not in positional}

@@ -117,7 +117,11 @@ def serve(
     names = [name for spec in specs for name in parse_model(spec)[0]]
     if len(set(names)) < len(names):
         fail("--model: the same NAME is given twice")
-    url = redis_url or os.environ.get("SCOREPOOL_REDIS_URL") or os.environ.get("REDIS_URL")
+    url = redis_url or os.environ.get("SCOREPOOL_REDIS_URL")
+    if url:
+        check_redis_url(url)
+    elif url := os.environ.get("REDIS_URL"):
+        check_redis_url(url, "REDIS_URL")
     interrupt_on_sigterm()
     try:
         with Stack(specs, state=make_state_dir(settings), environ=environ, redis_url=url) as stack:
@@ -134,7 +138,9 @@ def serve(
 def api(host: Host = None, port: Port = None, redis_url: RedisUrl = None, log_level: LogLevel = None) -> None:
     """Run the API alone."""
     require("api")
-    replace_process(api_command(), to_environ(host=host, port=port, redis_url=redis_url, log_level=log_level))
+    environ = to_environ(host=host, port=port, redis_url=redis_url, log_level=log_level)
+    check_redis_url(load_settings(environ).redis_url)
+    replace_process(api_command(), environ)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -159,6 +165,7 @@ def worker(
         command = worker_command(parse_model(settings.model)[0])
     else:
         fail("name the model to serve: --model NAME=FOLDER_OR_HUB_ID or SCOREPOOL_MODEL; or use --webhooks")
+    check_redis_url(settings.redis_url)
     command = add_import_path(command)
     replace_process([*command[:2], "--logging_level", settings.log_level, *rq_options.args, *command[2:]], environ)
 
@@ -234,6 +241,14 @@ def parse_model(spec: str) -> tuple[list[str], str]:
         fail(str(error))
 
 
+def check_redis_url(url: str, setting: str = "SCOREPOOL_REDIS_URL") -> None:
+    """Exit with a sentence if the URL is malformed or Redis refuses its password."""
+    try:
+        import_module("scorepool.local.redis_check").check_redis_url(url, setting)
+    except store.SettingsError as error:
+        fail(str(error))
+
+
 def example_command(url: str, model: str) -> str:
     """Return a curl command that scores one completion."""
     body = f'{{"type":"score","model":"{model}","items":[{{"prompt":"import","completion":" os"}}],"top_logprobs":2}}'
@@ -241,8 +256,7 @@ def example_command(url: str, model: str) -> str:
 
 
 def replace_process(command: list[str], environ: dict[str, str]) -> NoReturn:
-    """Check the settings, then exec the command."""
-    load_settings(environ)
+    """Exec the command with these settings."""
     os.execve(command[0], command, {**os.environ, **environ})  # noqa: S606
 
 

@@ -72,7 +72,7 @@ LIBRARIES: dict[str, set[str]] = {
     "worker.webhooks": {"certifi", "httpcore", "standardwebhooks"},
     "api": {"fastapi", "msgspec", "prometheus_client", "python_multipart", "redis", "rq", "starlette", "uvicorn"},
     "scorepool": {"httpx", "typer"},
-    "scorepool.local": {"rich", "standardwebhooks"},
+    "scorepool.local": {"redis", "rich", "standardwebhooks"},
     "scorepool.models": {"numpy", "tokenizers", "torch", "transformers"},
 }
 

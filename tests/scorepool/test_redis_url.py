@@ -1,0 +1,68 @@
+"""A wrong Redis URL or password stops every process with one sentence that names the setting."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scorepool.local.demo import free_port
+from scorepool.local.redis_server import find_binary
+from tests.conftest import wait_until_up
+
+BIN = Path(sys.executable).parent
+COMMANDS = {
+    "serve": [BIN / "scorepool", "serve"],
+    "api": [BIN / "scorepool", "api"],
+    "worker": [BIN / "scorepool", "worker", "--model", "demo=/no/such/folder"],
+    "worker --webhooks": [BIN / "scorepool", "worker", "--webhooks"],
+}
+MALFORMED = {
+    "http://127.0.0.1:1": "must specify one of the following schemes",
+    "redis://127.0.0.1:port/0": "'port'",
+    "redis+sentinel://127.0.0.1:26379": "SERVICE",
+}
+
+
+@pytest.fixture(scope="module")
+def protected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run a Redis with a password; yield the path of its socket."""
+    socket = str(tmp_path_factory.mktemp("r") / "s")
+    options = ["--port", "0", "--unixsocket", socket, "--requirepass", "right", "--save", ""]
+    with subprocess.Popen([find_binary(), *options], stdout=subprocess.DEVNULL) as server:
+        try:
+            wait_until_up(f"unix://:right@{socket}")
+            yield socket
+        finally:
+            server.terminate()
+
+
+def stderr_of(command: str, redis_url: str, state: Path) -> str:
+    """Run a command that must fail, and return its stderr."""
+    environ = os.environ | {
+        "SCOREPOOL_REDIS_URL": redis_url,
+        "RQ_REDIS_URL": redis_url,
+        "SCOREPOOL_STATE_DIR": str(state),
+        "SCOREPOOL_PORT": str(free_port()),
+    }
+    done = subprocess.run(COMMANDS[command], env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.mark.parametrize("credentials", [":wrong@", "nobody:right@", ""])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_wrong_password_stops_the_process(command: str, credentials: str, protected: str, tmp_path: Path):
+    [line] = stderr_of(command, f"unix://{credentials}{protected}", tmp_path).splitlines()
+    assert line.startswith("scorepool: SCOREPOOL_REDIS_URL")
+
+
+@pytest.mark.parametrize("url", MALFORMED)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_malformed_url_stops_the_process(command: str, url: str, tmp_path: Path):
+    [line] = stderr_of(command, url, tmp_path).splitlines()
+    assert line.startswith("scorepool: SCOREPOOL_REDIS_URL")
+    assert MALFORMED[url] in line

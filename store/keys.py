@@ -84,7 +84,7 @@ class Keys:
         return f"scorepool:backlog:{queue}:{owner}"
 
     @staticmethod
-    def turns(queue: str) -> str:
+    def fair_share(queue: str) -> str:
         """zset: the owners that have a backlog, by how much they had of the queue."""
         return f"scorepool:turns:{queue}"
 
@@ -93,7 +93,7 @@ class Keys:
         return f"scorepool:card:{worker}"
 
     @staticmethod
-    def bell(queue: str) -> str:
+    def wakeup(queue: str) -> str:
         """Channel: rung when a job is put on the queue."""
         return f"scorepool:bell:{queue}"
 

@@ -1,6 +1,6 @@
 """The outbox: who is told that a job ended. Lua that both ends of a job run, in the transaction that ends it.
 
-store/lua/settle.lua   a worker ends the job
+store/lua/record_outcome.lua   a worker ends the job
 store/lua/cancel.lua      its owner cancels it while it waits
 store/lua/deliver.lua     a test event
 """
@@ -18,7 +18,7 @@ def _code(lua: str) -> str:
 
 # Put before a script: it has `announce` and `deliver` then.
 OUTBOX = (
-    f"local DELIVER, WEBHOOKS, BELL = '{DELIVER}', '{WEBHOOKS}', '{Keys.bell(WEBHOOKS)}'\n"
+    f"local DELIVER, WEBHOOKS, BELL = '{DELIVER}', '{WEBHOOKS}', '{Keys.wakeup(WEBHOOKS)}'\n"
     f"local KEPT_S = {DELIVERY_KEPT_S}\n"
     f"local ENDPOINTS, DELIVERIES = '{Keys.endpoints('')}', '{Keys.deliveries('')}'\n"
     + _code(scripts.load("outbox.lua"))

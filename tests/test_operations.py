@@ -99,7 +99,7 @@ def test_the_alert_of_a_silent_worker_fires_before_redis_forgets_the_worker(root
     [above_s] = re.findall(r"> (\d+)$", rule["expr"])
     worker = Worker(["demo"], connection=redis)
     worker.register_birth()
-    worker._beat()
+    worker._send_heartbeat()
     kept_s = redis.ttl(worker.key)
 
     assert worker.settings.lease_s < float(above_s) < kept_s - SCRAPE_S

@@ -61,7 +61,7 @@ class Queue:
         bodies = [wire.encode(request) for request in requests]
         args: list[str | bytes | int | float] = [
             self._settings.max_queue_depth,
-            store.Keys.bell(""),
+            store.Keys.wakeup(""),
             owner,
             self._settings.max_jobs_in_flight if self._keyring.has_several_owners else 0,
         ]

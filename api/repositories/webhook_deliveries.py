@@ -99,7 +99,7 @@ class Deliveries:
         return await self.read(owner, id_)
 
     async def _put_back(self, owner: str, ids: Sequence[str], only_failed: bool) -> list[str]:
-        bell = store.Keys.bell(store.WEBHOOKS)
+        bell = store.Keys.wakeup(store.WEBHOOKS)
         terms: list[str | int] = [owner, store.WEBHOOKS, bell, f"{time.time():.6f}", iso_now(), int(only_failed)]
         return [answer.decode() for answer in await self._replay(args=[*terms, *ids])]
 

@@ -1,5 +1,5 @@
 -- `rq empty`: jobs of the API that wait in a queue, also behind RQ's list (see backlog.lua), end as canceled; others are
--- deleted, as RQ does. Put wire.OUTBOX and settle.lua before it.
+-- deleted, as RQ does. Put wire.OUTBOX and record_outcome.lua before it.
 --
 -- KEYS  rq:queue:<queue>
 -- ARGV  the outcome (wire.Failure), now (ISO), seconds that it is kept where the job does not say
@@ -19,7 +19,7 @@ local function cancel(id, job, ttl_s)
   redis.call('EXPIRE', job, ttl_s)
   redis.call('ZADD', 'rq:canceled:' .. name, now, id)
   redis.call('DEL', 'scorepool:outcome:' .. id)  -- of an earlier run
-  settle(id, outcome, ttl_s, false, iso)
+  record_outcome(id, outcome, ttl_s, false, iso)
 end
 
 local num = 0

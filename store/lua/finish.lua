@@ -1,5 +1,5 @@
 -- End jobs that succeeded and that no other job waits for, many in one step. It leaves what RQ's own methods leave, which
--- end all other jobs (worker/rq/commit.py), at a tenth of their cost. Put wire.OUTBOX and settle.lua before it.
+-- end all other jobs (worker/rq/commit.py), at a tenth of their cost. Put wire.OUTBOX and record_outcome.lua before it.
 --
 -- KEYS  rq:wip:<queue> of each job
 -- ARGV  see worker/rq/success_writer.py
@@ -32,7 +32,7 @@ local function finish(wip, member, outcome, ttl_s, fields, result)
   if outcome == '' then
     redis.call('HDEL', job, 'crashes', 'company')
   else
-    settle(id, outcome, ttl_s, false, iso)
+    record_outcome(id, outcome, ttl_s, false, iso)
   end
   redis.call('DEL', 'rq:execution:' .. member, 'rq:executions:' .. id)
   redis.call('ZREM', wip, member)  -- last, because what an error cuts short must keep its lease

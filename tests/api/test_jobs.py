@@ -72,7 +72,7 @@ async def test_head_is_get_without_the_body(serving: Serving, worker: FakeWorker
 
 async def test_the_bell_of_the_queue_rings_once_per_submission(serving: Serving, worker: FakeWorker, redis: Redis):
     with redis.pubsub() as bell:
-        bell.subscribe(store.Keys.bell("demo"))
+        bell.subscribe(store.Keys.wakeup("demo"))
         assert bell.get_message(timeout=5)["type"] == "subscribe"
         async with serving() as http:
             await http.post("/v1/jobs/bulk", json=[score(), score()])

@@ -54,7 +54,7 @@ def submit(
             pipeline.hset(f"rq:job:{job_id}", mapping={"owner": "alice", "webhook": "https://hooks.example/"})
         pipeline.sadd("rq:queues", f"rq:queue:{queue}")
         pipeline.rpush(f"rq:queue:{queue}", job_id)
-        pipeline.publish(store.Keys.bell(queue), job_id)
+        pipeline.publish(store.Keys.wakeup(queue), job_id)
         pipeline.execute()
     return job_id
 

@@ -147,10 +147,10 @@ class FakeWorker(BatchWorker):
 class HangingWorker(FakeWorker):
     """Its loop hangs once a job has ended."""
 
-    def _record_ends(self) -> None:
-        if any(flight.is_over for flight in self.flights.values()):
+    def _commit_ended(self) -> None:
+        if any(inflight.is_over for inflight in self.in_flight.values()):
             time.sleep(3600)
-        super()._record_ends()
+        super()._commit_ended()
 
 
 class FalteringWorker(FakeWorker):
@@ -164,8 +164,8 @@ class FalteringWorker(FakeWorker):
         super().open()
         time.sleep(0.8 * self.settings.lease_s)
 
-    def _beat(self) -> None:
-        super()._beat()
+    def _send_heartbeat(self) -> None:
+        super()._send_heartbeat()
         self.num_beats += 1
         if self.num_beats == 1:
             time.sleep(self.settings.lease_s)

@@ -17,7 +17,7 @@ from scorepool.worker.inference.infer import Infer, engine_settings, stamp_of
 from scorepool.worker.inference.registration import WorkerRegistration, card_of, served_model
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.rq.errors import StartError
-from scorepool.worker.rq.watchdog import UnderWay
+from scorepool.worker.rq.watchdog import WatchedOperations
 from scorepool.worker.rq.worker import Worker
 
 
@@ -55,12 +55,12 @@ class BatchWorker(Worker):
                 self.presence.withdraw(pipeline)
                 pipeline.execute()
 
-    def under_way(self) -> UnderWay:
+    def watched_operations(self) -> WatchedOperations:
         step = None if self.engine is None else self.engine.step_started_at
         tokenizing = None if self.infer is None else self.infer.tokenizing_since
-        return {**super().under_way(), "a step of the engine": step, "the tokenizing of one job": tokenizing}
+        return {**super().watched_operations(), "a step of the engine": step, "the tokenizing of one job": tokenizing}
 
-    def show(self, pipeline: Pipeline) -> None:
+    def register(self, pipeline: Pipeline) -> None:
         if self.presence is not None:
             self.presence.show(pipeline)
 

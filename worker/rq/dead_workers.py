@@ -10,7 +10,7 @@ from rq.queue import Queue
 from rq.utils import as_text
 
 
-def machine() -> str:
+def machine_id() -> str:
     """Names this machine, also among ones with the same hostname; empty where that cannot be told.
 
     `getnode` is a hardware address; where it finds none it invents one, with the multicast bit set.
@@ -19,25 +19,25 @@ def machine() -> str:
     return "" if node >> 40 & 1 else f"{socket.gethostname()}/{node:012x}"
 
 
-def orphans(connection: Redis, queues: Sequence[Queue]) -> list[str]:
+def orphaned_leases(connection: Redis, queues: Sequence[Queue]) -> list[str]:
     """`<job>:<execution>` of leases whose worker ran on this machine and runs no more.
 
     For a worker that has claimed nothing yet: a lease under its own name is one of its predecessor.
     """
-    found = [member for queue in queues for member in connection.zrange(queue.started_job_registry.key, 0, -1)]
-    members = [member.decode() for member in found if member.isascii()]  # type: ignore[union-attr] # others are none
+    found = [lease_key for queue in queues for lease_key in connection.zrange(queue.started_job_registry.key, 0, -1)]
+    lease_keys = [lease_key.decode() for lease_key in found if lease_key.isascii()]  # type: ignore[union-attr] # others are none
     with connection.pipeline(transaction=False) as pipeline:
-        for member in members:
-            pipeline.hget(f"rq:execution:{member}", "worker_name")
+        for lease_key in lease_keys:
+            pipeline.hget(f"rq:execution:{lease_key}", "worker_name")
         owners = [as_text(owner) if owner else None for owner in pipeline.execute()]
     dead = {owner for owner in set(owners) if owner is not None and is_dead(connection, owner)}
-    return [member for member, owner in zip(members, owners, strict=True) if owner in dead]
+    return [lease_key for lease_key, owner in zip(lease_keys, owners, strict=True) if owner in dead]
 
 
 def is_dead(connection: Redis, name: str) -> bool:
     """Whether the worker of that name ran on this machine, in a process that is gone."""
     host, pid = connection.hmget(f"rq:worker:{name}", "machine", "pid")
-    if not host or not pid or not pid.isdigit() or host != machine().encode():
+    if not host or not pid or not pid.isdigit() or host != machine_id().encode():
         return False
     if int(pid) == os.getpid():  # ours now: the only process of a container has the same number each time
         return True

@@ -33,9 +33,9 @@ class InFlightJob:
     job: Job
     queue: Queue
     execution: Execution
-    pending: AsyncResult | None = None
+    async_result: AsyncResult | None = None
     deadline: float | None = None  # time.monotonic()
-    overdue: Exception | None = None  # what it fails with then
+    deadline_error: Exception | None = None  # what it fails with then
 
     is_over: bool = False
     value: object = None
@@ -45,19 +45,19 @@ class InFlightJob:
     retry_delay_s: int | None = None  # it will run again so much later; None: this is its end
 
     @property
-    def member(self) -> str:
+    def lease_key(self) -> str:
         """The name of its lease."""
         return f"{self.job.id}:{self.execution.id}"
 
-    def due_in(self, seconds: float, overdue: Exception) -> None:
+    def set_deadline(self, seconds: float, deadline_error: Exception) -> None:
         """Set a deadline; of several the first counts."""
         deadline = time.monotonic() + seconds
         if self.deadline is None or deadline < self.deadline:
-            self.deadline, self.overdue = deadline, overdue
+            self.deadline, self.deadline_error = deadline, deadline_error
 
     def check_deadline(self) -> None:
-        if self.deadline is not None and self.overdue is not None and time.monotonic() >= self.deadline:
-            self.fail(self.overdue)
+        if self.deadline is not None and self.deadline_error is not None and time.monotonic() >= self.deadline:
+            self.fail(self.deadline_error)
 
     def run(self, function: Callable[[Job], object]) -> None:
         """Call the job's function: the job is over when it returns, unless it goes on elsewhere."""
@@ -65,16 +65,16 @@ class InFlightJob:
         if isinstance(answer, Future):
             answer = AsyncResult(answer, finish=lambda value: value, cancel=answer.cancel)
         if isinstance(answer, AsyncResult):
-            self.pending = answer
+            self.async_result = answer
         else:
             self.succeed(answer)
 
-    def land(self) -> None:
+    def collect(self) -> None:
         """Take what came of the job elsewhere. Raises FatalError if the process must end."""
-        if self.is_over or self.pending is None:
+        if self.is_over or self.async_result is None:
             return
         try:
-            self.succeed(self.pending.finish(self.pending.future.result(timeout=0)))
+            self.succeed(self.async_result.finish(self.async_result.future.result(timeout=0)))
         except FatalError:
             raise
         except Exception as error:
@@ -91,5 +91,5 @@ class InFlightJob:
 
     def abandon(self) -> None:
         """Let what runs elsewhere stop: nobody will take it."""
-        if self.pending is not None:
-            self.pending.cancel()
+        if self.async_result is not None:
+            self.async_result.cancel()

@@ -17,7 +17,7 @@ from rq.utils import as_text, now, utcformat
 
 from scorepool.store import INFER, Keys
 from scorepool.wire import Failure, encode
-from scorepool.worker.rq.leases import EMPTY, ClaimedJob, settle
+from scorepool.worker.rq.leases import EMPTY, ClaimedJob, record_outcome
 
 MAX_NUMBER = 10**10  # in a job's record: seconds and counts beyond it are no one's honest wish
 DEFAULT_TTL_S = 86_400  # of the outcome of a job that does not say
@@ -43,14 +43,14 @@ class Job(rq.job.Job):
     outcome: bytes | None = None
     request: bytes | None = None
     has_outcome = False  # jobs of the API have; other functions' jobs only have RQ's result
-    company: int | None = None  # most jobs that may be in flight with it: one of them may have killed a worker
+    max_concurrency: int | None = None  # most jobs that may be in flight with it: one of them may have killed a worker
     crashes = 0  # deaths of a worker that it had to itself
     cancel_requested = False
     expires_at: float | None = None  # unix, s
     leased_at = 0.0  # unix, s, by Redis's clock, as `expires_at` is judged
-    unreadable: Exception | None = None
+    parse_error: Exception | None = None
     fields: Mapping[str, bytes] = MappingProxyType({})  # of its hash, as they were read; RQ's and others'
-    notes: Mapping[str, str] = MappingProxyType({})  # fields that its function wants written with its end
+    extra_fields: Mapping[str, str] = MappingProxyType({})  # fields that its function wants written with its end
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Job(rq.job.Job):
         self.serializer = JSONSerializer
 
     @classmethod
-    def from_row(cls, row: ClaimedJob, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
-        """The leased job. What cannot be read is kept in `unreadable`, for the job to fail with."""
+    def from_claimed(cls, row: ClaimedJob, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
+        """The leased job. What cannot be read is kept in `parse_error`, for the job to fail with."""
         job = cls(row.job_id, connection)
         try:
             job.restore(row.fields)
@@ -72,7 +72,7 @@ class Job(rq.job.Job):
             job = cls(row.job_id, connection)  # nothing of what was read before is kept: it may be no better
             job.data = row.fields[b"data"]
             job.has_outcome = b"kind" in row.fields
-            job.unreadable = error
+            job.parse_error = error
         job.request = row.request
         job.leased_at = row.leased_at
         job.callbacks = callbacks
@@ -87,7 +87,7 @@ class Job(rq.job.Job):
         super().restore(fields)
         if "unserialized" in self.meta:
             self.meta = {}
-        self.company = int(fields["company"]) if "company" in fields else None
+        self.max_concurrency = int(fields["company"]) if "company" in fields else None
         self.crashes = int(fields.get("crashes") or 0)
         self.expires_at = float(fields["expires_at"]) if "expires_at" in fields else None
         self.cancel_requested = as_text(fields.get("cancel_requested") or "") == "1"
@@ -138,7 +138,7 @@ class Job(rq.job.Job):
     def _handle_success(self, result_ttl: int, pipeline: Pipeline, *args: Any, **kwargs: Any) -> None:
         super()._handle_success(result_ttl, pipeline, *args, **kwargs)
         if self.outcome is not None:
-            settle(pipeline, self.id, self.outcome, result_ttl or DEFAULT_TTL_S, keep_request=False)
+            record_outcome(pipeline, self.id, self.outcome, result_ttl or DEFAULT_TTL_S, keep_request=False)
 
     def _handle_failure(self, exc_string: str, pipeline: Pipeline, *args: Any, **kwargs: Any) -> None:
         super()._handle_failure(exc_string, pipeline, *args, **kwargs)
@@ -147,7 +147,7 @@ class Job(rq.job.Job):
         if self.outcome is not None:
             ttl_s = self.failure_ttl or DEFAULT_TTL_S
             keep_request = self._status != rq.job.JobStatus.STOPPED  # so that `rq requeue` works
-            settle(pipeline, self.id, self.outcome, ttl_s, keep_request)
+            record_outcome(pipeline, self.id, self.outcome, ttl_s, keep_request)
             if not keep_request:
                 self._file_as_canceled(ttl_s, pipeline)
 
@@ -174,7 +174,7 @@ class Queue(rq.queue.Queue):
     @property
     def count(self) -> int:
         """Jobs that wait, also those behind RQ's list (see lua/backlog.lua): what `rq info` shows."""
-        owners = self.connection.zrange(Keys.turns(self.name), 0, -1)
+        owners = self.connection.zrange(Keys.fair_share(self.name), 0, -1)
         with self.connection.pipeline() as pipeline:
             pipeline.llen(self.key)
             for owner in owners:
@@ -187,7 +187,7 @@ class Queue(rq.queue.Queue):
         return int(script(keys=[self.key], args=[EMPTIED, utcformat(now()), DEFAULT_TTL_S]))
 
     @classmethod
-    def of(cls, queue: rq.queue.Queue) -> "Queue":
+    def from_rq(cls, queue: rq.queue.Queue) -> "Queue":
         return queue if isinstance(queue, cls) else cls(queue.name, connection=queue.connection)
 
 

@@ -21,7 +21,7 @@ def function_of(
     if job.crashes >= crash_limit:
         raise Crashed(f"its worker died {job.crashes} times while it ran this job alone, so it is not tried again")
     name = job.name()
-    if job.unreadable is not None or name is None or job.instance is not None:
+    if job.parse_error is not None or name is None or job.instance is not None:
         raise _refusal("the job's record is not what this version writes: its data must be JSON, not pickle")
     if name not in functions:
         raise _refusal(f"{name!r} is not a function that this worker runs; it runs {', '.join(functions)}")

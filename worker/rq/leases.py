@@ -1,4 +1,4 @@
-"""How a worker holds jobs: claim, extend, reclaim, release; and the scripts that end them, settle and finish.
+"""How a worker holds jobs: claim, extend, reclaim, release; and the scripts that end them, record_outcome and finish.
 
 A lease lives in RQ's own keys (drawn in lua/lease.lua). Its end is the expiry of the execution's hash in Redis, so the
 clocks of the Macs need not agree. Who holds it no more is fenced off: see `standing` and worker/rq/commit.py.
@@ -24,8 +24,8 @@ CLAIM = load("lease.lua", "backlog.lua", "claim.lua")
 EXTEND = load("extend.lua")
 RECLAIM = load("lease.lua", "reclaim.lua")
 RELEASE = load("release.lua")
-_SETTLE = OUTBOX + load("settle.lua")
-SETTLE = _SETTLE + "settle(ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5])"
+_SETTLE = OUTBOX + load("record_outcome.lua")
+RECORD_OUTCOME = _SETTLE + "record_outcome(ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5])"
 FINISH = _SETTLE + load("finish.lua")
 EMPTY = _SETTLE + load("empty.lua")
 
@@ -46,7 +46,7 @@ class LeaseHolder(Protocol):
     """What holds a lease: a Flight."""
 
     @property
-    def member(self) -> str: ...  # "<job id>:<execution id>"
+    def lease_key(self) -> str: ...  # "<job id>:<execution id>"
     @property
     def queue(self) -> Queue: ...
 
@@ -83,46 +83,46 @@ class Leases:
                 self.worker_key,
                 uuid4().hex[:24],
                 batch,
-                *self._terms(),
+                *self._lease_args(),
             ],
         )
         return None if rows is None else _rows(queues, rows)
 
-    def extend(self, flights: Sequence[LeaseHolder]) -> tuple[set[str], set[str]]:
-        """Returns the members of leases that were taken away, and of jobs that their owner asked to cancel."""
-        if not flights:
+    def extend(self, jobs: Sequence[LeaseHolder]) -> tuple[set[str], set[str]]:
+        """Returns the lease_keys of leases that were taken away, and of jobs that their owner asked to cancel."""
+        if not jobs:
             return set(), set()
         lost, canceled = self._extend(
-            keys=[flight.queue.started_job_registry.key for flight in flights],
-            args=[*self._terms(), *(flight.member for flight in flights)],
+            keys=[inflight.queue.started_job_registry.key for inflight in jobs],
+            args=[*self._lease_args(), *(inflight.lease_key for inflight in jobs)],
         )
-        return {as_text(member) for member in lost}, {as_text(member) for member in canceled}
+        return {as_text(lease_key) for lease_key in lost}, {as_text(lease_key) for lease_key in canceled}
 
     def reclaim(self, queues: Sequence[Queue], crash_limit: int) -> tuple[int, list[ClaimedJob]]:
         """Put the jobs of workers that are gone back in their queues. Returns how many, and jobs to be ended by us."""
-        num_back, rows = self._reclaim(keys=_keys(queues), args=[crash_limit, uuid4().hex[:24], *self._terms()])
+        num_back, rows = self._reclaim(keys=_keys(queues), args=[crash_limit, uuid4().hex[:24], *self._lease_args()])
         return int(num_back), _rows(queues, rows)
 
-    def release(self, flights: Sequence[LeaseHolder]) -> int:
+    def release(self, jobs: Sequence[LeaseHolder]) -> int:
         """Put jobs back at the front of their queues, in their old order and unspent."""
-        last_first = list(reversed(flights))
+        last_first = list(reversed(jobs))
         if not last_first:
             return 0
-        keys = [key for flight in last_first for key in _keys([flight.queue])]
-        return int(self._release(keys=keys, args=[flight.member for flight in last_first]))
+        keys = [key for inflight in last_first for key in _keys([inflight.queue])]
+        return int(self._release(keys=keys, args=[inflight.lease_key for inflight in last_first]))
 
-    def expire(self, members: Iterable[str]) -> None:
+    def expire(self, lease_keys: Iterable[str]) -> None:
         """End leases now: the next reclaim finds them."""
-        keys = [f"rq:execution:{member}" for member in members]
+        keys = [f"rq:execution:{lease_key}" for lease_key in lease_keys]
         if keys:
             self.connection.delete(*keys)
 
-    def standing(self, flights: Sequence[LeaseHolder]) -> list[tuple[bool, bool]]:
+    def check_leases(self, jobs: Sequence[LeaseHolder]) -> list[tuple[bool, bool]]:
         """Of each: whether the lease is still ours and its job still there, and whether other jobs depend on it."""
         with self.connection.pipeline(transaction=False) as pipeline:
-            for flight in flights:
-                job_id = flight.member.partition(":")[0]
-                pipeline.zscore(flight.queue.started_job_registry.key, flight.member)
+            for inflight in jobs:
+                job_id = inflight.lease_key.partition(":")[0]
+                pipeline.zscore(inflight.queue.started_job_registry.key, inflight.lease_key)
                 pipeline.hexists(f"rq:job:{job_id}", "data")
                 pipeline.exists(f"rq:job:{job_id}:dependents")
             answers = iter(pipeline.execute())
@@ -131,17 +131,17 @@ class Leases:
             for score, is_there, has_dependents in zip(answers, answers, answers, strict=True)
         ]
 
-    def _terms(self) -> list[str | int | float]:
+    def _lease_args(self) -> list[str | int | float]:
         return [self.worker_name, self.lease_ms, utcformat(now()), GRACE_S]
 
 
-def settle(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_request: bool) -> None:
+def record_outcome(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_request: bool) -> None:
     """Add a job's outcome to the MULTI that ends it. `ttl_s` <= 0 keeps it for ever.
 
     EVAL, not EVALSHA: in a MULTI a script that Redis has forgotten (it was restarted) would fail alone, and the rest go
     through.
     """
-    pipeline.eval(SETTLE, 0, job_id, outcome, max(0, ttl_s), int(keep_request), utcformat(now()))
+    pipeline.eval(RECORD_OUTCOME, 0, job_id, outcome, max(0, ttl_s), int(keep_request), utcformat(now()))
 
 
 def _keys(queues: Iterable[Queue]) -> list[str]:

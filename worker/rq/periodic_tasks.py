@@ -1,4 +1,4 @@
-"""What must go on while the main thread is busy: chores, each at its own interval, on one thread."""
+"""What must go on while the main thread is busy: periodic_tasks, each at its own interval, on one thread."""
 
 import threading
 import time
@@ -20,8 +20,8 @@ class PeriodicTask:
 class PeriodicTasks:
     """Use as a context: the thread ends with it."""
 
-    def __init__(self, chores: list[PeriodicTask], log: Logger) -> None:
-        self.chores = chores
+    def __init__(self, periodic_tasks: list[PeriodicTask], log: Logger) -> None:
+        self.periodic_tasks = periodic_tasks
         self.log = log
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
@@ -36,17 +36,17 @@ class PeriodicTasks:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(max(0.0, min(chore.due_at for chore in self.chores) - time.monotonic())):
-            for chore in self.chores:
-                if chore.due_at <= time.monotonic():
-                    chore.due_at = time.monotonic() + chore.every_s
-                    self._do(chore)
+        while not self._stop.wait(max(0.0, min(task.due_at for task in self.periodic_tasks) - time.monotonic())):
+            for task in self.periodic_tasks:
+                if task.due_at <= time.monotonic():
+                    task.due_at = time.monotonic() + task.every_s
+                    self._do(task)
 
-    def _do(self, chore: PeriodicTask) -> None:
-        """A chore that fails is due again in its turn: the main thread decides what a lost Redis means."""
+    def _do(self, task: PeriodicTask) -> None:
+        """A task that fails is due again in its turn: the main thread decides what a lost Redis means."""
         try:
-            chore.call()
+            task.call()
         except RedisError as error:
-            self.log.warning("%s: %s", chore.call.__qualname__, error)
+            self.log.warning("%s: %s", task.call.__qualname__, error)
         except Exception:
-            self.log.exception("%s failed", chore.call.__qualname__)
+            self.log.exception("%s failed", task.call.__qualname__)

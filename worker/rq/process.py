@@ -24,7 +24,7 @@ from rq.utils import now
 from rq.worker import BaseWorker
 
 from scorepool.store import Keys, Settings, SettingsError
-from scorepool.worker.rq.dead_workers import is_dead, machine
+from scorepool.worker.rq.dead_workers import is_dead, machine_id
 from scorepool.worker.rq.job import Job, Queue
 from scorepool.worker.rq.scheduler import Scheduler
 
@@ -38,12 +38,12 @@ class WorkerProcess(BaseWorker):
         """As rq.Worker, but job class, queue class and serializer are ours whatever is asked for: see job.py."""
         kwargs |= {"job_class": Job, "queue_class": Queue, "serializer": JSONSerializer}
         queues = [queues] if isinstance(queues, str) else queues
-        ours: list[Any] = [name if isinstance(name, str) else Queue.of(name) for name in queues]
+        ours: list[Any] = [name if isinstance(name, str) else Queue.from_rq(name) for name in queues]
         super().__init__(ours, *args, **kwargs)
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._is_interruptible = False  # the main thread runs what may take long: a second signal ends it there
-        self._drain_by: float | None = None  # time.monotonic(), once it is told to stop
-        self._told_to_stop_at = math.inf  # time.monotonic()
+        self._drain_deadline: float | None = None  # time.monotonic(), once it is told to stop
+        self._stop_requested_at = math.inf  # time.monotonic()
 
     @cached_property
     def settings(self) -> Settings:
@@ -65,17 +65,17 @@ class WorkerProcess(BaseWorker):
         """Have the main thread call it. Any thread may, and signal handlers."""
         self._calls.put(call)
 
-    def _posted(self, patience_s: float) -> Iterator[Callable[[], object]]:
+    def _posted_calls(self, timeout_s: float) -> Iterator[Callable[[], object]]:
         """Wait for the first call, then give all there are."""
         try:
-            yield self._calls.get(timeout=patience_s)
+            yield self._calls.get(timeout=timeout_s)
             while True:
                 yield self._calls.get_nowait()
         except queue.Empty:
             return
 
     def serialize(self) -> dict[str, Any]:
-        return {**super().serialize(), "machine": machine()}
+        return {**super().serialize(), "machine": machine_id()}
 
     def register_birth(self) -> None:
         """A worker that is restarted under its --name takes the place of the one that was killed."""
@@ -98,8 +98,8 @@ class WorkerProcess(BaseWorker):
     def subscribe(self) -> None:
         """To RQ's commands, and to the bells of our queues."""
         self.pubsub = self.connection.pubsub()
-        ring = {Keys.bell(name): self._ring for name in self.queue_names()}
-        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload}, **ring)
+        wake_ups = {Keys.wakeup(name): self._wake_up for name in self.queue_names()}
+        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload}, **wake_ups)
         self.pubsub_thread = self.pubsub.run_in_thread(  # type: ignore[assignment]
             sleep_time=60, daemon=True, exception_handler=self._pubsub_exception_handler
         )
@@ -111,7 +111,7 @@ class WorkerProcess(BaseWorker):
             self.pubsub.unsubscribe()
             self.pubsub_thread.join(timeout=1)
 
-    def _ring(self, message: Mapping[str, object]) -> None:
+    def _wake_up(self, message: Mapping[str, object]) -> None:
         self._post(lambda: None)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
@@ -132,9 +132,9 @@ class WorkerProcess(BaseWorker):
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Drain. Only sets flags: a signal comes in the middle of anything."""
         self._shutdown_requested_date = now()
-        self._told_to_stop_at = time.monotonic()
+        self._stop_requested_at = time.monotonic()
         self._stop_requested = True
-        self._drain_by = time.monotonic() + self.settings.drain_timeout_s
+        self._drain_deadline = time.monotonic() + self.settings.drain_timeout_s
         signal.signal(signal.SIGINT, self.request_force_stop)
         signal.signal(signal.SIGTERM, self.request_force_stop)
         self.handle_warm_shutdown_request()
@@ -142,10 +142,10 @@ class WorkerProcess(BaseWorker):
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """Put everything back now. A signal that comes twice within a second is one: `rq worker-pool` doubles it."""
-        if time.monotonic() - self._told_to_stop_at < 1:
+        if time.monotonic() - self._stop_requested_at < 1:
             return
         self.log.warning("Worker %s: cold shut down", self.name)
-        self._drain_by = time.monotonic()
+        self._drain_deadline = time.monotonic()
         self._post(lambda: None)
         if self._is_interruptible:
             raise SystemExit

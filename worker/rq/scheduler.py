@@ -1,4 +1,4 @@
-"""RQ's scheduler as a chore of the worker. RQ forks it, and Metal does not survive a fork.
+"""RQ's scheduler as a task of the worker. RQ forks it, and Metal does not survive a fork.
 
 RQ lets one scheduler at a time look at a queue, and a killed one keeps its lock for a minute. Ours moves a job in one
 step, so all may look, and a retry is not late because a worker died. The locks are held for RQ's own schedulers.
@@ -15,13 +15,13 @@ from rq.utils import now, utcformat
 from scorepool.store import Keys
 from scorepool.store.scripts import load
 
-PUT_OFF = "redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + ARGV[2], ARGV[1])"
+SCHEDULE = "redis.call('ZADD', KEYS[1], redis.call('TIME')[1] + ARGV[2], ARGV[1])"
 DUE = load("due.lua")
 
 
-def put_off(pipeline: Pipeline, queue: Queue, job_id: str, delay_s: float) -> None:
+def schedule(pipeline: Pipeline, queue: Queue, job_id: str, delay_s: float) -> None:
     """Have the job queued again so much later."""
-    pipeline.eval(PUT_OFF, 1, f"rq:scheduled:{queue.name}", job_id, int(delay_s))
+    pipeline.eval(SCHEDULE, 1, f"rq:scheduled:{queue.name}", job_id, int(delay_s))
 
 
 class Scheduler(RQScheduler):
@@ -48,5 +48,5 @@ class Scheduler(RQScheduler):
             keys=[
                 key for queue in queues for key in (f"rq:scheduled:{queue.name}", queue.key, queue.redis_queues_keys)
             ],
-            args=[utcformat(now()), *(Keys.bell(queue.name) for queue in queues)],
+            args=[utcformat(now()), *(Keys.wakeup(queue.name) for queue in queues)],
         )

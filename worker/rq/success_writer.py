@@ -21,65 +21,65 @@ class SuccessWriter:
         self._finish = connection.register_script(FINISH)
 
     def write(
-        self, flights: Sequence[InFlightJob], still_flying: InFlightJob | None, rest: WorkerStatus
+        self, jobs: Sequence[InFlightJob], current: InFlightJob | None, idle_state: WorkerStatus
     ) -> tuple[list[InFlightJob], list[InFlightJob]]:
-        """Returns the flights recorded, and those whose end is not of this kind. What is in neither was lost."""
+        """Returns the jobs recorded, and those whose end is not of this kind. What is in neither was lost."""
         recorded: list[InFlightJob] = []
-        left = [flight for flight in flights if not self._takes(flight)]
-        for batch in _batches([flight for flight in flights if self._takes(flight)]):
-            current_job = "" if still_flying is None else still_flying.job.id
+        left = [inflight for inflight in jobs if not self._is_plain_success(inflight)]
+        for batch in _batches([inflight for inflight in jobs if self._is_plain_success(inflight)]):
+            current_job = "" if current is None else current.job.id
             args: list[str | bytes | int | float] = [
-                *(self._leases.worker_key, utcformat(now()), rest.value, current_job)
+                *(self._leases.worker_key, utcformat(now()), idle_state.value, current_job)
             ]
-            for flight in batch:
-                args += self._arguments(flight)
-            answers = self._finish(keys=[flight.queue.started_job_registry.key for flight in batch], args=args)
-            for flight, answer in zip(batch, answers, strict=True):
+            for inflight in batch:
+                args += self._arguments(inflight)
+            answers = self._finish(keys=[inflight.queue.started_job_registry.key for inflight in batch], args=args)
+            for inflight, answer in zip(batch, answers, strict=True):
                 if answer == b"recorded":
-                    recorded.append(flight)
+                    recorded.append(inflight)
                 elif answer == b"awaited":
-                    left.append(flight)
+                    left.append(inflight)
         return recorded, left
 
-    def _takes(self, flight: InFlightJob) -> bool:
-        is_last = flight.error is None and flight.retry_delay_s is None
-        return is_last and not flight.job._dependency_ids and self._ttl_s(flight) > 0
+    def _is_plain_success(self, inflight: InFlightJob) -> bool:
+        is_last = inflight.error is None and inflight.retry_delay_s is None
+        return is_last and not inflight.job._dependency_ids and self._ttl_s(inflight) > 0
 
-    def _arguments(self, flight: InFlightJob) -> Iterator[str | bytes | int | float]:
-        job = flight.job
+    def _arguments(self, inflight: InFlightJob) -> Iterator[str | bytes | int | float]:
+        job = inflight.job
         assert job.ended_at is not None
         result = RqResult(
             job.id,
             RqResult.Type.SUCCESSFUL,
             connection=job.connection,
-            return_value=None if job.has_outcome else flight.value,
+            return_value=None if job.has_outcome else inflight.value,
             worker_name=self._leases.worker_name,
-            execution_id=flight.execution.id,
-            execution_started_at=flight.execution.created_at,
+            execution_id=inflight.execution.id,
+            execution_started_at=inflight.execution.created_at,
             execution_ended_at=job.ended_at,
         )
         result.serializer = job.serializer  # not among the arguments: RQ looks at one for longer than we do at a job
-        fields = {"ended_at": utcformat(job.ended_at), **job.notes}
-        yield from (flight.member, job.outcome or b"", self._ttl_s(flight), age_s(job.started_at, job.ended_at))
+        fields = {"ended_at": utcformat(job.ended_at), **job.extra_fields}
+        yield from (inflight.lease_key, job.outcome or b"", self._ttl_s(inflight), age_s(job.started_at, job.ended_at))
         for mapping in (fields, result.serialize()):
             yield 2 * len(mapping)
             for name, value in mapping.items():
                 yield from (name, value)
 
-    def _ttl_s(self, flight: InFlightJob) -> int:
-        return flight.job.get_result_ttl(self._default_result_ttl_s)
+    def _ttl_s(self, inflight: InFlightJob) -> int:
+        return inflight.job.get_result_ttl(self._default_result_ttl_s)
 
 
-def _batches(flights: Sequence[InFlightJob]) -> Iterator[list[InFlightJob]]:
+def _batches(jobs: Sequence[InFlightJob]) -> Iterator[list[InFlightJob]]:
     """At most MAX_BYTES of outcomes each, but for a single one that has more."""
     batch: list[InFlightJob] = []
     num_bytes = 0
-    for flight in flights:
-        size = len(flight.job.outcome or b"")
+    for inflight in jobs:
+        size = len(inflight.job.outcome or b"")
         if batch and num_bytes + size > MAX_BYTES:
             yield batch
             batch, num_bytes = [], 0
-        batch.append(flight)
+        batch.append(inflight)
         num_bytes += size
     if batch:
         yield batch

@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from logging import Logger
 
 STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
-UnderWay = Mapping[str, float | None]  # what a thread does now: since when (time.monotonic()), None: nothing
+WatchedOperations = Mapping[str, float | None]  # what a thread does now: since when (time.monotonic()), None: nothing
 
 
 class Watchdog:
-    def __init__(self, timeout_s: float, under_way: Callable[[], UnderWay], log: Logger) -> None:
+    def __init__(self, timeout_s: float, watched_operations: Callable[[], WatchedOperations], log: Logger) -> None:
         self.timeout_s = timeout_s
-        self._under_way = under_way
+        self._watched_operations = watched_operations
         self._log = log
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Due more often than every `timeout_s`."""
-        for what, since in self._under_way().items():
+        for what, since in self._watched_operations().items():
             if since is not None and time.monotonic() - since > self.timeout_s:
                 self._log.critical(
                     "%s has run longer than %g s (SCOREPOOL_STALL_TIMEOUT_S), so this process ends; its leases bring "

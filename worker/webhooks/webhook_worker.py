@@ -120,7 +120,7 @@ class Deliver:
             "error": attempt.error,
             "elapsed_ms": attempt.elapsed_ms,
         }
-        job.notes = notice.after(seen)
+        job.extra_fields = notice.after(seen)
         if attempt.is_delivered:
             log.info("%s: delivered to %s", job.id, attempt)
             return report
@@ -140,7 +140,7 @@ class Deliver:
 
     def _give_up(self, job: Job, reason: str) -> Undeliverable:
         job.retries_left = 0
-        job.notes = {**job.notes, "reason": reason}
+        job.extra_fields = {**job.extra_fields, "reason": reason}
         return Undeliverable(reason)
 
 
@@ -164,7 +164,7 @@ class WebhookWorker(Worker):
         self.deliver = Deliver(self.settings, self.connection)
         self.functions[DELIVER] = self.deliver
 
-    def chores(self) -> list[PeriodicTask]:
+    def periodic_tasks(self) -> list[PeriodicTask]:
         return [PeriodicTask(self._tidy, every_s=IDLE_S)]
 
     def close(self) -> None:

@@ -122,8 +122,8 @@ class Line:
             self.waiting[owner].remove(id_)
 
     def give_back(self) -> None:
-        flights = [Lease(f"{row.job_id}:{row.execution_id}", self.queue) for _, row in self.in_flight]
-        assert self.leases.release(flights) == len(flights)
+        jobs = [Lease(f"{row.job_id}:{row.execution_id}", self.queue) for _, row in self.in_flight]
+        assert self.leases.release(jobs) == len(jobs)
         for owner, row in reversed(self.in_flight):
             self.waiting[owner].insert(0, row.job_id)
         self.in_flight.clear()
@@ -142,7 +142,7 @@ class Line:
 class Lease:
     """As Leases.release wants it."""
 
-    member: str
+    lease_key: str
     queue: Queue
 
 
@@ -199,7 +199,7 @@ def test_nonsense_for_a_weight_is_no_weight(shared: Api, redis: Redis, weight: s
     rows = leases.claim([Queue("demo", connection=redis)], 64, 0, 100, 64, round_robin=False)
 
     assert [row.job_id for row in rows or []] == ids[:64]
-    assert redis.zscore(store.Keys.turns("demo"), "alice") == 64
+    assert redis.zscore(store.Keys.fair_share("demo"), "alice") == 64
 
 
 def test_one_owner_alone_leaves_all_in_the_list_of_rq(redis: Redis, redis_url: str):

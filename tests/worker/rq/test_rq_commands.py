@@ -103,7 +103,7 @@ def test_rq_empty_ends_what_was_accepted(redis: Redis, workers: Workers):
     behind = submit(redis, generate(), fields={"status": "deferred"})
     redis.lrem("rq:queue:demo", 1, behind)
     redis.rpush(store.Keys.backlog("demo", "alice"), behind)
-    redis.zadd(store.Keys.turns("demo"), {"alice": 1})
+    redis.zadd(store.Keys.fair_share("demo"), {"alice": 1})
     redis.zadd("rq:deferred:demo", {behind: 1})
     other = Queue("demo", connection=redis).enqueue("add", 1)
 
@@ -114,7 +114,7 @@ def test_rq_empty_ends_what_was_accepted(redis: Redis, workers: Workers):
     assert {status(redis, id_) for id_ in ended} == {"canceled"}
     assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{id_}".encode() for id_ in waiting]
     assert not redis.exists(other.key, *map(store.Keys.request, ended))
-    assert not redis.exists("rq:queue:demo", "rq:deferred:demo", store.Keys.turns("demo"))
+    assert not redis.exists("rq:queue:demo", "rq:deferred:demo", store.Keys.fair_share("demo"))
     until(lambda: isinstance(outcome(redis, running), wire.Result))
 
 

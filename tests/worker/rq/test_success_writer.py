@@ -49,13 +49,13 @@ def record(redis: Redis, leases: Leases) -> ResultCommitter:
 def fly(redis: Redis, leases: Leases, value: object = RESULT) -> list[InFlightJob]:
     """Claim all that waits, as a worker does, and let it succeed."""
     rows = leases.claim([Queue("demo", connection=redis)], 32, 0, 32, batch=32, round_robin=False)
-    flights = []
+    jobs = []
     for row in rows or []:
-        job, execution = Job.from_row(row, redis, {}), Execution(row.execution_id, row.job_id, redis, "mac")
+        job, execution = Job.from_claimed(row, redis, {}), Execution(row.execution_id, row.job_id, redis, "mac")
         job.worker_name, job.started_at, job.last_heartbeat = "mac", execution.created_at, execution.created_at
-        job.notes = {"tries": "1"}
-        flights.append(InFlightJob(job, row.queue, execution, is_over=True, value=value))
-    return flights
+        job.extra_fields = {"tries": "1"}
+        jobs.append(InFlightJob(job, row.queue, execution, is_over=True, value=value))
+    return jobs
 
 
 def contents(redis: Redis, job_id: str) -> dict[str, Any]:
@@ -89,16 +89,16 @@ def test_it_leaves_what_rqs_own_methods_leave(
     redis: Redis, leases: Leases, record: ResultCommitter, monkeypatch: pytest.MonkeyPatch, is_of_the_api: bool
 ):
     left = []
-    for takes in (lambda self, flight: False, success.SuccessWriter._takes):
+    for takes in (lambda self, inflight: False, success.SuccessWriter._is_plain_success):
         redis.flushdb()
         redis.hset(store.Keys.endpoints("alice"), "e1", ENDPOINT)
-        monkeypatch.setattr(success.SuccessWriter, "_takes", takes)
+        monkeypatch.setattr(success.SuccessWriter, "_is_plain_success", takes)
         if is_of_the_api:
             job_id = submit(redis, generate(), webhook=True, fields={"company": 4, "crashes": 1})
         else:
             job_id = Queue("demo", connection=redis).enqueue("add", 1, 2, result_ttl=60, job_id="a" * 32).id
-        [flight] = fly(redis, leases, RESULT if is_of_the_api else 3)
-        assert record.end([flight], None) == [flight]
+        [inflight] = fly(redis, leases, RESULT if is_of_the_api else 3)
+        assert record.commit([inflight], None) == [inflight]
         left.append(contents(redis, job_id))
 
     assert left[0] == left[1]
@@ -108,10 +108,10 @@ def test_it_leaves_what_rqs_own_methods_leave(
 
 def test_a_lease_that_was_lost_records_nothing(redis: Redis, leases: Leases, record: ResultCommitter):
     kept, lost = [submit(redis, generate()) for _ in range(2)]
-    flights = fly(redis, leases)
-    leases.release(flights[1:])
+    jobs = fly(redis, leases)
+    leases.release(jobs[1:])
 
-    assert record.end(flights, None) == flights[:1]
+    assert record.commit(jobs, None) == jobs[:1]
 
     assert done(redis) == [kept]
     assert (status(redis, lost), outcome(redis, lost)) == ("queued", None)
@@ -124,24 +124,24 @@ def test_many_large_outcomes_go_in_several_messages(
     ids = [submit(redis, generate()) for _ in range(5)]
     monkeypatch.setattr(success, "MAX_BYTES", 2 * len(wire.encode(RESULT)))
 
-    flights = fly(redis, leases)
-    recorded = record.end(flights, None)
+    jobs = fly(redis, leases)
+    recorded = record.commit(jobs, None)
 
-    assert recorded == flights
+    assert recorded == jobs
     assert done(redis) == ids
     assert redis.hget("rq:worker:mac", "successful_job_count") == b"5"
     calls = redis.info("commandstats")["cmdstat_evalsha"]["calls"]
-    record.end(flights, None)  # of leases that are lost by now
+    record.commit(jobs, None)  # of leases that are lost by now
     assert redis.info("commandstats")["cmdstat_evalsha"]["calls"] - calls == 3
 
 
 def test_what_an_error_cuts_short_keeps_its_lease(redis: Redis, leases: Leases, record: ResultCommitter):
     """Somebody put another type of key where a script writes: the job must be found again."""
     job_id = submit(redis, generate())
-    flights = fly(redis, leases)
+    jobs = fly(redis, leases)
     redis.set(f"rq:results:{job_id}", "no stream")
 
     with pytest.raises(ResponseError):
-        record.end(flights, None)
+        record.commit(jobs, None)
 
     assert redis.zcard("rq:wip:demo") == 1

@@ -94,7 +94,7 @@ def run(deliver: Deliver, job: Job) -> object:
         answer = deliver(job)
         return answer.finish(answer.future.result(timeout=60)) if isinstance(answer, AsyncResult) else answer
     finally:
-        job.connection.hset(job.key, mapping={"retries_left": job.retries_left or 0, **job.notes})
+        job.connection.hset(job.key, mapping={"retries_left": job.retries_left or 0, **job.extra_fields})
         job.refresh()
 
 

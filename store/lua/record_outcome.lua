@@ -2,7 +2,7 @@
 
 -- Write a job's one outcome, wake who waits for it, and let its webhooks go: part of what ends the job, whose status is
 -- set. `ttl_s` 0 keeps the outcome for ever.
-local function settle(id, body, ttl_s, keep_request, iso)
+local function record_outcome(id, body, ttl_s, keep_request, iso)
   local job, outcome, request = 'rq:job:' .. id, 'scorepool:outcome:' .. id, 'scorepool:request:' .. id
   local kept = ttl_s > 0 and {'EX', ttl_s} or {}
   if not redis.call('SET', outcome, body, 'NX', unpack(kept)) then return end  -- a job that is queued again loses its old outcome at the claim

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from scorepool.api.batches.driver import Driver
+from scorepool.api.dialects import openai, sglang, trl
 from scorepool.api.http import errors, openapi
 from scorepool.api.http.cutoff import ShutdownMiddleware
 from scorepool.api.http.head import HeadAsGet
@@ -16,8 +17,6 @@ from scorepool.api.http.loopback import LoopbackOnly
 from scorepool.api.metrics.prometheus import MetricsMiddleware
 from scorepool.api.routes import (
     batches,
-    chat,
-    completions,
     deliveries,
     docs,
     endpoints,
@@ -26,12 +25,13 @@ from scorepool.api.routes import (
     jobs,
     models,
     operations,
-    sglang,
     tokens,
-    trl,
 )
+from scorepool.api.routes.dialects import router_of
 from scorepool.api.state import State
 from scorepool.store import Settings
+
+DIALECTS = (openai.DIALECT, trl.DIALECT, sglang.DIALECT)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -59,9 +59,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.parts = parts
-    openais = (completions, chat, files, batches)
-    for subject in (jobs, events, models, *openais, tokens, trl, sglang, endpoints, deliveries, operations, docs):
+    for subject in (jobs, events, models, files, batches, tokens, endpoints, deliveries, operations, docs):
         app.include_router(subject.router)
+    for dialect in DIALECTS:
+        app.include_router(router_of(dialect))
     errors.install(app)
     openapi.install(app)
     if not parts.keyring:

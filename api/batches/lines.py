@@ -9,15 +9,16 @@ import msgspec
 
 from scorepool import wire
 from scorepool.api.dialects.openai.batch import (
-    CALLS,
+    LINE_ENDPOINTS,
+    LINE_TIMEOUT_S,
     Batch,
     BatchOutputLine,
     BatchUsage,
-    Call,
     Line,
     LineError,
     LineResponse,
 )
+from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.api.http.errors import ApiError, BadRequest, TooLarge, error_reply, told_as
 from scorepool.api.repositories import decode as stored
 from scorepool.api.state import State
@@ -72,29 +73,46 @@ def custom_id_of(text: bytes) -> str:
     return line.custom_id if line else ""
 
 
-def call_of(text: bytes, batch: Batch) -> Call:
-    """Raises wire.Invalid."""
-    return CALLS[batch.endpoint](bytes(wire.parse(text, Line).body))
+class LineCall(NamedTuple):
+    """A line's body and the endpoint that it calls."""
+
+    endpoint: Endpoint[Any]
+    body: Any
+    context: Context
+
+    @classmethod
+    def parse(cls, text: bytes, batch: Batch, unique_id: str) -> "LineCall":
+        """Parse a line; raise wire.Invalid."""
+        endpoint = LINE_ENDPOINTS[batch.endpoint]
+        body = endpoint.parse(bytes(wire.parse(text, Line).body))
+        if endpoint.is_streamed(body):
+            raise wire.Invalid("stream: a line of a batch is not streamed, expected false", "stream")
+        return cls(endpoint, body, Context(unique_id=unique_id, timeout_s=LINE_TIMEOUT_S))
+
+    def to_requests(self, batch: Batch) -> list[wire.Request]:
+        """Build the jobs, at low priority: synchronous requests come first. They wait for their model if it is away."""
+        return [
+            msgspec.structs.replace(
+                request, priority="low", expires_at=float(batch.expires_at + LATE_S), wait_for_model=True
+            )
+            for request in self.endpoint.to_requests(self.body, self.context)
+        ]
+
+    def to_reply(self, results: Sequence[wire.Result]) -> object:
+        return self.endpoint.to_reply(self.body, results, self.context)
+
+    def field_name(self, field: str) -> str:
+        return self.endpoint.field_name(self.body, field)
 
 
-def requests_of(call: Call, batch: Batch) -> list[wire.Request]:
-    """At low priority: whoever waits for an answer comes first. They wait for their model, should it be away."""
-    return [
-        msgspec.structs.replace(
-            request, priority="low", expires_at=float(batch.expires_at + LATE_S), wait_for_model=True
-        )
-        for request in call.requests
-    ]
-
-
-async def accept(parts: State, text: bytes, batch: Batch) -> list[wire.Request]:
-    """The jobs of a line. Raises wire.Invalid, ApiError: it ends without any."""
-    call = call_of(text, batch)
-    requests = requests_of(call, batch)
+async def accept(parts: State, text: bytes, batch: Batch, unique_id: str) -> list[wire.Request]:
+    """Return the jobs of a line. Raise wire.Invalid or ApiError if the line is refused: it ends without a job."""
+    call = LineCall.parse(text, batch, unique_id)
+    requests = call.to_requests(batch)
     most = min(parts.settings.max_bulk_jobs, parts.settings.max_queue_depth)  # they are queued all or none
     if len(requests) > most:
         raise TooLarge(f"prompt: expected at most {most} prompts, found {len(requests)}", "prompt")
-    with told_as(call.to_param):
+    with told_as(call.field_name):
         await parts.door.check(requests, is_bulk=len(requests) > 1)
     return requests
 
@@ -120,14 +138,14 @@ def ended(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | 
             input_tokens=sum(result.usage.prompt_tokens for result in results),
             output_tokens=sum(result.usage.completion_tokens for result in results),
         )
-        return Ended(_entry(text, unique, 200, call_of(text, batch).answer(results, unique)), usage)
+        return Ended(_entry(text, unique, 200, LineCall.parse(text, batch, unique).to_reply(results)), usage)
     assert failed.failure is not None
     if failed.failure.code == "expired":
         return not_run(text, "expired", unique)
     if failed.failure.code == "canceled" and ending is not None:
         return not_run(text, ending, unique)
     refusal = refusal_of(failed, 0)
-    refusal.rename(call_of(text, batch).to_param)
+    refusal.rename(LineCall.parse(text, batch, unique).field_name)
     return Ended(_entry(text, unique, refusal.status, error_reply(refusal)))
 
 

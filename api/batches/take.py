@@ -23,7 +23,9 @@ async def resubmit(ledger: BatchStore) -> bool:
     lost = [one for one, found in zip(held, statuses, strict=True) if None in found]
     for one, text in zip(lost, await ledger.texts(lost), strict=True):
         try:
-            requests = lines.requests_of(lines.call_of(text, ledger.batch), ledger.batch)
+            requests = lines.LineCall.parse(text, ledger.batch, one.job_ids(ledger.turn.id)[0]).to_requests(
+                ledger.batch
+            )
         except wire.Invalid as error:
             refused = lines.refused(text, error, one.job_ids(ledger.turn.id)[0])
             await ledger.write(ledger.turn.progress, [refused], dropped=[one])
@@ -79,7 +81,7 @@ async def _begin(ledger: BatchStore, text: bytes, number: int, ending: Ending | 
     if ending is not None:
         return lines.not_run(text, ending, unique)
     try:
-        return await lines.accept(ledger.parts, text, ledger.batch)
+        return await lines.accept(ledger.parts, text, ledger.batch, unique)
     except (wire.Invalid, ApiError) as error:
         return lines.refused(text, error, unique)
 

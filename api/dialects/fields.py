@@ -1,22 +1,23 @@
-"""Where a dialect's requests are refused: fields of what it makes of them, in its own words. Pure."""
+"""Names of fields: from the fields of wire requests to the fields of a dialect's body. Pure."""
 
 import re
 from collections.abc import Callable, Mapping
 
-_OF_ONE = re.compile(r"(?P<index>\[\d+\])?\.?(?P<path>.*)", re.DOTALL)
+_REQUEST_FIELD = re.compile(r"(?P<index>\[\d+\])?\.?(?P<path>.*)", re.DOTALL)
 
 
-def in_words(names: Mapping[str, str], listed: str = "") -> Callable[[str], str]:
-    """From `[1].prompt[0]` to `text[1][0]` with `{"prompt": "text"}`, where the dialect has a list of what is `listed`.
+def map_field(names: Mapping[str, str], list_field: str = "") -> Callable[[str], str]:
+    """Return the function that maps `[1].prompt[0]` to `text[1][0]`, given `{"prompt": "text"}` and `prompt`.
 
-    A field that `names` does not know has the same name there.
+    `list_field` is the field of a request that the dialect's body has as a list: the index of the request moves behind
+    its name. A field that is not in `names` keeps its name.
     """
 
-    def to_param(field: str) -> str:
-        index, path = _OF_ONE.fullmatch(field).groups(default="")  # type: ignore[union-attr]
-        for name, word in names.items():
+    def field_name(field: str) -> str:
+        index, path = _REQUEST_FIELD.fullmatch(field).groups(default="")  # type: ignore[union-attr]
+        for name, renamed in names.items():
             if path == name or path.startswith((f"{name}[", f"{name}.")):
-                return word + (index if name == listed else "") + path[len(name) :]
+                return renamed + (index if name == list_field else "") + path[len(name) :]
         return path
 
-    return to_param
+    return field_name

@@ -1,1 +1,10 @@
-"""OpenAI's dialect: its messages, and their translation into wire requests and out of wire results. Pure."""
+"""OpenAI's dialect with vLLM's additions: chat, completions, tokens, files and batches."""
+
+from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+from scorepool.api.dialects.protocol import Dialect
+
+DIALECT = Dialect(
+    tag="openai",
+    endpoints=(COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE),
+    error_codes={"model_not_served": "model_not_found"},
+)

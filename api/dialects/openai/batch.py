@@ -1,24 +1,21 @@
 """OpenAI's batch objects, and the lines of their files. Pure.
 
-To add an endpoint: a function in CALLS.
+To add an endpoint to batches: its path in LineEndpoint, and the endpoint in LINE_ENDPOINTS.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from scorepool import wire
-from scorepool.api.dialects.openai import chat, completions
-from scorepool.api.dialects.openai.chat import ChatRequest, to_chat_completion, to_request
-from scorepool.api.dialects.openai.completions import CompletionRequest, to_completion, to_requests
+from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS
 from scorepool.api.dialects.openai.files import FILE_KEPT_S, ExpiresAfter
 from scorepool.api.dialects.openai.sampling import Metadata
+from scorepool.api.dialects.protocol import Endpoint
 from scorepool.wire.request import ModelName
 
 MAX_LINES = 50_000
-LINE_TIMEOUT_S = 3600  # that one line may run
+LINE_TIMEOUT_S = 3600  # of one job of a line
 
 LineEndpoint = Literal["/v1/completions", "/v1/chat/completions"]
 BatchStatus = Literal[
@@ -31,7 +28,7 @@ class CreateBatch(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
     endpoint: LineEndpoint
     completion_window: Annotated[
-        str, Meta(pattern=r"^[1-9][0-9]{0,2}[mhd]$(?!\n)", description="OpenAI's is 24h; here also 30m, 7d, ...")
+        str, Meta(pattern=r"^[1-9][0-9]{0,2}[mhd]$(?!\n)", description="24h as at OpenAI, or 30m, 7d, ...")
     ]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
@@ -58,7 +55,7 @@ class BatchErrors(Struct, frozen=True, kw_only=True):
 
 
 class RequestCounts(Struct, frozen=True, kw_only=True):
-    """`failed` counts every line of the error file, those that were not run in time among them."""
+    """`failed` counts every line of the error file, also lines that were not run in time."""
 
     total: int = 0
     completed: int = 0
@@ -77,7 +74,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["batch"] = "batch"
     endpoint: LineEndpoint
-    model: str | None = None  # where all lines name the same
+    model: str | None = None  # if all lines name the same
     errors: BatchErrors | None = None
     input_file_id: str
     completion_window: str
@@ -109,7 +106,7 @@ class BatchPage(Struct, frozen=True, kw_only=True):
 
 
 class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One of an input file."""
+    """One line of an input file."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"]
@@ -118,7 +115,7 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class LineModel(Struct, frozen=True):
-    """As much of a body as is looked at before the batch runs."""
+    """The part of a line's body that is checked before the batch runs."""
 
     model: ModelName
 
@@ -135,7 +132,7 @@ class LineError(Struct, frozen=True, kw_only=True):
 
 
 class BatchOutputLine(Struct, frozen=True, kw_only=True):
-    """One line of an output file (status 200) or of an error file (every other end)."""
+    """One line of an output file (status 200) or of an error file (every other outcome)."""
 
     id: str
     custom_id: str
@@ -143,37 +140,4 @@ class BatchOutputLine(Struct, frozen=True, kw_only=True):
     error: LineError | None = None
 
 
-class Call(NamedTuple):
-    """A line's body, understood."""
-
-    requests: list[wire.Generate]
-    answer: Callable[[Sequence[wire.Result], str], object]  # results, a unique string
-    to_param: Callable[[str], str]  # a field of the requests in the words of the body
-
-
-def _completion(body: bytes) -> Call:
-    message = wire.parse(body, CompletionRequest)
-    _refuse_stream(message)
-    return Call(
-        to_requests(message, LINE_TIMEOUT_S),
-        lambda results, unique: to_completion(message, results, f"cmpl-{unique}"),
-        completions.to_param,
-    )
-
-
-def _chat(body: bytes) -> Call:
-    message = wire.parse(body, ChatRequest)
-    _refuse_stream(message)
-    return Call(
-        [to_request(message, LINE_TIMEOUT_S)],
-        lambda results, unique: to_chat_completion(message, results[0], f"chatcmpl-{unique}"),
-        chat.to_param,
-    )
-
-
-CALLS: dict[LineEndpoint, Callable[[bytes], Call]] = {"/v1/completions": _completion, "/v1/chat/completions": _chat}
-
-
-def _refuse_stream(body: CompletionRequest | ChatRequest) -> None:
-    if body.stream:
-        raise wire.Invalid("stream: a line of a batch is not streamed, expected false", "stream")
+LINE_ENDPOINTS: dict[LineEndpoint, Endpoint[Any]] = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT}

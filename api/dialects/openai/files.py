@@ -1,10 +1,10 @@
-"""OpenAI's file objects, as far as batches need them. Pure."""
+"""OpenAI's file objects, with the fields that batches need. Pure."""
 
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-FILE_KEPT_S = 30 * 86_400  # unless its owner says otherwise
+FILE_KEPT_S = 30 * 86_400  # by default
 
 Purpose = Literal["batch", "batch_output"]
 
@@ -15,7 +15,7 @@ class ExpiresAfter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class UploadFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What comes beside the file."""
+    """The form's fields beside the file."""
 
     purpose: Annotated[Literal["batch"], Meta(description="Other purposes are not supported.")]
     expires_after: ExpiresAfter | None = None

@@ -1,4 +1,8 @@
-"""What a chat is made of: messages, and the tools that an answer may call; and their translation to the wire. Pure."""
+"""Messages of a chat and the tools that an answer may call, and their translation to wire messages. Pure.
+
+OpenAI ignores unknown fields of messages and of their parts, and so does the server: SDKs and gateways send back what
+they found in answers (`annotations`, `parsed`), and hints for other servers (`cache_control`).
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -10,17 +14,15 @@ from scorepool.wire.request import Text
 
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",
-    "developer": "system",  # OpenAI's newer word for it
+    "developer": "system",  # OpenAI's newer name of the role
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
 }
 
 
-Copy = Annotated[Any, Meta(description="What the SDK, or litellm, found in the rest. Not read.")]
-
-
-class TextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
+class TextPart(Struct, frozen=True, kw_only=True):
+    type: Literal["text"]
     text: Text
 
 
@@ -30,31 +32,29 @@ class Function(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One that the assistant made."""
+    """A function call of the assistant."""
 
     id: str
     type: Literal["function"] = "function"
     function: Function
 
 
-class GivenFunction(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GivenFunction(Struct, frozen=True, kw_only=True):
     name: str
-    arguments: Annotated[str | dict[str, Any], Meta(description="JSON, or what it says: templates want an object.")]
-    parsed_arguments: Copy = None
+    arguments: Annotated[str | dict[str, Any], Meta(description="JSON, or the object: chat templates need an object.")]
 
 
-class GivenToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One of an earlier answer, as the SDK sends it back."""
+class GivenToolCall(Struct, frozen=True, kw_only=True):
+    """A tool call of an earlier answer, as the SDK sends it back."""
 
     id: str
     type: Literal["function"] = "function"
     function: GivenFunction
-    index: Copy = None
 
 
-class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`reasoning_content` is as an answer has it, for templates that show a model its own. What is null or empty of
-    OpenAI's is here because its SDK writes it into the answers that clients send back."""
+class ChatMessage(Struct, frozen=True, kw_only=True):
+    """`reasoning_content` is the field of that name of an answer, for templates that show a model its reasoning.
+    Unknown fields are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
@@ -62,21 +62,18 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[GivenToolCall] | None = None
-    refusal: None = None
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    refusal: Annotated[Text | None, Meta(description="Stands for `content` where that is null.")] = None
     audio: None = None
     function_call: None = None
-    parsed: Copy = None
-    provider_specific_fields: Copy = None
 
     def __post_init__(self) -> None:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and self.refusal is None and not self.tool_calls:
             raise ValueError("a message without `tool_calls` needs `content`")
         for call in self.tool_calls or ():
             _to_wire(call)
 
     def to_wire(self) -> wire.Message:
-        content = self.content
+        content = self.refusal if self.content is None else self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
         return wire.Message(
@@ -90,7 +87,7 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ToolFunction(wire.Tool, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    strict: bool | None = None  # type: ignore[assignment] # null is the SDK's way to say nothing
+    strict: bool | None = None  # type: ignore[assignment] # the SDK sends null for an option that was not given
 
 
 class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,7 +105,7 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def _to_wire(call: GivenToolCall) -> wire.ToolCall:
-    """Raises ValueError."""
+    """Translate a call; raise ValueError if its arguments are not a JSON object."""
     arguments = call.function.arguments
     if isinstance(arguments, dict):
         return wire.ToolCall(id=call.id, name=call.function.name, arguments=arguments)

@@ -1,4 +1,4 @@
-"""What both of OpenAI's generating routes take and answer alike. Pure."""
+"""Request fields and reply fields that chat and completions share. Pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Annotated, TypedDict, TypeVar
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.api.dialects.unsupported import check_only
+from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.request import ModelName, Penalty, StopString, StopTokenIds, TokenId
 
 MAX_SEED = 2**63 - 1
@@ -16,8 +16,8 @@ NoEffect = Annotated[T, Meta(description="Has no effect here.")]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
-# What others add to OpenAI's: clients of theirs send these where nobody asked for anything.
-_ONLY = {
+# vLLM's additions to OpenAI's fields: its clients send their defaults.
+_SUPPORTED = {
     "use_beam_search": False,
     "length_penalty": 1.0,
     "bad_words": [],
@@ -32,7 +32,7 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ) = None
 
     def __post_init__(self) -> None:
-        check_only(self, {"include_obfuscation": False})
+        check_supported(self, {"include_obfuscation": False})
 
     @property
     def wants_usage(self) -> bool:
@@ -40,8 +40,8 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A field that is null has its default. One that is not here is refused by its name, and so is one that has one
-    value only, where it has another."""
+    """A field that is null has its default. An unknown field is refused by its name, and so is a field of which the
+    server supports one value only and that has another."""
 
     model: ModelName
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -70,12 +70,17 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     spaces_between_special_tokens: NoEffect[bool] | None = None
 
     def __post_init__(self) -> None:
-        check_only(self, _ONLY)
+        check_supported(self, _SUPPORTED)
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` needs `stream`: true")
 
+    @property
+    def num_choices(self) -> int:
+        """Choices per prompt."""
+        return self.n or 1
 
-class Sampled(TypedDict):
+
+class SamplingFields(TypedDict):
     """Fields of a wire.Generate."""
 
     model: str
@@ -97,8 +102,8 @@ class Sampled(TypedDict):
     stream: bool
 
 
-def sampled(body: SamplingRequest, timeout_s: int) -> Sampled:
-    return Sampled(
+def sampling_fields(body: SamplingRequest, timeout_s: int) -> SamplingFields:
+    return SamplingFields(
         model=body.model,
         timeout_s=timeout_s,
         temperature=1.0 if body.temperature is None else body.temperature,
@@ -125,14 +130,14 @@ class Usage(Struct, frozen=True, kw_only=True):
     total_tokens: int
 
 
-def usage_of(results: Sequence[wire.Result]) -> Usage:
-    return used(
+def usage_of_results(results: Sequence[wire.Result]) -> Usage:
+    return to_usage(
         sum(result.usage.prompt_tokens for result in results),
         sum(result.usage.completion_tokens for result in results),
     )
 
 
-def used(prompt_tokens: int, completion_tokens: int) -> Usage:
+def to_usage(prompt_tokens: int, completion_tokens: int) -> Usage:
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -141,5 +146,5 @@ def used(prompt_tokens: int, completion_tokens: int) -> Usage:
 
 
 def system_fingerprint(stamp: wire.Provenance) -> str:
-    """The same for the same weights, dtype and versions: what the seed of a request may be relied on with."""
+    """Return a fingerprint that is equal for equal weights, dtype and versions: then a seed gives the same answer."""
     return f"fp_{hashlib.blake2b(wire.encode(stamp), digest_size=8).hexdigest()}"

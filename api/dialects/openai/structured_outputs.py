@@ -1,4 +1,4 @@
-"""What a chat's answer is to be: JSON of a schema, or calls of some functions. Pure."""
+"""The form of a chat's answer: JSON of a schema, or calls of functions. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -50,18 +50,18 @@ ToolChoice = Literal["none", "auto", "required"] | FunctionName | AllowedTools
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
-def schema_of(form: ResponseFormat | None) -> dict[str, Any] | None:
-    match form:
+def json_schema_of(response_format: ResponseFormat | None) -> dict[str, Any] | None:
+    match response_format:
         case JsonSchemaFormat():
-            return form.json_schema.schema
+            return response_format.json_schema.schema
         case JsonObjectFormat():
             return {"type": "object"}
         case _:
             return None
 
 
-def chosen(choice: ToolChoice | None) -> list[str]:
-    """The names of those that alone may be called; empty: all of the tools."""
+def allowed_tool_names(choice: ToolChoice | None) -> list[str]:
+    """Return the names of the tools that may be called; an empty list allows all."""
     match choice:
         case FunctionName():
             return [choice.function.name]
@@ -71,7 +71,7 @@ def chosen(choice: ToolChoice | None) -> list[str]:
             return []
 
 
-def mode_of(choice: ToolChoice | None) -> Literal["none", "auto", "required"]:
+def tool_choice_mode(choice: ToolChoice | None) -> Literal["none", "auto", "required"]:
     match choice:
         case FunctionName():
             return "required"

@@ -1,18 +1,18 @@
-"""The bodies of /tokenize and /detokenize, and their translation. Pure."""
+"""The bodies and replies of `/tokenize` and `/detokenize`, as vLLM has them. Pure."""
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.api.dialects.openai.detokenizer import token_text
+from scorepool.api.dialects.detokenizer import token_text
 from scorepool.api.dialects.openai.messages import ChatMessage
-from scorepool.api.dialects.unsupported import check_only
+from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.request import ModelName, Text, TokenId
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    model: ModelName | None = None  # may be left out where one alone is served
+    model: ModelName | None = None  # may be left out if only one is served
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool | None = None
@@ -21,7 +21,7 @@ class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     continue_final_message: bool | None = None
 
     def __post_init__(self) -> None:
-        check_only(self, {"add_generation_prompt": True, "continue_final_message": False})
+        check_supported(self, {"add_generation_prompt": True, "continue_final_message": False})
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
 
@@ -42,17 +42,17 @@ class DetokenizeReply(Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-def to_tokens(result: wire.Result, max_model_len: int, with_strings: bool) -> TokenizeReply:
-    [found] = result.sequences
-    strings = [token_text(*token) for token in zip(found.token_ids, found.token_bytes, strict=True)]
+def to_tokenize_reply(result: wire.Result, max_model_len: int, with_strings: bool) -> TokenizeReply:
+    [sequence] = result.sequences
+    strings = [token_text(*token) for token in zip(sequence.token_ids, sequence.token_bytes, strict=True)]
     return TokenizeReply(
-        count=len(found.token_ids),
+        count=len(sequence.token_ids),
         max_model_len=max_model_len,
-        tokens=found.token_ids,
+        tokens=sequence.token_ids,
         token_strs=strings if with_strings else None,
     )
 
 
-def to_text(result: wire.Result) -> DetokenizeReply:
-    [found] = result.sequences
-    return DetokenizeReply(prompt=found.text)
+def to_detokenize_reply(result: wire.Result) -> DetokenizeReply:
+    [sequence] = result.sequences
+    return DetokenizeReply(prompt=sequence.text)

@@ -1,27 +1,27 @@
-"""SGLang's `/generate`: one wire.Generate a prompt, and one answer a sequence of their results. Pure.
+"""SGLang's `/generate`: one wire.Generate per prompt, and one answer per sequence of their results. Pure.
 
-Each list of logprobs has `[logprob, token id, text or null]` a token. Of the input it begins at `logprob_start_len`,
-with null for that token, wherever it stands.
+Each list of logprobs has `[logprob, token id, text or null]` per token. The input's list begins at `logprob_start_len`;
+the logprob of its first entry is null.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
-from scorepool.api.dialects.fields import in_words
-from scorepool.api.dialects.openai.detokenizer import generated_text, token_text
+from scorepool.api.dialects.detokenizer import generated_text, token_text
+from scorepool.api.dialects.fields import map_field
+from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.wire.request import ModelName, Penalty, StopString, StopTokenIds, Text, TokenId, TokenIds, TopLogprobs
 
-Told = list[
-    float | int | str | None
-]  # logprob, token id, text; msgspec writes no schema of a tuple that OpenAPI allows
+# Logprob, token id and text. A list, because msgspec writes a schema of tuples that OpenAPI does not allow.
+TokenEntry = list[float | int | str | None]
 MAX_SEED = 2**63 - 1
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is not here is refused by its name."""
+    """An unknown field is refused by its name."""
 
     max_new_tokens: Annotated[int, Meta(ge=0, le=131_072)] = 128
     temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
@@ -56,7 +56,7 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sampling_params: SamplingParams = SamplingParams()
     return_logprob: bool = False
     logprob_start_len: Annotated[
-        int, Meta(ge=-1, description="From which token of the input on logprobs are told; -1: from the last.")
+        int, Meta(ge=-1, description="First token of the input with an entry; -1: the last.")
     ] = -1
     top_logprobs_num: TopLogprobs = 0
     return_text_in_logprobs: bool = False
@@ -67,7 +67,7 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def __post_init__(self) -> None:
         if (self.text is None) == (self.input_ids is None):
             raise ValueError("give exactly one of `text` and `input_ids`")
-        if self.input_ids is not None and len({type(part) for part in self.input_ids}) > 1:
+        if self.input_ids is not None and len({type(prompt) for prompt in self.input_ids}) > 1:
             raise ValueError("`input_ids` is a list of token ids, or a list of such lists")
         if self.stream:
             raise ValueError("`stream` is not supported here; /v1/completions streams")
@@ -81,30 +81,30 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def is_list(self) -> bool:
-        """Whether the answer is one."""
+        """True if the reply is a list."""
         given = self.text if self.input_ids is None else self.input_ids[0]
         return isinstance(given, list) or self.sampling_params.n > 1
 
 
 class FinishReason(Struct, frozen=True, kw_only=True):
-    """Either of the last two is there: what ended it."""
+    """`matched` is set if the type is `stop`, `length` if it is `length`."""
 
     type: Literal["stop", "length"]
-    matched: int | str | UnsetType = UNSET  # the token, the model's end tokens included, or the stop string
+    matched: int | str | UnsetType = UNSET  # the end token or the stop string
     length: int | UnsetType = UNSET  # of the output
 
 
 class MetaInfo(Struct, frozen=True, kw_only=True):
-    """The logprobs are there when they were asked for, the top ones when `top_logprobs_num` is not 0."""
+    """Logprobs are set if they were asked for, the top ones if `top_logprobs_num` is not 0."""
 
     id: str
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    input_token_logprobs: list[Told] | UnsetType = UNSET
-    output_token_logprobs: list[Told] | UnsetType = UNSET
-    input_top_logprobs: list[list[Told] | None] | UnsetType = UNSET
-    output_top_logprobs: list[list[Told] | None] | UnsetType = UNSET
+    input_token_logprobs: list[TokenEntry] | UnsetType = UNSET
+    output_token_logprobs: list[TokenEntry] | UnsetType = UNSET
+    input_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
+    output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
 
 
 class Generated(Struct, frozen=True, kw_only=True):
@@ -113,19 +113,19 @@ class Generated(Struct, frozen=True, kw_only=True):
     meta_info: MetaInfo
 
 
-def to_param(body: GenerateRequest) -> Callable[[str], str]:
-    """A field of its wire.Generates in its words."""
+def field_name(body: GenerateRequest, field: str) -> str:
+    """Map a field of the requests to a field of the body."""
     names = {
         "prompt": "text" if body.input_ids is None else "input_ids",
         "max_tokens": "sampling_params.max_new_tokens",
         "min_tokens": "sampling_params.min_new_tokens",
         "stop_token_ids": "sampling_params.stop_token_ids",
     }
-    return in_words(names, listed="prompt")
+    return map_field(names, list_field="prompt")(field)
 
 
 def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.Generate]:
-    """One a prompt, so that the workers of a model share them."""
+    """Build one request per prompt, so that the workers of a model share the prompts."""
     params = body.sampling_params
     return [
         wire.Generate(
@@ -156,68 +156,101 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.
     ]
 
 
-def to_answers(body: GenerateRequest, results: Sequence[wire.Result], id: str) -> list[Generated]:  # noqa: A002
-    """Those of a prompt stand together. Raises wire.Invalid where a prompt ends before `logprob_start_len`."""
+def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id: str) -> list[Generated]:
+    """Build the answers, those of a prompt adjacent. Raise wire.Invalid if a prompt ends before `logprob_start_len`."""
     answers: list[Generated] = []
     for prompt, result in zip(body.prompts, results, strict=True):
-        for scored in result.sequences:
-            ids = prompt if isinstance(prompt, list) else scored.prompt_token_ids or []
-            answers.append(_to_answer(body, scored, ids, f"{id}-{len(answers)}" if body.is_list else id))
+        for sequence in result.sequences:
+            prompt_ids = prompt if isinstance(prompt, list) else sequence.prompt_token_ids or []
+            answer_id = f"{unique_id}-{len(answers)}" if body.is_list else unique_id
+            answers.append(_to_answer(body, sequence, prompt_ids, answer_id))
     return answers
 
 
-def _to_answer(body: GenerateRequest, scored: wire.SequenceResult, prompt_ids: list[int], id: str) -> Generated:  # noqa: A002
-    output_ids = scored.token_ids[scored.num_reported_prompt_tokens :]
-    meta: dict[str, Any] = _logprobs(body, scored, prompt_ids) if body.return_logprob else {}
+def _to_answer(
+    body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], answer_id: str
+) -> Generated:
+    output_ids = sequence.token_ids[sequence.num_reported_prompt_tokens :]
+    logprobs: dict[str, Any] = _logprobs(body, sequence, prompt_ids) if body.return_logprob else {}
     return Generated(
-        text=generated_text(scored),
+        text=generated_text(sequence),
         output_ids=output_ids,
         meta_info=MetaInfo(
-            id=id,
-            finish_reason=_finish_reason(scored, output_ids),
+            id=answer_id,
+            finish_reason=_finish_reason(sequence, output_ids),
             prompt_tokens=len(prompt_ids),
             completion_tokens=len(output_ids),
-            **meta,
+            **logprobs,
         ),
     )
 
 
-def _finish_reason(scored: wire.SequenceResult, output_ids: list[int]) -> FinishReason:
-    if scored.finish_reason != "stop":
+def _finish_reason(sequence: wire.SequenceResult, output_ids: list[int]) -> FinishReason:
+    if sequence.finish_reason != "stop":
         return FinishReason(type="length", length=len(output_ids))
-    return FinishReason(type="stop", matched=output_ids[-1] if scored.stop_reason is None else scored.stop_reason)
+    return FinishReason(type="stop", matched=output_ids[-1] if sequence.stop_reason is None else sequence.stop_reason)
 
 
-def _logprobs(body: GenerateRequest, scored: wire.SequenceResult, prompt_ids: list[int]) -> dict[str, Any]:
+def _logprobs(body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int]) -> dict[str, Any]:
     start = len(prompt_ids) - 1 if body.logprob_start_len < 0 else body.logprob_start_len
     if start >= len(prompt_ids):
         field = "logprob_start_len"
         raise wire.Invalid(f"{field}: expected below {len(prompt_ids)}, the tokens of the input, found {start}", field)
-    split, with_text = scored.num_reported_prompt_tokens, body.return_text_in_logprobs
-    entries = [_told(scored, entry, with_text) for entry in range(len(scored.token_ids))]
-    first_text = entries[start][-1] if start < split else None  # of what is not reported there is no text
-    found: dict[str, Any] = {
+    split, with_text = sequence.num_reported_prompt_tokens, body.return_text_in_logprobs
+    entries = [_token_entry(sequence, entry, with_text) for entry in range(len(sequence.token_ids))]
+    first_text = entries[start][-1] if start < split else None  # the text of a token that is not reported is unknown
+    logprobs: dict[str, Any] = {
         "input_token_logprobs": [[None, prompt_ids[start], first_text], *entries[start + 1 : split]],
         "output_token_logprobs": entries[split:],
     }
     if body.top_logprobs_num:
-        tops = [_tops(scored, entry, with_text) for entry in range(len(scored.token_ids))]
-        found |= {"input_top_logprobs": [None, *tops[start + 1 : split]], "output_top_logprobs": tops[split:]}
-    return found
+        top = [_top_entries(sequence, entry, with_text) for entry in range(len(sequence.token_ids))]
+        logprobs |= {"input_top_logprobs": [None, *top[start + 1 : split]], "output_top_logprobs": top[split:]}
+    return logprobs
 
 
-def _told(scored: wire.SequenceResult, entry: int, with_text: bool) -> Told:
-    assert scored.logprobs is not None
-    token_id = scored.token_ids[entry]
-    return [scored.logprobs[entry], token_id, token_text(token_id, scored.token_bytes[entry]) if with_text else None]
+def _token_entry(sequence: wire.SequenceResult, entry: int, with_text: bool) -> TokenEntry:
+    assert sequence.logprobs is not None
+    token_id = sequence.token_ids[entry]
+    text = token_text(token_id, sequence.token_bytes[entry]) if with_text else None
+    return [sequence.logprobs[entry], token_id, text]
 
 
-def _tops(scored: wire.SequenceResult, entry: int, with_text: bool) -> list[Told]:
-    assert scored.top_ids is not None
-    assert scored.top_bytes is not None
-    assert scored.top_logprobs is not None
-    columns = (scored.top_logprobs[entry].values(), scored.top_ids[entry], scored.top_bytes[entry])
+def _top_entries(sequence: wire.SequenceResult, entry: int, with_text: bool) -> list[TokenEntry]:
+    assert sequence.top_ids is not None
+    assert sequence.top_bytes is not None
+    assert sequence.top_logprobs is not None
+    columns = (sequence.top_logprobs[entry].values(), sequence.top_ids[entry], sequence.top_bytes[entry])
     return [
-        [value, token_id, token_text(token_id, piece) if with_text else None]
-        for value, token_id, piece in zip(*columns, strict=True)
+        [logprob, token_id, token_text(token_id, token_bytes) if with_text else None]
+        for logprob, token_id, token_bytes in zip(*columns, strict=True)
     ]
+
+
+class Generate(Endpoint[GenerateRequest]):
+    name = "generate"
+    path = "/generate"
+    summary = "Continue prompts"
+    description = "The reply is a list if the request has several prompts, or if `n` is more than 1."
+    body_type = GenerateRequest
+    reply_type = Generated | list[Generated]
+    needs_model = True
+
+    def num_jobs(self, body: GenerateRequest) -> tuple[str, int]:
+        return "text" if body.input_ids is None else "input_ids", len(body.prompts)
+
+    def to_requests(self, body: GenerateRequest, context: Context) -> Sequence[wire.Request]:
+        assert context.served_model is not None
+        return to_requests(body, context.served_model.id, context.timeout_s)
+
+    def to_reply(
+        self, body: GenerateRequest, results: Sequence[wire.Result], context: Context
+    ) -> Generated | list[Generated]:
+        answers = to_answers(body, results, context.unique_id)
+        return answers if body.is_list else answers[0]
+
+    def field_name(self, body: GenerateRequest, field: str) -> str:
+        return field_name(body, field)
+
+
+GENERATE = Generate()

@@ -1,4 +1,4 @@
-"""SGLang's `/v1/score`: how likely each of some tokens comes next, after each of some texts. Pure."""
+"""SGLang's `/v1/score`: the probability of each label token after each text. Pure."""
 
 import math
 import re
@@ -8,37 +8,38 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.api.dialects.openai.sampling import Usage
+from scorepool.api.dialects.fields import map_field
+from scorepool.api.dialects.openai.sampling import Usage, to_usage
+from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.wire.request import ModelName, Text, TokenId
 
 
 class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Texts are joined as they are, and encoded then; token ids are joined."""
+    """Query and item are joined first: texts are joined unchanged and then encoded, token ids are joined."""
 
     model: ModelName
     query: Text | Annotated[list[TokenId], Meta(max_length=1_000_000)]
     items: Text | Annotated[list[Text | Annotated[list[TokenId], Meta(max_length=1_000_000)]], Meta(min_length=1)]
     label_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)]
-    apply_softmax: Annotated[bool, Meta(description="Over the labels, so that they add up to 1.")] = False
+    apply_softmax: Annotated[bool, Meta(description="Normalise over the labels, so that they add up to 1.")] = False
     item_first: bool = False
 
     def __post_init__(self) -> None:
-        kinds = {type(part) for part in (self.query, *self.parts)}
-        if len(kinds) > 1:
+        if len({type(text) for text in (self.query, *self.item_list)}) > 1:
             raise ValueError("`query` and `items` must both be text or both be token ids")
 
     @property
-    def parts(self) -> list[str | list[int]]:
+    def item_list(self) -> list[str | list[int]]:
         return [self.items] if isinstance(self.items, str) else list(self.items)
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        pairs = [(part, self.query) if self.item_first else (self.query, part) for part in self.parts]
+        pairs = [(item, self.query) if self.item_first else (self.query, item) for item in self.item_list]
         return [first + second for first, second in pairs]  # type: ignore[operator]
 
 
 class ScoringResponse(Struct, frozen=True, kw_only=True):
-    """`scores`: of each item, in the order of the labels."""
+    """`scores` has a list per item, in the order of the labels."""
 
     object: Literal["scoring"] = "scoring"
     model: str
@@ -46,16 +47,26 @@ class ScoringResponse(Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
-def to_param(field: str) -> str:
-    """A field of one of the wire.Scores in the words of the ScoringRequest."""
-    place = re.match(r"(?:\[(?P<item>\d+)\]\.)?items\[(?P<label>\d+)\](?P<of_label>\.completion)?", field)
-    if place is None:
-        return field
-    return f"label_token_ids[{place['label']}]" if place["of_label"] else f"items[{place['item'] or 0}]"
+_encoding_field_name = map_field({"prompt": "items"}, list_field="prompt")
+
+
+def field_name(field: str) -> str:
+    """Map a field of the wire.Scores, or of the wire.Tokenizes before them, to a field of the body."""
+    match = re.match(r"(?:\[(?P<item>\d+)\]\.)?items\[(?P<label>\d+)\](?P<completion>\.completion)?", field)
+    if match is None:
+        return _encoding_field_name(field)
+    return f"label_token_ids[{match['label']}]" if match["completion"] else f"items[{match['item'] or 0}]"
 
 
 def to_scores(body: ScoringRequest, prompts: Sequence[list[int]], timeout_s: int) -> list[wire.Score]:
-    """One an item: its prompt is computed once, and each label is scored after it."""
+    """Build one request per item: its prompt is computed once, and each label is scored after it.
+
+    Raise wire.Invalid if a prompt has no token.
+    """
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            field = f"items[{index}]"
+            raise wire.Invalid(f"{field}: expected a token before the labels, found none", field)
     return [
         wire.Score(
             model=body.model,
@@ -67,23 +78,53 @@ def to_scores(body: ScoringRequest, prompts: Sequence[list[int]], timeout_s: int
 
 
 def to_response(body: ScoringRequest, prompts: Sequence[list[int]], results: Sequence[wire.Result]) -> ScoringResponse:
-    logprobs = [[_logprob(scored) for scored in result.sequences] for result in results]
-    num_tokens = sum(map(len, prompts))
+    logprobs = [[_label_logprob(sequence) for sequence in result.sequences] for result in results]
     return ScoringResponse(
         model=body.model,
-        scores=[_softmax(row) if body.apply_softmax else [math.exp(one) for one in row] for row in logprobs],
-        usage=Usage(prompt_tokens=num_tokens, completion_tokens=0, total_tokens=num_tokens),
+        scores=[_softmax(of_item) if body.apply_softmax else list(map(math.exp, of_item)) for of_item in logprobs],
+        usage=to_usage(sum(map(len, prompts)), 0),
     )
 
 
-def _logprob(scored: wire.SequenceResult) -> float:
-    """Of the label, the one token that was scored."""
-    assert scored.logprobs is not None
-    *_, logprob = scored.logprobs
+def _label_logprob(sequence: wire.SequenceResult) -> float:
+    """Return the logprob of the label, which is the last token."""
+    assert sequence.logprobs is not None
+    *_, logprob = sequence.logprobs
     return float(logprob)
 
 
 def _softmax(logprobs: Sequence[float]) -> list[float]:
     largest = max(logprobs)
-    weights = [math.exp(one - largest) for one in logprobs]
+    weights = [math.exp(logprob - largest) for logprob in logprobs]
     return [weight / math.fsum(weights) for weight in weights]
+
+
+class Score(Endpoint[ScoringRequest]):
+    name = "score"
+    path = "/v1/score"
+    summary = "How likely tokens come next"
+    description = "The probability of each label after each item, or, with `apply_softmax`, among the labels."
+    body_type = ScoringRequest
+    reply_type = ScoringResponse
+
+    def num_jobs(self, body: ScoringRequest) -> tuple[str, int]:
+        return "items", len(body.item_list)
+
+    def texts_to_encode(self, body: ScoringRequest) -> Sequence[str]:
+        return [prompt for prompt in body.prompts if isinstance(prompt, str)]
+
+    def to_requests(self, body: ScoringRequest, context: Context) -> Sequence[wire.Request]:
+        return to_scores(body, _prompt_ids(body, context), context.timeout_s)
+
+    def to_reply(self, body: ScoringRequest, results: Sequence[wire.Result], context: Context) -> ScoringResponse:
+        return to_response(body, _prompt_ids(body, context), results)
+
+    def field_name(self, body: ScoringRequest, field: str) -> str:
+        return field_name(field)
+
+
+def _prompt_ids(body: ScoringRequest, context: Context) -> Sequence[list[int]]:
+    return context.encoded or [prompt for prompt in body.prompts if isinstance(prompt, list)]
+
+
+SCORE = Score()

@@ -1,7 +1,7 @@
-"""TRL's `/get_sequence_logprobs/`: what a trainer that distils asks its teacher, as `trl vllm-serve` answers it. Pure.
+"""TRL's `/get_sequence_logprobs/`: a teacher's logprobs for distillation, as `trl vllm-serve` reports them. Pure.
 
-Position t of a sequence belongs to its token t, given those before it. Told are the positions from the prompt's length
-on; that of a first token has no logprob.
+Position t of a sequence belongs to its token t, given the tokens before it. The reply holds the positions from the
+prompt's length on. The first token of a sequence has no logprob.
 """
 
 import sys
@@ -13,11 +13,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from scorepool import wire
+from scorepool.api.dialects.protocol import Context, Endpoint, ReplyTooLarge
 from scorepool.wire.request import ModelName, TokenIds, TopLogprobs
+
+MAX_ENTRIES = 2**24  # of the padded arrays of one reply: 128 MiB of logprobs and ids
 
 
 class SequenceLogprobsRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`sequences` are prompts with their completions. `model` is ours, for a server of several."""
+    """`sequences` are prompts with their completions. `model`, an addition to TRL, chooses one of several models."""
 
     sequences: Annotated[list[TokenIds], Meta(min_length=1)]
     prompt_lengths: list[Annotated[int, Meta(ge=0)]]
@@ -32,18 +35,18 @@ class SequenceLogprobsRequest(Struct, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def shape(self) -> list[int]:
-        """Of the arrays of a binary reply: sequences, longest completion, likeliest tokens."""
+        """The shape of the arrays of a binary reply: sequences, longest completion, top logprobs."""
         return [len(self.sequences), max(self.completion_lengths), self.top_logprobs]
 
 
 class SequenceLogprobs(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """In JSON the first two: by sequence and position the likeliest tokens, likeliest first, and after them the actual
-    one where it is not among them; nothing at a first token.
+    """The JSON form has the first two: by sequence and position the most likely tokens, most likely first, and after
+    them the actual token if it is not among them. The first token of a sequence has an empty list.
 
-    In the binary form the others: little-endian arrays in base64, float32 padded with -inf and int32 padded with 0.
+    The binary form has the others: little-endian arrays in base64, float32 padded with -inf and int32 padded with 0.
 
         logprobs, token_ids                 `shape`: sequences, longest completion, top_logprobs
-        actual_logprobs, actual_token_ids   the same, but for a last dimension of 1
+        actual_logprobs, actual_token_ids   the same with a last dimension of 1
     """
 
     logprobs: list[list[list[float | None]]] | None = None
@@ -57,7 +60,7 @@ class SequenceLogprobs(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def check(body: SequenceLogprobsRequest, card: wire.ServedModel) -> None:
-    """What does not fit together, and what no worker of the model can run. Raises wire.Invalid."""
+    """Check that the lists fit together and that a worker of the model can run them; raise wire.Invalid."""
     num = len(body.sequences)
     if len(body.prompt_lengths) != num:
         raise _invalid("prompt_lengths", f"{num}, one for each of the sequences", len(body.prompt_lengths))
@@ -68,8 +71,9 @@ def check(body: SequenceLogprobsRequest, card: wire.ServedModel) -> None:
             expected = f"at most {card.context_length} token ids, the model's context"
             raise _invalid(f"sequences[{index}]", expected, len(sequence))
         if max(sequence) >= card.vocab_size:
-            place = next(place for place, id_ in enumerate(sequence) if id_ >= card.vocab_size)
-            raise _invalid(f"sequences[{index}][{place}]", f"a token id below {card.vocab_size}", sequence[place])
+            position = next(position for position, token_id in enumerate(sequence) if token_id >= card.vocab_size)
+            field = f"sequences[{index}][{position}]"
+            raise _invalid(field, f"a token id below {card.vocab_size}", sequence[position])
 
 
 def _invalid(field: str, expected: str, found: int) -> wire.Invalid:
@@ -77,13 +81,13 @@ def _invalid(field: str, expected: str, found: int) -> wire.Invalid:
 
 
 def to_scores(body: SequenceLogprobsRequest, model: str, timeout_s: int) -> list[wire.Score]:
-    """One a sequence of which anything has a logprob, so that the workers of a model share them."""
+    """Build one request per sequence that has a logprob to report, so that the workers of a model share them."""
     return [
         wire.Score(
             model=model,
             timeout_s=timeout_s,
             items=[wire.ScoreItem(prompt=sequence[: length or 1], completion=sequence[length or 1 :])],
-            score="completion" if length else "all",  # then from the first token on, which is null
+            score="completion" if length else "all",  # `all` begins with the first token, whose logprob is null
             top_logprobs=body.top_logprobs,
             temperature=body.temperature,
         )
@@ -96,31 +100,31 @@ def _is_scored(sequence: list[int], length: int) -> bool:
     return len(sequence) > max(length, 1)
 
 
-def _scored(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> list[wire.SequenceResult | None]:
-    """Of each sequence; None where it was not scored."""
-    found = iter(results)
-    lengths = zip(body.sequences, body.prompt_lengths, strict=True)
-    return [next(found).sequences[0] if _is_scored(*one) else None for one in lengths]
+def _by_sequence(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> list[wire.SequenceResult | None]:
+    """Return the result of each sequence, None if it was not scored."""
+    remaining = iter(results)
+    pairs = zip(body.sequences, body.prompt_lengths, strict=True)
+    return [next(remaining).sequences[0] if _is_scored(*pair) else None for pair in pairs]
 
 
 def to_lists(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> SequenceLogprobs:
-    told: list[list[tuple[list[int], list[float | None]]]] = [
-        [([], [])] * length if scored is None else [_told(scored, entry) for entry in range(length)]
-        for scored, length in zip(_scored(body, results), body.completion_lengths, strict=True)
+    positions: list[list[tuple[list[int], list[float | None]]]] = [
+        [([], [])] * length if scored is None else [_position(scored, entry) for entry in range(length)]
+        for scored, length in zip(_by_sequence(body, results), body.completion_lengths, strict=True)
     ]
     return SequenceLogprobs(
-        logprobs=[[values for _, values in row] for row in told],
-        logprob_token_ids=[[ids for ids, _ in row] for row in told],
+        logprobs=[[logprobs for _, logprobs in of_sequence] for of_sequence in positions],
+        logprob_token_ids=[[token_ids for token_ids, _ in of_sequence] for of_sequence in positions],
     )
 
 
-def _told(scored: wire.SequenceResult, entry: int) -> tuple[list[int], list[float | None]]:
-    """The likeliest tokens, and the actual one where it is not among them; nothing where there is no logprob."""
-    ids, tops = _top(scored, entry)
-    actual, logprob = _actual(scored, entry)
-    if logprob is None or actual in ids:
-        return ids, tops.values()
-    return [*ids, actual], [*tops, logprob]
+def _position(scored: wire.SequenceResult, entry: int) -> tuple[list[int], list[float | None]]:
+    """Return the most likely tokens and the actual one. Both lists are empty if the entry has no logprob."""
+    top_ids, top_logprobs = _top(scored, entry)
+    token_id, logprob = _actual(scored, entry)
+    if logprob is None or token_id in top_ids:
+        return top_ids, top_logprobs.values()
+    return [*top_ids, token_id], [*top_logprobs, logprob]
 
 
 def _actual(scored: wire.SequenceResult, entry: int) -> tuple[int, float | None]:
@@ -139,28 +143,62 @@ def to_arrays(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> 
     num, longest, k = body.shape
     logprobs, token_ids = array("f", [-inf]) * (num * longest * k), array("i", [0]) * (num * longest * k)
     actual_logprobs, actual_ids = array("f", [-inf]) * (num * longest), array("i", [0]) * (num * longest)
-    for row, scored in enumerate(_scored(body, results)):
+    for number, scored in enumerate(_by_sequence(body, results)):
         if scored is None:
             continue
         for entry in range(len(scored.token_ids)):
-            place = row * longest + entry
-            ids, tops = _top(scored, entry)
-            token_ids[place * k : place * k + len(ids)] = array("i", ids)
-            logprobs[place * k : place * k + len(ids)] = tops
-            actual, logprob = _actual(scored, entry)
+            position = number * longest + entry
+            top_ids, top_logprobs = _top(scored, entry)
+            token_ids[position * k : position * k + len(top_ids)] = array("i", top_ids)
+            logprobs[position * k : position * k + len(top_ids)] = top_logprobs
+            token_id, logprob = _actual(scored, entry)
             if logprob is not None:
-                actual_ids[place], actual_logprobs[place] = actual, logprob
+                actual_ids[position], actual_logprobs[position] = token_id, logprob
     return SequenceLogprobs(
-        logprobs_b64=_packed(logprobs),
-        token_ids_b64=_packed(token_ids),
-        actual_logprobs_b64=_packed(actual_logprobs),
-        actual_token_ids_b64=_packed(actual_ids),
+        logprobs_b64=_pack(logprobs),
+        token_ids_b64=_pack(token_ids),
+        actual_logprobs_b64=_pack(actual_logprobs),
+        actual_token_ids_b64=_pack(actual_ids),
         shape=body.shape,
         completion_lengths=body.completion_lengths,
     )
 
 
-def _packed(column: "array[int] | array[float]") -> bytes:
+def _pack(column: "array[int] | array[float]") -> bytes:
     if sys.byteorder == "big":
         column.byteswap()
     return column.tobytes()
+
+
+class GetSequenceLogprobs(Endpoint[SequenceLogprobsRequest]):
+    name = "get_sequence_logprobs"
+    path = "/get_sequence_logprobs/"
+    summary = "Logprobs of given sequences"
+    description = "Each sequence is a job, so the workers of the model share them. `temperature` divides the logits."
+    body_type = SequenceLogprobsRequest
+    reply_type = SequenceLogprobs
+    needs_model = True
+    has_large_replies = True
+
+    def num_jobs(self, body: SequenceLogprobsRequest) -> tuple[str, int]:
+        return "sequences", len(body.sequences)
+
+    def to_requests(self, body: SequenceLogprobsRequest, context: Context) -> Sequence[wire.Request]:
+        assert context.served_model is not None
+        check(body, context.served_model)
+        num, longest, k = body.shape
+        if body.response_format == "binary" and num * longest * max(k, 1) > MAX_ENTRIES:
+            raise ReplyTooLarge(
+                f"sequences: {num} of up to {longest} tokens with {k} top logprobs each are {num * longest * k} "
+                f"entries; expected at most {MAX_ENTRIES} in one reply",
+                "sequences",
+            )
+        return to_scores(body, context.served_model.id, context.timeout_s)
+
+    def to_reply(
+        self, body: SequenceLogprobsRequest, results: Sequence[wire.Result], context: Context
+    ) -> SequenceLogprobs:
+        return to_arrays(body, results) if body.response_format == "binary" else to_lists(body, results)
+
+
+GET_SEQUENCE_LOGPROBS = GetSequenceLogprobs()

@@ -10,15 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scorepool import wire
-from scorepool.api.dialects.openai.chat import (
-    ChatChoice,
-    ChatChoiceChunk,
-    ChatRequest,
-    to_chat_completion,
-    to_chunk,
-    to_request,
-)
-from scorepool.api.dialects.openai.choice_stream import ChoiceStream
+from scorepool.api.dialects.deltas import ChoiceStream
+from scorepool.api.dialects.openai.chat import ChatRequest, to_request
+from scorepool.api.dialects.openai.chat_reply import ChatChoice, ChatChoiceChunk, to_chat_completion, to_chunk
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.token_publisher import JobStream
@@ -73,7 +67,7 @@ class Run:
 
     def chunks(self, growths: Sequence[wire.TokenDelta]) -> list[ChatChoiceChunk]:
         growing = ChoiceStream(0)
-        pieces = [piece for growth in growths if (piece := growing.grow(growth)) is not None]
+        pieces = [piece for growth in growths if (piece := growing.add(growth)) is not None]
         pieces.append(growing.end(self.result.sequences[0]))
         return [to_chunk(self.body, piece) for piece in pieces]
 

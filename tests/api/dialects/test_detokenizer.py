@@ -7,14 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scorepool import wire
-from scorepool.api.dialects.openai.choice_stream import ChoiceStream
-from scorepool.api.dialects.openai.completions import (
-    ChoiceChunk,
-    CompletionRequest,
-    to_chunk,
-    to_completion,
-    to_requests,
-)
+from scorepool.api.dialects.deltas import ChoiceStream
+from scorepool.api.dialects.openai.completion_reply import ChoiceChunk, to_chunk, to_completion
+from scorepool.api.dialects.openai.completions import CompletionRequest, to_requests
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker.inference.infer import stamp_of
@@ -80,7 +75,7 @@ def test_chunks_join_to_the_whole_text_and_it_is_its_tokens(
     body, growths, result = run(token_ids, options)
     (whole,) = to_completion(body, [result], "id").choices
     growing = ChoiceStream(0)
-    told = [piece for n, growth in enumerate(growths) if n not in lost and (piece := growing.grow(growth))]
+    told = [piece for n, growth in enumerate(growths) if n not in lost and (piece := growing.add(growth))]
     chunks: list[ChoiceChunk] = [to_chunk(body, piece) for piece in (*told, growing.end(result.sequences[0]))]
 
     assert "".join(chunk.text for chunk in chunks) == whole.text

@@ -37,6 +37,11 @@ SHORT = {"temperature": 0, "max_tokens": 8, "logprobs": 2}
         },  # special ones among them
         {"prompt": "import", "stop": ["the v", "an obj", " o"], "extra_body": {"include_stop_str_in_output": True}}
         | SHORT,
+        {"prompt": "import", "echo": True} | SHORT,
+        {"prompt": "If the file does not exist,", "echo": True, "stop": ["the v", "an obj", "\n"]} | SHORT,
+        {"prompt": [1000, 17, 5], "echo": True, "max_tokens": 8, "temperature": 0},
+        {"prompt": PROMPTS, "echo": True, "n": 2, "temperature": 1, "seed": 5, "max_tokens": 12, "logprobs": 2},
+        {"prompt": PROMPTS, "echo": True} | SHORT | {"max_tokens": 0},
     ],
 )
 def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict[str, Any]):
@@ -66,10 +71,13 @@ def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict
     for choice in whole.choices:
         assert texts[choice.index] == choice.text
         assert ends[choice.index] == choice.finish_reason
+        if choice.logprobs is None:
+            continue
         found, expected = columns[choice.index], choice.logprobs.model_dump()
         assert (found["tokens"], found["text_offset"]) == (expected["tokens"], expected["text_offset"])
         assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
-        assert [set(top) for top in found["top_logprobs"]] == [set(top) for top in expected["top_logprobs"]]
+        tops = [[top and set(top) for top in each["top_logprobs"]] for each in (found, expected)]
+        assert tops[0] == tops[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"n": 3, "seed": 1, "temperature": 1}, {"stop": "of the"}])
@@ -150,16 +158,30 @@ def test_tokens_come_while_others_are_computed(sdk: OpenAI, stack: Stack):
 def test_what_is_refused_is_refused_before_the_stream(sdk: OpenAI):
     with pytest.raises(openai.NotFoundError):
         sdk.completions.create(model="other", prompt="a", stream=True)
-    with pytest.raises(openai.BadRequestError, match="echo"):
-        sdk.completions.create(model="demo", prompt="a", stream=True, echo=True)
+    with pytest.raises(openai.BadRequestError, match="best_of"):
+        sdk.completions.create(model="demo", prompt="a", stream=True, best_of=2)
     with pytest.raises(openai.BadRequestError, match="stream_options"):
         sdk.completions.create(model="demo", prompt="a", stream_options={"include_usage": True})
 
 
-def test_what_fails_later_is_an_error_in_the_stream(sdk: OpenAI):
-    """The worker's tokenizer finds that the text leaves no room."""
-    with pytest.raises(openai.APIError, match="context"):
-        list(sdk.completions.create(model="demo", prompt="import " * 3000, max_tokens=2, stream=True))
+@pytest.mark.parametrize("echo", [True, False])
+def test_a_stream_that_the_worker_refuses_has_the_status_of_its_error(sdk: OpenAI, echo: bool):
+    """The worker's tokenizer finds that the text is longer than the context."""
+    with pytest.raises(openai.BadRequestError) as raised:
+        sdk.completions.create(model="demo", prompt="import " * 3000, max_tokens=2, stream=True, echo=echo)
+
+    assert raised.value.code == "context_length_exceeded"
+
+
+def test_a_streamed_chat_that_the_worker_refuses_has_the_status_of_its_error(sdk: OpenAI):
+    long = [{"role": "user", "content": "import " * 3000}]
+    with pytest.raises(openai.BadRequestError) as raised:
+        sdk.chat.completions.create(model="demo", messages=long, stream=True)
+    assert raised.value.code == "context_length_exceeded"
+
+    unknown = {"chat_template_kwargs": {"no_such_variable": True}}
+    with pytest.raises(openai.BadRequestError, match="chat_template_kwargs"):
+        sdk.chat.completions.create(model="demo", messages=CHAT, stream=True, extra_body=unknown)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scorepool import wire
-from scorepool.api.dialects.openai.chat import ChatChoice, ChatRequest, to_chat_completion, to_request
+from scorepool.api.dialects.openai.chat import ChatRequest, to_request
+from scorepool.api.dialects.openai.chat_reply import ChatChoice, to_chat_completion
 from scorepool.engine import Tokenizer
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.result import to_result

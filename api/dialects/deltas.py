@@ -1,0 +1,139 @@
+"""One choice that is streamed: the tokens that were sent, and the delta that comes next. Pure.
+
+Token deltas come while the worker generates, and may be missing, repeated or late. The job's result ends the choice and
+fills what is missing. Nothing that was sent is taken back: the joined deltas equal the choice of an answer that is not
+streamed.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scorepool import wire
+from scorepool.api.dialects.detokenizer import IncrementalDetokenizer, content_bytes, emitted_bytes
+
+
+class Diverged(Exception):
+    """The job ran again, after its worker's death, and generated other tokens than those that were sent."""
+
+
+class Delta(Struct, frozen=True, kw_only=True):
+    """New tokens of one choice. `sequence` holds the columns of these tokens alone.
+
+    `contents[j]` is what token j adds to the text of its channel. A completion has the channel `content` alone.
+    """
+
+    index: int
+    text: str
+    reasoning: str
+    tool_calls: list[wire.ToolCallResult]  # that end in these tokens
+    num_calls_before: int
+    sequence: wire.SequenceResult
+    contents: list[bytes]
+    channels: list[wire.Channel]
+    text_offset: list[int]
+    # Fields of the last delta:
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | str | None = None
+    prompt_token_ids: list[int] | None = None  # when the prompt was text
+
+
+class ChoiceStream:
+    """The state of one streamed choice."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._sent: list[int] = []  # token ids
+        self._text = IncrementalDetokenizer()
+        self._reasoning = IncrementalDetokenizer()
+        self._num_calls = 0
+
+    @property
+    def num_sent(self) -> int:
+        return len(self._sent)
+
+    def add(self, tokens: wire.TokenDelta) -> Delta | None:
+        """Return the tokens that were not sent yet, or None. Raise Diverged if they contradict the sent ones."""
+        overlap = len(self._sent) - tokens.first
+        if overlap < 0:  # tokens before these are missing
+            return None
+        known = tokens.token_ids[:overlap]
+        if known != self._sent[tokens.first : tokens.first + len(known)]:
+            raise Diverged
+        if len(tokens.token_ids) <= overlap:
+            return None
+        sequence = wire.SequenceResult(
+            token_ids=tokens.token_ids,
+            token_bytes=tokens.token_bytes,
+            text="",
+            logprobs=tokens.logprobs,
+            top_ids=tokens.top_ids,
+            top_bytes=tokens.top_bytes,
+            top_logprobs=tokens.top_logprobs,
+            channels=tokens.channels,
+            tool_calls=tokens.tool_calls,
+        )
+        return self._delta(sequence, emitted_bytes(tokens), overlap)
+
+    def end(self, sequence: wire.SequenceResult, contents: list[bytes] | None = None) -> Delta:
+        """Return the rest of the choice. Raise Diverged if the result contradicts the sent tokens.
+
+        `contents` are the tokens' contributions to the text, by default `content_bytes(sequence)`.
+        """
+        if sequence.token_ids[: len(self._sent)] != self._sent:
+            raise Diverged
+        contents = content_bytes(sequence) if contents is None else contents
+        delta = self._delta(sequence, contents, len(self._sent))
+        return replace(  # with U+FFFD for characters that stay unfinished
+            delta,
+            text=delta.text + self._text.end(),
+            reasoning=delta.reasoning + self._reasoning.end(),
+            finish_reason=sequence.finish_reason or "length",
+            prompt_token_ids=sequence.prompt_token_ids,
+            stop_reason=sequence.stop_reason,
+        )
+
+    def _delta(self, sequence: wire.SequenceResult, contents: list[bytes], start: int) -> Delta:
+        """Build the delta of the tokens from number `start` on."""
+        calls = [call for call in sequence.tool_calls if call.entry >= len(self._sent)]
+        new = columns_from(sequence, start)
+        self._sent += new.token_ids
+        added = contents[start:]
+        channels = new.channels or ["content"] * len(added)
+        added = [b"" if channel == "markup" else content for content, channel in zip(added, channels, strict=True)]
+        text, offsets = self._text.add(_of_channel("content", added, channels))
+        reasoning, _ = self._reasoning.add(_of_channel("reasoning", added, channels))
+        num_calls_before = self._num_calls
+        self._num_calls += len(calls)
+        return Delta(
+            index=self._index,
+            text=text,
+            reasoning=reasoning,
+            tool_calls=calls,
+            num_calls_before=num_calls_before,
+            sequence=new,
+            contents=added,
+            channels=channels,
+            text_offset=offsets,
+        )
+
+
+def _of_channel(name: wire.Channel, contents: list[bytes], channels: list[wire.Channel]) -> list[bytes]:
+    """Blank the tokens of other channels."""
+    return [content if channel == name else b"" for content, channel in zip(contents, channels, strict=True)]
+
+
+def columns_from(sequence: wire.SequenceResult, start: int, end: int | None = None) -> wire.SequenceResult:
+    """Slice the columns that dialects show."""
+    part = slice(start, end)
+    return wire.SequenceResult(
+        token_ids=sequence.token_ids[part],
+        token_bytes=sequence.token_bytes[part],
+        text="",
+        logprobs=None if sequence.logprobs is None else wire.Floats(sequence.logprobs[part]),
+        top_ids=None if sequence.top_ids is None else sequence.top_ids[part],
+        top_bytes=None if sequence.top_bytes is None else sequence.top_bytes[part],
+        top_logprobs=None if sequence.top_logprobs is None else sequence.top_logprobs[part],
+        channels=None if sequence.channels is None else sequence.channels[part],
+    )

@@ -1,0 +1,141 @@
+"""The endpoints of OpenAI's dialect. Pure.
+
+To add one that batches may use too: list it in LINE_ENDPOINTS of batch.py.
+"""
+
+from collections.abc import Sequence
+
+from scorepool import wire
+from scorepool.api.dialects.openai import chat, completions
+from scorepool.api.dialects.openai.chat import ChatRequest
+from scorepool.api.dialects.openai.chat_reply import ChatChunk, ChatChunkWriter, ChatCompletion, to_chat_completion
+from scorepool.api.dialects.openai.completion_reply import (
+    Completion,
+    CompletionChunk,
+    CompletionChunkWriter,
+    to_completion,
+)
+from scorepool.api.dialects.openai.completions import CompletionRequest
+from scorepool.api.dialects.openai.tokens import (
+    DetokenizeReply,
+    DetokenizeRequest,
+    TokenizeReply,
+    TokenizeRequest,
+    to_detokenize_reply,
+    to_tokenize_reply,
+)
+from scorepool.api.dialects.protocol import Context, Endpoint
+
+
+class Completions(Endpoint[CompletionRequest]):
+    name = "complete"
+    path = "/v1/completions"
+    summary = "Complete prompts"
+    description = (
+        "A client that goes away cancels what it asked for. With `stream`: CompletionChunks as server-sent events."
+    )
+    body_type = CompletionRequest
+    reply_type = Completion
+    chunk_type = CompletionChunk
+
+    def num_jobs(self, body: CompletionRequest) -> tuple[str, int]:
+        return "prompt", len(body.prompts) * (2 if body.echoes_in_stream else 1)
+
+    def to_requests(self, body: CompletionRequest, context: Context) -> Sequence[wire.Request]:
+        return completions.to_requests(body, context.timeout_s)
+
+    def to_reply(self, body: CompletionRequest, results: Sequence[wire.Result], context: Context) -> Completion:
+        return to_completion(body, results, f"cmpl-{context.unique_id}")
+
+    def is_streamed(self, body: CompletionRequest) -> bool:
+        return bool(body.stream)
+
+    def to_events(self, body: CompletionRequest, job_ids: Sequence[str], context: Context) -> CompletionChunkWriter:
+        return CompletionChunkWriter(body, job_ids, f"cmpl-{context.unique_id}")
+
+    def field_name(self, body: CompletionRequest, field: str) -> str:
+        return completions.field_name(body, field)
+
+
+class Chat(Endpoint[ChatRequest]):
+    name = "chat"
+    path = "/v1/chat/completions"
+    summary = "Answer a chat"
+    description = "A client that goes away cancels what it asked for. With `stream`: ChatChunks as server-sent events."
+    body_type = ChatRequest
+    reply_type = ChatCompletion
+    chunk_type = ChatChunk
+
+    def to_requests(self, body: ChatRequest, context: Context) -> Sequence[wire.Request]:
+        return [chat.to_request(body, context.timeout_s)]
+
+    def to_reply(self, body: ChatRequest, results: Sequence[wire.Result], context: Context) -> ChatCompletion:
+        [result] = results
+        return to_chat_completion(body, result, f"chatcmpl-{context.unique_id}")
+
+    def is_streamed(self, body: ChatRequest) -> bool:
+        return bool(body.stream)
+
+    def to_events(self, body: ChatRequest, job_ids: Sequence[str], context: Context) -> ChatChunkWriter:
+        return ChatChunkWriter(body, job_ids, f"chatcmpl-{context.unique_id}")
+
+    def field_name(self, body: ChatRequest, field: str) -> str:
+        return chat.field_name(field)
+
+
+class Tokenize(Endpoint[TokenizeRequest]):
+    name = "tokenize"
+    path = "/tokenize"
+    summary = "Text or a chat to token ids"
+    tag = "tokens"
+    description = "A worker of the model encodes the text, ahead of other jobs: it has the tokenizer."
+    body_type = TokenizeRequest
+    reply_type = TokenizeReply
+    needs_model = True
+
+    def to_requests(self, body: TokenizeRequest, context: Context) -> Sequence[wire.Request]:
+        assert context.served_model is not None
+        return [
+            wire.Tokenize(
+                model=context.served_model.id,
+                prompt=body.prompt,
+                messages=None if body.messages is None else [message.to_wire() for message in body.messages],
+                add_bos=body.add_special_tokens is not False,
+                priority="high",
+                timeout_s=context.timeout_s,
+            )
+        ]
+
+    def to_reply(self, body: TokenizeRequest, results: Sequence[wire.Result], context: Context) -> TokenizeReply:
+        assert context.served_model is not None
+        [result] = results
+        return to_tokenize_reply(result, context.served_model.context_length, bool(body.return_token_strs))
+
+
+class Detokenize(Endpoint[DetokenizeRequest]):
+    name = "detokenize"
+    path = "/detokenize"
+    summary = "Token ids to text"
+    tag = "tokens"
+    description = "Bytes that are not UTF-8 become U+FFFD."
+    body_type = DetokenizeRequest
+    reply_type = DetokenizeReply
+    needs_model = True
+
+    def to_requests(self, body: DetokenizeRequest, context: Context) -> Sequence[wire.Request]:
+        assert context.served_model is not None
+        model, timeout_s = context.served_model.id, context.timeout_s
+        return [wire.Tokenize(model=model, prompt=body.tokens, priority="high", timeout_s=timeout_s)]
+
+    def to_reply(self, body: DetokenizeRequest, results: Sequence[wire.Result], context: Context) -> DetokenizeReply:
+        [result] = results
+        return to_detokenize_reply(result)
+
+    def field_name(self, body: DetokenizeRequest, field: str) -> str:
+        return field.replace("prompt", "tokens", 1) if field.startswith("prompt") else field
+
+
+COMPLETIONS = Completions()
+CHAT = Chat()
+TOKENIZE = Tokenize()
+DETOKENIZE = Detokenize()

@@ -1,0 +1,111 @@
+"""The protocol of a dialect: five translations and the declaration of a route. Pure.
+
+    bytes ─parse─► body ─to_requests─► jobs ─┬─to_reply──► one reply
+                                             └─to_events─► the chunks of a stream
+
+    field_name  the field of a request, in an error, to the field of the body
+
+api/routes/dialects.py runs any Endpoint over HTTP; api/batches runs those of batches on the lines of a file.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+
+from scorepool import wire
+from scorepool.wire.codec import Encoding
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """What a translation knows besides the body."""
+
+    unique_id: str
+    timeout_s: int
+    served_model: wire.ServedModel | None = None  # if the endpoint has `needs_model`
+    encoded: Sequence[list[int]] = ()  # token ids of `texts_to_encode`
+
+
+class ReplyTooLarge(Exception):
+    """The reply that the body asks for would be larger than the server sends."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class EventWriter(Protocol):
+    """Translate the events of a request's jobs into the chunks of one stream."""
+
+    def add(self, event: wire.TokenDelta | wire.Job) -> Sequence[object]:
+        """Return the chunks that follow from an event. Raise Diverged if it contradicts the sent chunks.
+
+        A job has ended with a result.
+        """
+
+    def end(self) -> Sequence[object]:
+        """Return the last chunks. Bytes are sent as they are, other objects as JSON."""
+
+
+class HasModel(Protocol):
+    @property
+    def model(self) -> str | None: ...
+
+
+Body = TypeVar("Body", bound=HasModel)
+
+
+class Endpoint(ABC, Generic[Body]):
+    """One POST route of a dialect. Stateless: every method gets the body."""
+
+    name: ClassVar[str]  # of the operation in /openapi.json
+    path: ClassVar[str]
+    summary: ClassVar[str]
+    description: ClassVar[str]
+    tag: ClassVar[str] = ""  # in /openapi.json; empty: the dialect's
+    body_type: type[Body]
+    reply_type: ClassVar[Any]
+    chunk_type: ClassVar[Any] = None  # of a stream; None: the endpoint does not stream
+    needs_model: ClassVar[bool] = False  # `to_requests` needs the model's card, and the only model may go unnamed
+    has_large_replies: ClassVar[bool] = False  # `to_reply` may take a second, so it runs in a thread
+
+    def parse(self, body: bytes, encoding: Encoding = "json") -> Body:
+        """Parse a body; raise wire.Invalid."""
+        return wire.parse(body, self.body_type, encoding)
+
+    def num_jobs(self, body: Body) -> tuple[str, int]:
+        """Return the number of jobs, and the field that decides it."""
+        return "", 1
+
+    def texts_to_encode(self, body: Body) -> Sequence[str]:
+        """Return the texts that `to_requests` needs as token ids: a worker encodes them first."""
+        return ()
+
+    @abstractmethod
+    def to_requests(self, body: Body, context: Context) -> Sequence[wire.Request]:
+        """Return the jobs of a body. Raise wire.Invalid, ReplyTooLarge."""
+
+    @abstractmethod
+    def to_reply(self, body: Body, results: Sequence[wire.Result], context: Context) -> object:
+        """Build the reply from the jobs' results, which are in the order of the requests. Raise wire.Invalid."""
+
+    def is_streamed(self, body: Body) -> bool:
+        return False
+
+    def to_events(self, body: Body, job_ids: Sequence[str], context: Context) -> EventWriter:
+        """Return the writer of a streamed reply. The jobs are in the order of the requests."""
+        raise NotImplementedError
+
+    def field_name(self, body: Body, field: str) -> str:
+        """Map a field of the requests to a field of the body: `[1].prompt[0]` if there are several requests."""
+        return field
+
+
+class Dialect(Struct, frozen=True, kw_only=True):
+    """The routes of another server's API."""
+
+    tag: str  # of its routes in /openapi.json
+    endpoints: tuple[Endpoint[Any], ...]
+    error_codes: dict[str, str] = {}  # codes of errors that have another name in this dialect

@@ -1,0 +1,160 @@
+"""The routes of every dialect: one handler that runs any Endpoint (see api/dialects/protocol.py).
+
+    body ─parse─► [texts to token ids] ─► to_requests ─► submit ─┬─ wait ────► to_reply
+                                                                 └─ stream ──► to_events
+
+A stream's status waits for the first event: a request that the worker refuses gets the status of its error. A failure
+after that is an error event in the stream.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Depends
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scorepool import wire
+from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dialects.deltas import Diverged
+from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge
+from scorepool.api.http import openapi
+from scorepool.api.http.bodies import body_format, read_body, while_connected
+from scorepool.api.http.errors import ApiError, BadRequest, Failed, TooLarge
+from scorepool.api.http.formats import reply
+from scorepool.api.http.sse import EventStream, events_of
+from scorepool.api.repositories.queue import job_ids
+from scorepool.api.state import State
+from scorepool.api.submission import answer, check_count, time_limit_s
+
+SYNCHRONOUS_ERRORS = (400, 401, 404, 409, 413, 415, 429, 503)
+
+Event = wire.TokenDelta | wire.Job
+AnyEndpoint = Endpoint[Any]
+
+
+def router_of(dialect: Dialect) -> APIRouter:
+    """Build the routes of a dialect."""
+    router = APIRouter(dependencies=[Depends(known_query)])
+    for endpoint in dialect.endpoints:
+        events = () if endpoint.chunk_type is None else openapi.chunks(endpoint.chunk_type)
+        router.add_api_route(
+            endpoint.path,
+            _handler(endpoint, dialect.error_codes),
+            methods=["POST"],
+            name=endpoint.name,
+            tags=[endpoint.tag or dialect.tag],
+            summary=endpoint.summary,
+            description=endpoint.description,
+            responses=openapi.answers({200: endpoint.reply_type}, SYNCHRONOUS_ERRORS, events=events),
+            openapi_extra=openapi.body(endpoint.body_type),
+        )
+    return router
+
+
+def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[..., Any]:
+    async def handle(request: Request, owner: Owner, parts: Parts) -> Response:
+        with _error_codes(error_codes):
+            message_format = body_format(request)
+            content = await read_body(request, parts.settings.max_body_bytes)
+            return await _run(endpoint, endpoint.parse(content, message_format), request, owner, parts)
+
+    return handle
+
+
+@contextmanager
+def _error_codes(names: dict[str, str]) -> Iterator[None]:
+    """Replace the codes of errors by the dialect's names of them."""
+    try:
+        yield
+    except ApiError as error:
+        error.code = names.get(error.code, error.code)  # type: ignore[misc] # of this error, not of its class
+        raise
+
+
+async def _run(endpoint: AnyEndpoint, body: Any, request: Request, owner: str, parts: State) -> Response:
+    field, num_jobs = endpoint.num_jobs(body)
+    check_count(parts.settings, num_jobs, field, "entries")
+
+    def field_name(name: str) -> str:
+        return endpoint.field_name(body, name)
+
+    limit_s = time_limit_s(parts.settings)
+    texts = [
+        wire.Tokenize(model=body.model, prompt=text, priority="high", timeout_s=limit_s)
+        for text in endpoint.texts_to_encode(body)
+    ]
+    encoded = await answer(request, parts, owner, texts, field_name) if texts else []
+    context = Context(
+        unique_id=uuid4().hex,
+        timeout_s=limit_s,
+        served_model=await served_model(parts, body.model) if endpoint.needs_model else None,
+        encoded=[result.sequences[0].token_ids for result in encoded],
+    )
+    try:
+        requests = endpoint.to_requests(body, context)
+    except ReplyTooLarge as error:
+        raise TooLarge(error.message, error.field) from None
+    if endpoint.is_streamed(body):
+        ids = job_ids(owner, None, len(requests) if len(requests) > 1 else None)
+        events = events_of(parts, owner, requests, ids, field_name)
+        return await _stream(request, events, endpoint.to_events(body, ids, context))
+    results = await answer(request, parts, owner, requests, field_name) if requests else []
+    if endpoint.has_large_replies:
+        return reply(await run_in_threadpool(endpoint.to_reply, body, results, context), "json")
+    return reply(endpoint.to_reply(body, results, context), "json")
+
+
+async def _stream(request: Request, events: AsyncGenerator[Event | None], writer: EventWriter) -> Response:
+    """Answer when the first event is there. A client that goes away before it cancels the jobs."""
+    try:
+        first = await while_connected(request, _first_event(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(request, _chunks(first, events, writer), last=b"")
+
+
+async def _first_event(events: AsyncGenerator[Event | None]) -> Event:
+    """Wait for the first tokens, or for the first job that ends. Raise ApiError if a job is refused."""
+    async for event in events:
+        if event is not None:
+            return event
+    raise Failed("the jobs ended without a result")
+
+
+async def _chunks(
+    first: Event, events: AsyncGenerator[Event | None], writer: EventWriter
+) -> AsyncGenerator[object | None]:
+    """Yield the chunks of all events, and None to keep the connection open."""
+    async with aclosing(events):
+        try:
+            for chunk in writer.add(first):
+                yield chunk
+            async for event in events:
+                if event is None:
+                    yield None
+                    continue
+                for chunk in writer.add(event):
+                    yield chunk
+            for chunk in writer.end():
+                yield chunk
+        except Diverged:
+            raise Failed("the worker died and the tokens that were sent could not be computed again") from None
+
+
+async def served_model(parts: State, model: str | None) -> wire.ServedModel:
+    """Return the card of a model, or of the only one that is served. Raise ModelNotServed, BadRequest."""
+    if model is None:
+        await parts.models.cards()
+        names: Sequence[str] = parts.models.names
+        if len(names) > 1:
+            raise BadRequest(f"model: several are served, so give one of {', '.join(names)}", "model")
+        model = names[0] if names else ""
+    cards = (await parts.models.serving([model]))[model]
+    if not cards:
+        raise parts.models.unserved(model)
+    return cards[0]

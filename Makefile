@@ -1,9 +1,9 @@
-# Everything a user or CI runs. Works with GNU Make 3.81 (macOS) and a bare python3 >= 3.11.
+# Commands for users and CI. Needs GNU Make 3.81 (macOS has it) or newer and python3 >= 3.11.
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Debian ships Python without what `venv` needs. Where we may, on a bare machine or in a container, we install it.
+# Debian packages Python without `venv`. As root, install it.
 DEBIAN_VENV = { test "$$(id -u)" = 0 && apt-get --version >/dev/null 2>&1 && apt-get update -qq && \
 	apt-get install -y -qq python3-venv && "$(PYTHON)" -m venv --clear .venv; }
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
@@ -16,7 +16,7 @@ demo: .venv/all
 serve: .venv/all
 	$(BIN)/scorepool serve
 
-# Three processes, for tests wait a third of their time; files in their order, so that the longest do not come last.
+# Three processes, because tests wait a third of their time. Files run in their order, so that long ones are not last.
 test: .venv/dev
 	$(BIN)/python -m pytest tests --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
@@ -28,7 +28,7 @@ check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# A quarter of an hour on two quiet cores. The figures that count take longer: add --model 0.6b to the others too.
+# Takes 15 minutes on two idle cores. The published figures take longer: add --model 0.6b to the other commands too.
 bench: .venv/dev
 	$(BIN)/python -m bench.shared_prefix
 	$(BIN)/python -m bench.shared_prefix --model 0.6b
@@ -42,11 +42,11 @@ bench: .venv/dev
 	$(BIN)/python -m bench.profile
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build dist *.egg-info
 
-# One stamp an extra: the packages are installed again when what they are declared in changes.
+# One stamp file per extra: packages are installed again when pyproject.toml or constraints.txt changes.
 .venv/all .venv/dev: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "scorepool needs Python 3.11 or newer: install it (python.org, brew, apt), or say PYTHON=path"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "scorepool needs Python 3.11 or newer: install it (python.org, brew, apt), or set PYTHON=path"; exit 1; }
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv --clear .venv || $(DEBIAN_VENV)
 	$(PIP) --editable ".[$(notdir $@)]"
 	@touch $@

@@ -1,6 +1,6 @@
-"""Health check of a container with an RQ worker: exit status 0 if a worker of this host is known to Redis.
+"""Check the health of a container with an RQ worker: exit with 0 if Redis knows a worker of this host.
 
-A worker renews its entry with every beat; the entry of one that is stuck or dead expires by itself.
+A worker renews its entry with every heartbeat. The entry of a stuck or dead worker expires.
 """
 
 import os

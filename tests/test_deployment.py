@@ -1,4 +1,4 @@
-"""The files that deploy scorepool, checked as far as can be without a container engine and a Mac."""
+"""The deployment files, checked as far as possible without a container engine and without a Mac."""
 
 import json
 import os
@@ -43,13 +43,13 @@ def compose(root: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def schema() -> dict[str, Any]:
-    """The Compose specification's, as the package check-jsonschema carries it."""
+    """Return the schema of the Compose specification from the package check-jsonschema."""
     folder = resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
     return json.loads((folder / "compose-spec.json").read_text())
 
 
 def interpolate(text: str, values: Mapping[str, str]) -> str:
-    """As Compose does with `${NAME:?message}` and `${NAME:-default}`."""
+    """Substitute `${NAME:?message}` and `${NAME:-default}` as Compose does."""
 
     def value(match: re.Match[str]) -> str:
         if match["name"] in values:
@@ -61,6 +61,7 @@ def interpolate(text: str, values: Mapping[str, str]) -> str:
 
 
 def check(document: object, schema: dict[str, Any]) -> None:
+    """Validate the document against the schema; raise ValidationError."""
     jsonschema.validators.validator_for(schema)(schema).validate(document)
 
 
@@ -71,7 +72,7 @@ def test_the_compose_file_follows_the_compose_schema(compose: dict[str, Any], sc
 @pytest.mark.parametrize(
     "mistake", [{"helthcheck": {}}, {"ports": {"6379": True}}, {"restart": 1}, {"depends_on": {"redis": "healthy"}}]
 )
-def test_a_mistake_in_the_compose_file_would_be_found(
+def test_a_mistake_in_the_compose_file_is_found(
     compose: dict[str, Any], schema: dict[str, Any], mistake: dict[str, Any]
 ):
     compose["services"]["api"] |= mistake
@@ -79,7 +80,7 @@ def test_a_mistake_in_the_compose_file_would_be_found(
         check(compose, schema)
 
 
-def test_no_secret_stands_in_the_files_and_none_has_a_default(root: Path):
+def test_the_files_hold_no_secret_and_no_default_for_one(root: Path):
     text = (root / "docker-compose.yml").read_text()
     example = (root / "deploy" / "env.example").read_text()
     for name in ("REDIS_PASSWORD", "SCOREPOOL_API_KEYS", "SCOREPOOL_WEBHOOK_SECRET"):
@@ -92,7 +93,7 @@ def test_no_secret_stands_in_the_files_and_none_has_a_default(root: Path):
     assert (root / ".dockerignore").read_text().splitlines()[1] == "*"
 
 
-def test_each_service_gets_settings_that_it_accepts(compose: dict[str, Any]):
+def test_each_service_accepts_its_settings(compose: dict[str, Any]):
     for name in ("api", "webhooks"):
         environ = {key: interpolate(text, VALUES) for key, text in compose["services"][name]["environment"].items()}
         settings = store.Settings.load(environ)
@@ -101,7 +102,7 @@ def test_each_service_gets_settings_that_it_accepts(compose: dict[str, Any]):
         assert settings.webhook_secret == VALUES["SCOREPOOL_WEBHOOK_SECRET"]
 
 
-def test_every_service_has_a_health_check_and_comes_back(compose: dict[str, Any]):
+def test_every_service_has_a_health_check_and_restarts(compose: dict[str, Any]):
     assert set(compose["services"]) == {"redis", "api", "webhooks"}
     for service in compose["services"].values():
         assert service["healthcheck"]["test"]
@@ -109,7 +110,7 @@ def test_every_service_has_a_health_check_and_comes_back(compose: dict[str, Any]
         assert all(port.startswith("${") and ":-127.0.0.1}:" in port for port in service.get("ports", []))
 
 
-def test_each_service_is_given_longer_to_stop_than_it_takes(compose: dict[str, Any], root: Path):
+def test_each_service_has_more_time_to_stop_than_it_needs(compose: dict[str, Any], root: Path):
     drain_s = store.Settings().drain_timeout_s
     assert float(compose["services"]["webhooks"]["stop_grace_period"].removesuffix("s")) > drain_s
     plist = plistlib.loads((root / "deploy" / "com.scorepool.worker.plist").read_bytes())
@@ -117,13 +118,13 @@ def test_each_service_is_given_longer_to_stop_than_it_takes(compose: dict[str, A
     assert float(compose["services"]["api"]["stop_grace_period"].removesuffix("s")) > SHUTDOWN_GRACE_S
 
 
-def test_the_services_run_the_commands_that_the_product_runs(compose: dict[str, Any]):
+def test_the_services_run_the_same_commands_as_serve(compose: dict[str, Any]):
     assert compose["services"]["webhooks"]["command"] == ["rq", *webhook_command()[1:]]
     assert compose["services"]["api"]["command"] == ["python", "-m", "scorepool.api"]
 
 
 def test_redis_runs_with_a_password_an_append_only_file_and_no_eviction(compose: dict[str, Any], tmp_path: Path):
-    """The very configuration, on the embedded server's binary; only folder and socket are the test's."""
+    """Run the same configuration on the embedded server's binary, with another folder and socket."""
     path = tmp_path / "redis.conf"
     path.write_text(interpolate(compose["configs"]["redis"]["content"], VALUES).replace("/data", str(tmp_path)))
     command = [find_binary(), str(path), "--port", "0", "--unixsocket", str(tmp_path / "s")]
@@ -131,8 +132,8 @@ def test_redis_runs_with_a_password_an_append_only_file_and_no_eviction(compose:
         try:
             url = f"unix://:{VALUES['REDIS_PASSWORD']}@{tmp_path / 's'}"
             wait_until_up(url)
-            with Redis.from_url(f"unix://{tmp_path / 's'}") as stranger, pytest.raises(AuthenticationError):
-                stranger.ping()
+            with Redis.from_url(f"unix://{tmp_path / 's'}") as anonymous, pytest.raises(AuthenticationError):
+                anonymous.ping()
             with Redis.from_url(url, decode_responses=True) as redis:
                 settings = redis.config_get("append*", "maxmemory-policy", "save")
         finally:
@@ -144,7 +145,7 @@ def test_redis_runs_with_a_password_an_append_only_file_and_no_eviction(compose:
 
 
 @pytest.mark.parametrize(("hostname", "status"), [(socket.gethostname(), 0), ("another", 1), (None, 1)])
-def test_the_worker_is_healthy_while_redis_knows_one_of_its_host(
+def test_a_worker_container_is_healthy_while_redis_knows_a_worker_of_its_host(
     redis: Redis, redis_url: str, root: Path, hostname: str | None, status: int
 ):
     redis.sadd("rq:workers", "rq:worker:gone")
@@ -156,7 +157,7 @@ def test_the_worker_is_healthy_while_redis_knows_one_of_its_host(
     assert done.returncode == status
 
 
-def test_the_image_holds_two_extras_and_does_not_run_as_root(root: Path):
+def test_the_image_has_two_extras_and_does_not_run_as_root(root: Path):
     lines = (root / "Dockerfile").read_text().splitlines()
     assert [line for line in lines if line.startswith("FROM")] == [
         "FROM python:3.11-slim AS build",
@@ -166,46 +167,46 @@ def test_the_image_holds_two_extras_and_does_not_run_as_root(root: Path):
     assert "USER scorepool" in lines
 
 
-def needs(root: Path, *extras: str) -> set[str]:
-    """Every distribution that `pip install .[extras]` brings."""
+def required_distributions(root: Path, *extras: str) -> set[str]:
+    """Return every distribution that `pip install .[extras]` brings."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
-    wanted, found = [Requirement(line) for line in lines], set[str]()
-    while wanted:
-        requirement = wanted.pop()
+    pending, found = [Requirement(line) for line in lines], set[str]()
+    while pending:
+        requirement = pending.pop()
         found.add(canonicalize_name(requirement.name))
         for line in metadata.requires(requirement.name) or []:
             child = Requirement(line)
-            asked = [""] if child.marker is None else ["", *requirement.extras]
-            applies = child.marker is None or any(child.marker.evaluate({"extra": extra}) for extra in asked)
+            requested = [""] if child.marker is None else ["", *requirement.extras]
+            applies = child.marker is None or any(child.marker.evaluate({"extra": extra}) for extra in requested)
             if applies and canonicalize_name(child.name) not in found:
-                wanted.append(child)
+                pending.append(child)
     return found
 
 
 def test_the_image_has_everything_that_its_processes_import_and_no_mlx(root: Path):
-    """Where only the distributions of the two extras can be imported."""
-    found = needs(root, "api", "webhook")
+    """Import the processes' modules while only the distributions of the two extras can be imported."""
+    found = required_distributions(root, "api", "webhook")
     assert found.isdisjoint({"mlx", "mlx-lm", "numpy", "transformers", "torch"})
-    absent = [
+    hidden = [
         module
         for module, owners in metadata.packages_distributions().items()
         if module not in ("scorepool", "tests") and found.isdisjoint(canonicalize_name(owner) for owner in owners)
     ]
     code = f"""
 import sys
-class Absent:
+class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {absent!r}:
+        if name.partition(".")[0] in {hidden!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Absent())
+sys.meta_path.insert(0, Hidden())
 import scorepool.api.app, scorepool.api.__main__, rq.cli
 from scorepool.worker import Redis, WebhookWorker
 """
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
 
 
-def test_the_launchd_job_runs_a_worker_with_its_secrets_from_a_private_file(root: Path, tmp_path: Path):
+def test_the_launchd_job_reads_its_secrets_from_a_private_file(root: Path, tmp_path: Path):
     plist = plistlib.loads((root / "deploy" / "com.scorepool.worker.plist").read_bytes())
     assert plist["Label"] == "com.scorepool.worker"
     assert plist["RunAtLoad"] is True
@@ -215,13 +216,13 @@ def test_the_launchd_job_runs_a_worker_with_its_secrets_from_a_private_file(root
     (tmp_path / ".config/scorepool").mkdir(parents=True)
     (tmp_path / ".config/scorepool/worker.env").write_text("SCOREPOOL_REDIS_URL=redis://:x@10.0.0.1:6379/0\n")
     (tmp_path / "Library/Logs").mkdir(parents=True)
-    stand_in = tmp_path / "scorepool/.venv/bin/scorepool"
-    stand_in.parent.mkdir(parents=True)
-    stand_in.write_text('#!/bin/sh\necho "$@" "$SCOREPOOL_REDIS_URL"\n')
-    stand_in.chmod(0o755)
+    fake_scorepool = tmp_path / "scorepool/.venv/bin/scorepool"
+    fake_scorepool.parent.mkdir(parents=True)
+    fake_scorepool.write_text('#!/bin/sh\necho "$@" "$SCOREPOOL_REDIS_URL"\n')
+    fake_scorepool.chmod(0o755)
     subprocess.run(plist["ProgramArguments"], env={"HOME": str(tmp_path)}, check=True)
-    said = (tmp_path / "Library/Logs/scorepool-worker.log").read_text()
-    assert said == f"worker --model demo={tmp_path}/scorepool/models/demo redis://:x@10.0.0.1:6379/0\n"
+    log = (tmp_path / "Library/Logs/scorepool-worker.log").read_text()
+    assert log == f"worker --model demo={tmp_path}/scorepool/scorepool/models/demo redis://:x@10.0.0.1:6379/0\n"
 
 
 def test_the_launchd_job_does_not_start_without_its_settings(root: Path, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What the documents promise about names, files and defaults is so."""
+"""The names, files and defaults that the documents state are right."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,17 @@ import msgspec
 import pytest
 
 from scorepool import store
+
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/architecture.md",
+    "docs/deploy.md",
+    "docs/openai.md",
+    "docs/operations.md",
+    "docs/settings.md",
+)
 
 
 def test_every_setting_is_documented_with_its_default(root: Path):
@@ -18,25 +29,14 @@ def test_every_setting_is_documented_with_its_default(root: Path):
     assert {name.lower(): default for name, default in rows} == expected
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        "README.md",
-        "SECURITY.md",
-        "docs/architecture.md",
-        "docs/deploy.md",
-        "docs/openai.md",
-        "docs/operations.md",
-        "docs/settings.md",
-    ],
-)
-def test_every_file_that_a_document_names_exists(document: str, root: Path):
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_named_in_a_document_exists(document: str, root: Path):
     text = (root / document).read_text()
-    named = set(re.findall(r"`((?:api|client|engine|models|tests|wire|worker|deploy|docs)/[\w./-]+)`", text))
+    named = set(re.findall(r"`((?:api|bench|engine|scorepool|store|tests|wire|worker|deploy|docs)/[\w./-]+)`", text))
     linked = {str(Path(document).parent / link) for link in re.findall(r"\]\((?!http)([^)#]+)\)", text)}
     assert [name for name in named | linked if not (root / name).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "SECURITY.md", "docs/deploy.md", "docs/openai.md", "docs/operations.md"])
-def test_no_document_names_a_place_of_the_machine_it_was_written_on(name: str, root: Path):
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_document_holds_a_path_of_the_machine_it_was_written_on(name: str, root: Path):
     assert str(root.parent) + "/" not in (root / name).read_text()

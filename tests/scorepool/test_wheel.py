@@ -43,19 +43,26 @@ def best(client: Client) -> float | None:
 
 @pytest.fixture(scope="session")
 def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build an sdist from a copy of the checkout and a wheel from the sdist."""
+    """Build an sdist, and a wheel from the sdist, from the files that the image is built from, and the tests."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(root / name, source)
-    for name in ("scorepool", "tests", *ROOMS):
-        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(root / name, source / name, symlinks=True, ignore=ignored)
+    for name in ["tests", *copied_into_the_image(root)]:
+        if (root / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(root / name, source / name, symlinks=True, ignore=ignored)
+        else:
+            (source / name).parent.mkdir(exist_ok=True)
+            shutil.copy(root / name, source / name)
     dist = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     [path] = dist.glob("*.whl")
     return path
+
+
+def copied_into_the_image(root: Path) -> list[str]:
+    """Return the files and folders that .dockerignore lets into the build context."""
+    return [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
 
 
 def base_distributions(root: Path) -> set[str]:

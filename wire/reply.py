@@ -91,7 +91,7 @@ class ErrorReply(Struct, frozen=True, kw_only=True):
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was wrong with a request."""
+    """The error that a request caused."""
 
     code: str
     message: str

@@ -26,7 +26,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Provenance(Struct, frozen=True, kw_only=True):
-    """What computed the numbers. Two results are comparable if their stamps are equal."""
+    """The model, weights and software that computed a result. Results are comparable if their stamps are equal."""
 
     model: str
     fingerprint: str  # of the weights, the configuration and the tokenizer

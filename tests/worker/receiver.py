@@ -1,4 +1,4 @@
-"""Webhook receivers on loopback: a real HTTP server that answers as told, and one that talks raw TCP."""
+"""Webhook receivers on loopback: an HTTP server with scripted responses, and a raw TCP server."""
 
 import socket
 import ssl
@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Received:
+    """One request that a receiver got."""
+
     path: str
     headers: Mapping[str, str]
     body: bytes
@@ -18,12 +20,12 @@ class Received:
 
 @dataclass
 class Receiver:
-    """`answers` are given in order, the last one for ever: (status, headers)."""
+    """Responds with `answers` in order, (status, headers) each, and repeats the last one."""
 
     port: int
     answers: list[tuple[int, dict[str, str]]] = field(default_factory=lambda: [(204, {})])
     received: list[Received] = field(default_factory=list)
-    names: list[str | None] = field(default_factory=list)  # asked for by TLS SNI
+    names: list[str | None] = field(default_factory=list)  # requested by TLS SNI
 
     @property
     def url(self) -> str:
@@ -32,6 +34,8 @@ class Receiver:
 
 @contextmanager
 def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+    """Run an HTTP server on loopback, with TLS if a context is given."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
@@ -43,12 +47,12 @@ def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        def log_message(self, *args: object) -> None:
             pass
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that hangs up, here one that does not trust us, is no news."""
+            """Ignore clients that close the connection, such as one that rejects the certificate."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         this = Receiver(server.server_port)
@@ -66,17 +70,17 @@ def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
 
 @contextmanager
 def raw_server(talk: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Yields the port. `talk` has the first connection; it ends when the other side goes."""
+    """Yield the port. `talk` is called with the first connection; an OSError of the connection ends it."""
 
     def serve() -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # nobody came
+        except OSError:  # no client connected
             return
         with connection:
             try:
                 talk(connection)
-            except OSError:  # the other side has gone
+            except OSError:  # the client closed the connection
                 return
 
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:

@@ -1,4 +1,4 @@
-"""Connections to receivers, kept for a while: who is told often is not looked up and greeted anew for each delivery."""
+"""Idle HTTP connections to receivers, kept for reuse: saves a name lookup and a TLS handshake per delivery."""
 
 import time
 from dataclasses import dataclass
@@ -8,39 +8,42 @@ import httpcore
 
 from scorepool.worker.webhooks.ssrf_guard import SsrfGuard
 
-IDLE_S = 15.0  # for which an idle one is kept
-AGE_S = 60.0  # after which its receiver's name is looked up, and the addresses are checked, again
+IDLE_TIMEOUT_S = 15.0  # an idle connection is closed after this time
+MAX_AGE_S = 60.0  # then a new connection looks the name up and checks the addresses again
+
+Origin = tuple[str, str, int]  # scheme, host, port
 
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """To one origin. It connects when it is first used."""
+    """A connection to one origin. It connects at its first request."""
 
-    origin: tuple[str, str, int]  # scheme, host, port
+    origin: Origin
     http: httpcore.HTTPConnection
     guard: SsrfGuard
     opened_at: float  # time.monotonic()
     idle_since: float
 
     def is_usable(self, now: float) -> bool:
-        is_young = now - self.idle_since < IDLE_S and now - self.opened_at < AGE_S
-        return is_young and self.http.is_idle() and not self.http.has_expired() and not self._has_said_more()
+        """True if another request may be sent on the connection."""
+        is_young = now - self.idle_since < IDLE_TIMEOUT_S and now - self.opened_at < MAX_AGE_S
+        return is_young and self.http.is_idle() and not self.http.has_expired() and not self._has_unread_data()
 
-    def _has_said_more(self) -> bool:
-        """Whether what came with the last answer goes on behind its end: it would be taken for the next one's."""
+    def _has_unread_data(self) -> bool:
+        """True if data follows the last response: it would be read as the response to the next request."""
         inner = self.http._connection
         return isinstance(inner, httpcore.HTTP11Connection) and bool(inner._h11_state.trailing_data[0])
 
 
-class Connections:
-    """Thread-safe. A connection that is out belongs to its borrower alone."""
+class ConnectionPool:
+    """Idle connections by origin. Thread-safe; one caller at a time uses an acquired connection."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._idle: dict[tuple[str, str, int], list[Connection]] = {}
+        self._idle: dict[Origin, list[Connection]] = {}
 
-    def take(self, origin: tuple[str, str, int]) -> Connection | None:
-        """The one that was used last, if any still stands. It may yet turn out that the receiver hangs up."""
+    def acquire(self, origin: Origin) -> Connection | None:
+        """Return the usable connection that was released last, or None. The receiver may still close it."""
         while True:
             with self._lock:
                 idle = self._idle.get(origin)
@@ -51,8 +54,8 @@ class Connections:
                 return connection
             connection.http.close()
 
-    def give(self, connection: Connection) -> None:
-        """After its use; it is closed if it cannot be used again."""
+    def release(self, connection: Connection) -> None:
+        """Put a connection back after its use, or close it if it cannot be used again."""
         connection.idle_since = time.monotonic()
         if not connection.is_usable(connection.idle_since):
             connection.http.close()
@@ -60,10 +63,10 @@ class Connections:
         with self._lock:
             self._idle.setdefault(connection.origin, []).append(connection)
 
-    def tidy(self) -> None:
-        """Close what nobody took for too long. Due every IDLE_S."""
+    def evict_idle(self) -> None:
+        """Close the connections that were idle for too long. Call it every IDLE_TIMEOUT_S."""
         now = time.monotonic()
-        for connection in self._take_all():
+        for connection in self._remove_all():
             if connection.is_usable(now):
                 with self._lock:
                     self._idle.setdefault(connection.origin, []).append(connection)
@@ -71,11 +74,12 @@ class Connections:
                 connection.http.close()
 
     def close(self) -> None:
-        for connection in self._take_all():
+        """Close every idle connection."""
+        for connection in self._remove_all():
             connection.http.close()
 
-    def _take_all(self) -> list[Connection]:
+    def _remove_all(self) -> list[Connection]:
         with self._lock:
-            every = [connection for idle in self._idle.values() for connection in idle]
+            connections = [connection for idle in self._idle.values() for connection in idle]
             self._idle.clear()
-        return every
+        return connections

@@ -1,12 +1,12 @@
-"""A delivery's own record: what is told to whom, and what came of it so far.
+"""The record of a delivery: the event, its receiver and the attempts so far. Stored in the hash of its RQ job.
 
-The fields of its RQ job (store/lua/outbox.lua).
+`store/lua/outbox.lua` writes the record; `DeliveryRecord.fields_after` updates it with each attempt.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 from rq.utils import as_text
 
@@ -32,72 +32,71 @@ _STATUS: dict[str, Literal["finished", "failed", "canceled"]] = {
     "job.canceled": "canceled",
 }
 _BATCH_EVENTS = get_args(BatchEventType)
+_TEXT_FIELDS = ("owner", "endpoint", "url", "event", "model", "at", "job", "batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRecord:
-    id: str  # of the delivery; the webhook-id
+    """One delivery. It goes to a registered endpoint, or to `url` if `endpoint_id` is None."""
+
+    delivery_id: str  # sent as `webhook-id`
     owner: str
-    endpoint: str | None  # an endpoint's id, or else `url`
+    endpoint_id: str | None
     url: str
     event: str
     model: str
-    at: str  # ISO: when the job ended
-    job: str
-    batch: str
-    since: float  # unix, s: the schedule began
-    tries: int  # attempts that count in the schedule
-    attempts: list[DeliveryAttempt]
+    ended_at: str  # ISO 8601: when the job ended
+    job_id: str
+    batch_id: str
+    scheduled_from: float  # Unix time, s: the schedule of attempts began
+    num_attempts: int  # those that count in the schedule
+    attempts: list[DeliveryAttempt]  # the latest MAX_ATTEMPTS_KEPT
 
     @classmethod
-    def of(cls, job: Job) -> Self:
-        """Raises ValueError, wire.Invalid among them, for a record that this version does not write."""
-        text = {name: as_text(value) for name, value in job.fields.items() if name in _TEXTS}
+    def from_job(cls, job: Job) -> Self:
+        """Read the record; raise ValueError (wire.Invalid is one) if it is not what this version writes."""
+        text = {name: as_text(value) for name, value in job.fields.items() if name in _TEXT_FIELDS}
         if text.get("event") not in (*_STATUS, *_BATCH_EVENTS, "webhook.test"):
-            raise ValueError(f"no event is called {text.get('event', '')[:80]!r}")
+            raise ValueError(f"unknown event {text.get('event', '')[:80]!r}")
         return cls(
-            id=job.id,
+            delivery_id=job.id,
             owner=text.get("owner", ""),
-            endpoint=text.get("endpoint"),
+            endpoint_id=text.get("endpoint"),
             url=text.get("url", ""),
             event=text["event"],
             model=text.get("model", ""),
-            at=text.get("at", ""),
-            job=text.get("job", ""),
-            batch=text.get("batch", ""),
-            since=float(job.fields.get("since", b"0")),
-            tries=int(job.fields.get("tries", b"0")),
+            ended_at=text.get("at", ""),
+            job_id=text.get("job", ""),
+            batch_id=text.get("batch", ""),
+            scheduled_from=float(job.fields.get("since", b"0")),
+            num_attempts=int(job.fields.get("tries", b"0")),
             attempts=parse(job.fields.get("attempts", b"[]"), list[DeliveryAttempt]),
         )
 
-    def body(self, settings: Settings) -> bytes:
-        """The same bytes at every attempt."""
+    def payload(self, settings: Settings) -> bytes:
+        """Return the body of the POST: the same bytes at every attempt."""
         if self.event in _BATCH_EVENTS:
-            return self._batch_body()
+            return self._batch_payload()
         data: JobEventData | TestEventData
         if self.event == "webhook.test":
-            data = TestEventData(endpoint_id=self.endpoint or "")
+            data = TestEventData(endpoint_id=self.endpoint_id or "")
         else:
-            data = JobEventData(
-                id=self.job, status=_STATUS[self.event], model=self.model, url=settings.job_url(self.job)
-            )
-        return encode_json(JobEvent(type=self.event, timestamp=self.at, data=data))  # type: ignore[arg-type]
+            url = settings.job_url(self.job_id)
+            data = JobEventData(id=self.job_id, status=_STATUS[self.event], model=self.model, url=url)
+        return encode_json(JobEvent(type=self.event, timestamp=self.ended_at, data=data))  # type: ignore[arg-type]
 
-    def _batch_body(self) -> bytes:
+    def _batch_payload(self) -> bytes:
         return encode_json(
             BatchEvent(
-                id=f"evt_{self.batch.removeprefix('batch_')}",
-                created_at=int(datetime.fromisoformat(self.at).timestamp()),
+                id=f"evt_{self.batch_id.removeprefix('batch_')}",
+                created_at=int(datetime.fromisoformat(self.ended_at).timestamp()),
                 type=self.event,  # type: ignore[arg-type]
-                timestamp=self.at,
-                data=BatchEventData(id=self.batch),
+                timestamp=self.ended_at,
+                data=BatchEventData(id=self.batch_id),
             )
         )
 
-    def after(self, attempt: DeliveryAttempt) -> Mapping[str, str]:
-        """The fields that change with one more attempt."""
-        attempts: list[Any] = [*self.attempts, attempt][-MAX_ATTEMPTS_KEPT:]
-        return {"tries": str(self.tries + 1), "attempts": encode_json(attempts).decode(), "reason": ""}
-
-
-_TEXTS = ("owner", "endpoint", "url", "event", "model", "at", "job", "batch")
+    def fields_after(self, attempt: DeliveryAttempt) -> Mapping[str, str]:
+        """Return the hash fields that change with one more attempt."""
+        attempts = [*self.attempts, attempt][-MAX_ATTEMPTS_KEPT:]
+        return {"tries": str(self.num_attempts + 1), "attempts": encode_json(attempts).decode(), "reason": ""}

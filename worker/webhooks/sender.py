@@ -1,6 +1,6 @@
-"""One attempt to tell one webhook: a signed POST, and what came back. No Redis, no queue, no second attempt.
+"""Send one attempt of a delivery: a signed POST. No Redis, no queue, no second attempt.
 
-Signed as Standard Webhooks 1.0.0 has it: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec
+Signatures follow Standard Webhooks 1.0.0: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec
 """
 
 import base64
@@ -19,29 +19,30 @@ from standardwebhooks import Webhook
 
 from scorepool.store import Settings, SettingsError, WebhookUrl
 from scorepool.worker.version import VERSION
-from scorepool.worker.webhooks.connection_pool import Connection, Connections
-from scorepool.worker.webhooks.ssrf_guard import SsrfGuard, addresses
+from scorepool.worker.webhooks.connection_pool import Connection, ConnectionPool
+from scorepool.worker.webhooks.ssrf_guard import SsrfGuard, resolve
 
-MAX_ANSWER_BYTES = 64 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024
 MAX_RETRY_AFTER_S = 86_400
 Headers = dict[bytes | str, bytes | str]
-Answer = tuple[int, list[tuple[bytes, bytes]]]  # status, headers
+ResponseHead = tuple[int, list[tuple[bytes, bytes]]]  # status, headers
 _EXPECTED = "a secret is whsec_ and the base64 of 24 to 64 bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """`status` is of the answer; without one it is None and `error` says why."""
+    """The result of one attempt. If no answer came, `status` is None and `error` says why."""
 
     host: str
     elapsed_ms: int
     status: int | None = None
     error: str | None = None
     retry_after_s: int | None = None
-    is_final: bool = False  # another attempt would be no better, or is not wanted
+    is_final: bool = False  # another attempt is useless or not wanted
 
     @property
     def is_delivered(self) -> bool:
+        """True if the receiver answered with a 2xx status."""
         return self.status is not None and 200 <= self.status < 300
 
     def __str__(self) -> str:
@@ -50,80 +51,81 @@ class Attempt:
 
 
 class Sender:
-    """Thread-safe. Raises SettingsError for secrets that are not what receivers' libraries read."""
+    """Sends attempts. Thread-safe. Raises SettingsError if the operator's secrets are invalid."""
 
     def __init__(self, settings: Settings) -> None:
-        self._signers = signers(settings.webhook_secret)
+        self._signers = parse_secrets(settings.webhook_secret)
         self._allow_private = settings.webhook_allow_private
         self._timeout_s = settings.webhook_timeout_s
         self._tls = tls_context()
-        self._connections = Connections()
+        self._connections = ConnectionPool()
         self._lookups = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="lookup")
 
     def send(self, url: str, message_id: str, body: bytes, signers: Sequence[Webhook] = ()) -> Attempt:
-        """POST once, signed by `signers`, or else with the operator's secrets."""
+        """POST once, signed by `signers`, or with the operator's secrets if there are none."""
         try:
-            endpoint = WebhookUrl.parse(url, self._allow_private)
-        except ValueError as error:  # it was taken when the operator allowed more
+            receiver = WebhookUrl.parse(url, self._allow_private)
+        except ValueError as error:  # it was accepted under other settings
             return Attempt("refused", 0, error=str(error), is_final=True)
         started_at = time.monotonic()
         try:
-            sent = self._headers(endpoint, message_id, body, signers or self._signers)
-            status, headers = self._post(endpoint, started_at + self._timeout_s, body, sent)
+            request_headers = self._headers(receiver, message_id, body, signers or self._signers)
+            status, headers = self._post(receiver, started_at + self._timeout_s, body, request_headers)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError) as error:
-            elapsed_ms = _ms_since(started_at)
-            return Attempt(endpoint.host, elapsed_ms, error=f"{type(error).__name__}: {str(error)[:200]}")
+            elapsed_ms = _elapsed_ms(started_at)
+            return Attempt(receiver.host, elapsed_ms, error=f"{type(error).__name__}: {str(error)[:200]}")
         return Attempt(
-            endpoint.host,
-            _ms_since(started_at),
+            receiver.host,
+            _elapsed_ms(started_at),
             status,
-            retry_after_s=retry_after_s(headers),
-            is_final=status == 410,  # Gone: the receiver asks to be left alone
+            retry_after_s=parse_retry_after(headers),
+            is_final=status == 410,  # Gone: the receiver wants no more deliveries
         )
 
-    def tidy(self) -> None:
-        """Due every connections.IDLE_S."""
-        self._connections.tidy()
+    def evict_idle_connections(self) -> None:
+        """Close idle connections. Call it every connection_pool.IDLE_TIMEOUT_S."""
+        self._connections.evict_idle()
 
     def close(self) -> None:
+        """Close every idle connection, and stop looking up names."""
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self._connections.close()
 
-    def _post(self, endpoint: WebhookUrl, deadline: float, body: bytes, headers: Headers) -> Answer:
-        connection = self._connections.take((endpoint.scheme, endpoint.host, endpoint.port))
+    def _post(self, receiver: WebhookUrl, deadline: float, body: bytes, headers: Headers) -> ResponseHead:
+        connection = self._connections.acquire((receiver.scheme, receiver.host, receiver.port))
         if connection is not None:
             try:
-                return self._exchange(connection, endpoint, deadline, body, headers)
+                return self._exchange(connection, receiver, deadline, body, headers)
             except (httpcore.NetworkError, httpcore.RemoteProtocolError):
-                pass  # the receiver hung up meanwhile; should it have had the message, it has its id, too
-        return self._exchange(self._connect(endpoint, deadline), endpoint, deadline, body, headers)
+                pass  # the receiver closed it; if it read the message, it recognises the second one by its id
+        return self._exchange(self._connect(receiver, deadline), receiver, deadline, body, headers)
 
-    def _connect(self, endpoint: WebhookUrl, deadline: float) -> Connection:
-        guard = SsrfGuard(deadline, lambda host, port: self._lookups.submit(addresses, host, port), self._allow_private)
-        origin = httpcore.Origin(endpoint.scheme.encode(), endpoint.host.encode(), endpoint.port)
+    def _connect(self, receiver: WebhookUrl, deadline: float) -> Connection:
+        guard = SsrfGuard(deadline, lambda host, port: self._lookups.submit(resolve, host, port), self._allow_private)
+        origin = httpcore.Origin(receiver.scheme.encode(), receiver.host.encode(), receiver.port)
         http = httpcore.HTTPConnection(origin, ssl_context=self._tls, network_backend=guard)
         now = time.monotonic()
-        return Connection((endpoint.scheme, endpoint.host, endpoint.port), http, guard, opened_at=now, idle_since=now)
+        return Connection((receiver.scheme, receiver.host, receiver.port), http, guard, opened_at=now, idle_since=now)
 
     def _exchange(
-        self, connection: Connection, endpoint: WebhookUrl, deadline: float, body: bytes, headers: Headers
-    ) -> Answer:
-        """A redirect is an answer like any other."""
+        self, connection: Connection, receiver: WebhookUrl, deadline: float, body: bytes, headers: Headers
+    ) -> ResponseHead:
+        """Send the request and read its response. A redirect is a response like any other."""
         connection.guard.deadline = deadline
-        url = httpcore.URL(scheme=endpoint.scheme, host=endpoint.host, port=endpoint.port, target=endpoint.target)
+        url = httpcore.URL(scheme=receiver.scheme, host=receiver.host, port=receiver.port, target=receiver.target)
         try:
             with connection.http.stream("POST", url, headers=headers, content=body) as response:
                 _drain(response)
                 return response.status, response.headers
         finally:
-            self._connections.give(connection)
+            self._connections.release(connection)
 
-    def _headers(self, endpoint: WebhookUrl, message_id: str, body: bytes, signers: Sequence[Webhook]) -> Headers:
+    def _headers(self, receiver: WebhookUrl, message_id: str, body: bytes, signers: Sequence[Webhook]) -> Headers:
         now = datetime.now(UTC)
-        is_default_port = endpoint.port == (443 if endpoint.scheme == "https" else 80)
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        is_default_port = receiver.port == (443 if receiver.scheme == "https" else 80)
+        host = f"[{receiver.host}]" if ":" in receiver.host else receiver.host
         return {
-            "host": host if is_default_port else f"{host}:{endpoint.port}",
+            "host": host if is_default_port else f"{host}:{receiver.port}",
             "content-type": "application/json",
             "content-length": str(len(body)),
             "user-agent": f"scorepool/{VERSION}",
@@ -133,34 +135,34 @@ class Sender:
         }
 
 
-def signers(secrets: str) -> list[Webhook]:
-    """One for each secret, so that a receiver may hold the old or the new one while they are rotated.
+def parse_secrets(secrets: str) -> list[Webhook]:
+    """Return one signer per secret: while a secret is rotated, a receiver may verify with the old or the new one.
 
-    Raises SettingsError, which does not repeat the secret.
+    Raises SettingsError, which never contains the secret.
     """
     found = secrets.split()
     if not found:
         raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET is not set: webhooks are signed with it; {_EXPECTED}")
     for number, secret in enumerate(found, 1):
-        written = secret.removeprefix("whsec_")
+        encoded = secret.removeprefix("whsec_")
         try:
-            size = len(base64.b64decode(written + "=" * (-len(written) % 4), validate=True))
-        except ValueError:  # binascii.Error among them
+            size = len(base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True))
+        except ValueError:  # binascii.Error is one
             size = 0
-        if written == secret or not 24 <= size <= 64:
-            raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET: secret {number} of {len(found)} is not one: {_EXPECTED}")
+        if encoded == secret or not 24 <= size <= 64:
+            raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET: secret {number} of {len(found)} is invalid: {_EXPECTED}")
     return [Webhook(secret) for secret in found]
 
 
 def tls_context() -> ssl.SSLContext:
-    """Trusts the system's store (SSL_CERT_FILE names another), and certifi's where the system has none."""
+    """Return a context that trusts the system's certificates (or those of SSL_CERT_FILE) and certifi's."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return context
 
 
-def retry_after_s(headers: list[tuple[bytes, bytes]]) -> int | None:
-    """Seconds that the receiver asks to be left in peace, at most a day; None if it says nothing readable."""
+def parse_retry_after(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """Return the seconds of the `Retry-After` header, at most a day; None if it is absent or invalid."""
     value = next((value for name, value in headers if name.lower() == b"retry-after"), b"").decode("latin-1").strip()
     if value.isascii() and value.isdigit():
         return min(int(value[:9]), MAX_RETRY_AFTER_S)
@@ -173,15 +175,15 @@ def retry_after_s(headers: list[tuple[bytes, bytes]]) -> int | None:
 
 
 def _drain(response: httpcore.Response) -> None:
-    """Read what a well-behaved receiver answers, so that it sees no reset; a long answer is cut off."""
+    """Read up to MAX_RESPONSE_BYTES of the body, so that a receiver with a normal response sees no reset."""
     num_bytes = 0
-    # The status has arrived and stands, whatever becomes of the body.
+    # The status has arrived: an error in the body does not change the result.
     with contextlib.suppress(httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError):
         for chunk in response.iter_stream():
             num_bytes += len(chunk)
-            if num_bytes >= MAX_ANSWER_BYTES:
+            if num_bytes >= MAX_RESPONSE_BYTES:
                 return
 
 
-def _ms_since(started_at: float) -> int:
+def _elapsed_ms(started_at: float) -> int:
     return round((time.monotonic() - started_at) * 1000)

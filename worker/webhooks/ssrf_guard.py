@@ -1,9 +1,9 @@
-"""How a webhook's connection is made: to an address that was checked, within one time limit, and to nothing else.
+"""Guard against server-side request forgery: connect webhooks only to checked addresses, within one deadline.
 
-httpcore asks this backend for connections. The name is resolved once, all its addresses are checked, and the
-connection goes to one of these very addresses, so a name that resolves differently a moment later gains nothing: not
-while the connection lasts (connection_pool.py keeps it for a minute), and the next one is checked like this one. No
-proxy is used, no redirect is followed (httpcore knows neither by itself), no unix socket is opened.
+httpcore asks this network backend for connections. The backend resolves the name once, checks all of its addresses and
+connects to one of them, so a name that resolves differently a moment later (DNS rebinding) has no effect. A connection
+lasts for a minute at most (connection_pool.py), and the next one is checked in the same way. No proxy is used and no
+redirect is followed (httpcore does neither by itself), and no unix socket is opened.
 """
 
 import select
@@ -18,24 +18,24 @@ import httpcore
 
 from scorepool.store import is_public
 
-Answer = TypeVar("Answer")
-Lookup = Callable[[str, int], "Future[list[str]]"]  # a name's addresses, found on another thread: see Guard
+T = TypeVar("T")
+Lookup = Callable[[str, int], "Future[list[str]]"]  # resolves a name on another thread
 
 
-class Blocked(httpcore.ConnectError):
-    """The name has an address that is not public."""
+class BlockedAddress(httpcore.ConnectError):
+    """The receiver's name has an address that is not public."""
 
 
-def addresses(host: str, port: int) -> list[str]:
-    """Every address of the name, those to try first in front. Raises OSError."""
+def resolve(host: str, port: int) -> list[str]:
+    """Return every address of the name, in the order to try them; raise OSError if there is none."""
     return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
 
 
 class SsrfGuard(httpcore.NetworkBackend):
-    """For one connection. `deadline` is a time.monotonic(): all of lookup, connect, TLS, write and read end by then.
-    Whoever uses the connection again sets another.
+    """The network backend of one connection.
 
-    `lookup` runs elsewhere because the system's resolver takes no time limit.
+    `deadline` is a time.monotonic(): lookup, connect, TLS, write and read all end by then. Set it again before the
+    connection is reused. `lookup` runs on another thread because the system's resolver has no timeout.
     """
 
     def __init__(self, deadline: float, lookup: Lookup, allow_private: bool) -> None:
@@ -51,17 +51,18 @@ class SsrfGuard(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        """Raises Blocked, httpcore.ConnectError, httpcore.ConnectTimeout."""
-        found = self._resolve(host, port)
-        private = [address for address in found if not is_public(address)]
+        """Resolve, check and connect; raise BlockedAddress, httpcore.ConnectError or httpcore.ConnectTimeout."""
+        addresses = self._resolve(host, port)
+        private = [address for address in addresses if not is_public(address)]
         if private and not self._allow_private:
-            raise Blocked(f"{host} has the address {private[0]}, which is not public")
-        return self._connect(found, port)
+            raise BlockedAddress(f"{host} has the address {private[0]}, which is not public")
+        return self._connect(addresses, port)
 
     def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore.NetworkStream:
-        raise Blocked("webhooks go to no unix socket")
+        """Refuse: a webhook URL names a host."""
+        raise BlockedAddress("webhooks are not delivered to unix sockets")
 
     def _resolve(self, host: str, port: int) -> list[str]:
         lookup = self._lookup(host, port)
@@ -69,19 +70,19 @@ class SsrfGuard(httpcore.NetworkBackend):
             return lookup.result(timeout=max(0.0, self.deadline - time.monotonic()))
         except TimeoutError:
             lookup.cancel()
-            raise httpcore.ConnectTimeout(f"looking up {host} took too long") from None
+            raise httpcore.ConnectTimeout(f"the lookup of {host} took too long") from None
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"cannot look up {host}: {error}") from error
 
-    def _connect(self, found: Sequence[str], port: int) -> "Stream":
-        """To the first address that answers; the time left is shared among those not tried yet."""
+    def _connect(self, addresses: Sequence[str], port: int) -> "DeadlineStream":
+        """Connect to the first address that answers. Each one gets an equal share of the time that is left."""
         failure: Exception = httpcore.ConnectError("the name has no address")
-        for num_left, address in zip(range(len(found), 0, -1), found, strict=True):
+        for num_left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             share_s = (self.deadline - time.monotonic()) / num_left
             if share_s <= 0:
                 raise httpcore.ConnectTimeout("connecting took too long")
             try:
-                return Stream(socket.create_connection((address, port), timeout=share_s), self)
+                return DeadlineStream(socket.create_connection((address, port), timeout=share_s), self)
             except TimeoutError:
                 failure = httpcore.ConnectTimeout("connecting took too long")
             except OSError as error:
@@ -89,8 +90,8 @@ class SsrfGuard(httpcore.NetworkBackend):
         raise failure
 
 
-class Stream(httpcore.NetworkStream):
-    """A socket whose every wait ends at its guard's deadline, however slowly the other side drips."""
+class DeadlineStream(httpcore.NetworkStream):
+    """A socket on which every operation ends at the guard's deadline, however slowly the receiver sends."""
 
     def __init__(self, connection: socket.socket, guard: SsrfGuard) -> None:
         connection.setblocking(False)
@@ -110,7 +111,7 @@ class Stream(httpcore.NetworkStream):
         try:
             while buffer:
                 rest = buffer
-                buffer = buffer[self._run(lambda: self._socket.send(rest), select.POLLOUT) :]  # noqa: B023 - runs at once
+                buffer = buffer[self._run(lambda: self._socket.send(rest), select.POLLOUT) :]  # noqa: B023 - called before `rest` changes
         except TimeoutError as error:
             raise httpcore.WriteTimeout(str(error)) from None
         except OSError as error:
@@ -137,19 +138,22 @@ class Stream(httpcore.NetworkStream):
         self._socket.close()
 
     def get_extra_info(self, info: str) -> Any:
-        """httpcore asks for `ssl_object`, to learn which HTTP was agreed on, and whether an idle connection
-        `is_readable`: then the receiver has hung up, or says what nobody asked for."""
+        """Answer the two questions of httpcore.
+
+        `ssl_object` tells it which HTTP version was negotiated. `is_readable` is true for an idle connection that the
+        receiver closed, or on which it sent data without a request.
+        """
         if info == "is_readable":
             return self._poll(select.POLLIN, 0)
         return self._socket if info == "ssl_object" and isinstance(self._socket, ssl.SSLSocket) else None
 
-    def _run(self, action: Callable[[], Answer], event: int) -> Answer:
-        """Repeat until the socket lets it through. Raises TimeoutError at the deadline."""
+    def _run(self, operation: Callable[[], T], event: int) -> T:
+        """Repeat a non-blocking operation until it succeeds; raise TimeoutError at the deadline."""
         while True:
             if time.monotonic() >= self._guard.deadline:
                 raise TimeoutError("the receiver took too long")
             try:
-                return action()
+                return operation()
             except ssl.SSLWantReadError:
                 self._wait(select.POLLIN)
             except ssl.SSLWantWriteError:
@@ -160,7 +164,7 @@ class Stream(httpcore.NetworkStream):
     def _wait(self, event: int) -> None:
         self._poll(event, max(0.0, self._guard.deadline - time.monotonic()) * 1000)
 
-    def _poll(self, event: int, patience_ms: float) -> bool:
+    def _poll(self, event: int, timeout_ms: float) -> bool:
         poll = select.poll()
         poll.register(self._socket, event)
-        return bool(poll.poll(patience_ms))
+        return bool(poll.poll(timeout_ms))

@@ -1,4 +1,4 @@
-"""The endpoints that owners registered: what a delivery to one of them needs, read when it is due."""
+"""Registered endpoints, read from Redis when a delivery to them is due."""
 
 import time
 
@@ -8,45 +8,45 @@ from redis.client import Pipeline
 from scorepool.store import Keys
 from scorepool.wire import Invalid, Subscriber, encode_json, parse
 
-FRESH_S = 1.0  # how long an endpoint that was read answers for
-MAX_KNOWN = 10_000
+CACHE_TTL_S = 1.0
+MAX_CACHED = 10_000
 
 
 class Subscribers:
-    """For one thread, but `disable`."""
+    """A short-lived cache of endpoints. Only `disable` may be called from other threads."""
 
     def __init__(self, connection: Redis) -> None:
         self._connection = connection
-        self._known: dict[tuple[str, str], tuple[float, Subscriber | None]] = {}
+        self._cache: dict[tuple[str, str], tuple[float, Subscriber | None]] = {}
 
-    def get(self, owner: str, id: str) -> Subscriber | None:  # noqa: A002
-        """None if the owner has deleted it."""
-        read_at, subscriber = self._known.get((owner, id), (float("-inf"), None))
-        if time.monotonic() - read_at > FRESH_S:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            subscriber = _read(self._connection.hget(Keys.endpoints(owner), id))
-            self._known[owner, id] = (time.monotonic(), subscriber)
+    def get(self, owner: str, endpoint_id: str) -> Subscriber | None:
+        """Return the endpoint, or None if its owner deleted it."""
+        read_at, subscriber = self._cache.get((owner, endpoint_id), (float("-inf"), None))
+        if time.monotonic() - read_at > CACHE_TTL_S:
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
+            subscriber = _decode(self._connection.hget(Keys.endpoints(owner), endpoint_id))
+            self._cache[owner, endpoint_id] = (time.monotonic(), subscriber)
         return subscriber
 
-    def disable(self, owner: str, id: str, reason: str) -> None:  # noqa: A002
-        """Until its owner enables it. Nothing happens to one that was deleted or is disabled already."""
+    def disable(self, owner: str, endpoint_id: str, reason: str) -> None:
+        """Disable the endpoint until its owner enables it. Does nothing if it was deleted or is disabled already."""
         key = Keys.endpoints(owner)
 
         def write(pipeline: Pipeline) -> None:
-            subscriber = _read(pipeline.hget(key, id))
+            subscriber = _decode(pipeline.hget(key, endpoint_id))
             pipeline.multi()
             if subscriber is not None and subscriber.endpoint.disabled_at is None:
-                pipeline.hset(key, id, encode_json(subscriber.as_disabled(time.time(), reason)))
+                pipeline.hset(key, endpoint_id, encode_json(subscriber.as_disabled(time.time(), reason)))
 
         self._connection.transaction(write, key)
 
 
-def _read(text: object) -> Subscriber | None:
-    """What is no Subscriber cannot be delivered to, whoever wrote it."""
-    if not isinstance(text, bytes):
+def _decode(value: object) -> Subscriber | None:
+    """Decode an endpoint. Data in Redis is untrusted: a value that cannot be decoded counts as missing."""
+    if not isinstance(value, bytes):
         return None
     try:
-        return parse(text, Subscriber)
+        return parse(value, Subscriber)
     except Invalid:
         return None

@@ -1,11 +1,11 @@
-"""The job function store.DELIVER: tell one receiver of one event, and try again for three days.
+"""The worker of the webhooks queue, and its job function store.DELIVER: deliver one event, with retries for three days.
 
     rq worker -w scorepool.worker.WebhookWorker webhooks --with-scheduler
 
-A delivery is an RQ job of its own, made in the transaction that ends the job it tells of, with all that its attempts
-need (delivery_record.py). RQ keeps its retries: a failed attempt returns `RetryLater`, which RQ records as the
-attempt's result, and RQ's scheduler brings the delivery back, so a killed worker forgets nothing. The worst that a
-kill does is a second POST of the same bytes, with the same webhook-id.
+A delivery is an RQ job of its own. The transaction that ends the inference job creates it, with everything that its
+attempts need (delivery_record.py). RQ keeps the retries: a failed attempt returns `RetryLater`, RQ records it as the
+result of the attempt, and RQ's scheduler queues the delivery again. A killed worker therefore loses no delivery; at
+worst the receiver gets a second POST of the same bytes with the same webhook-id.
 """
 
 import logging
@@ -25,89 +25,92 @@ from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 from scorepool.worker.rq.periodic_tasks import PeriodicTask
 from scorepool.worker.rq.worker import Worker
-from scorepool.worker.webhooks.connection_pool import IDLE_S
+from scorepool.worker.webhooks.connection_pool import IDLE_TIMEOUT_S
 from scorepool.worker.webhooks.delivery_record import DeliveryRecord
 from scorepool.worker.webhooks.receiver_limiter import ReceiverLimiter
-from scorepool.worker.webhooks.sender import MAX_RETRY_AFTER_S, Attempt, Sender, signers
+from scorepool.worker.webhooks.sender import MAX_RETRY_AFTER_S, Attempt, Sender, parse_secrets
 from scorepool.worker.webhooks.subscribers import Subscribers
 
-# Standard Webhooks' schedule: ten attempts, the last about 75 hours after the first.
-SCHEDULE_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
-JITTER = 0.2  # of each wait, on top, so that a receiver that comes back is not met by all at once
-GIVE_UP_S = 4 * 86_400  # since the first attempt was due: ends what a receiver's silence would put off for ever
+# Delays between the ten attempts of Standard Webhooks' schedule; the last is about 75 hours after the first.
+RETRY_DELAYS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
+JITTER = 0.2  # largest random share added to each delay, so that retries do not reach a receiver all at once
+MAX_DELIVERY_AGE_S = 4 * 86_400  # since the first attempt was due; ends a delivery that is postponed again and again
 GONE = 410
 
-log = logging.getLogger("rq.worker.webhook")  # below RQ's own, which has the handlers
+log = logging.getLogger("rq.worker.webhook")  # a child of RQ's logger, which has the handlers
 
 
 class Undeliverable(Exception):
-    """This receiver will not be told any more, unless somebody replays the delivery."""
+    """The delivery has failed and is not tried again, unless it is replayed."""
 
 
 class RetryLater(Retry, dict[str, Any]):
-    """Try again in so many seconds. Also a dict, because RQ keeps an attempt's return value as JSON."""
+    """Try the delivery again after a delay. Also a dict, because RQ stores an attempt's return value as JSON."""
 
-    def __init__(self, report: dict[str, Any], interval_s: int) -> None:
+    def __init__(self, report: dict[str, Any], delay_s: int) -> None:
         dict.__init__(self, report)
-        Retry.__init__(self, max=10**6, interval=interval_s)  # ours to count: RQ counts what was put off, too
+        Retry.__init__(self, max=10**6, interval=delay_s)  # no limit of RQ's: it would count postponements too
 
 
-class Deliver:
-    """Callable from the main thread; each delivery runs on a thread of its own, so a slow receiver holds up no other.
+class Deliverer:
+    """The job function DELIVER, called on the main thread. Each delivery runs on a thread of its own, so that a slow
+    receiver delays no other.
 
-    Raises SettingsError where the secrets are not right.
+    Raises SettingsError if the operator's secrets are invalid.
     """
 
     def __init__(self, settings: Settings, connection: Redis) -> None:
         self._settings = settings
         self._sender = Sender(settings)
-        self._lanes = ReceiverLimiter(settings.webhook_max_in_flight)
+        self._limiter = ReceiverLimiter(settings.webhook_max_in_flight)
         self._subscribers = Subscribers(connection)
         self._threads = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="delivery")
 
     def __call__(self, job: Job) -> AsyncResult | RetryLater:
-        """Raises Undeliverable."""
+        """Start an attempt, or postpone it; raise Undeliverable if there is no receiver any more."""
         try:
-            notice = DeliveryRecord.of(job)
+            record = DeliveryRecord.from_job(job)
         except ValueError as error:
             raise self._give_up(job, f"its record cannot be read: {error}") from None
-        subscriber = self._subscribers.get(notice.owner, notice.endpoint) if notice.endpoint else None
-        if notice.endpoint and subscriber is None:
+        subscriber = self._subscribers.get(record.owner, record.endpoint_id) if record.endpoint_id else None
+        if record.endpoint_id and subscriber is None:
             raise self._give_up(job, "its endpoint was deleted")
         if subscriber and subscriber.endpoint.disabled_at is not None:
             raise self._give_up(job, f"its endpoint is disabled: {subscriber.endpoint.disabled_reason}")
-        url = subscriber.endpoint.url if subscriber else notice.url
+        url = subscriber.endpoint.url if subscriber else record.url
         receiver = url.partition("://")[2].partition("/")[0].partition("?")[0].lower()
-        wait_s = self._lanes.enter(notice.owner, receiver)
+        wait_s = self._limiter.acquire(record.owner, receiver)
         if wait_s:
-            return self._put_off(job, notice, wait_s)
-        future = self._threads.submit(self._attempt, notice, url, subscriber)
-        future.add_done_callback(partial(self._leave, notice.owner, receiver, time.monotonic()))
-        return AsyncResult(future, finish=lambda attempt: self._finish(job, notice, attempt), cancel=future.cancel)
+            return self._postpone(job, record, wait_s)
+        future = self._threads.submit(self._attempt, record, url, subscriber)
+        future.add_done_callback(partial(self._release, record.owner, receiver, time.monotonic()))
+        return AsyncResult(future, finish=lambda attempt: self._finish(job, record, attempt), cancel=future.cancel)
 
-    def tidy(self) -> None:
-        """Due every connections.IDLE_S."""
-        self._sender.tidy()
+    def evict_idle_connections(self) -> None:
+        """Close idle connections. Call it every connection_pool.IDLE_TIMEOUT_S."""
+        self._sender.evict_idle_connections()
 
     def close(self) -> None:
+        """Cancel the deliveries that have not started, and close the connections."""
         self._sender.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _attempt(self, notice: DeliveryRecord, url: str, subscriber: Subscriber | None) -> Attempt:
-        own = " ".join(subscriber.valid_secrets(time.time())) if subscriber else ""
-        attempt = self._sender.send(url, notice.id, notice.body(self._settings), signers(own) if own else ())
+    def _attempt(self, record: DeliveryRecord, url: str, subscriber: Subscriber | None) -> Attempt:
+        secrets = " ".join(subscriber.valid_secrets(time.time())) if subscriber else ""
+        signers = parse_secrets(secrets) if secrets else ()
+        attempt = self._sender.send(url, record.delivery_id, record.payload(self._settings), signers)
         if subscriber is not None and attempt.status == GONE:
-            self._subscribers.disable(notice.owner, subscriber.endpoint.id, "the receiver answered HTTP 410, Gone")
+            self._subscribers.disable(record.owner, subscriber.endpoint.id, "the receiver answered HTTP 410, Gone")
         return attempt
 
-    def _leave(self, owner: str, receiver: str, started_at: float, future: "Future[Attempt]") -> None:
+    def _release(self, owner: str, receiver: str, started_at: float, future: "Future[Attempt]") -> None:
         is_answered = not future.cancelled() and future.exception() is None and future.result().status is not None
-        self._lanes.leave(owner, receiver, time.monotonic() - started_at, is_answered)
+        self._limiter.release(owner, receiver, time.monotonic() - started_at, is_answered)
 
-    def _finish(self, job: Job, notice: DeliveryRecord, attempt: Attempt) -> dict[str, Any]:
-        """What RQ records: the delivery is done, or to be tried again, or (Undeliverable) has failed for good."""
-        number = notice.tries + 1
-        seen = DeliveryAttempt(
+    def _finish(self, job: Job, record: DeliveryRecord, attempt: Attempt) -> dict[str, Any]:
+        """Return what RQ records: a report, or RetryLater; raise Undeliverable if the delivery has failed for good."""
+        number = record.num_attempts + 1
+        shown = DeliveryAttempt(
             at=round(time.time() - attempt.elapsed_ms / 1000, 3),
             elapsed_ms=attempt.elapsed_ms,
             status=attempt.status,
@@ -120,23 +123,24 @@ class Deliver:
             "error": attempt.error,
             "elapsed_ms": attempt.elapsed_ms,
         }
-        job.extra_fields = notice.after(seen)
+        job.extra_fields = record.fields_after(shown)
         if attempt.is_delivered:
             log.info("%s: delivered to %s", job.id, attempt)
             return report
-        if attempt.is_final or number > len(SCHEDULE_S):
+        if attempt.is_final or number > len(RETRY_DELAYS_S):
             why = "not to be tried again" if attempt.is_final else f"given up after {number} attempts"
             raise self._give_up(job, f"{why}: {attempt}")
-        interval_s = wait_s(number, attempt.retry_after_s)
-        log.warning("%s: attempt %d failed, the next in %d s: %s", job.id, number, interval_s, attempt)
-        return RetryLater(report | {"retry_in_s": interval_s}, interval_s)
+        delay_s = retry_delay_s(number, attempt.retry_after_s)
+        log.warning("%s: attempt %d failed, the next in %d s: %s", job.id, number, delay_s, attempt)
+        return RetryLater(report | {"retry_in_s": delay_s}, delay_s)
 
-    def _put_off(self, job: Job, notice: DeliveryRecord, wait_s: float) -> RetryLater:
-        """Its receiver has as many deliveries as it is given, or has been silent: see receiver_limiter.py."""
-        if notice.since and time.time() - notice.since > GIVE_UP_S:
-            raise self._give_up(job, f"given up after {notice.tries} attempts: its receiver has not answered for days")
-        interval_s = math.ceil(wait_s)
-        return RetryLater({"delivered": False, "put_off_s": interval_s}, interval_s)
+    def _postpone(self, job: Job, record: DeliveryRecord, wait_s: float) -> RetryLater:
+        """Queue the delivery again later, without an attempt: see receiver_limiter.py."""
+        if record.scheduled_from and time.time() - record.scheduled_from > MAX_DELIVERY_AGE_S:
+            message = f"given up after {record.num_attempts} attempts: its receiver has not answered for days"
+            raise self._give_up(job, message)
+        delay_s = math.ceil(wait_s)
+        return RetryLater({"delivered": False, "put_off_s": delay_s}, delay_s)
 
     def _give_up(self, job: Job, reason: str) -> Undeliverable:
         job.retries_left = 0
@@ -144,33 +148,34 @@ class Deliver:
         return Undeliverable(reason)
 
 
-def wait_s(number: int, retry_after_s: int | None) -> int:
-    """Seconds from the failed attempt `number` (1 is the first) to the next: at least what the receiver asks for."""
-    scheduled_s = SCHEDULE_S[number - 1] * random.uniform(1, 1 + JITTER)  # noqa: S311 - no secret
+def retry_delay_s(number: int, retry_after_s: int | None) -> int:
+    """Return the seconds from failed attempt `number` (from 1) to the next, at least what the receiver asks for."""
+    scheduled_s = RETRY_DELAYS_S[number - 1] * random.uniform(1, 1 + JITTER)  # noqa: S311 - not a secret
     return round(max(scheduled_s, min(retry_after_s or 0, MAX_RETRY_AFTER_S)))
 
 
 class WebhookWorker(Worker):
-    """Serves the queue of deliveries. It has no engine: no worker that has one ever waits for a receiver."""
+    """Serves the queue of deliveries in a process of its own, so that no worker with an engine waits for a receiver."""
 
-    deliver: Deliver | None = None
+    deliverer: Deliverer | None = None
 
     @property
     def capacity(self) -> int:
+        """The most deliveries in flight."""
         return self.settings.webhook_max_in_flight
 
     def open(self) -> None:
-        """Raises SettingsError."""
-        self.deliver = Deliver(self.settings, self.connection)
-        self.functions[DELIVER] = self.deliver
+        """Register the job function; raise SettingsError if the secrets are invalid."""
+        self.deliverer = Deliverer(self.settings, self.connection)
+        self.functions[DELIVER] = self.deliverer
 
     def periodic_tasks(self) -> list[PeriodicTask]:
-        return [PeriodicTask(self._tidy, every_s=IDLE_S)]
+        return [PeriodicTask(self._evict_idle_connections, every_s=IDLE_TIMEOUT_S)]
 
     def close(self) -> None:
-        if self.deliver is not None:
-            self.deliver.close()
+        if self.deliverer is not None:
+            self.deliverer.close()
 
-    def _tidy(self) -> None:
-        if self.deliver is not None:
-            self.deliver.tidy()
+    def _evict_idle_connections(self) -> None:
+        if self.deliverer is not None:
+            self.deliverer.evict_idle_connections()

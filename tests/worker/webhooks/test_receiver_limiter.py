@@ -1,9 +1,9 @@
-"""A receiver that hangs or is gone holds little of what everybody needs."""
+"""A receiver that hangs or is gone takes few of the shared slots: concurrency limits and circuit breakers."""
 
-from scorepool.worker.webhooks.receiver_limiter import MAX_FAILURES, MAX_WAIT_S, PAUSES_S, SLOW_S, ReceiverLimiter
+from scorepool.worker.webhooks.receiver_limiter import MAX_FAILURES, MAX_WAIT_S, OPEN_S, SILENCE_S, ReceiverLimiter
 
 CAPACITY = 200
-SHARE = CAPACITY // 40
+MIN_LIMIT = CAPACITY // 40
 
 
 class Clock:
@@ -13,98 +13,98 @@ class Clock:
         return self.now_s
 
 
-def fill(lanes: ReceiverLimiter, receiver: str, most: int = CAPACITY) -> int:
-    """How many enter at once."""
-    return next((count for count in range(most) if lanes.enter("alice", receiver)), most)
+def fill(limiter: ReceiverLimiter, host: str, most: int = CAPACITY) -> int:
+    """Acquire slots until there is none left, and return how many there were."""
+    return next((count for count in range(most) if limiter.acquire("alice", host)), most)
 
 
-def fail(lanes: ReceiverLimiter, receiver: str, count: int) -> None:
+def fail(limiter: ReceiverLimiter, host: str, count: int) -> None:
     for _ in range(count):
-        assert lanes.enter("alice", receiver) == 0.0
-        lanes.leave("alice", receiver, 15.0, is_answered=False)
+        assert limiter.acquire("alice", host) == 0.0
+        limiter.release("alice", host, 15.0, is_answered=False)
 
 
-def answer(lanes: ReceiverLimiter, receiver: str, count: int) -> None:
+def answer(limiter: ReceiverLimiter, host: str, count: int) -> None:
     for _ in range(count):
-        assert lanes.enter("alice", receiver) == 0.0
-        lanes.leave("alice", receiver, 0.01, is_answered=True)
+        assert limiter.acquire("alice", host) == 0.0
+        limiter.release("alice", host, 0.01, is_answered=True)
 
 
-def test_however_many_receivers_hang_those_that_answer_find_room():
-    lanes = ReceiverLimiter(CAPACITY, Clock())
-    answer(lanes, "healthy", CAPACITY)
-    assert sum(fill(lanes, f"hanging {number}") for number in range(10)) == 10 * SHARE == CAPACITY / 4
-    assert sum(fill(lanes, f"hanging {number}") for number in range(100)) == CAPACITY / 4
-    assert fill(lanes, "healthy") == CAPACITY * 9 / 10 - CAPACITY / 2
+def test_receivers_that_answer_find_room_however_many_receivers_hang():
+    limiter = ReceiverLimiter(CAPACITY, Clock())
+    answer(limiter, "healthy", CAPACITY)
+    assert sum(fill(limiter, f"hanging {number}") for number in range(10)) == 10 * MIN_LIMIT == CAPACITY / 4
+    assert sum(fill(limiter, f"hanging {number}") for number in range(100)) == CAPACITY / 4
+    assert fill(limiter, "healthy") == CAPACITY * 9 / 10 - CAPACITY / 2
 
 
-def test_a_receiver_earns_a_wider_lane_with_every_answer_up_to_half_of_all():
-    lanes = ReceiverLimiter(CAPACITY, Clock())
-    answer(lanes, "hook", CAPACITY)
-    assert fill(lanes, "hook") == CAPACITY // 2
+def test_every_answer_raises_the_limit_of_a_receiver_up_to_half_of_the_capacity():
+    limiter = ReceiverLimiter(CAPACITY, Clock())
+    answer(limiter, "host", CAPACITY)
+    assert fill(limiter, "host") == CAPACITY // 2
 
 
-def test_a_receiver_that_begins_to_hang_falls_back_to_its_share():
+def test_a_receiver_that_falls_silent_has_the_smallest_limit_until_it_answers():
     clock = Clock()
-    lanes = ReceiverLimiter(CAPACITY, clock)
-    answer(lanes, "hook", CAPACITY)
-    assert fill(lanes, "hook", SHARE) == SHARE
-    clock.now_s += SLOW_S * 1.1
-    assert lanes.enter("alice", "hook") > 0
-    lanes.leave("alice", "hook", 1.1, is_answered=True)
-    assert lanes.enter("alice", "hook") == 0.0
+    limiter = ReceiverLimiter(CAPACITY, clock)
+    answer(limiter, "host", CAPACITY)
+    assert fill(limiter, "host", MIN_LIMIT) == MIN_LIMIT
+    clock.now_s += SILENCE_S * 1.1
+    assert limiter.acquire("alice", "host") > 0
+    limiter.release("alice", "host", 1.1, is_answered=True)
+    assert limiter.acquire("alice", "host") == 0.0
 
 
-def test_a_silent_receiver_is_asked_by_one_at_a_time_ever_more_seldom_and_forgiven_when_it_answers():
+def test_an_open_circuit_admits_one_probe_at_growing_intervals_and_closes_at_the_first_answer():
     clock = Clock()
-    lanes = ReceiverLimiter(CAPACITY, clock)
-    fail(lanes, "hook", MAX_FAILURES)
-    for pause_s in [*PAUSES_S, PAUSES_S[-1]]:
-        assert lanes.enter("alice", "hook") > 0
-        clock.now_s += pause_s
-        assert lanes.enter("alice", "hook") == 0.0
-        assert lanes.enter("alice", "hook") > 0
-        lanes.leave("alice", "hook", 15.0, is_answered=False)
-    clock.now_s += PAUSES_S[-1]
-    assert lanes.enter("alice", "hook") == 0.0
-    lanes.leave("alice", "hook", 0.1, is_answered=True)
-    assert fill(lanes, "hook") == SHARE + 1
-    assert fill(lanes, "another") == SHARE
+    limiter = ReceiverLimiter(CAPACITY, clock)
+    fail(limiter, "host", MAX_FAILURES)
+    for open_s in [*OPEN_S, OPEN_S[-1]]:
+        assert limiter.acquire("alice", "host") > 0
+        clock.now_s += open_s
+        assert limiter.acquire("alice", "host") == 0.0
+        assert limiter.acquire("alice", "host") > 0
+        limiter.release("alice", "host", 15.0, is_answered=False)
+    clock.now_s += OPEN_S[-1]
+    assert limiter.acquire("alice", "host") == 0.0
+    limiter.release("alice", "host", 0.1, is_answered=True)
+    assert fill(limiter, "host") == MIN_LIMIT + 1
+    assert fill(limiter, "another") == MIN_LIMIT
 
 
-def test_what_is_put_off_comes_back_one_after_the_other_and_not_all_at_once():
-    lanes = ReceiverLimiter(CAPACITY, Clock())
-    fail(lanes, "hook", MAX_FAILURES)
-    waits = [lanes.enter("alice", "hook") for _ in range(1000)]
+def test_postponed_deliveries_are_spaced_out():
+    limiter = ReceiverLimiter(CAPACITY, Clock())
+    fail(limiter, "host", MAX_FAILURES)
+    waits = [limiter.acquire("alice", "host") for _ in range(1000)]
     assert waits == sorted(waits)
-    assert waits[0] == PAUSES_S[0]
+    assert waits[0] == OPEN_S[0]
     assert waits[-1] == MAX_WAIT_S
     assert len(set(waits[:20])) == 20
 
 
-def test_what_is_put_off_comes_back_after_as_long_as_its_receiver_has_been_silent():
+def test_a_delivery_is_postponed_for_as_long_as_its_receiver_has_been_silent():
     clock = Clock()
-    lanes = ReceiverLimiter(CAPACITY, clock)
-    assert fill(lanes, "hook") == SHARE
+    limiter = ReceiverLimiter(CAPACITY, clock)
+    assert fill(limiter, "host") == MIN_LIMIT
     clock.now_s += 8.0
-    assert lanes.enter("alice", "hook") == 8.0
+    assert limiter.acquire("alice", "host") == 8.0
 
 
-def test_an_owner_who_names_ever_new_hosts_leaves_half_to_the_others():
-    lanes = ReceiverLimiter(CAPACITY, Clock())
-    taken = sum(lanes.enter("mallory", f"{number}.evil.example") == 0.0 for number in range(10 * CAPACITY))
+def test_an_owner_with_ever_new_hosts_leaves_half_of_the_capacity_to_others():
+    limiter = ReceiverLimiter(CAPACITY, Clock())
+    taken = sum(limiter.acquire("mallory", f"{number}.evil.example") == 0.0 for number in range(10 * CAPACITY))
     assert taken == CAPACITY / 2
-    assert fill(lanes, "hook") == SHARE
-    lanes.leave("mallory", "0.evil.example", 15.0, is_answered=False)
-    assert lanes.enter("mallory", "new.evil.example") == 0.0
+    assert fill(limiter, "host") == MIN_LIMIT
+    limiter.release("mallory", "0.evil.example", 15.0, is_answered=False)
+    assert limiter.acquire("mallory", "new.evil.example") == 0.0
 
 
-def test_attempts_that_fail_together_shut_a_lane_for_one_pause():
+def test_attempts_that_fail_together_open_the_circuit_once():
     clock = Clock()
-    lanes = ReceiverLimiter(CAPACITY, clock)
-    for _ in range(SHARE):
-        assert lanes.enter("alice", "hook") == 0.0
-    for _ in range(SHARE):
-        lanes.leave("alice", "hook", 15.0, is_answered=False)
-    clock.now_s += PAUSES_S[0]
-    assert lanes.enter("alice", "hook") == 0.0
+    limiter = ReceiverLimiter(CAPACITY, clock)
+    for _ in range(MIN_LIMIT):
+        assert limiter.acquire("alice", "host") == 0.0
+    for _ in range(MIN_LIMIT):
+        limiter.release("alice", "host", 15.0, is_answered=False)
+    clock.now_s += OPEN_S[0]
+    assert limiter.acquire("alice", "host") == 0.0

@@ -1,4 +1,4 @@
-"""One attempt: what is sent, what an answer means, and what is never done."""
+"""One attempt: the request that is sent, the meaning of each response, and the safety rules."""
 
 import base64
 import os
@@ -15,7 +15,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 import scorepool.worker.webhooks.sender
 from scorepool.store import Settings, SettingsError
-from scorepool.worker.webhooks.sender import MAX_ANSWER_BYTES, Sender, retry_after_s, signers
+from scorepool.worker.webhooks.sender import MAX_RESPONSE_BYTES, Sender, parse_retry_after, parse_secrets
 from tests.worker.receiver import Receiver, raw_server, receiver
 
 OLD, NEW = ("whsec_" + base64.b64encode(bytes([fill]) * 24).decode() for fill in (1, 2))
@@ -62,15 +62,15 @@ def test_the_headers_are_those_of_standard_webhooks(sender: Sender, hook: Receiv
     assert headers["host"] == f"127.0.0.1:{hook.port}"
 
 
-def test_the_signature_is_that_of_the_vector_that_standard_webhooks_publishes(
+def test_the_signature_matches_the_published_test_vector_of_standard_webhooks(
     hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ):
-    class Then(datetime):
+    class FixedTime(datetime):
         @classmethod
-        def now(cls, tz: tzinfo | None = None) -> "Then":
+        def now(cls, tz: tzinfo | None = None) -> "FixedTime":
             return cls.fromtimestamp(1614265330, tz)
 
-    monkeypatch.setattr(scorepool.worker.webhooks.sender, "datetime", Then)
+    monkeypatch.setattr(scorepool.worker.webhooks.sender, "datetime", FixedTime)
     sender = Sender(Settings(webhook_secret="whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", webhook_allow_private=True))
     sender.send(hook.url, "msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}')
     sender.close()
@@ -111,18 +111,18 @@ def test_a_private_receiver_is_refused_unless_the_operator_allows_it(hook: Recei
     refused = strict.send(hook.url, "wh_1", BODY)
     assert refused.is_final
     assert "https://" in str(refused)
-    monkeypatch.setattr(scorepool.worker.webhooks.sender, "addresses", lambda host, port: ["127.0.0.1"])
+    monkeypatch.setattr(scorepool.worker.webhooks.sender, "resolve", lambda host, port: ["127.0.0.1"])
     attempt = strict.send(f"https://hooks.example:{hook.port}/", "wh_1", BODY)
     strict.close()
 
     assert attempt.status is None
     assert attempt.error is not None
     assert "not public" in attempt.error
-    assert not attempt.is_final  # a name's addresses change
+    assert not attempt.is_final  # the addresses of a name may change
     assert hook.received == []
 
 
-def test_nothing_listening_is_a_failure_that_says_so(sender: Sender):
+def test_a_refused_connection_is_a_failure_that_says_so(sender: Sender):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     attempt = sender.send(f"http://127.0.0.1:{port}/hook?token=hush", "wh_1", BODY)
@@ -130,14 +130,14 @@ def test_nothing_listening_is_a_failure_that_says_so(sender: Sender):
     assert "Connection refused" in str(attempt)
 
 
-def test_what_is_recorded_holds_neither_the_query_nor_the_secret(sender: Sender, hook: Receiver):
+def test_an_attempt_contains_neither_the_query_of_the_url_nor_the_secret(sender: Sender, hook: Receiver):
     hook.answers = [(500, {})]
     attempt = sender.send(hook.url, "wh_1", BODY)
     assert "hush" not in str(attempt) + repr(attempt)
     assert OLD not in repr(attempt)
 
 
-def test_a_silent_receiver_is_left_when_the_time_is_over():
+def test_an_attempt_to_a_silent_receiver_times_out():
     sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True, webhook_timeout_s=0.3))
 
     def listen(connection: socket.socket) -> None:
@@ -153,22 +153,22 @@ def test_a_silent_receiver_is_left_when_the_time_is_over():
     assert attempt.elapsed_ms >= 300
 
 
-def test_an_endless_answer_is_cut_off_and_its_status_stands(sender: Sender):
+def test_an_endless_response_is_cut_off_and_its_status_counts(sender: Sender):
     num_sent = 0
 
-    def pour(connection: socket.socket) -> None:
+    def send_endless_response(connection: socket.socket) -> None:
         nonlocal num_sent
         connection.recv(65536)
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n")
         while True:
             num_sent += connection.send(b"x" * 65536)
 
-    with raw_server(pour) as port:
+    with raw_server(send_endless_response) as port:
         assert sender.send(f"http://127.0.0.1:{port}/", "wh_1", BODY).is_delivered
-    assert num_sent < 512 * MAX_ANSWER_BYTES  # what the socket's buffers hold, and no gigabyte
+    assert num_sent < 512 * MAX_RESPONSE_BYTES  # the size of the socket buffers, far less than a gigabyte
 
 
-def test_what_is_not_http_is_a_failure(sender: Sender):
+def test_a_response_that_is_not_http_is_a_failure(sender: Sender):
     def banner(connection: socket.socket) -> None:
         connection.recv(65536)
         connection.sendall(b"220 mail.example ESMTP\r\n" * 20)
@@ -182,11 +182,11 @@ def test_what_is_not_http_is_a_failure(sender: Sender):
 
 @pytest.fixture
 def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
-    """A certificate authority that is in the system's store; hooks.example is this machine."""
+    """A certificate authority that the system trusts; hooks.example resolves to loopback."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     monkeypatch.setenv("SSL_CERT_FILE", os.fspath(tmp_path / "ca.pem"))
-    monkeypatch.setattr(scorepool.worker.webhooks.sender, "addresses", lambda host, port: ["127.0.0.1"])
+    monkeypatch.setattr(scorepool.worker.webhooks.sender, "resolve", lambda host, port: ["127.0.0.1"])
     return authority
 
 
@@ -196,7 +196,7 @@ def server_tls(authority: trustme.CA, name: str) -> ssl.SSLContext:
     return tls
 
 
-def test_tls_asks_for_the_name_of_the_url_and_so_does_the_host_header(authority: trustme.CA):
+def test_tls_and_the_host_header_name_the_host_of_the_url(authority: trustme.CA):
     sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True))
     with receiver(server_tls(authority, "hooks.example")) as hook:
         attempt = sender.send(f"https://Hooks.Example:{hook.port}/hook", "wh_1", BODY)
@@ -211,7 +211,7 @@ def test_tls_asks_for_the_name_of_the_url_and_so_does_the_host_header(authority:
 
 
 @pytest.mark.parametrize("fault", ["another name", "an unknown authority"])
-def test_a_certificate_that_does_not_verify_ends_the_attempt(authority: trustme.CA, fault: str):
+def test_a_certificate_that_does_not_verify_is_a_failure(authority: trustme.CA, fault: str):
     sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True))
     tls = (
         server_tls(authority, "evil.example") if fault == "another name" else server_tls(trustme.CA(), "hooks.example")
@@ -243,13 +243,13 @@ def test_a_certificate_that_does_not_verify_ends_the_attempt(authority: trustme.
         ("Wed, 99 Nov 2026 99:99:99 GMT", None),
     ],
 )
-def test_retry_after_is_read_as_seconds_or_as_a_date_and_capped_at_a_day(value: str, expected: int | None):
-    assert retry_after_s([(b"Retry-After", value.encode("utf-8"))]) == expected
+def test_retry_after_is_seconds_or_a_date_and_at_most_a_day(value: str, expected: int | None):
+    assert parse_retry_after([(b"Retry-After", value.encode("utf-8"))]) == expected
 
 
-def test_a_date_in_retry_after_is_a_wait_from_now():
+def test_a_date_in_retry_after_is_converted_to_seconds_from_now():
     value = format_datetime(datetime.now(UTC) + timedelta(minutes=5), usegmt=True)
-    wait_s = retry_after_s([(b"retry-after", value.encode())])
+    wait_s = parse_retry_after([(b"retry-after", value.encode())])
     assert wait_s is not None
     assert 200 <= wait_s <= 301
 
@@ -269,13 +269,13 @@ def test_a_date_in_retry_after_is_a_wait_from_now():
         f"{OLD} hush",
     ],
 )
-def test_a_secret_that_receivers_could_not_read_stops_the_start_and_is_not_repeated(secrets: str):
+def test_an_invalid_secret_is_a_settings_error_that_does_not_contain_it(secrets: str):
     with pytest.raises(SettingsError, match="SCOREPOOL_WEBHOOK_SECRET") as refusal:
-        signers(secrets)
+        parse_secrets(secrets)
     assert "hush" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("size", [24, 32, 64])
-def test_secrets_of_24_to_64_bytes_are_taken_padded_or_not(size: int):
+def test_secrets_of_24_to_64_bytes_are_accepted_padded_or_not(size: int):
     secret = "whsec_" + base64.b64encode(b"x" * size).decode()
-    assert len(signers(f"{secret} {secret.rstrip('=')}")) == 2
+    assert len(parse_secrets(f"{secret} {secret.rstrip('=')}")) == 2

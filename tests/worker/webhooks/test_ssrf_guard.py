@@ -1,4 +1,4 @@
-"""What a webhook's connection may reach, and for how long."""
+"""SsrfGuard: the addresses that a webhook may connect to, and its deadline."""
 
 import socket
 import ssl
@@ -10,25 +10,25 @@ from concurrent.futures import Future
 import httpcore
 import pytest
 
-from scorepool.worker.webhooks.ssrf_guard import Blocked, SsrfGuard, addresses
+from scorepool.worker.webhooks.ssrf_guard import BlockedAddress, SsrfGuard, resolve
 from tests.worker.receiver import raw_server
 
 
-def answer(*found: str) -> Callable[[str, int], "Future[list[str]]"]:
-    """A lookup that finds these addresses."""
+def resolver(*addresses: str) -> Callable[[str, int], "Future[list[str]]"]:
+    """Return a lookup that finds these addresses for every name."""
 
     def lookup(host: str, port: int) -> "Future[list[str]]":
         future: Future[list[str]] = Future()
-        future.set_result(list(found))
+        future.set_result(list(addresses))
         return future
 
     return lookup
 
 
 def system(host: str, port: int) -> "Future[list[str]]":
-    """The system's own resolver, which reads numeric hosts without a network."""
+    """Use the system's resolver, which parses numeric hosts without a network."""
     future: Future[list[str]] = Future()
-    future.set_result(addresses(host, port))
+    future.set_result(resolve(host, port))
     return future
 
 
@@ -38,9 +38,9 @@ def read_all(stream: httpcore.NetworkStream) -> None:
 
 
 def guard(
-    lookup: Callable[[str, int], "Future[list[str]]"], allow_private: bool = False, limit_s: float = 60
+    lookup: Callable[[str, int], "Future[list[str]]"], allow_private: bool = False, timeout_s: float = 60
 ) -> SsrfGuard:
-    return SsrfGuard(time.monotonic() + limit_s, lookup, allow_private)
+    return SsrfGuard(time.monotonic() + timeout_s, lookup, allow_private)
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def guard(
         "ff02::1",
     ],
 )
-def test_no_spelling_of_a_private_address_is_connected_to(host: str, monkeypatch: pytest.MonkeyPatch):
+def test_every_spelling_of_a_private_address_is_blocked(host: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(socket, "create_connection", lambda *_args, **_options: pytest.fail("it connected"))
-    with pytest.raises(Blocked, match="not public"):
+    with pytest.raises(BlockedAddress, match="not public"):
         guard(system).connect_tcp(host, 443)
 
 
 @pytest.mark.parametrize(
-    "found",
+    "addresses",
     [
         ["93.184.215.14", "10.0.0.1"],
         ["10.0.0.1", "93.184.215.14"],
@@ -106,45 +106,45 @@ def test_no_spelling_of_a_private_address_is_connected_to(host: str, monkeypatch
         ["93.184.215.14", "fe80::1%eth0"],
     ],
 )
-def test_one_private_address_among_public_ones_is_enough_to_refuse(found: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_one_private_address_among_public_ones_blocks_the_name(addresses: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(socket, "create_connection", lambda *_args, **_options: pytest.fail("it connected"))
-    with pytest.raises(Blocked, match=r"hooks\.example"):
-        guard(answer(*found)).connect_tcp("hooks.example", 443)
+    with pytest.raises(BlockedAddress, match=r"hooks\.example"):
+        guard(resolver(*addresses)).connect_tcp("hooks.example", 443)
 
 
-def test_a_name_that_is_rebound_after_the_check_gains_nothing(monkeypatch: pytest.MonkeyPatch):
-    """The attacker's resolver says a public address first, and loopback whenever it is asked again."""
-    asked: list[str] = []
+def test_dns_rebinding_after_the_check_has_no_effect(monkeypatch: pytest.MonkeyPatch):
+    """The attacker's resolver returns a public address first, and loopback at every later lookup."""
+    lookups: list[str] = []
     connected: list[tuple[str, int]] = []
 
     def rebinding(host: str, port: int) -> "Future[list[str]]":
-        asked.append(host)
-        return answer("93.184.215.14" if len(asked) == 1 else "127.0.0.1")(host, port)
+        lookups.append(host)
+        return resolver("93.184.215.14" if len(lookups) == 1 else "127.0.0.1")(host, port)
 
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:
         connected.append(address)
         return socket.socket()
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    one_request = guard(rebinding)
-    one_request.connect_tcp("hooks.example", 443).close()
+    backend = guard(rebinding)
+    backend.connect_tcp("hooks.example", 443).close()
 
-    assert asked == ["hooks.example"]
+    assert lookups == ["hooks.example"]
     assert connected == [("93.184.215.14", 443)]
-    with pytest.raises(Blocked):
-        one_request.connect_tcp("hooks.example", 443)
+    with pytest.raises(BlockedAddress):
+        backend.connect_tcp("hooks.example", 443)
 
 
 def test_unix_sockets_are_refused():
-    with pytest.raises(Blocked):
+    with pytest.raises(BlockedAddress):
         guard(system, allow_private=True).connect_unix_socket("/var/run/docker.sock")
 
 
-def test_the_next_address_is_tried_when_one_does_not_answer():
+def test_the_next_address_is_tried_if_one_does_not_respond():
     with raw_server(lambda connection: connection.sendall(b"hello")) as port:
         closed = socket.create_server(("127.0.0.2", 0))
         closed.close()
-        stream = guard(answer("127.0.0.2", "127.0.0.1"), allow_private=True).connect_tcp("hooks.example", port)
+        stream = guard(resolver("127.0.0.2", "127.0.0.1"), allow_private=True).connect_tcp("hooks.example", port)
         assert stream.read(5) == b"hello"
         stream.close()
 
@@ -158,15 +158,15 @@ def test_a_name_without_an_address_is_a_connect_error():
     with pytest.raises(httpcore.ConnectError, match=r"cannot look up hooks\.example"):
         guard(fails).connect_tcp("hooks.example", 443)
     with pytest.raises(httpcore.ConnectError, match="no address"):
-        guard(answer()).connect_tcp("hooks.example", 443)
+        guard(resolver()).connect_tcp("hooks.example", 443)
 
 
-def test_a_resolver_that_hangs_is_waited_for_no_longer_than_the_deadline():
-    with pytest.raises(httpcore.ConnectTimeout, match="looking up"):
-        guard(lambda host, port: Future(), limit_s=0.05).connect_tcp("hooks.example", 443)
+def test_a_lookup_that_hangs_ends_at_the_deadline():
+    with pytest.raises(httpcore.ConnectTimeout, match="lookup"):
+        guard(lambda host, port: Future(), timeout_s=0.05).connect_tcp("hooks.example", 443)
 
 
-def test_a_receiver_that_drips_for_ever_is_left_at_the_deadline():
+def test_a_response_that_arrives_byte_by_byte_ends_at_the_deadline():
     def drip(connection: socket.socket) -> None:
         while True:
             connection.sendall(b"x")
@@ -181,24 +181,24 @@ def test_a_receiver_that_drips_for_ever_is_left_at_the_deadline():
         stream.close()
 
 
-def test_a_receiver_that_never_shakes_hands_is_left_at_the_deadline():
-    hung_up = threading.Event()
+def test_a_tls_handshake_that_hangs_ends_at_the_deadline():
+    is_closed = threading.Event()
 
-    def say_nothing(connection: socket.socket) -> None:
+    def read_only(connection: socket.socket) -> None:
         while connection.recv(4096):
             pass
-        hung_up.set()
+        is_closed.set()
 
-    with raw_server(say_nothing) as port:
+    with raw_server(read_only) as port:
         backend = guard(system, allow_private=True)
         stream = backend.connect_tcp("127.0.0.1", port)
         backend.deadline = time.monotonic() + 0.3
         with pytest.raises(httpcore.ConnectTimeout):
             stream.start_tls(ssl.create_default_context(), "hooks.example")
-        assert hung_up.wait(60)
+        assert is_closed.wait(60)
 
 
-def test_a_receiver_that_reads_nothing_is_left_at_the_deadline():
+def test_a_write_that_the_receiver_does_not_read_ends_at_the_deadline():
     done = threading.Event()
     with raw_server(lambda _connection: done.wait(60) and None) as port:
         backend = guard(system, allow_private=True)

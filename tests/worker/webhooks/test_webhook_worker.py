@@ -1,4 +1,4 @@
-"""Deliveries as jobs: what is told, when it is tried again, and when it ends. Real Redis, real receivers."""
+"""Deliveries as jobs: payloads, retries and final failures. Real Redis, real receivers."""
 
 import base64
 import dataclasses
@@ -30,13 +30,13 @@ from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 from scorepool.worker.webhooks.delivery_record import DeliveryRecord
 from scorepool.worker.webhooks.webhook_worker import (
-    GIVE_UP_S,
     JITTER,
-    SCHEDULE_S,
-    Deliver,
+    MAX_DELIVERY_AGE_S,
+    RETRY_DELAYS_S,
+    Deliverer,
     RetryLater,
     Undeliverable,
-    wait_s,
+    retry_delay_s,
 )
 from tests.worker.receiver import Receiver, raw_server, receiver
 
@@ -55,20 +55,20 @@ def hook() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def deliver(redis: Redis) -> Iterator[Deliver]:
-    deliver = Deliver(SETTINGS, redis)
-    yield deliver
-    deliver.close()
+def deliverer(redis: Redis) -> Iterator[Deliverer]:
+    deliverer = Deliverer(SETTINGS, redis)
+    yield deliverer
+    deliverer.close()
 
 
 def announce(redis: Redis, job_id: str, status: str = "finished") -> None:
-    """As the scripts do that end a job."""
+    """Create the deliveries of a job that has ended, as the scripts that end a job do."""
     redis.hset(f"rq:job:{job_id}", mapping={"status": status, "model": "demo", "ended_at": ENDED_AT, "owner": "alice"})
     redis.eval(f"{store.OUTBOX}\nannounce(ARGV[1], ARGV[2], 600)", 0, job_id, utcformat(now()))
 
 
 def delivery(redis: Redis, url: str, job_id: str = ID, status: str = "finished") -> Job:
-    """That of a job with a webhook that has just ended, before it is claimed."""
+    """Return the delivery of a job with a webhook, queued and not yet claimed."""
     redis.hset(f"rq:job:{job_id}", "webhook", url)
     announce(redis, job_id, status)
     return fetch(redis, store.Keys.delivery(job_id))
@@ -79,7 +79,7 @@ def fetch(redis: Redis, delivery_id: str) -> Job:
 
 
 def subscribe(redis: Redis, url: str, owner: str = "alice", **changes: Any) -> wire.Subscriber:
-    """An endpoint as the API registers it."""
+    """Register an endpoint as the API does."""
     endpoint = wire.WebhookEndpoint(
         id="e" * 16, url=url, events=list(wire.ALL_EVENTS), description="", created_at=1.0, **changes
     )
@@ -88,10 +88,10 @@ def subscribe(redis: Redis, url: str, owner: str = "alice", **changes: Any) -> w
     return subscriber
 
 
-def run(deliver: Deliver, job: Job) -> object:
-    """What the worker gets from one attempt; what it is to remember is written, as the worker does."""
+def run(deliverer: Deliverer, job: Job) -> object:
+    """Run one attempt, return its result and store the record, as the worker does."""
     try:
-        answer = deliver(job)
+        answer = deliverer(job)
         return answer.finish(answer.future.result(timeout=60)) if isinstance(answer, AsyncResult) else answer
     finally:
         job.connection.hset(job.key, mapping={"retries_left": job.retries_left or 0, **job.extra_fields})
@@ -102,10 +102,10 @@ def run(deliver: Deliver, job: Job) -> object:
     ("rq_status", "status"),
     [("finished", "finished"), ("failed", "failed"), ("canceled", "canceled"), ("stopped", "canceled")],
 )
-def test_the_payload_says_how_the_job_ended_and_where_its_result_is(
-    redis: Redis, deliver: Deliver, hook: Receiver, rq_status: str, status: str
+def test_the_payload_names_the_status_of_the_job_and_the_url_of_its_result(
+    redis: Redis, deliverer: Deliverer, hook: Receiver, rq_status: str, status: str
 ):
-    report = run(deliver, delivery(redis, hook.url, status=rq_status))
+    report = run(deliverer, delivery(redis, hook.url, status=rq_status))
 
     assert isinstance(report, dict)
     assert report["delivered"]
@@ -117,12 +117,12 @@ def test_the_payload_says_how_the_job_ended_and_where_its_result_is(
     }
 
 
-def test_every_attempt_sends_the_same_bytes_under_the_same_id(redis: Redis, deliver: Deliver, hook: Receiver):
+def test_every_attempt_sends_the_same_bytes_under_the_same_id(redis: Redis, deliverer: Deliverer, hook: Receiver):
     hook.answers = [(500, {}), (204, {})]
     job = delivery(redis, hook.url)
-    redis.delete(f"rq:job:{ID}")  # its time may be over long before the schedule is
-    assert isinstance(run(deliver, job), RetryLater)
-    assert not isinstance(run(deliver, job), RetryLater)
+    redis.delete(f"rq:job:{ID}")  # it may expire long before the last retry
+    assert isinstance(run(deliverer, job), RetryLater)
+    assert not isinstance(run(deliverer, job), RetryLater)
 
     first, second = hook.received
     assert first.body == second.body
@@ -131,130 +131,130 @@ def test_every_attempt_sends_the_same_bytes_under_the_same_id(redis: Redis, deli
     assert "." not in ids.pop()
 
 
-def test_the_payload_stays_far_below_20_kilobytes(redis: Redis, hook: Receiver):
-    notice = dataclasses.replace(DeliveryRecord.of(delivery(redis, hook.url)), model="m" * 128)
-    assert len(notice.body(store.Settings(public_url="https://pool.example/" + "p" * 2048))) < 20_000
+def test_the_payload_is_smaller_than_20_kilobytes(redis: Redis, hook: Receiver):
+    record = dataclasses.replace(DeliveryRecord.from_job(delivery(redis, hook.url)), model="m" * 128)
+    assert len(record.payload(store.Settings(public_url="https://pool.example/" + "p" * 2048))) < 20_000
 
 
-def test_a_failed_attempt_is_tried_again_by_the_schedule_with_jitter(redis: Redis, deliver: Deliver, hook: Receiver):
+def test_failed_attempts_follow_the_schedule_with_jitter(redis: Redis, deliverer: Deliverer, hook: Receiver):
     hook.answers = [(500, {})]
     job = delivery(redis, hook.url)
-    for number, scheduled_s in enumerate(SCHEDULE_S):
-        again = run(deliver, job)
+    for number, scheduled_s in enumerate(RETRY_DELAYS_S):
+        again = run(deliverer, job)
         assert isinstance(again, RetryLater)
         assert scheduled_s <= Retry.get_interval(number, again.intervals) <= scheduled_s * (1 + JITTER)
         assert again.max > 100 * number
     with pytest.raises(Undeliverable, match=r"given up after 10 attempts: .*HTTP 500"):
-        run(deliver, job)
+        run(deliverer, job)
     assert not job.should_retry
-    assert [attempt.status for attempt in DeliveryRecord.of(job).attempts] == [500] * 10
+    assert [attempt.status for attempt in DeliveryRecord.from_job(job).attempts] == [500] * 10
 
 
-def test_the_waits_differ_so_that_receivers_are_not_met_by_all_at_once():
-    assert len({wait_s(9, None) for _ in range(20)}) > 1
+def test_retry_delays_have_jitter():
+    assert len({retry_delay_s(9, None) for _ in range(20)}) > 1
 
 
 @pytest.mark.parametrize(
     ("number", "asked_s", "least_s", "most_s"),
     [(1, 120, 120, 120), (1, 10**9, 86_400, 86_400), (2, 1, 300, 360), (1, 0, 5, 6), (9, 86_400, 86_400, 103_680)],
 )
-def test_retry_after_makes_the_wait_longer_and_never_shorter(number: int, asked_s: int, least_s: int, most_s: int):
-    assert least_s <= wait_s(number, asked_s) <= most_s
+def test_retry_after_only_lengthens_the_delay(number: int, asked_s: int, least_s: int, most_s: int):
+    assert least_s <= retry_delay_s(number, asked_s) <= most_s
 
 
 @pytest.mark.parametrize("status", [429, 503, 500, 302])
-def test_retry_after_is_honoured_with_any_failure(redis: Redis, deliver: Deliver, hook: Receiver, status: int):
+def test_retry_after_is_honoured_with_any_failure(redis: Redis, deliverer: Deliverer, hook: Receiver, status: int):
     hook.answers = [(status, {"Retry-After": "4000"})]
-    again = run(deliver, delivery(redis, hook.url))
+    again = run(deliverer, delivery(redis, hook.url))
     assert isinstance(again, RetryLater)
     assert again.intervals == [4000]
 
 
-def test_gone_ends_the_delivery_for_good(redis: Redis, deliver: Deliver, hook: Receiver):
+def test_http_410_is_not_tried_again(redis: Redis, deliverer: Deliverer, hook: Receiver):
     hook.answers = [(410, {})]
     job = delivery(redis, hook.url)
     with pytest.raises(Undeliverable, match=r"not to be tried again: .*HTTP 410"):
-        run(deliver, job)
+        run(deliverer, job)
     assert not job.should_retry
 
 
-def test_a_url_that_may_not_be_a_webhook_is_not_tried_again(redis: Redis, deliver: Deliver):
+def test_an_invalid_webhook_url_is_not_tried_again(redis: Redis, deliverer: Deliverer):
     job = delivery(redis, "http://user:hush@127.0.0.1/")
     with pytest.raises(Undeliverable, match="user name or password") as refusal:
-        run(deliver, job)
+        run(deliverer, job)
     assert "hush" not in str(refusal.value)
     assert not job.should_retry
 
 
-def test_a_job_that_is_run_again_and_ends_again_is_another_event(redis: Redis, deliver: Deliver, hook: Receiver):
+def test_a_job_that_runs_again_and_ends_again_sends_another_event(redis: Redis, deliverer: Deliverer, hook: Receiver):
     first = delivery(redis, hook.url, status="failed")
     announce(redis, ID, "finished")
     second = fetch(redis, f"wh_{ID}-2")
     for job in (first, second):
-        run(deliver, job)
+        run(deliverer, job)
     sent = [(received.headers["webhook-id"], json.loads(received.body)["type"]) for received in hook.received]
     assert sent == [(f"wh_{ID}", "job.failed"), (f"wh_{ID}-2", "job.finished")]
 
 
-def test_a_slow_receiver_does_not_hold_up_the_others(redis: Redis, deliver: Deliver, hook: Receiver):
+def test_a_slow_receiver_does_not_delay_others(redis: Redis, deliverer: Deliverer, hook: Receiver):
     served = threading.Event()
     with raw_server(lambda _connection: served.wait(60) and None) as port:
-        slow = deliver(delivery(redis, f"http://127.0.0.1:{port}/", job_id="f" * 32))
+        slow = deliverer(delivery(redis, f"http://127.0.0.1:{port}/", job_id="f" * 32))
         assert isinstance(slow, AsyncResult)
         for number in range(3):
-            run(deliver, delivery(redis, hook.url, job_id=str(number) * 32))
+            run(deliverer, delivery(redis, hook.url, job_id=str(number) * 32))
         assert not slow.future.done()
         served.set()
         assert slow.future.result(timeout=60).status is None
     assert len(hook.received) == 3
 
 
-def test_what_is_put_off_was_not_tried_and_is_given_up_after_days(redis: Redis, hook: Receiver):
-    deliver = Deliver(replace(SETTINGS, webhook_max_in_flight=1), redis)
+def test_a_postponed_delivery_is_not_an_attempt_and_fails_after_days(redis: Redis, hook: Receiver):
+    deliverer = Deliverer(replace(SETTINGS, webhook_max_in_flight=1), redis)
     job = delivery(redis, hook.url)
-    assert deliver._lanes.enter("alice", f"127.0.0.1:{hook.port}") == 0.0
-    again = run(deliver, job)
+    assert deliverer._limiter.acquire("alice", f"127.0.0.1:{hook.port}") == 0.0
+    again = run(deliverer, job)
     assert isinstance(again, RetryLater)
     assert again["put_off_s"] >= 1
-    assert DeliveryRecord.of(job).tries == 0
+    assert DeliveryRecord.from_job(job).num_attempts == 0
     assert hook.received == []
 
-    redis.hset(job.key, "since", time.time() - GIVE_UP_S - 1)
+    redis.hset(job.key, "since", time.time() - MAX_DELIVERY_AGE_S - 1)
     job.refresh()
     with pytest.raises(Undeliverable, match="not answered for days"):
-        run(deliver, job)
+        run(deliverer, job)
     assert b"not answered for days" in redis.hget(job.key, "reason")
-    deliver.close()
+    deliverer.close()
 
 
 @pytest.mark.parametrize(
     "fields",
     [{"event": "dance"}, {"since": "soon"}, {"attempts": "[1]"}, {"attempts": b"\x80\x04"}, {"owner": b"\xff"}],
 )
-def test_a_record_that_cannot_be_read_fails_and_crashes_nothing(
-    redis: Redis, deliver: Deliver, hook: Receiver, fields: dict[str, str | bytes]
+def test_a_record_that_cannot_be_decoded_fails_its_delivery_only(
+    redis: Redis, deliverer: Deliverer, hook: Receiver, fields: dict[str, str | bytes]
 ):
     job = delivery(redis, hook.url)
     redis.hset(job.key, mapping=fields)
     job.refresh()
     with pytest.raises(Undeliverable, match="cannot be read"):
-        run(deliver, job)
+        run(deliverer, job)
     assert hook.received == []
 
 
-# To endpoints that an owner registered.
+# Deliveries to registered endpoints.
 
 
-def test_every_endpoint_that_wants_the_event_is_told_beside_the_jobs_own_webhook(
-    redis: Redis, deliver: Deliver, hook: Receiver
+def test_an_event_goes_to_the_webhook_of_the_job_and_to_every_endpoint_that_subscribes_to_it(
+    redis: Redis, deliverer: Deliverer, hook: Receiver
 ):
     subscriber = subscribe(redis, hook.url)
     for number, changes in enumerate([{"events": ["job.failed"]}, {"disabled_at": 1.0}]):
         other = replace(subscriber.endpoint, id=str(number) * 16, **changes)
         redis.hset(store.Keys.endpoints("alice"), other.id, wire.encode_json(replace(subscriber, endpoint=other)))
     subscribe(redis, hook.url, owner="bob")
-    run(deliver, delivery(redis, hook.url))
-    run(deliver, fetch(redis, f"wh_{ID}_{'e' * 16}"))
+    run(deliverer, delivery(redis, hook.url))
+    run(deliverer, fetch(redis, f"wh_{ID}_{'e' * 16}"))
 
     own, endpoint = hook.received
     assert own.body == endpoint.body
@@ -288,14 +288,14 @@ def test_the_outbox_reads_a_subscriber_as_it_is_encoded(redis: Redis, changes: d
 @pytest.mark.parametrize(
     "text", ["[", "7", "{}", '{"endpoint": 5}', '{"endpoint": {"id": [], "events": ["job.finished"]}}']
 )
-def test_an_endpoint_that_cannot_be_read_keeps_no_job_from_ending(redis: Redis, hook: Receiver, text: str):
+def test_an_endpoint_that_cannot_be_decoded_does_not_keep_a_job_from_ending(redis: Redis, hook: Receiver, text: str):
     redis.hset(store.Keys.endpoints("alice"), "x", text)
     subscribe(redis, hook.url)
     announce(redis, ID)
     assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{ID}_{'e' * 16}".encode()]
 
 
-def test_while_a_secret_is_rotated_both_sign_and_then_the_new_one_alone(redis: Redis, hook: Receiver):
+def test_a_rotated_secret_signs_until_it_expires(redis: Redis, hook: Receiver):
     subscriber = subscribe(redis, hook.url)
     new = "whsec_" + base64.b64encode(b"n" * 32).decode()
     for expires_at, signs in [(time.time() + 60, True), (time.time() - 60, False)]:
@@ -303,10 +303,10 @@ def test_while_a_secret_is_rotated_both_sign_and_then_the_new_one_alone(redis: R
         rotated = replace(subscriber, secrets=[wire.SigningSecret(secret=new), old])
         redis.hset(store.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(rotated))
         announce(redis, ID)
-        deliver = Deliver(SETTINGS, redis)
+        deliverer = Deliverer(SETTINGS, redis)
         [*_, id_] = redis.lrange("rq:queue:webhooks", 0, -1)
-        run(deliver, fetch(redis, id_.decode()))
-        deliver.close()
+        run(deliverer, fetch(redis, id_.decode()))
+        deliverer.close()
         received = hook.received[-1]
         Webhook(new).verify(received.body, dict(received.headers))
         assert len(received.headers["webhook-signature"].split()) == 1 + signs
@@ -314,45 +314,45 @@ def test_while_a_secret_is_rotated_both_sign_and_then_the_new_one_alone(redis: R
             Webhook(OWN_SECRET).verify(received.body, dict(received.headers))
 
 
-def test_gone_disables_the_endpoint_until_its_owner_enables_it(redis: Redis, hook: Receiver):
+def test_http_410_disables_the_endpoint_until_its_owner_enables_it(redis: Redis, hook: Receiver):
     hook.answers = [(410, {})]
     subscriber = subscribe(redis, hook.url)
-    deliver = Deliver(SETTINGS, redis)
+    deliverer = Deliverer(SETTINGS, redis)
     announce(redis, ID)
     job = fetch(redis, f"wh_{ID}_{'e' * 16}")
     with pytest.raises(Undeliverable, match="HTTP 410"):
-        run(deliver, job)
-    deliver.close()
+        run(deliverer, job)
+    deliverer.close()
 
     stored = wire.parse(redis.hget(store.Keys.endpoints("alice"), subscriber.endpoint.id), wire.Subscriber)
     assert stored.endpoint.disabled_at == pytest.approx(time.time(), abs=60)
     assert "410" in str(stored.endpoint.disabled_reason)
     assert stored.secrets == subscriber.secrets
     announce(redis, "f" * 32)
-    assert redis.llen("rq:queue:webhooks") == 1  # told nothing from now on
+    assert redis.llen("rq:queue:webhooks") == 1  # no event reaches it from now on
 
-    deliver = Deliver(SETTINGS, redis)
+    deliverer = Deliverer(SETTINGS, redis)
     with pytest.raises(Undeliverable, match="disabled: the receiver answered HTTP 410"):
-        run(deliver, job)
+        run(deliverer, job)
     redis.hset(store.Keys.endpoints("alice"), subscriber.endpoint.id, wire.encode_json(stored.as_enabled()))
-    deliver.close()
-    deliver = Deliver(SETTINGS, redis)
+    deliverer.close()
+    deliverer = Deliverer(SETTINGS, redis)
     hook.answers = [(204, {})]
-    run(deliver, job)
-    deliver.close()
+    run(deliverer, job)
+    deliverer.close()
     assert len(hook.received) == 2
 
 
-def test_a_delivery_to_an_endpoint_that_was_deleted_fails(redis: Redis, deliver: Deliver, hook: Receiver):
+def test_a_delivery_to_an_endpoint_that_was_deleted_fails(redis: Redis, deliverer: Deliverer, hook: Receiver):
     subscriber = subscribe(redis, hook.url)
     announce(redis, ID)
     redis.hdel(store.Keys.endpoints("alice"), subscriber.endpoint.id)
     with pytest.raises(Undeliverable, match="its endpoint was deleted"):
-        run(deliver, fetch(redis, f"wh_{ID}_{'e' * 16}"))
+        run(deliverer, fetch(redis, f"wh_{ID}_{'e' * 16}"))
     assert hook.received == []
 
 
-# Through `rq worker`.
+# Deliveries by an `rq worker` process.
 
 
 @contextmanager
@@ -378,19 +378,19 @@ def webhook_worker(redis_url: str, root: Path, **settings: str) -> Iterator[subp
             print(process.communicate(timeout=60)[0])
 
 
-def wait_until(is_so: Callable[[], object], timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come to be so"
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 
 def attempts(redis: Redis, job: Job) -> list[dict[str, object]]:
-    """What RQ shows of each attempt, the latest first."""
+    """Return the results that RQ recorded of the attempts, latest first."""
     return [result.return_value for result in Result.all(job, serializer=JSONSerializer)]
 
 
-def test_rq_records_every_attempt_and_its_scheduler_brings_the_delivery_back(
+def test_rq_records_every_attempt_and_its_scheduler_queues_the_next_one(
     redis: Redis, redis_url: str, root: Path, hook: Receiver
 ):
     hook.answers = [(503, {}), (204, {})]
@@ -428,7 +428,7 @@ def test_a_delivery_survives_the_death_of_its_worker(redis: Redis, redis_url: st
     assert len(hook.received) == 1
 
 
-def test_a_delivery_that_is_given_up_is_a_failed_job_that_says_why_and_can_be_requeued(
+def test_a_delivery_that_failed_for_good_is_a_failed_job_with_a_reason_and_can_be_requeued(
     redis: Redis, redis_url: str, root: Path, hook: Receiver
 ):
     hook.answers = [(410, {})]
@@ -449,17 +449,17 @@ def test_a_delivery_that_is_given_up_is_a_failed_job_that_says_why_and_can_be_re
 
 
 @pytest.mark.parametrize("secret", ["", "hush"])
-def test_a_worker_with_a_bad_secret_does_not_start_and_says_why(redis_url: str, root: Path, secret: str):
+def test_a_worker_with_an_invalid_secret_exits_with_a_message(redis_url: str, root: Path, secret: str):
     with webhook_worker(redis_url, root, SCOREPOOL_WEBHOOK_SECRET=secret) as process:
-        said, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert "SCOREPOOL_WEBHOOK_SECRET" in said
-    assert "whsec_ and the base64 of 24 to 64 bytes" in said
+    assert "SCOREPOOL_WEBHOOK_SECRET" in output
+    assert "whsec_ and the base64 of 24 to 64 bytes" in output
 
 
-def test_deaths_of_its_worker_only_put_a_delivery_off(redis: Redis, redis_url: str, root: Path):
+def test_worker_deaths_do_not_count_against_a_delivery(redis: Redis, redis_url: str, root: Path):
     job = delivery(redis, "http://127.0.0.1:1/")
     redis.hset(job.key, "crashes", 5)
     with webhook_worker(redis_url, root):
         wait_until(lambda: job.get_status() == JobStatus.SCHEDULED)
-    assert redis.hget(job.key, "crashes") is None  # at the limit no attempt is made: kept, it would be at no later one
+    assert redis.hget(job.key, "crashes") is None  # at the limit a job does not run, so the count must not be kept

@@ -1,8 +1,21 @@
-"""Ours beside its peers: one runnable comparison a file, `python -m bench.NAME` from the checkout."""
+"""Comparisons of scorepool with other systems. Run `python -m bench.NAME` in the checkout; `--help` explains each.
+
+agreement       logprobs against transformers, alone and in batches
+generate        generation against mlx_lm.batch_generate, and beside scoring
+job_queue       the cost of a job that computes nothing, against RQ, arq, dramatiq and celery
+latency         streamed completions against mlx_lm.server
+linearity       time per token by length of a row and by number of rows
+memory          peak memory against mlx_lm.evaluate, mlx and transformers
+profile         the share of each function in the engine's time
+shared_prefix   many completions of one prompt, against mlx_lm.evaluate, mlx and transformers
+through_queue   jobs through HTTP, Redis and a worker, against the engine in one process
+unique_prompts  prompts of mixed lengths, against mlx_lm.evaluate, mlx and transformers
+webhooks        deliveries to receivers of which some hang
+"""
 
 import os
 
 from scorepool.engine.model import blas
 
-blas.load()  # before anything imports mlx; the peers that run on it compute with the same one
-os.environ.setdefault("TQDM_DISABLE", "1")  # peers' progress bars, which would stand between the figures
+blas.load()  # before anything imports mlx, so that peers that use mlx have the same BLAS
+os.environ.setdefault("TQDM_DISABLE", "1")  # peers' progress bars would mix with the figures

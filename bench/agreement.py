@@ -1,9 +1,9 @@
-"""How far our logprobs are from transformers', and from themselves in other company: the tables of docs/numbers.md.
+"""Compare scorepool's logprobs with transformers', and with its own in another batch. Prints docs/numbers.md's tables.
 
     python -m bench.agreement [--quick]
 
-Tiny models of many architectures with random, peaked weights; both sides have the same ones. transformers runs on
-torch, each row alone, and normalises in float64.
+The models are tiny, of many architectures, with random, peaked weights; both systems load the same ones. transformers
+runs on torch, each row alone, and normalises in float64.
 """
 
 import argparse
@@ -26,96 +26,100 @@ NAMES = [
     *("llama", "llama3", "phi", "gpt_neox", "gpt_bigcode", "starcoder2", "qwen3", "qwen3_28_layers", "qwen3_moe"),
     *("qwen3_next", "gpt_oss", "gemma", "gemma2", "gemma3", "mamba", "mamba2", "lfm2", "granitehybrid", "nemotron_h"),
 ]
-UnpaddedBatchKVCache = list[list[int]]
+PROMPT_LENGTH = 81  # tokens, BOS included, of the prompt that eight rows share
+Rows = list[list[int]]  # token ids
 
 
-def draw_rows() -> UnpaddedBatchKVCache:
-    """Six of lengths that share no chunk, and eight on one prompt."""
+def draw_rows() -> Rows:
+    """Draw six rows whose lengths do not end on chunks, and eight rows with one prompt."""
     draw = Random(0)
     tokens = [[draw.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in (99, 60, 33, 7, 120, 180, 80)]
     prompt = tokens.pop()
-    alike = [prompt + [draw.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in range(1, 9)]
-    return [[BOS, *row] for row in tokens + alike]
+    sharing = [prompt + [draw.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in range(1, 9)]
+    return [[BOS, *row] for row in tokens + sharing]
 
 
-def run(engine: Engine, groups: list[UnpaddedBatchKVCache]) -> list[np.ndarray]:
-    """Logprobs of the tokens behind the first 81, which may be shared; of short rows, of all."""
-    found = []
-    for rows in groups:
-        sequences = [Sequence(token_ids=list(row), score_from=first(row)) for row in rows]
-        found += [np.array(done.columns.logprobs) for done in engine.add(sequences).result()]
-    return found
+def first_scored(row: list[int]) -> int:
+    """Return the position of the first scored token: after the prompt that may be shared, or 1 in a short row."""
+    return PROMPT_LENGTH if len(row) > PROMPT_LENGTH else 1
 
 
-def first(row: list[int]) -> int:
-    return 81 if len(row) > 81 else 1
+def score(engine: Engine, batches: list[Rows]) -> list[np.ndarray]:
+    """Score each batch in one call, and return the logprobs of every row."""
+    logprobs = []
+    for rows in batches:
+        sequences = [Sequence(token_ids=list(row), score_from=first_scored(row)) for row in rows]
+        logprobs += [np.array(sequence.columns.logprobs) for sequence in engine.add(sequences).result()]
+    return logprobs
 
 
-def expected(oracle: Oracle, rows: UnpaddedBatchKVCache) -> list[np.ndarray]:
-    return [oracle.logprobs(row)[np.arange(first(row) - 1, len(row) - 1), row[first(row) :]] for row in rows]
+def score_with_transformers(oracle: Oracle, rows: Rows) -> list[np.ndarray]:
+    return [
+        oracle.logprobs(row)[np.arange(first_scored(row) - 1, len(row) - 1), row[first_scored(row) :]] for row in rows
+    ]
 
 
-def largest(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+def max_error(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
-def rms(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+def rms_error(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     return float(np.sqrt(np.mean(np.concatenate([a - b for a, b in zip(one, other, strict=True)]) ** 2)))
 
 
-def row_of_float32(folder: Path, rows: UnpaddedBatchKVCache) -> str:
-    """One line of the first table."""
-    right = expected(Oracle(folder), rows)
+def float32_line(folder: Path, rows: Rows) -> str:
+    """Return one line of the first table."""
+    expected = score_with_transformers(Oracle(folder), rows)
     cells: list[str] = []
     default = EngineSettings(model=str(folder), dtype="float32", max_batch_tokens=200)
     for settings in (default, replace(default, mode="exact")):
         engine = Engine(settings)
-        alone, together = run(engine, [[row] for row in rows]), run(engine, [rows])
-        same = largest(alone, together)
+        alone, together = score(engine, [[row] for row in rows]), score(engine, [rows])
+        batch_error = max_error(alone, together)
         cells += [
             engine.model_info.mode,
-            f"{largest(together, right):.1e}",
-            "to the bit" if same == 0 else f"{same:.1e}",
+            f"{max_error(together, expected):.1e}",
+            "to the bit" if batch_error == 0 else f"{batch_error:.1e}",
         ]
         engine.close()
     return " | ".join(cells)
 
 
-def row_of_16_bits(folder: Path, rows: UnpaddedBatchKVCache) -> str:
-    """One line of the second table."""
-    right = expected(Oracle(folder), rows)
+def float16_line(folder: Path, rows: Rows) -> str:
+    """Return one line of the second table: bfloat16 and float16."""
+    expected = score_with_transformers(Oracle(folder), rows)
     cells: list[str] = []
     dtypes: list[Literal["bfloat16", "float16"]] = ["bfloat16", "float16"]
     for dtype in dtypes:
-        theirs = rms(expected(Oracle(folder, getattr(torch, dtype)), rows), right)
+        peer_error = rms_error(score_with_transformers(Oracle(folder, getattr(torch, dtype)), rows), expected)
         try:
             engine = Engine(EngineSettings(model=str(folder), dtype=dtype))
         except LoadError:
-            cells += ["not on a CPU", f"{theirs:.1e}"]
+            cells += ["not on a CPU", f"{peer_error:.1e}"]
             continue
-        cells += [f"{rms(run(engine, [rows]), right):.1e}", f"{theirs:.1e}"]
+        cells += [f"{rms_error(score(engine, [rows]), expected):.1e}", f"{peer_error:.1e}"]
         engine.close()
     return " | ".join(cells)
 
 
 def main() -> None:
-    logging.getLogger("scorepool.engine").setLevel(logging.CRITICAL)  # what it says of each model stands in the table
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two architectures")
+    logging.getLogger("scorepool.engine").setLevel(logging.CRITICAL)  # the table shows what it logs about each model
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two architectures instead of all")
     names = NAMES[:2] if parser.parse_args().quick else NAMES
     rows = draw_rows()
     with tempfile.TemporaryDirectory() as folder:
         models = TinyModels(Path(folder))
-        print(f"float32, {blas.load()}; nats, the largest of {len(rows)} rows\n")
+        print(f"float32, {blas.load()}; nats, the largest error of {len(rows)} rows\n")
         print("| model | mode | from transformers | alone or together | mode | from transformers | alone or together |")
         print("|---|---|---|---|---|---|---|")
         for name in names:
-            print(f"| {name} | {row_of_float32(models(name), rows)} |", flush=True)
+            print(f"| {name} | {float32_line(models(name), rows)} |", flush=True)
         print("\n16 bits: root mean square of the error, against transformers in float32\n")
-        print("| model | bfloat16, ours | transformers | float16, ours | transformers |")
+        print("| model | bfloat16, scorepool | transformers | float16, scorepool | transformers |")
         print("|---|---|---|---|---|")
         for name in names:
-            print(f"| {name} | {row_of_16_bits(models(name), rows)} |", flush=True)
+            print(f"| {name} | {float16_line(models(name), rows)} |", flush=True)
 
 
 if __name__ == "__main__":

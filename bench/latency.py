@@ -1,9 +1,9 @@
-"""Completions streamed to clients, beside mlx_lm.server: tokens a second, time to the first, CPU time a token.
+"""Compare streamed completions with mlx_lm.server: tokens per second, time to the first token, CPU time per token.
 
     python -m bench.latency [--clients 1 16] [--tokens 64]
 
-Both serve the same weights in float32 with the same BLAS and decode greedily; each lap has prompts of its own. Client
-and servers share the machine's cores, so the CPU time of the serving processes, all of them, is shown beside the clock.
+Both servers load the same weights in float32 with the same BLAS and decode greedily; each run has new prompts. Client
+and servers share the machine's cores, so the CPU time of all serving processes is shown beside the wall clock.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -25,31 +24,31 @@ import mlx.core as mx
 import psutil
 
 from bench import models
-from bench.race import announce, options, parse, ratio
+from bench.compare import make_parser, median_ratio, parse_arguments, print_header
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 
 _START_S = 120.0
-_APART_S = 0.002  # between two streams' starts: mlx_lm.server takes five connections at once, and resets others
+_START_INTERVAL_S = 0.002  # between two streams' starts: mlx_lm.server accepts 5 connections at once, resets others
 _SERVER = "from scorepool.engine.model import blas; blas.load(); from mlx_lm.server import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    url: str  # of the OpenAI dialect
-    model: str  # as it is called there
+class Server:
+    url: str  # base URL of the OpenAI API
+    model: str  # the model's name in that API
     pids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    first_s: float  # until the first chunk with text
+    first_s: float  # from the request to the first chunk with text
     text: str
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class Run:
     wall_s: float
     cpu_s: float  # of the serving processes
     answers: list[Answer]
@@ -64,53 +63,57 @@ class Lap:
 
 
 def main() -> None:
-    parser = options(__doc__, runs=15)
+    parser = make_parser(__doc__, runs=15)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16], help="streams at once")
-    parser.add_argument("--tokens", type=int, default=64, help="of each stream, at most")
-    given = parse(parser)
-    if given.quick:
-        given.clients, given.tokens, given.runs = [2], 8, 1
+    parser.add_argument("--tokens", type=int, default=64, help="generated tokens of each stream, at most")
+    arguments = parse_arguments(parser)
+    if arguments.quick:
+        arguments.clients, arguments.tokens, arguments.runs = [2], 8, 1
 
-    model = models.find(given.model)
-    with tempfile.TemporaryDirectory() as state, ours(model, Path(state)) as us, peer(model, Path(state)) as them:
-        for count in given.clients:
-            announce(f"{count} streams of {given.tokens} tokens at most", given.model, "cpu")
-            laps: list[tuple[Lap, Lap]] = []
-            for number in range(given.runs + 1):
+    model = models.find(arguments.model)
+    with (
+        tempfile.TemporaryDirectory() as state,
+        serve_scorepool(model, Path(state)) as scorepool,
+        serve_mlx_lm(model, Path(state)) as peer,
+    ):
+        for count in arguments.clients:
+            print_header(f"{count} streams of at most {arguments.tokens} tokens", arguments.model, "cpu")
+            pairs: list[tuple[Run, Run]] = []
+            for number in range(arguments.runs + 1):
                 prompts = [f"Item number {Random(100 * number + i).randrange(10**6)} of the" for i in range(count)]
-                sides = [asyncio.run(lap(side, prompts, given.tokens)) for side in (us, them)]
-                laps.append((sides[0], sides[1]))
-            report(laps[1:])  # the first warms up
+                runs = [asyncio.run(run(server, prompts, arguments.tokens)) for server in (scorepool, peer)]
+                pairs.append((runs[0], runs[1]))
+            print_runs(pairs[1:])  # the first is a warm-up
 
 
 @contextmanager
-def ours(model: models.Model, state: Path) -> Iterator[Side]:
+def serve_scorepool(model: models.Model, state: Path) -> Iterator[Server]:
     environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_DTYPE": "float32"}
     with Stack([f"{model.name}={model.folder}"], state=state, environ=environ, logs=state / "logs") as stack:
         pids = [stack.pid("api"), stack.pid(f"worker {model.name}")]
         if stack.redis is not None and stack.redis.process is not None:
             pids.append(stack.redis.process.pid)
-        yield Side(f"{stack.url}/v1", model.name, pids)
+        yield Server(f"{stack.url}/v1", model.name, pids)
 
 
 @contextmanager
-def peer(model: models.Model, state: Path) -> Iterator[Side]:
-    """mlx_lm.server, which computes in the dtype of the checkpoint: so it gets one in float32."""
+def serve_mlx_lm(model: models.Model, state: Path) -> Iterator[Server]:
+    """Run mlx_lm.server on a float32 copy of the checkpoint, because it computes in the checkpoint's dtype."""
     folder, port = state / "float32", free_port()
-    to_float32(model.folder, folder)
+    copy_as_float32(model.folder, folder)
     command = [sys.executable, "-c", _SERVER, "--model", str(folder), "--port", str(port), "--log-level", "ERROR"]
     with (state / "mlx_lm.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=models.ROOT, stdout=log, stderr=log)
     try:
         url = f"http://127.0.0.1:{port}"
-        _await(f"{url}/health", process)
-        yield Side(f"{url}/v1", str(folder), [process.pid])
+        wait_until_ready(f"{url}/health", process)
+        yield Server(f"{url}/v1", str(folder), [process.pid])
     finally:
         process.kill()
         process.wait()
 
 
-def to_float32(source: Path, folder: Path) -> None:
+def copy_as_float32(source: Path, folder: Path) -> None:
     folder.mkdir()
     for file in source.iterdir():
         if file.suffix == ".safetensors":
@@ -121,8 +124,8 @@ def to_float32(source: Path, folder: Path) -> None:
             (folder / file.name).write_bytes(file.read_bytes())
 
 
-def _await(url: str, process: "subprocess.Popen[bytes]") -> None:
-    """Until it answers. Raises RuntimeError if the process ends first, or takes too long."""
+def wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
+    """Wait until the server answers; raise RuntimeError if the process ends first or takes too long."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -133,63 +136,61 @@ def _await(url: str, process: "subprocess.Popen[bytes]") -> None:
     raise RuntimeError(f"mlx_lm.server does not answer at {url}")
 
 
-async def lap(side: Side, prompts: list[str], max_tokens: int) -> Lap:
-    """All prompts beside each other, a connection each."""
+async def run(server: Server, prompts: list[str], max_tokens: int) -> Run:
+    """Send all prompts at the same time, each over its own connection."""
     async with httpx.AsyncClient(timeout=600) as client:
-        cpu_s, started = _cpu_s(side.pids), time.perf_counter()
+        cpu_s, started = _cpu_s(server.pids), time.perf_counter()
         streams = []
         for prompt in prompts:
-            streams.append(asyncio.create_task(stream(client, side, prompt, max_tokens)))
-            await asyncio.sleep(_APART_S)
+            streams.append(asyncio.create_task(stream(client, server, prompt, max_tokens)))
+            await asyncio.sleep(_START_INTERVAL_S)
         answers = await asyncio.gather(*streams)
-        return Lap(time.perf_counter() - started, _cpu_s(side.pids) - cpu_s, answers)
+        return Run(time.perf_counter() - started, _cpu_s(server.pids) - cpu_s, answers)
 
 
-async def stream(client: httpx.AsyncClient, side: Side, prompt: str, max_tokens: int) -> Answer:
-    body = {"model": side.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+async def stream(client: httpx.AsyncClient, server: Server, prompt: str, max_tokens: int) -> Answer:
+    body = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
     body["stream_options"] = {"include_usage": True}
     started = time.perf_counter()
-    first_s, pieces, num_tokens = 0.0, [], 0
-    async with client.stream("POST", f"{side.url}/completions", json=body) as response:
+    first_s, texts, num_tokens = 0.0, [], 0
+    async with client.stream("POST", f"{server.url}/completions", json=body) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
-            if not line.startswith("data: {"):  # nothing, a comment or the end
+            if not line.startswith("data: {"):  # empty, a comment or the end
                 continue
             chunk = json.loads(line.removeprefix("data: "))
-            pieces += [choice["text"] for choice in chunk["choices"]]
+            texts += [choice["text"] for choice in chunk["choices"]]
             first_s = first_s or time.perf_counter() - started
             if chunk.get("usage"):
                 num_tokens = chunk["usage"]["completion_tokens"]
-    return Answer(first_s, "".join(pieces), num_tokens)
+    return Answer(first_s, "".join(texts), num_tokens)
 
 
 def _cpu_s(pids: list[int]) -> float:
     times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return sum(each.user + each.system for each in times)
+    return sum(cpu.user + cpu.system for cpu in times)
 
 
-def report(laps: list[tuple[Lap, Lap]]) -> None:
-    """Ratios above 1: the peer took longer."""
+def print_runs(pairs: list[tuple[Run, Run]]) -> None:
+    """Print a line per server. Ratios are relative to scorepool: above 1 the server took longer."""
     print(f"{'':16} {'tokens/s':>9} {'ratio':>7} {'first, ms':>10} {'ratio':>7} {'CPU ms a token':>15} {'ratio':>7}")
-    figures: list[Callable[[Lap], float]] = [
-        lambda lap: lap.wall_s / lap.num_tokens,
-        lambda lap: lap.first_s,
-        lambda lap: lap.cpu_s / lap.num_tokens,
+    figures: list[Callable[[Run], float]] = [
+        lambda run: run.wall_s / run.num_tokens,
+        lambda run: run.first_s,
+        lambda run: run.cpu_s / run.num_tokens,
     ]
-    for name, side in (("scorepool", 0), ("mlx_lm.server", 1)):
-        of = partial(_figures, [pair[side] for pair in laps])
-        wall, first, cpu = map(of, figures)
-        ratios = [ratio(of(figure), _figures([pair[0] for pair in laps], figure)) for figure in figures]
+    scorepool_runs = [first for first, _ in pairs]
+    for name, runs in (("scorepool", scorepool_runs), ("mlx_lm.server", [second for _, second in pairs])):
+        wall, first, cpu = ([figure(run) for run in runs] for figure in figures)
+        ratios = [median_ratio(map(figure, runs), map(figure, scorepool_runs)) for figure in figures]
         print(
             f"{name:16} {1 / statistics.median(wall):9,.0f} {ratios[0]:6.2f}x {statistics.median(first) * 1e3:10.1f} "
             f"{ratios[1]:6.2f}x {statistics.median(cpu) * 1e3:15.2f} {ratios[2]:6.2f}x"
         )
-    differing = sum(a.text != b.text for us, them in laps for a, b in zip(us.answers, them.answers, strict=True))
-    print(f"texts that differ: {differing} of {sum(len(us.answers) for us, _ in laps)}")
-
-
-def _figures(laps: list[Lap], figure: Callable[[Lap], float]) -> list[float]:
-    return [figure(lap) for lap in laps]
+    differing = sum(
+        answer.text != other.text for one, two in pairs for answer, other in zip(one.answers, two.answers, strict=True)
+    )
+    print(f"texts that differ: {differing} of {sum(len(run.answers) for run in scorepool_runs)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Whether cost grows linearly: time per scored token, by the length of one row and by the number of rows.
+"""Measure time per scored token by the length of one row and by the number of rows: constant if cost is linear.
 
     python -m bench.linearity [--model 0.6b] [--threads 1] [--lengths 64 256 1024 4096] [--rows 1 2 4 8 16 32 64]
 
-Writes a table and a plot into --out. No two rows share a prefix. Attention alone grows with the square of the length,
-which tells at lengths where it is no longer small beside the weights' part.
+Writes a table and a plot into --out. No two rows share a prefix. Attention alone grows with the square of the length;
+it shows at lengths where it is no longer small compared with the matrix products of the weights.
 """
 
 import statistics
@@ -15,15 +15,15 @@ from random import Random
 from matplotlib.figure import Figure
 
 from bench import models
-from bench.peers import Ours, open_engine
-from bench.race import Row, conditions, draw_tokens, lap, options, parse
+from bench.compare import Item, Timing, conditions, draw_tokens, make_parser, parse_arguments, time_call
+from bench.peers import ScorepoolEngine, open_engine
 
 _ROW_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The cost of one size of work."""
+    """The cost of one size."""
 
     size: int
     num_scored: int
@@ -36,52 +36,53 @@ class Point:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 256, 1024, 4096])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser = make_parser(__doc__)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 256, 1024, 4096], help="tokens of one row")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="rows of 64 tokens")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of table and plot")
     parser.set_defaults(model="wide")
-    given = parse(parser)
-    if given.quick:
-        given.model, given.lengths, given.rows, given.runs = "demo", [16, 32], [1, 2], 1
+    arguments = parse_arguments(parser)
+    if arguments.quick:
+        arguments.model, arguments.lengths, arguments.rows, arguments.runs = "demo", [16, 32], [1, 2], 1
 
-    model = models.find(given.model)
+    model = models.find(arguments.model)
     engine = open_engine(model.folder)
     draw = Random(0)
 
     def measure(size: int, num_rows: int, length: int) -> Point:
-        laps = [
-            lap(partial(Ours(engine), [_row(draw, length, model.vocab_size) for _ in range(num_rows)]))[0]
-            for _ in range(given.runs)
-        ]
-        cpu_s, wall_s = (statistics.median(getattr(each, name) for each in laps) for name in ("cpu_s", "wall_s"))
+        timings: list[Timing] = []
+        for _ in range(arguments.runs):
+            items = [draw_item(draw, length, model.vocab_size) for _ in range(num_rows)]
+            timings.append(time_call(partial(ScorepoolEngine(engine), items))[0])
+        cpu_s = statistics.median(timing.cpu_s for timing in timings)
+        wall_s = statistics.median(timing.wall_s for timing in timings)
         return Point(size, num_rows * (length - 1), cpu_s, wall_s)
 
-    measure(0, 1, min(given.lengths))  # warms up
-    by_length = [measure(length, 1, length) for length in given.lengths]
-    by_rows = [measure(count, count, _ROW_LENGTH) for count in given.rows]
+    measure(0, 1, min(arguments.lengths))  # warm-up
+    by_length = [measure(length, 1, length) for length in arguments.lengths]
+    by_rows = [measure(count, count, _ROW_LENGTH) for count in arguments.rows]
     engine.close()
     tables = {"tokens of one row": by_length, f"rows of {_ROW_LENGTH} tokens": by_rows}
-    text = f"# Time per scored token\n\n{conditions(given.model, engine.model_info.backend)}\n"
+    text = f"# Time per scored token\n\n{conditions(arguments.model, engine.model_info.backend)}\n"
     text += "".join(f"\n{table(name, points)}" for name, points in tables.items())
     print(f"\n{text}")
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / f"linearity-{given.model}.md").write_text(text)
-    plot(given.out / f"linearity-{given.model}.png", tables)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"linearity-{arguments.model}.md").write_text(text)
+    plot(arguments.out / f"linearity-{arguments.model}.png", tables)
 
 
-def _row(draw: Random, length: int, vocab_size: int) -> Row:
-    """All but its first token is scored."""
-    return Row(draw_tokens(draw, 1, vocab_size), draw_tokens(draw, length - 1, vocab_size))
+def draw_item(draw: Random, length: int, vocab_size: int) -> Item:
+    """Draw an item of which every token but the first is scored."""
+    return Item(draw_tokens(draw, 1, vocab_size), draw_tokens(draw, length - 1, vocab_size))
 
 
 def table(size: str, points: list[Point]) -> str:
-    """In Markdown. The ratio is to the first line: 1 is linear, below 1 is better."""
+    """Format a Markdown table. Ratios are relative to the first line: 1 is linear, below 1 is better."""
     lines = [f"| {size} | CPU s | wall s | CPU ms per token | ratio |", "|---:|---:|---:|---:|---:|"]
     for point in points:
-        growth = point.cpu_ms_per_token / points[0].cpu_ms_per_token
-        took = f"{point.cpu_s:.3f} | {point.wall_s:.3f} | {point.cpu_ms_per_token:.3f}"
-        lines.append(f"| {point.size:,} | {took} | {growth:.2f}x |")
+        ratio = point.cpu_ms_per_token / points[0].cpu_ms_per_token
+        figures = f"{point.cpu_s:.3f} | {point.wall_s:.3f} | {point.cpu_ms_per_token:.3f}"
+        lines.append(f"| {point.size:,} | {figures} | {ratio:.2f}x |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,10 +1,10 @@
-"""The models that are raced on; every contestant casts them to float32.
+"""The models that the comparisons run; every system casts them to float32.
 
 demo    the trained model of this repository
-wide    random weights, little depth and Qwen's vocabulary: what a head costs, in seconds (80 MB)
-0.6b    random weights in Qwen3-0.6B's shape (1.2 GB), for the figures that count
+wide    random weights, few layers and Qwen's vocabulary: shows the cost of the head within seconds (80 MB)
+0.6b    random weights in Qwen3-0.6B's shape (1.2 GB): the figures to report
 
-Those with random weights are made on first use, in `build/bench`.
+Models with random weights are made on first use, in `build/bench`.
 """
 
 import os
@@ -64,13 +64,13 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In float32."""
+        """Bytes of keys and values per token in float32."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * 4
 
 
 def find(name: str) -> Model:
-    """One of NAMES."""
-    folder = _DEMO if name == "demo" else _random(name, _CACHE / name)
+    """Return one of NAMES; make it if it does not exist yet."""
+    folder = _DEMO if name == "demo" else _make_random(name, _CACHE / name)
     config = AutoConfig.from_pretrained(folder)
     return Model(
         name=name,
@@ -83,16 +83,16 @@ def find(name: str) -> Model:
     )
 
 
-def _random(name: str, folder: Path) -> Path:
-    """Embeddings that make logits a few nats wide, and the demo model's tokenizer: the other ids have no text."""
+def _make_random(name: str, folder: Path) -> Path:
+    """Make a random model whose logits are a few nats wide, with the demo model's tokenizer: other ids have no text."""
     if not folder.exists():
         torch.manual_seed(0)
         config = AutoConfig.for_model(**_QWEN3, **_SHAPES[name])
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
         model.get_input_embeddings().weight.data.normal_(0, 0.1)
-        half_made = folder.with_name(f"{name}.{os.getpid()}")
-        model.save_pretrained(half_made)
+        unfinished = folder.with_name(f"{name}.{os.getpid()}")
+        model.save_pretrained(unfinished)
         for file in _TOKENIZER:
-            shutil.copy(_DEMO / file, half_made)
-        half_made.rename(folder)
+            shutil.copy(_DEMO / file, unfinished)
+        unfinished.rename(folder)
     return folder

@@ -1,7 +1,7 @@
-"""Who runs in a race: our engine, and what people use in its place. All compute in float32.
+"""The systems that are compared: scorepool's engine and what people use in its place. All compute in float32.
 
-Every peer is run as its own users run it, on token ids, and none is given less than it can use: no padding where rows
-go alone, no attention mask where pads come last, and the head on completion rows alone where there is a switch for it.
+Every peer runs as its own users run it, on token ids, with every saving that it offers: no padding if rows run alone,
+no attention mask if pads come last, and the head on completion tokens only if there is a switch for it.
 """
 
 import sys
@@ -16,7 +16,7 @@ import torch
 from mlx.nn.layers.activations import log_softmax
 from transformers import AutoModelForCausalLM
 
-from bench.race import Row, Scores
+from bench.compare import Item, Scores
 from scorepool.engine import Engine, EngineSettings, Sequence
 
 
@@ -25,100 +25,99 @@ def open_engine(folder: Path, **settings: Any) -> Engine:
 
 
 def load_mlx(folder: Path) -> tuple[Any, Any]:
-    """What mlx-lm's users call, and the cast."""
+    """Load model and tokenizer as mlx-lm's users do, and cast the model to float32."""
     model, tokenizer = mlx_lm.load(str(folder))[:2]
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())
     return model, tokenizer
 
 
+def to_sequence(item: Item) -> Sequence:
+    return Sequence(token_ids=item.prompt + item.completion, score_from=len(item.prompt))
+
+
 @dataclass(frozen=True, slots=True)
-class Ours:
+class ScorepoolEngine:
     engine: Engine
 
-    def __call__(self, rows: list[Row]) -> Scores:
-        sequences = [Sequence(token_ids=row.prompt + row.completion, score_from=len(row.prompt)) for row in rows]
-        return [
-            [value for value in done.columns.logprobs if value is not None]
-            for done in self.engine.add(sequences).result()
-        ]
+    def __call__(self, items: list[Item]) -> Scores:
+        sequences = self.engine.add([to_sequence(item) for item in items]).result()
+        return [[value for value in sequence.columns.logprobs if value is not None] for sequence in sequences]
 
 
 @dataclass(frozen=True, slots=True)
 class FullLogits:
-    """The plain way in MLX: logits of every token, normalised in float32."""
+    """The direct way in MLX: logits of every token, normalised in float32."""
 
     model: Any
     rows_at_once: int
 
-    def __call__(self, rows: list[Row]) -> Scores:
+    def __call__(self, items: list[Item]) -> Scores:
         scores: Scores = []
-        for start in range(0, len(rows), self.rows_at_once):
-            part = rows[start : start + self.rows_at_once]
-            token_ids = mx.array(_padded(part))
+        for start in range(0, len(items), self.rows_at_once):
+            batch = items[start : start + self.rows_at_once]
+            token_ids = mx.array(_padded(batch))
             logprobs = log_softmax(self.model(token_ids[:, :-1]).astype(mx.float32))
             chosen: Any = mx.take_along_axis(logprobs, token_ids[:, 1:, None], axis=-1)[..., 0].tolist()
-            scores += [_completion(row, values) for row, values in zip(part, chosen, strict=True)]
+            scores += [_of_completion(item, values) for item, values in zip(batch, chosen, strict=True)]
         return scores
 
 
 @dataclass(frozen=True, slots=True)
 class Transformers:
-    """`logits_to_keep` spares the head of the prompt."""
+    """transformers on torch; `logits_to_keep` saves the head of the prompt."""
 
     model: Any
     rows_at_once: int
 
     @classmethod
     def load(cls, folder: Path, rows_at_once: int) -> "Transformers":
-        return cls(
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), rows_at_once
-        )  # in eval mode already
+        return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), rows_at_once)  # in eval mode
 
-    def __call__(self, rows: list[Row]) -> Scores:
+    def __call__(self, items: list[Item]) -> Scores:
         scores: Scores = []
-        for start in range(0, len(rows), self.rows_at_once):
-            part = rows[start : start + self.rows_at_once]
-            token_ids = torch.tensor(_padded(part))
-            first = min(len(row.prompt) for row in part) - 1  # predicts the first completion token of any row
+        for start in range(0, len(items), self.rows_at_once):
+            batch = items[start : start + self.rows_at_once]
+            token_ids = torch.tensor(_padded(batch))
+            first = min(len(item.prompt) for item in batch) - 1  # predicts the first completion token of any row
             keep = token_ids.shape[1] - 1 - first
             with torch.no_grad():
                 logits = self.model(token_ids[:, :-1], use_cache=False, logits_to_keep=keep).logits.float()
                 logprobs = torch.log_softmax(logits, dim=-1)
                 chosen = logprobs.gather(-1, token_ids[:, first + 1 :, None])[..., 0].tolist()
-            scores += [_completion(row, [0.0] * first + values) for row, values in zip(part, chosen, strict=True)]
+            scores += [_of_completion(item, [0.0] * first + values) for item, values in zip(batch, chosen, strict=True)]
         return scores
 
 
 class Evaluate:
-    """mlx_lm.evaluate's own `MLXLM.loglikelihood`: a prompt once, then its completions one by one. Gives sums."""
+    """mlx_lm.evaluate's `MLXLM.loglikelihood`: runs a prompt once, then its completions one by one. Reports sums."""
 
     def __init__(self, model: Any) -> None:
-        self._lm = _mlxlm()
-        self._lm._model, self._lm.tokenizer = model, _Identity()
+        self._lm = _make_mlxlm()
+        self._lm._model, self._lm.tokenizer = model, _TokenIdTokenizer()
         self._lm.use_chat_template, self._lm._max_tokens = False, None
 
-    def __call__(self, rows: list[Row]) -> Scores:
-        found = self._lm.loglikelihood([_Request((tuple(row.prompt), tuple(row.completion))) for row in rows])
-        return [[logprob] for logprob, _ in found]
+    def __call__(self, items: list[Item]) -> Scores:
+        requests = [_Request((tuple(item.prompt), tuple(item.completion))) for item in items]
+        return [[logprob] for logprob, _ in self._lm.loglikelihood(requests)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """lm_eval's Instance, as far as it is read. Tuples of ids add and hash as its texts do."""
+    """The part of lm_eval's Instance that is read. Tuples of ids can be added and hashed like its texts."""
 
     args: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-class _Identity:
-    """Token ids stand for themselves."""
+class _TokenIdTokenizer:
+    """A tokenizer whose texts are token ids already."""
 
     def encode(self, token_ids: tuple[int, ...], add_special_tokens: bool) -> tuple[int, ...]:
         return token_ids
 
 
-def _mlxlm() -> Any:
-    """An MLXLM without a model. lm_eval, whose base class and decorator are all that it uses, is not installed."""
+def _make_mlxlm() -> Any:
+    """Make an MLXLM without a model. It uses only a base class and a decorator of lm_eval, which is not installed."""
     for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model", "lm_eval.api.registry"):
         sys.modules[name] = ModuleType(name)
     sys.modules["lm_eval.api.model"].LM = object  # type: ignore[attr-defined]
@@ -128,13 +127,13 @@ def _mlxlm() -> Any:
     return MLXLM.__new__(MLXLM)
 
 
-def _padded(rows: list[Row]) -> list[list[int]]:
-    """[rows, longest]; pads come last, where no causal model's token sees them."""
-    longest = max(len(row.prompt) + len(row.completion) for row in rows)
-    return [row.prompt + row.completion + [0] * (longest - len(row.prompt) - len(row.completion)) for row in rows]
+def _padded(items: list[Item]) -> list[list[int]]:
+    """Return [rows, longest]; pads come last, where no token of a causal model sees them."""
+    longest = max(len(item.prompt) + len(item.completion) for item in items)
+    return [item.prompt + item.completion + [0] * (longest - len(item.prompt) - len(item.completion)) for item in items]
 
 
-def _completion(row: Row, values: list[float]) -> list[float]:
-    """Of values[t], which belongs to token t + 1."""
-    first = len(row.prompt) - 1
-    return values[first : first + len(row.completion)]
+def _of_completion(item: Item, values: list[float]) -> list[float]:
+    """Select the completion's values; values[t] belongs to token t + 1."""
+    first = len(item.prompt) - 1
+    return values[first : first + len(item.completion)]

@@ -1,17 +1,15 @@
-"""Jobs through HTTP, Redis and a worker, beside the same rows given to an engine in this process.
+"""Compare jobs through HTTP, Redis and a worker with the same sequences in an engine in this process.
 
     python -m bench.through_queue [--model demo] [--jobs 40] [--small-jobs 1000] [--job-s 0.2]
 
-Both sides share the machine's cores, and the queue's side has more to do there: client, API, Redis and worker are
-processes of their own. So the wall clock is shown beside the CPU time of the worker alone, which on a Mac whose GPU
-computes is what stands in the way.
+Client, API, Redis and worker are separate processes that share the machine's cores. So the CPU time of the worker alone
+is shown beside the wall clock: on a Mac, whose GPU computes, it is what limits the rate.
 """
 
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,15 +18,15 @@ from random import Random
 import psutil
 
 from bench import models
+from bench.compare import draw_tokens, make_parser, median_ratio, parse_arguments, print_header, time_call
 from bench.peers import open_engine
-from bench.race import announce, draw_tokens, lap, options, parse, ratio
 from scorepool import Client, wire
 from scorepool.engine import Engine, Sequence
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 
 _PROMPT, _COMPLETION = 48, 16  # tokens of an item
-_MAX_DIFFERENCE = 1e-3  # nats: which rows share a forward is not the same on both sides
+_MAX_DIFFERENCE = 1e-3  # nats: the two ways batch the sequences differently
 
 Job = list[wire.ScoreItem]
 
@@ -37,39 +35,40 @@ Job = list[wire.ScoreItem]
 class Run:
     wall_s: float
     engine_cpu_s: float  # of the process that computes
-    shares: dict[str, float]  # CPU seconds of every process that took part
+    cpu_s_by_process: dict[str, float]
     sums: list[float]  # log p of each item
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--jobs", type=int, default=40, help="of about --job-s each")
-    parser.add_argument("--job-s", type=float, default=0.2)
-    parser.add_argument("--small-jobs", type=int, default=1000, help="of one item each, all in flight at once")
-    given = parse(parser)
-    if given.quick:
-        given.jobs, given.small_jobs, given.job_s, given.runs = 3, 20, 0.02, 1
+    parser = make_parser(__doc__)
+    parser.add_argument("--jobs", type=int, default=40, help="jobs of about --job-s each")
+    parser.add_argument("--job-s", type=float, default=0.2, help="seconds that the engine needs for a job")
+    parser.add_argument("--small-jobs", type=int, default=1000, help="jobs of one item each, all in flight at once")
+    arguments = parse_arguments(parser)
+    if arguments.quick:
+        arguments.jobs, arguments.small_jobs, arguments.job_s, arguments.runs = 3, 20, 0.02, 1
 
-    model = models.find(given.model)
+    model = models.find(arguments.model)
     engine = open_engine(model.folder)
     draw = Random(0)
-    items_per_job = num_items(engine, model.vocab_size, given.job_s)
-    with tempfile.TemporaryDirectory() as state, _stack(model, Path(state)) as stack, Client(stack.url) as client:
+    items_per_job = num_items(engine, model.vocab_size, arguments.job_s)
+    with tempfile.TemporaryDirectory() as state, make_stack(model, Path(state)) as stack, Client(stack.url) as client:
         for title, count, size in (
-            (f"jobs of {items_per_job} items, about {given.job_s} s each", given.jobs, items_per_job),
-            ("small jobs of one item, all in flight", given.small_jobs, 1),
+            (f"jobs of {items_per_job} items, about {arguments.job_s} s each", arguments.jobs, items_per_job),
+            ("small jobs of one item, all in flight", arguments.small_jobs, 1),
         ):
-            announce(f"Through the queue, {count} {title}", given.model, engine.model_info.backend)
-            through_queue(stack, client, given.model, [draw_job(draw, size, model.vocab_size)])  # warms up
-            sides: list[tuple[Run, Run]] = []
-            for _ in range(given.runs):  # on prompts of their own, which no cache holds
+            print_header(f"Through the queue, {count} {title}", arguments.model, engine.model_info.backend)
+            run_through_queue(stack, client, arguments.model, [draw_job(draw, size, model.vocab_size)])  # warm-up
+            pairs: list[tuple[Run, Run]] = []
+            for _ in range(arguments.runs):  # each with new prompts, so that no cache holds them
                 jobs = [draw_job(draw, size, model.vocab_size) for _ in range(count)]
-                sides.append((in_process(engine, jobs), through_queue(stack, client, given.model, jobs)))
-            report(sides, count)
+                direct = run_in_process(engine, jobs)
+                pairs.append((direct, run_through_queue(stack, client, arguments.model, jobs)))
+            print_runs(pairs, count)
     engine.close()
 
 
-def _stack(model: models.Model, state: Path) -> Stack:
+def make_stack(model: models.Model, state: Path) -> Stack:
     environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_DTYPE": "float32"}
     return Stack([f"{model.name}={model.folder}"], state=state, environ=environ, logs=state / "logs")
 
@@ -84,42 +83,41 @@ def draw_job(draw: Random, num_items: int, vocab_size: int) -> Job:
 
 
 def num_items(engine: Engine, vocab_size: int, seconds: float) -> int:
-    """As many as the engine scores in that time, about."""
+    """Return about how many items the engine scores in that time."""
     jobs = [draw_job(Random(number), 32, vocab_size) for number in range(4)]
-    _, *laps = [lap(partial(score, engine, [job]))[0].wall_s for job in jobs]  # the first warms up
-    return max(1, round(len(jobs[0]) * seconds / statistics.median(laps)))
+    _, *times = [time_call(partial(score, engine, [job]))[0].wall_s for job in jobs]  # the first is a warm-up
+    return max(1, round(len(jobs[0]) * seconds / statistics.median(times)))
 
 
 def score(engine: Engine, jobs: list[Job]) -> list[float]:
-    """All at once, as the worker holds them."""
-    groups = [engine.add([_row(item) for item in job]) for job in jobs]
-    return [
-        sum(value for value in row.columns.logprobs if value is not None) for group in groups for row in group.result()
-    ]
+    """Add all jobs at once, as a worker does, and return the log p of each item."""
+    groups = [engine.add([to_sequence(item) for item in job]) for job in jobs]
+    sequences = [sequence for group in groups for sequence in group.result()]
+    return [sum(value for value in sequence.columns.logprobs if value is not None) for sequence in sequences]
 
 
-def _row(item: wire.ScoreItem) -> Sequence:
+def to_sequence(item: wire.ScoreItem) -> Sequence:
     return Sequence(token_ids=[*item.prompt, *item.completion], score_from=len(item.prompt))
 
 
-def in_process(engine: Engine, jobs: list[Job]) -> Run:
-    took, sums = lap(lambda: score(engine, jobs))
-    return Run(took.wall_s, took.cpu_s, {"this process": took.cpu_s}, sums)
+def run_in_process(engine: Engine, jobs: list[Job]) -> Run:
+    timing, sums = time_call(lambda: score(engine, jobs))
+    return Run(timing.wall_s, timing.cpu_s, {"this process": timing.cpu_s}, sums)
 
 
-def through_queue(stack: Stack, client: Client, model: str, jobs: list[Job]) -> Run:
-    """Submitted in one request of many jobs; every result is fetched and read."""
-    parts = {"client": os.getpid(), "API": stack.pid("api"), "worker": stack.pid(f"worker {model}")}
+def run_through_queue(stack: Stack, client: Client, model: str, jobs: list[Job]) -> Run:
+    """Submit all jobs in one request, then fetch and decode every result."""
+    pids = {"client": os.getpid(), "API": stack.pid("api"), "worker": stack.pid(f"worker {model}")}
     if stack.redis is not None and stack.redis.process is not None:
-        parts["Redis"] = stack.redis.process.pid
-    before = {name: _cpu_s(pid) for name, pid in parts.items()}
+        pids["Redis"] = stack.redis.process.pid
+    before = {name: _cpu_s(pid) for name, pid in pids.items()}
     started = time.perf_counter()
-    ids = client.submit_many([wire.Score(model=model, items=job) for job in jobs])
-    results = [client.result(job_id) for job_id in ids]
+    job_ids = client.submit_many([wire.Score(model=model, items=job) for job in jobs])
+    results = [client.result(job_id) for job_id in job_ids]
     wall_s = time.perf_counter() - started
-    shares = {name: _cpu_s(pid) - before[name] for name, pid in parts.items()}
+    cpu_s = {name: _cpu_s(pid) - before[name] for name, pid in pids.items()}
     sums = [scored.logprob_sum or 0.0 for result in results for scored in result.sequences]
-    return Run(wall_s, shares["worker"], shares, sums)
+    return Run(wall_s, cpu_s["worker"], cpu_s, sums)
 
 
 def _cpu_s(pid: int) -> float:
@@ -127,29 +125,24 @@ def _cpu_s(pid: int) -> float:
     return times.user + times.system
 
 
-def report(sides: list[tuple[Run, Run]], num_jobs: int) -> None:
-    for name, side in (("engine in this process", 0), ("through the queue", 1)):
-        runs = [pair[side] for pair in sides]
+def print_runs(pairs: list[tuple[Run, Run]], num_jobs: int) -> None:
+    direct, queued = [first for first, _ in pairs], [second for _, second in pairs]
+    for name, runs in (("engine in this process", direct), ("through the queue", queued)):
         wall_s = statistics.median(run.wall_s for run in runs)
         cpu_s = statistics.median(run.engine_cpu_s for run in runs)
         print(
             f"{name:24} wall {wall_s:8.3f} s   {num_jobs / wall_s:8.1f} jobs/s   computing process {cpu_s:8.3f} CPU s"
         )
-    queue = [through for _, through in sides]
-    shares = {name: statistics.median(run.shares[name] for run in queue) for name in queue[0].shares}
-    print("CPU seconds through the queue: " + ", ".join(f"{name} {cpu_s:.2f}" for name, cpu_s in shares.items()))
-
-    def of_rates(seconds: Callable[[Run], float]) -> float:
-        return ratio((seconds(alone) for alone, _ in sides), (seconds(through) for _, through in sides))
-
-    print(
-        f"ratio of rates, the queue's over the engine's: wall {of_rates(lambda run: run.wall_s):.2f}x, "
-        f"worker's CPU {of_rates(lambda run: run.engine_cpu_s):.2f}x"
-    )
-    difference = max(abs(a - b) for alone, through in sides for a, b in zip(alone.sums, through.sums, strict=True))
+    processes = list(queued[0].cpu_s_by_process)
+    medians = {name: statistics.median(run.cpu_s_by_process[name] for run in queued) for name in processes}
+    print("CPU seconds through the queue: " + ", ".join(f"{name} {cpu_s:.2f}" for name, cpu_s in medians.items()))
+    wall_ratio = median_ratio((run.wall_s for run in direct), (run.wall_s for run in queued))
+    cpu_ratio = median_ratio((run.engine_cpu_s for run in direct), (run.engine_cpu_s for run in queued))
+    print(f"ratio of rates, queue to engine: wall {wall_ratio:.2f}x, worker's CPU {cpu_ratio:.2f}x")
+    difference = max(abs(a - b) for one, two in pairs for a, b in zip(one.sums, two.sums, strict=True))
     print(f"largest difference of an item: {difference:.1e} nats")
     if difference > _MAX_DIFFERENCE:
-        raise SystemExit("the two sides do not agree")
+        raise SystemExit("the scores of the engine and of the queue do not agree")
 
 
 if __name__ == "__main__":

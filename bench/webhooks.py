@@ -1,10 +1,10 @@
-"""Deliveries to a hundred receivers of which some never answer: are the others told late?
+"""Measure webhook deliveries to 100 receivers, and how much receivers that never answer delay the others.
 
-    python bench/webhooks.py [--per-second 300] [--seconds 20] [--hanging 10] [--workers 1]
+    python -m bench.webhooks [--per-second 300] [--seconds 20] [--hanging 10] [--workers 1]
 
-Two runs through real `rq worker` processes, a real Redis and a receiver in a process of its own: first with all
-receivers well, then with some that accept and say nothing. Prints deliveries per second and the wait from the event to
-the POST of the receivers that are well. What goes to a receiver that hangs is late by design, and not waited for.
+Two runs through real `rq worker` processes, a real Redis and a receiver in its own process: first all receivers answer,
+then some accept connections and never answer. Prints deliveries per second and the time from the event to the POST for
+the receivers that answer. Deliveries to a hanging receiver are late by design and are not waited for.
 """
 
 import argparse
@@ -37,9 +37,9 @@ ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 class Receiver(asyncio.Protocol):
-    """Notes when each webhook-id came. On a path that begins with /hang it says nothing for ever."""
+    """Record when each webhook-id arrives. Never answer on a path that begins with /hang."""
 
-    seen: ClassVar[dict[str, float]] = {}
+    arrived_at: ClassVar[dict[str, float]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -50,13 +50,13 @@ class Receiver(asyncio.Protocol):
         if b"}}" not in self.message or self.message.startswith(b"POST /hang"):
             return
         [line] = [line for line in self.message.split(b"\r\n") if line.lower().startswith(b"webhook-id:")]
-        self.seen.setdefault(line.partition(b":")[2].strip().decode(), time.monotonic())
+        self.arrived_at.setdefault(line.partition(b":")[2].strip().decode(), time.monotonic())
         self.message = b""
         self.transport.write(ANSWER)  # type: ignore[attr-defined]
 
 
 def receive(pipe: Connection) -> None:
-    """A process: sends its port, and what it saw when it is asked."""
+    """Run the receiver process: send its port, then the arrival times whenever a message comes."""
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
@@ -64,13 +64,13 @@ def receive(pipe: Connection) -> None:
         pipe.send(server.sockets[0].getsockname()[1])
         while True:
             await loop.run_in_executor(None, pipe.recv)
-            pipe.send(dict(Receiver.seen))
+            pipe.send(dict(Receiver.arrived_at))
 
     asyncio.run(serve())
 
 
 @contextmanager
-def workers(url: str, count: int) -> Iterator[list[int]]:
+def run_workers(url: str, count: int) -> Iterator[list[int]]:
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -95,83 +95,86 @@ def workers(url: str, count: int) -> Iterator[list[int]]:
             process.wait(60)
 
 
-def feed(redis: Redis, port: int, per_second: int, seconds: int, hanging: int) -> dict[str, float]:
-    """Put events at a steady pace. Returns when each was put, by the id of its delivery, of those that are well."""
+def enqueue_events(redis: Redis, port: int, per_second: int, seconds: int, hanging: int) -> dict[str, float]:
+    """Enqueue events at a steady rate. Return when each was enqueued, by delivery id, without hanging receivers."""
     script = redis.register_script(
         f"{store.OUTBOX}\ndeliver(ARGV[1], 'bench', 600, ARGV[2], "
         "{event = 'job.finished', job = ARGV[1], at = ARGV[2], model = 'demo', url = ARGV[3]})"
     )
-    put: dict[str, float] = {}
+    enqueued_at: dict[str, float] = {}
     started_at = time.monotonic()
     for number in range(per_second * seconds):
         time.sleep(max(0.0, started_at + number / per_second - time.monotonic()))
         receiver = number % NUM_RECEIVERS
-        name = f"hang{receiver}" if receiver < hanging else f"well{receiver}"
-        id_ = f"wh_{number:032x}"
+        name = f"hang{receiver}" if receiver < hanging else f"answer{receiver}"
+        delivery_id = f"wh_{number:032x}"
         if receiver >= hanging:
-            put[id_] = time.monotonic()
-        script(args=[id_, utcformat(now()), f"http://127.0.1.{receiver + 1}:{port}/{name}"])
-    return put
+            enqueued_at[delivery_id] = time.monotonic()
+        script(args=[delivery_id, utcformat(now()), f"http://127.0.1.{receiver + 1}:{port}/{name}"])
+    return enqueued_at
 
 
-def report(name: str, put: dict[str, float], seen: dict[str, float]) -> None:
-    waits_ms = sorted((seen[id_] - at) * 1000 for id_, at in put.items() if id_ in seen)
-    took_s = max(seen[id_] for id_ in put if id_ in seen) - min(put.values())
+def print_latencies(name: str, enqueued_at: dict[str, float], arrived_at: dict[str, float]) -> None:
+    delivered = enqueued_at.keys() & arrived_at.keys()
+    waits_ms = sorted((arrived_at[delivery_id] - enqueued_at[delivery_id]) * 1000 for delivery_id in delivered)
+    duration_s = max(arrived_at[delivery_id] for delivery_id in delivered) - min(enqueued_at.values())
     p50, p99 = waits_ms[len(waits_ms) // 2], waits_ms[int(len(waits_ms) * 0.99)]
     print(
-        f"{name:<24} {len(waits_ms)} of {len(put)} told, {len(waits_ms) / took_s:.0f}/s; "
+        f"{name:<24} {len(waits_ms)} of {len(enqueued_at)} delivered, {len(waits_ms) / duration_s:.0f}/s; "
         f"event to POST p50 {p50:.0f} ms, p99 {p99:.0f} ms, worst {waits_ms[-1]:.0f} ms"
     )
 
 
-def cpu_s(parts: dict[str, list[int]]) -> dict[str, float]:
-    """What the processes of each part have used so far."""
-    return {part: sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids) for part, pids in parts.items()}
+def cpu_s(pids_by_name: dict[str, list[int]]) -> dict[str, float]:
+    """Return the CPU seconds that the processes under each name have used so far."""
+    return {name: sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids) for name, pids in pids_by_name.items()}
 
 
-def measure(hanging: int, options: argparse.Namespace) -> None:
+def measure(hanging: int, arguments: argparse.Namespace) -> None:
     here, there = multiprocessing.Pipe()
     receiver = multiprocessing.get_context("spawn").Process(target=receive, args=(there,), daemon=True)
     receiver.start()
     port = here.recv()
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder), appendfsync="everysec") as server:
         redis = Redis.from_url(server.url)
-        with workers(server.url, options.workers) as pids:
-            while redis.scard("rq:workers") < options.workers:
+        with run_workers(server.url, arguments.workers) as pids:
+            while redis.scard("rq:workers") < arguments.workers:
                 time.sleep(0.1)
             assert server.process is not None
             assert receiver.pid is not None
-            parts = {
+            pids_by_name = {
                 "workers": pids,
                 "redis": [server.process.pid],
                 "receiver": [receiver.pid],
                 "feeder": [os.getpid()],
             }
-            before = cpu_s(parts)
-            put = feed(redis, port, options.per_second, options.seconds, hanging)
+            before = cpu_s(pids_by_name)
+            enqueued_at = enqueue_events(redis, port, arguments.per_second, arguments.seconds, hanging)
             deadline = time.monotonic() + 60
-            seen: dict[str, float] = {}
-            while not put.keys() <= seen.keys() and time.monotonic() < deadline:
+            arrived_at: dict[str, float] = {}
+            while not enqueued_at.keys() <= arrived_at.keys() and time.monotonic() < deadline:
                 time.sleep(0.5)
                 here.send(None)
-                seen = here.recv()
-            report(f"{hanging} of {NUM_RECEIVERS} hang", put, seen)
-            after = cpu_s(parts)
-            used = ", ".join(f"{part} {(after[part] - before[part]) / len(seen) * 1e3:.2f}" for part in parts)
+                arrived_at = here.recv()
+            print_latencies(f"{hanging} of {NUM_RECEIVERS} hang", enqueued_at, arrived_at)
+            after = cpu_s(pids_by_name)
+            used = ", ".join(
+                f"{name} {(after[name] - before[name]) / len(arrived_at) * 1e3:.2f}" for name in pids_by_name
+            )
             print(f"{'':<24} CPU ms a delivery: {used}")
     receiver.terminate()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--per-second", type=int, default=300)
-    parser.add_argument("--seconds", type=int, default=20)
-    parser.add_argument("--hanging", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=1)
-    options = parser.parse_args()
-    print(f"{options.per_second} events/s for {options.seconds} s, {options.workers} webhook worker(s)")
-    for hanging in (0, options.hanging):
-        measure(hanging, options)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--per-second", type=int, default=300, help="events per second (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=20, help="seconds of each run (default: %(default)s)")
+    parser.add_argument("--hanging", type=int, default=10, help="receivers that never answer (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="webhook workers (default: %(default)s)")
+    arguments = parser.parse_args()
+    print(f"{arguments.per_second} events/s for {arguments.seconds} s, {arguments.workers} webhook worker(s)")
+    for hanging in (0, arguments.hanging):
+        measure(hanging, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every comparison in bench/ runs to its end and says how much faster or slower; not how fast this machine is."""
+"""Every comparison in bench/ runs to its end and prints ratios. The tests do not check speed."""
 
 import importlib
 import re
@@ -22,11 +22,11 @@ import pytest
         "job_queue",
     ],
 )
-def test_a_quick_run_ends_and_prints_ratios(
+def test_a_quick_run_prints_ratios(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    more = ["--out", str(tmp_path)] if name == "linearity" else []
-    monkeypatch.setattr(sys, "argv", [name, "--quick", *more])
+    out_option = ["--out", str(tmp_path)] if name == "linearity" else []
+    monkeypatch.setattr(sys, "argv", [name, "--quick", *out_option])
     importlib.import_module(f"bench.{name}").main()
     printed = capsys.readouterr().out
     assert re.search(r"\d\.\d\dx|\d%", printed), printed
@@ -34,14 +34,14 @@ def test_a_quick_run_ends_and_prints_ratios(
     assert "nan" not in printed
 
 
-def test_the_tables_of_agreement_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_agreement_prints_its_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(sys, "argv", ["agreement", "--quick"])
     importlib.import_module("bench.agreement").main()
     printed = capsys.readouterr().out
     assert re.search(r"\| llama \| default \| \d\.\de-0[5-9] .* \| exact \| .* \| to the bit \|", printed), printed
 
 
-def test_linearity_leaves_a_table_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_linearity_writes_a_table_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", ["linearity", "--quick", "--out", str(tmp_path)])
     importlib.import_module("bench.linearity").main()
     assert "| tokens of one row | CPU s |" in (tmp_path / "linearity-demo.md").read_text()

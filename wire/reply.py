@@ -90,7 +90,7 @@ class ErrorReply(Struct, frozen=True, kw_only=True):
     error: "ErrorBody"
 
 
-class ErrorBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ErrorBody(Struct, frozen=True, kw_only=True):
     """The error that a request caused."""
 
     code: str

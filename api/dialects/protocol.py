@@ -9,12 +9,13 @@ api/routes/dialects.py runs any Endpoint over HTTP; api/batches runs those of ba
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
 from scorepool import wire
+from scorepool.api.dialects.unsupported import without_defaults
 from scorepool.wire.codec import Encoding
 
 
@@ -25,6 +26,12 @@ class Context(Struct, frozen=True, kw_only=True):
     timeout_s: int
     served_model: wire.ServedModel | None = None  # if the endpoint has `needs_model`
     encoded: Sequence[list[int]] = ()  # token ids of `texts_to_encode`
+
+
+class JobCount(NamedTuple):
+    count: int
+    field: str = ""
+    noun: str = "jobs"  # for one entry of the field
 
 
 class ReplyTooLarge(Exception):
@@ -68,16 +75,24 @@ class Endpoint(ABC, Generic[Body]):
     body_type: type[Body]
     reply_type: ClassVar[Any]
     chunk_type: ClassVar[Any] = None  # of a stream; None: the endpoint does not stream
+    foreign_fields: ClassVar[Mapping[str, object]] = {}  # of other servers, with the defaults that pass
     needs_model: ClassVar[bool] = False  # `to_requests` needs the model's card, and the only model may go unnamed
     has_large_replies: ClassVar[bool] = False  # `to_reply` may take a second, so it runs in a thread
 
     def parse(self, body: bytes, encoding: Encoding = "json") -> Body:
         """Parse a body; raise wire.Invalid."""
-        return wire.parse(body, self.body_type, encoding)
+        try:
+            return wire.parse(body, self.body_type, encoding)
+        except wire.Invalid:  # perhaps a default of another server
+            if not self.foreign_fields:
+                raise
+        return wire.parse(
+            without_defaults(body, encoding, self.foreign_fields, self.body_type), self.body_type, encoding
+        )
 
-    def num_jobs(self, body: Body) -> tuple[str, int]:
+    def job_count(self, body: Body) -> JobCount:
         """Return the number of jobs, and the field that decides it."""
-        return "", 1
+        return JobCount(1)
 
     def texts_to_encode(self, body: Body) -> Sequence[str]:
         """Return the texts that `to_requests` needs as token ids: a worker encodes them first."""

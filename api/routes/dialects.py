@@ -76,8 +76,7 @@ def _error_codes(names: dict[str, str]) -> Iterator[None]:
 
 
 async def _run(endpoint: AnyEndpoint, body: Any, request: Request, owner: str, parts: State) -> Response:
-    field, num_jobs = endpoint.num_jobs(body)
-    check_count(parts.settings, num_jobs, field, "entries")
+    check_count(parts.settings, *endpoint.job_count(body))
 
     def field_name(name: str) -> str:
         return endpoint.field_name(body, name)

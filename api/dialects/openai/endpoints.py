@@ -6,7 +6,7 @@ To add one that batches may use too: list it in LINE_ENDPOINTS of batch.py.
 from collections.abc import Sequence
 
 from scorepool import wire
-from scorepool.api.dialects.openai import chat, completions
+from scorepool.api.dialects.openai import chat, completions, foreign_fields
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chat_reply import ChatChunk, ChatChunkWriter, ChatCompletion, to_chat_completion
 from scorepool.api.dialects.openai.completion_reply import (
@@ -24,7 +24,7 @@ from scorepool.api.dialects.openai.tokens import (
     to_detokenize_reply,
     to_tokenize_reply,
 )
-from scorepool.api.dialects.protocol import Context, Endpoint
+from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 
 
 class Completions(Endpoint[CompletionRequest]):
@@ -37,9 +37,10 @@ class Completions(Endpoint[CompletionRequest]):
     body_type = CompletionRequest
     reply_type = Completion
     chunk_type = CompletionChunk
+    foreign_fields = foreign_fields.COMPLETIONS
 
-    def num_jobs(self, body: CompletionRequest) -> tuple[str, int]:
-        return "prompt", len(body.prompts) * (2 if body.echoes_in_stream else 1)
+    def job_count(self, body: CompletionRequest) -> JobCount:
+        return JobCount(len(body.prompts) * (2 if body.echoes_in_stream else 1), "prompt", "prompts")
 
     def to_requests(self, body: CompletionRequest, context: Context) -> Sequence[wire.Request]:
         return completions.to_requests(body, context.timeout_s)
@@ -65,6 +66,7 @@ class Chat(Endpoint[ChatRequest]):
     body_type = ChatRequest
     reply_type = ChatCompletion
     chunk_type = ChatChunk
+    foreign_fields = foreign_fields.CHAT
 
     def to_requests(self, body: ChatRequest, context: Context) -> Sequence[wire.Request]:
         return [chat.to_request(body, context.timeout_s)]

@@ -12,7 +12,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from scorepool import wire
 from scorepool.api.dialects.detokenizer import generated_text, token_text
 from scorepool.api.dialects.fields import map_field
-from scorepool.api.dialects.protocol import Context, Endpoint
+from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
+from scorepool.api.dialects.sglang import foreign_fields
 from scorepool.wire.request import ModelName, Penalty, StopString, StopTokenIds, Text, TokenId, TokenIds, TopLogprobs
 
 # Logprob, token id and text. A list, because msgspec writes a schema of tuples that OpenAPI does not allow.
@@ -234,10 +235,11 @@ class Generate(Endpoint[GenerateRequest]):
     description = "The reply is a list if the request has several prompts, or if `n` is more than 1."
     body_type = GenerateRequest
     reply_type = Generated | list[Generated]
+    foreign_fields = foreign_fields.GENERATE
     needs_model = True
 
-    def num_jobs(self, body: GenerateRequest) -> tuple[str, int]:
-        return "text" if body.input_ids is None else "input_ids", len(body.prompts)
+    def job_count(self, body: GenerateRequest) -> JobCount:
+        return JobCount(len(body.prompts), "text" if body.input_ids is None else "input_ids", "prompts")
 
     def to_requests(self, body: GenerateRequest, context: Context) -> Sequence[wire.Request]:
         assert context.served_model is not None

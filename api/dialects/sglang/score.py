@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import Usage, to_usage
-from scorepool.api.dialects.protocol import Context, Endpoint
+from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.wire.request import ModelName, Text, TokenId
 
 
@@ -107,8 +107,8 @@ class Score(Endpoint[ScoringRequest]):
     body_type = ScoringRequest
     reply_type = ScoringResponse
 
-    def num_jobs(self, body: ScoringRequest) -> tuple[str, int]:
-        return "items", len(body.item_list)
+    def job_count(self, body: ScoringRequest) -> JobCount:
+        return JobCount(len(body.item_list), "items", "items")
 
     def texts_to_encode(self, body: ScoringRequest) -> Sequence[str]:
         return [prompt for prompt in body.prompts if isinstance(prompt, str)]

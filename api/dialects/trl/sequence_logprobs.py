@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.api.dialects.protocol import Context, Endpoint, ReplyTooLarge
+from scorepool.api.dialects.protocol import Context, Endpoint, JobCount, ReplyTooLarge
 from scorepool.wire.request import ModelName, TokenIds, TopLogprobs
 
 MAX_ENTRIES = 2**24  # of the padded arrays of one reply: 128 MiB of logprobs and ids
@@ -180,8 +180,8 @@ class GetSequenceLogprobs(Endpoint[SequenceLogprobsRequest]):
     needs_model = True
     has_large_replies = True
 
-    def num_jobs(self, body: SequenceLogprobsRequest) -> tuple[str, int]:
-        return "sequences", len(body.sequences)
+    def job_count(self, body: SequenceLogprobsRequest) -> JobCount:
+        return JobCount(len(body.sequences), "sequences", "sequences")
 
     def to_requests(self, body: SequenceLogprobsRequest, context: Context) -> Sequence[wire.Request]:
         assert context.served_model is not None

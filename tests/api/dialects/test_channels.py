@@ -53,8 +53,8 @@ class Run:
         pauses = [place for size in steps for place in [False] * (size - 1) + [True]]
         for place, token_id in enumerate(token_ids):
             row.token_ids.append(token_id)
-            row.logprobs.append(-float(place))
-            row.sampled_logprobs.append(-float(place))
+            row.columns.logprobs.append(-float(place))
+            row.columns.sampled_logprobs.append(-float(place))
             check_stop(row, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
             if row.is_done:
                 return

@@ -46,8 +46,8 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
     growths = []
     for place, token_id in enumerate(token_ids):
         row.token_ids.append(token_id)
-        row.logprobs.append(-float(place))
-        row.sampled_logprobs.append(-float(place))
+        row.columns.logprobs.append(-float(place))
+        row.columns.sampled_logprobs.append(-float(place))
         check_stop(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
         growths += [growth() for growth in grower.on_step([row])]
         if row.is_done:

@@ -1,4 +1,4 @@
-"""Every parameter that OpenAI's SDK knows works or is refused by its name; what asks for nothing is accepted."""
+"""Every parameter that OpenAI's SDK knows works or is refused by its name. Defaults of other servers are accepted."""
 
 import json
 from typing import Any
@@ -9,17 +9,20 @@ from openai.types.chat import chat_completion_message_param
 from openai.types.chat import completion_create_params as chat_create_params
 
 from scorepool import wire
-from scorepool.api.dialects.openai.chat import ChatRequest, to_request
-from scorepool.api.dialects.openai.completions import CompletionRequest, to_requests
+from scorepool.api.dialects.openai import foreign_fields
+from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS
+from scorepool.api.dialects.protocol import Context
+from scorepool.api.dialects.sglang.generate import GENERATE
+from scorepool.api.dialects.unsupported import ANY
 
-COMPLETION: dict[str, Any] = {"model": "demo", "prompt": "a"}
-CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION_BODY: dict[str, Any] = {"model": "demo", "prompt": "a"}
+CHAT_BODY: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 NAMES = {
     "completions": set(completion_create_params.CompletionCreateParamsBase.__annotations__) - {"prompt"},
     "chat": set(chat_create_params.CompletionCreateParamsBase.__annotations__) - {"messages"},
 }
-# What clients send where nobody asked for anything, or for nothing that can be seen in an answer.
+# Values that clients send by default, or that change nothing in an answer.
 BOTH: list[dict[str, Any]] = [
     {"n": 1, "seed": None, "stop": None, "user": "me", "logit_bias": {}, "stream": False},
     {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0},
@@ -29,6 +32,8 @@ BOTH: list[dict[str, Any]] = [
     {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "length_penalty": 1, "min_tokens": 0, "stop_token_ids": []},
     {"ignore_eos": False, "use_beam_search": False, "include_stop_str_in_output": False, "bad_words": []},
     {"return_token_ids": False, "return_tokens_as_token_ids": False, "spaces_between_special_tokens": True},
+    {"guided_json": None, "structured_outputs": None, "priority": 0, "request_id": "r-1", "vllm_xargs": None},
+    {"lora_path": None, "regex": None, "no_stop_trim": False, "return_hidden_states": False, "rid": "r-1"},
 ]
 CHAT_ONLY: list[dict[str, Any]] = [
     {"audio": None, "logprobs": False, "top_logprobs": 0, "metadata": {"a": "b"}, "modalities": ["text"]},
@@ -37,6 +42,7 @@ CHAT_ONLY: list[dict[str, Any]] = [
     {"service_tier": "auto", "tool_choice": "auto", "tools": [], "max_completion_tokens": 5, "max_tokens": 5},
     {"chat_template_kwargs": {}, "reasoning_effort": None, "echo": False, "add_special_tokens": False},
     {"add_generation_prompt": True, "continue_final_message": False, "skip_special_tokens": True},
+    {"separate_reasoning": True, "include_reasoning": True, "documents": None, "chat_template": None, "best_of": 1},
 ]
 COMPLETIONS_ONLY: list[dict[str, Any]] = [
     {"best_of": 1, "echo": False, "logprobs": None, "suffix": None, "max_tokens": None},
@@ -45,9 +51,9 @@ COMPLETIONS_ONLY: list[dict[str, Any]] = [
 
 
 def parse(kind: str, options: dict[str, Any]) -> list[wire.Generate]:
-    if kind == "chat":
-        return [to_request(wire.parse(json.dumps(CHAT | options).encode(), ChatRequest), 60)]
-    return to_requests(wire.parse(json.dumps(COMPLETION | options).encode(), CompletionRequest), 60)
+    endpoint, body = (CHAT, CHAT_BODY) if kind == "chat" else (COMPLETIONS, COMPLETION_BODY)
+    parsed = endpoint.parse(json.dumps(body | options).encode())
+    return list(endpoint.to_requests(parsed, Context(unique_id="u", timeout_s=60)))
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in NAMES for name in sorted(NAMES[kind])])
@@ -85,9 +91,13 @@ def test_what_asks_for_nothing_changes_nothing(kind: str, options: dict[str, Any
         ("chat", {"chat_template_kwargs": {"a": 10**30}}, "chat_template_kwargs", "<= 9223372036854775807"),
         ("chat", {"echo": True}, "echo", "expected false"),
         ("chat", {"add_special_tokens": True}, "add_special_tokens", "expected false"),
-        ("chat", {"prompt_logprobs": 1}, "prompt_logprobs", "unknown field"),
-        ("chat", {"guided_json": {}}, "guided_json", "unknown field"),
-        ("chat", {"chat_template": "{{ a }}"}, "chat_template", "unknown field"),
+        ("chat", {"prompt_logprobs": 1}, "prompt_logprobs", "not supported here, expected null"),
+        ("chat", {"guided_json": {}}, "guided_json", "not supported here, expected null, found {}"),
+        ("chat", {"priority": 1}, "priority", "not supported here, expected 0 or null, found 1"),
+        ("chat", {"priority": False}, "priority", "found False"),
+        ("chat", {"separate_reasoning": False}, "separate_reasoning", "expected true or null"),
+        ("chat", {"guided_json": None, "no_such_field": None}, "no_such_field", "unknown field"),
+        ("chat", {"chat_template": "{{ a }}"}, "chat_template", "not supported here"),
         ("chat", {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.inc", "false"),
         (
             "chat",
@@ -101,7 +111,7 @@ def test_what_asks_for_nothing_changes_nothing(kind: str, options: dict[str, Any
         ("completions", {"min_tokens": -1}, "min_tokens", ">= 0"),
         ("completions", {"stop_token_ids": [-5]}, "stop_token_ids[0]", ">= 0"),
         ("completions", {"bad_words": ["no"]}, "bad_words", "expected []"),
-        ("completions", {"allowed_token_ids": [5]}, "allowed_token_ids", "unknown field"),
+        ("completions", {"allowed_token_ids": [5]}, "allowed_token_ids", "not supported here"),
         ("completions", {"logprob_token_ids": [5]}, "logprob_token_ids", "unknown field"),
         ("completions", {"best_of": 1, "n": 2}, "best_of", "`best_of` must be at least `n`"),
     ],
@@ -143,24 +153,59 @@ def test_special_tokens_are_left_out_unless_they_are_asked_for(kind: str, unsaid
         {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "look", "arguments": {}}}]},
         {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": None}},  # litellm's
         {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": "a", "reasoning": "b", "annotations": [{"type": "url_citation"}]},
+        {"role": "assistant", "content": None, "refusal": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
     ],
 )
 def test_messages_as_clients_send_them(message: dict[str, Any]):
-    messages = [CHAT["messages"][0], message]
+    messages = [CHAT_BODY["messages"][0], message]
 
     (request,) = parse("chat", {"messages": messages})
 
     assert request.messages is not None
     shown = request.messages[1]
-    assert shown.content == ("a" if message.get("content") else "")
+    assert shown.content == ("a" if message.get("content") or message.get("refusal") else "")
     assert [call.arguments for call in shown.tool_calls] == [{}] * len(message.get("tool_calls") or ())
 
 
 @pytest.mark.parametrize("kind", chat_completion_message_param.ChatCompletionMessageParam.__args__)
-def test_no_field_of_a_message_is_ignored(kind: Any):
+def test_no_field_that_the_sdk_has_in_messages_is_ignored(kind: Any):
     role = kind.__name__.split("Completion")[1].removesuffix("MessageParam").lower()
     for name in set(kind.__annotations__) - {"role"}:
         message = {"role": role, "content": "a", "tool_call_id": "c"} | {name: {"no": {"such": "value"}}}
         with pytest.raises(wire.Invalid) as caught:
             parse("chat", {"messages": [message]})
         assert (caught.value.field or "").startswith(("messages[0].role", f"messages[0].{name}")), name
+
+
+def test_a_content_part_needs_its_type():
+    with pytest.raises(wire.Invalid) as caught:
+        parse("chat", {"messages": [{"role": "user", "content": [{"text": "a"}]}]})
+
+    assert caught.value.field == "messages[0].content[0].type"
+    assert "missing required field `type`" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"), [("chat", foreign_fields.CHAT), ("completions", foreign_fields.COMPLETIONS)]
+)
+def test_null_and_the_default_of_every_foreign_field_pass(kind: str, table: dict[str, object]):
+    nulls = dict.fromkeys(table)
+    defaults = {name: "x" if value is ANY else value for name, value in table.items()}
+
+    assert parse(kind, nulls) == parse(kind, defaults) == parse(kind, {})
+
+
+def test_the_defaults_of_sglang_pass():
+    """Also those of `sampling_params`, in msgpack too."""
+    params = {name.partition(".")[2]: None for name in GENERATE.foreign_fields if "." in name}
+    body = dict.fromkeys(name for name in GENERATE.foreign_fields if "." not in name)
+    body |= {"text": "a", "sampling_params": params | {"n": 2}, "rid": "r-1"}
+
+    for encoding, content in (("json", json.dumps(body).encode()), ("msgpack", wire.encode(body))):
+        assert GENERATE.parse(content, encoding).sampling_params.n == 2
+
+    with pytest.raises(wire.Invalid) as caught:
+        GENERATE.parse(json.dumps({"text": "a", "sampling_params": {"regex": "a+"}}).encode())
+    assert caught.value.field == "sampling_params.regex"

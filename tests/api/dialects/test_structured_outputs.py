@@ -54,8 +54,8 @@ class Answer:
             else:  # a text of any characters hardly ever ends
                 token_id = any_of.choice(marks if marks and any_of.random() < 0.3 else may)
             row.token_ids.append(token_id)
-            row.logprobs.append(-1.0)
-            row.sampled_logprobs.append(-1.0)
+            row.columns.logprobs.append(-1.0)
+            row.columns.sampled_logprobs.append(-1.0)
             check_stop(row, tokenizer.token_bytes, tokenizer.eos_ids)
 
 

@@ -29,7 +29,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 class JobCount(NamedTuple):
-    count: int
+    number: int
     field: str = ""
     noun: str = "jobs"  # for one entry of the field
 

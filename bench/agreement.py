@@ -1,4 +1,4 @@
-"""Compare scorepool's logprobs with transformers', and with its own in another batch. Prints docs/numbers.md's tables.
+"""Compare scorepool's logprobs with transformers', and with its own in another batch: the errors in docs/numbers.md.
 
     python -m bench.agreement [--quick]
 

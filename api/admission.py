@@ -8,11 +8,11 @@ from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest
 from scorepool.api.repositories import decode as stored
 from scorepool.api.repositories.models import Models
-from scorepool.api.repositories.webhook_endpoints import Endpoints
+from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 
 
 class Admission:
-    def __init__(self, redis: Redis, models: Models, endpoints: Endpoints) -> None:
+    def __init__(self, redis: Redis, models: Models, endpoints: WebhookEndpoints) -> None:
         self._redis = redis
         self._models = models
         self._endpoints = endpoints

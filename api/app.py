@@ -17,20 +17,21 @@ from scorepool.api.http.loopback import LoopbackOnly
 from scorepool.api.metrics.prometheus import MetricsMiddleware
 from scorepool.api.routes import (
     batches,
-    deliveries,
     docs,
-    endpoints,
     events,
     files,
     jobs,
     models,
     operations,
     tokens,
+    webhook_deliveries,
+    webhook_endpoints,
 )
 from scorepool.api.routes.dialects import router_of
 from scorepool.api.state import State
 from scorepool.store import Settings
 
+WEBHOOKS = (webhook_endpoints, webhook_deliveries)
 DIALECTS = (openai.DIALECT, trl.DIALECT, sglang.DIALECT)
 
 
@@ -59,7 +60,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.parts = parts
-    for subject in (jobs, events, models, files, batches, tokens, endpoints, deliveries, operations, docs):
+    for subject in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations, docs):
         app.include_router(subject.router)
     for dialect in DIALECTS:
         app.include_router(router_of(dialect))

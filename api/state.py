@@ -15,8 +15,8 @@ from scorepool.api.repositories.jobs import Records
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.waiting import BLOCK_S, Waiting
-from scorepool.api.repositories.webhook_deliveries import Deliveries
-from scorepool.api.repositories.webhook_endpoints import Endpoints
+from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
+from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 from scorepool.store import Settings
 
 MAX_CONNECTIONS = 64
@@ -32,8 +32,8 @@ class State:
     records: Records
     models: Models
     door: Admission
-    endpoints: Endpoints
-    deliveries: Deliveries
+    endpoints: WebhookEndpoints
+    deliveries: WebhookDeliveries
     files: Files
     batches: Batches
     waiting: Waiting
@@ -47,7 +47,7 @@ class State:
         keyring = Keyring.load(settings)
         metrics = Metrics()
         models = Models(redis)
-        endpoints = Endpoints(redis, settings)
+        endpoints = WebhookEndpoints(redis, settings)
         return cls(
             settings=settings,
             keyring=keyring,
@@ -58,7 +58,7 @@ class State:
             models=models,
             door=Admission(redis, models, endpoints),
             endpoints=endpoints,
-            deliveries=Deliveries(redis, settings),
+            deliveries=WebhookDeliveries(redis, settings),
             files=Files(redis, settings),
             batches=Batches(redis),
             waiting=Waiting(stream_redis.client(), redis, on_ended=metrics.ended.inc),

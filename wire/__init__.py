@@ -66,7 +66,7 @@ from scorepool.wire.webhook import (
     Subscriber,
     TestEventRequest,
     WebhookEndpoint,
-    WebhookEndpoints,
+    WebhookEndpointList,
     WebhookSecret,
 )
 from scorepool.wire.webhook_event import BatchEvent, BatchEventData, JobEvent, JobEventData, TestEventData
@@ -126,7 +126,7 @@ __all__ = [
     "ToolCallResult",
     "Usage",
     "WebhookEndpoint",
-    "WebhookEndpoints",
+    "WebhookEndpointList",
     "WebhookSecret",
     "decode_outcome",
     "decode_request",

@@ -60,7 +60,7 @@ class WebhookSecret(Struct, frozen=True, kw_only=True):
     previous_expires_at: float | None = None
 
 
-class WebhookEndpoints(Struct, frozen=True, kw_only=True):
+class WebhookEndpointList(Struct, frozen=True, kw_only=True):
     """All endpoints of an owner, oldest first."""
 
     endpoints: list[WebhookEndpoint]

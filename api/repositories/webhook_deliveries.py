@@ -1,4 +1,4 @@
-"""Deliveries of webhooks, as their owners see them: read, listed, replayed; and test events."""
+"""Webhook deliveries in Redis, for their owners: read, list, replay, and send test events."""
 
 import re
 import time
@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
-from scorepool.api.repositories import decode as stored
+from scorepool.api.repositories import decode
 from scorepool.api.repositories.jobs import CURSOR
 from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
@@ -19,24 +19,27 @@ FIELDS = ("owner", "event", "job", "batch", "endpoint", "url", "status", "since"
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
 _EVENTS = (*wire.ALL_EVENTS, "webhook.test")
 _STATES: dict[str, wire.DeliveryState] = {"finished": "delivered", "failed": "failed", "canceled": "failed"}
-SCAN = 200  # deliveries looked at per round trip
-MAX_SCANNED = 2000  # per page: a filter that matches little gives short pages, not slow ones
+SCAN_SIZE = 200  # deliveries read per round trip
+MAX_SCANNED = 2000  # per page, so that a filter with few matches gives short pages rather than slow ones
 SCHEDULED = f"rq:scheduled:{store.WEBHOOKS}"
 
 
-class Deliveries:
+class WebhookDeliveries:
+    """The deliveries of every owner: RQ jobs on the webhooks queue."""
+
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
         self._settings = settings
         self._replay = redis.register_script(load("replay.lua"))
         self._deliver = redis.register_script(store.OUTBOX + load("deliver.lua"))
 
-    async def read(self, owner: str, id: str) -> wire.Delivery:  # noqa: A002
-        """With all attempts. Raises NotFound."""
-        [delivery] = await self._read(owner, [id] if _ID.fullmatch(id) else [], shown=None) or [None]
-        if delivery is None:
-            raise _absent(id)
-        return delivery
+    async def read(self, owner: str, delivery_id: str) -> wire.Delivery:
+        """Return a delivery with all its attempts; raise NotFound."""
+        if _ID.fullmatch(delivery_id):
+            [delivery] = await self._read(owner, [delivery_id], num_attempts=None)
+            if delivery is not None:
+                return delivery
+        raise _absent(delivery_id)
 
     async def page(
         self,
@@ -46,109 +49,112 @@ class Deliveries:
         cursor: str | None,
         limit: int,
     ) -> wire.DeliveryPage:
-        """Raises BadRequest. A page may be shorter than `limit`, even empty, while `next_cursor` is set."""
+        """Return a page, newest first; raise BadRequest. It may be short even if `next_cursor` is set."""
         if cursor is not None and not re.fullmatch(CURSOR, cursor):
             raise BadRequest(f"cursor: expected a `next_cursor` of an earlier page, found {cursor[:40]!r}", "cursor")
         found: list[wire.Delivery] = []
         position = cursor
-        for _ in range(MAX_SCANNED // SCAN):
+        for _ in range(MAX_SCANNED // SCAN_SIZE):
             entries = await self._scan(owner, position)
-            deliveries = await self._read(owner, [id_ for id_, _ in entries], shown=1)
-            for (_, made), delivery in zip(entries, deliveries, strict=True):
-                position = made
+            deliveries = await self._read(owner, [delivery_id for delivery_id, _ in entries], num_attempts=1)
+            for (_, created), delivery in zip(entries, deliveries, strict=True):
+                position = created
                 if delivery and state in (None, delivery.state) and endpoint_id in (None, delivery.endpoint_id):
                     found.append(delivery)
                 if len(found) == limit:
                     return wire.DeliveryPage(deliveries=found, next_cursor=position)
-            if len(entries) < SCAN:
+            if len(entries) < SCAN_SIZE:
                 return wire.DeliveryPage(deliveries=found)
         return wire.DeliveryPage(deliveries=found, next_cursor=position)
 
-    async def replay(self, owner: str, id: str) -> wire.Delivery:  # noqa: A002
-        """Whatever became of it, unless it is being delivered now. Raises NotFound, Conflict."""
-        [answer] = await self._put_back(owner, [id], only_failed=False) if _ID.fullmatch(id) else ["absent"]
+    async def replay(self, owner: str, delivery_id: str) -> wire.Delivery:
+        """Queue a delivered or failed event again; raise NotFound, or Conflict if it is pending."""
+        if not _ID.fullmatch(delivery_id):
+            raise _absent(delivery_id)
+        [answer] = await self._requeue(owner, [delivery_id], only_failed=False)
         if answer == "absent":
-            raise _absent(id)
+            raise _absent(delivery_id)
         if answer != "replayed":
-            raise Conflict("the delivery is on its way; replay it when that has come to an end", "id")
-        return await self.read(owner, id)
+            raise Conflict("the delivery is pending; replay it after it was delivered or has failed", "id")
+        return await self.read(owner, delivery_id)
 
     async def replay_failed(self, owner: str, replay: wire.ReplayRequest) -> int:
-        """Returns how many were put back."""
+        """Queue the owner's failed deliveries again and return how many there were."""
         num_replayed, position = 0, None
         while True:
             entries = await self._scan(owner, position, since=replay.since)
-            deliveries = await self._read(owner, [id_ for id_, _ in entries], shown=1)
+            deliveries = await self._read(owner, [delivery_id for delivery_id, _ in entries], num_attempts=1)
             ids = [
                 delivery.id
                 for delivery in deliveries
                 if delivery and delivery.state == "failed" and replay.endpoint_id in (None, delivery.endpoint_id)
             ]
-            answers = await self._put_back(owner, ids, only_failed=True) if ids else []
+            answers = await self._requeue(owner, ids, only_failed=True) if ids else []
             num_replayed += answers.count("replayed")
-            if len(entries) < SCAN:
+            if len(entries) < SCAN_SIZE:
                 return num_replayed
             position = entries[-1][1]
 
     async def test(self, owner: str, endpoint: wire.WebhookEndpoint) -> wire.Delivery:
-        """A delivery of `webhook.test`. Raises Conflict."""
+        """Queue a delivery of `webhook.test`; raise Conflict if the endpoint is disabled."""
         if endpoint.disabled_at is not None:
             raise Conflict(f"the endpoint is disabled: {endpoint.disabled_reason}; enable it first", "endpoint_id")
-        id_ = store.Keys.delivery(uuid4().hex)
-        await self._deliver(args=[id_, owner, endpoint.id, iso_now(), self._settings.result_ttl_s])
-        return await self.read(owner, id_)
+        delivery_id = store.Keys.delivery(uuid4().hex)
+        await self._deliver(args=[delivery_id, owner, endpoint.id, iso_now(), self._settings.result_ttl_s])
+        return await self.read(owner, delivery_id)
 
-    async def _put_back(self, owner: str, ids: Sequence[str], only_failed: bool) -> list[str]:
-        bell = store.Keys.wakeup(store.WEBHOOKS)
-        terms: list[str | int] = [owner, store.WEBHOOKS, bell, f"{time.time():.6f}", iso_now(), int(only_failed)]
-        return [answer.decode() for answer in await self._replay(args=[*terms, *ids])]
+    async def _requeue(self, owner: str, ids: Sequence[str], only_failed: bool) -> list[str]:
+        channel = store.Keys.wakeup(store.WEBHOOKS)
+        args: list[str | int] = [owner, store.WEBHOOKS, channel, f"{time.time():.6f}", iso_now(), int(only_failed)]
+        return [answer.decode() for answer in await self._replay(args=[*args, *ids])]
 
     async def _scan(self, owner: str, before: str | None, since: float | None = None) -> list[tuple[str, str]]:
-        """The next deliveries of the owner, newest first, each with its place in the list."""
+        """Return up to SCAN_SIZE deliveries of the owner, newest first: id and position in the list."""
         entries: Any = await self._redis.zrevrangebyscore(
             store.Keys.deliveries(owner),
             f"({before}" if before else "+inf",
             "-inf" if since is None else since,
             start=0,
-            num=SCAN,
+            num=SCAN_SIZE,
             withscores=True,
         )
-        return [(stored.text(id_), f"{made:.6f}") for id_, made in entries]
+        return [(decode.text(delivery_id), f"{created:.6f}") for delivery_id, created in entries]
 
-    async def _read(self, owner: str, ids: Iterable[str], shown: int | None) -> list[wire.Delivery | None]:
-        """None for one that expired, that is not the owner's, or that tells of no event. `shown`: how many of the
-        attempts, from the latest."""
+    async def _read(self, owner: str, ids: Iterable[str], num_attempts: int | None) -> list[wire.Delivery | None]:
+        """Return deliveries with their latest `num_attempts`; None for one that is gone, invalid or another owner's."""
         ids = list(ids)
         async with self._redis.pipeline(transaction=False) as pipeline:
-            for id_ in ids:
-                pipeline.hmget(f"rq:job:{id_}", FIELDS)
-                pipeline.zscore(SCHEDULED, id_)
-            rows = await stored.replies(pipeline)
+            for delivery_id in ids:
+                pipeline.hmget(f"rq:job:{delivery_id}", FIELDS)
+                pipeline.zscore(SCHEDULED, delivery_id)
+            rows = await decode.replies(pipeline)
         return [
-            _delivery(id_, dict(zip(FIELDS, fields, strict=True)), due_at, shown)
-            if fields and fields[0] == owner.encode() and stored.text(fields[1]) in _EVENTS
+            _delivery(delivery_id, dict(zip(FIELDS, fields, strict=True)), due_at, num_attempts)
+            if fields and fields[0] == owner.encode() and decode.text(fields[1]) in _EVENTS
             else None
-            for id_, fields, due_at in zip(ids, rows[::2], rows[1::2], strict=True)
+            for delivery_id, fields, due_at in zip(ids, rows[::2], rows[1::2], strict=True)
         ]
 
 
-def _delivery(id: str, fields: dict[str, bytes | None], due_at: float | None, shown: int | None) -> wire.Delivery:  # noqa: A002
-    text = {name: stored.text(value) for name, value in fields.items() if value}
-    attempts = stored.message(fields["attempts"], list[wire.DeliveryAttempt], "json") or []
+def _delivery(
+    delivery_id: str, fields: dict[str, bytes | None], due_at: float | None, num_attempts: int | None
+) -> wire.Delivery:
+    text = {name: decode.text(value) for name, value in fields.items() if value}
+    attempts = decode.message(fields["attempts"], list[wire.DeliveryAttempt], "json") or []
     return wire.Delivery(
-        id=id,
+        id=delivery_id,
         state=_STATES.get(text.get("status", ""), "pending"),
         event=text["event"],  # type: ignore[arg-type]
         job_id=text.get("job"),
         batch_id=text.get("batch"),
         endpoint_id=text.get("endpoint"),
         url=text["url"].partition("?")[0] if "url" in text else None,
-        created_at=stored.moment_s(fields["created_at"]),
+        created_at=decode.moment_s(fields["created_at"]),
         next_attempt_at=due_at,
         reason=text.get("reason"),
-        attempts=attempts if shown is None else attempts[-shown:],
+        attempts=attempts if num_attempts is None else attempts[-num_attempts:],
     )
 
 
-def _absent(id: str) -> NotFound:  # noqa: A002
-    return NotFound(f"no delivery {id[:80]!r}; deliveries are kept for a limited time after their end", "id")
+def _absent(delivery_id: str) -> NotFound:
+    return NotFound(f"no delivery {delivery_id[:80]!r}; deliveries are kept for a limited time", "id")

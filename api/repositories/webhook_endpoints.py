@@ -1,4 +1,4 @@
-"""Owners' webhook endpoints in Redis. Every change is a read and a write that nobody came between."""
+"""Webhook endpoints of owners in Redis. Each change is an optimistic transaction: WATCH, read, write."""
 
 import base64
 import secrets
@@ -14,22 +14,24 @@ from redis.asyncio.client import Pipeline
 
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
-from scorepool.api.repositories import decode as stored
+from scorepool.api.repositories import decode
 
-MAX_ENDPOINTS = 16  # of one owner: each job that ends is told to all of them
-ROTATION_S = 86_400  # for which deliveries are signed with the old secret, too
+MAX_ENDPOINTS = 16  # of one owner: each job that ends makes a delivery to every one of them
+ROTATION_S = 86_400  # how long deliveries are also signed with the previous secret
 
 
-class Endpoints:
+class WebhookEndpoints:
+    """The registered endpoints of every owner."""
+
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
         self._settings = settings
 
     def check_url(self, url: str, field: str) -> None:
-        """The rules for every webhook URL. Raises BadRequest."""
+        """Check a webhook URL; raise BadRequest if it is not allowed."""
         if not self._settings.webhook_secret:
             raise BadRequest(
-                f"{field}: this server signs no webhooks; its operator sets SCOREPOOL_WEBHOOK_SECRET to allow them",
+                f"{field}: this server has no webhooks; its operator enables them with SCOREPOOL_WEBHOOK_SECRET",
                 field,
             )
         try:
@@ -38,7 +40,7 @@ class Endpoints:
             raise BadRequest(f"{field}: {error}, found {url[:80]!r}", field) from None
 
     async def register(self, owner: str, registration: wire.EndpointRegistration) -> wire.WebhookSecret:
-        """Raises BadRequest, Conflict."""
+        """Store a new endpoint with a new secret; raise BadRequest or Conflict."""
         self.check_url(registration.url, "url")
         endpoint = wire.WebhookEndpoint(
             id=uuid4().hex[:16],
@@ -54,26 +56,26 @@ class Endpoints:
         async def write(pipeline: Pipeline) -> None:
             count: Any = await pipeline.hlen(key)
             if count >= MAX_ENDPOINTS:
-                raise Conflict(f"you have {count} endpoints, the most there may be; delete one first")
+                raise Conflict(f"you have {count} endpoints, which is the limit; delete one first")
             pipeline.multi()  # type: ignore[no-untyped-call]
             pipeline.hset(key, endpoint.id, wire.encode_json(subscriber))
 
         await self._redis.transaction(write, key)
         return wire.WebhookSecret(endpoint=endpoint, secret=secret)
 
-    async def all(self, owner: str) -> list[wire.WebhookEndpoint]:
-        """The oldest first."""
-        texts: Any = await self._redis.hvals(store.Keys.endpoints(owner))
-        subscribers = [stored.message(text, wire.Subscriber, "json") for text in texts]
+    async def read_all(self, owner: str) -> list[wire.WebhookEndpoint]:
+        """Return the owner's endpoints, oldest first."""
+        values: Any = await self._redis.hvals(store.Keys.endpoints(owner))
+        subscribers = [decode.message(value, wire.Subscriber, "json") for value in values]
         endpoints = (subscriber.endpoint for subscriber in subscribers if subscriber)
         return sorted(endpoints, key=lambda endpoint: endpoint.created_at)
 
-    async def read(self, owner: str, id: str) -> wire.WebhookEndpoint:  # noqa: A002
-        """Raises NotFound."""
-        return _found(await self._redis.hget(store.Keys.endpoints(owner), id), id).endpoint
+    async def read(self, owner: str, endpoint_id: str) -> wire.WebhookEndpoint:
+        """Return one endpoint; raise NotFound."""
+        return _decode(await self._redis.hget(store.Keys.endpoints(owner), endpoint_id), endpoint_id).endpoint
 
-    async def change(self, owner: str, id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:  # noqa: A002
-        """Raises BadRequest, NotFound."""
+    async def change(self, owner: str, endpoint_id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:
+        """Change the given fields of an endpoint; raise BadRequest or NotFound."""
         if change.url is not UNSET:
             self.check_url(change.url, "url")
 
@@ -87,53 +89,54 @@ class Endpoints:
                 return after.as_disabled(time.time(), "its owner disabled it")
             return after
 
-        return (await self._update(owner, id, changed)).endpoint
+        return (await self._update(owner, endpoint_id, changed)).endpoint
 
-    async def rotate(self, owner: str, id: str) -> wire.WebhookSecret:  # noqa: A002
-        """A new secret; the one before signs for ROTATION_S more. Raises NotFound."""
+    async def rotate(self, owner: str, endpoint_id: str) -> wire.WebhookSecret:
+        """Replace the secret; the previous one stays valid for ROTATION_S. Raises NotFound."""
         secret, until = new_secret(), time.time() + ROTATION_S
 
         def rotated(before: wire.Subscriber) -> wire.Subscriber:
-            previous = [replace(one, expires_at=until) for one in before.secrets[:1]]
+            previous = [replace(old, expires_at=until) for old in before.secrets[:1]]
             return replace(before, secrets=[wire.SigningSecret(secret=secret), *previous])
 
-        after = await self._update(owner, id, rotated)
+        after = await self._update(owner, endpoint_id, rotated)
         return wire.WebhookSecret(endpoint=after.endpoint, secret=secret, previous_expires_at=until)
 
-    async def delete(self, owner: str, id: str) -> None:  # noqa: A002
-        """Deliveries to it that are still to come will fail. Raises NotFound."""
-        deleted: Any = await self._redis.hdel(store.Keys.endpoints(owner), id)
+    async def delete(self, owner: str, endpoint_id: str) -> None:
+        """Delete an endpoint, so that its pending deliveries fail; raise NotFound."""
+        deleted: Any = await self._redis.hdel(store.Keys.endpoints(owner), endpoint_id)
         if not deleted:
-            raise _absent(id)
+            raise _absent(endpoint_id)
 
     async def _update(
         self,
         owner: str,
-        id: str,  # noqa: A002
+        endpoint_id: str,
         update: Callable[[wire.Subscriber], wire.Subscriber],
     ) -> wire.Subscriber:
         key = store.Keys.endpoints(owner)
         after: list[wire.Subscriber] = []
 
         async def write(pipeline: Pipeline) -> None:
-            after[:] = [update(_found(await pipeline.hget(key, id), id))]
+            after[:] = [update(_decode(await pipeline.hget(key, endpoint_id), endpoint_id))]
             pipeline.multi()  # type: ignore[no-untyped-call]
-            pipeline.hset(key, id, wire.encode_json(after[0]))
+            pipeline.hset(key, endpoint_id, wire.encode_json(after[0]))
 
         await self._redis.transaction(write, key)
         return after[0]
 
 
 def new_secret() -> str:
+    """Return a random secret of 32 bytes in the form of Standard Webhooks."""
     return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def _found(text: bytes | str | None, id: str) -> wire.Subscriber:  # noqa: A002
-    subscriber = stored.message(text, wire.Subscriber, "json")
+def _decode(value: bytes | str | None, endpoint_id: str) -> wire.Subscriber:
+    subscriber = decode.message(value, wire.Subscriber, "json")
     if subscriber is None:
-        raise _absent(id)
+        raise _absent(endpoint_id)
     return subscriber
 
 
-def _absent(id: str) -> NotFound:  # noqa: A002
-    return NotFound(f"no webhook endpoint {id[:64]!r}", "id")
+def _absent(endpoint_id: str) -> NotFound:
+    return NotFound(f"no webhook endpoint {endpoint_id[:64]!r}", "id")

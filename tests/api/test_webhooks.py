@@ -154,7 +154,7 @@ async def test_a_synchronous_request_sends_no_event_to_registered_endpoints(
         else:
             worker.cancel(job_id)
         reply = await calling
-        assert reply.is_success == (end == "finished" or "stream" in body)
+        assert reply.is_success == (end == "finished")
         assert await deliveries(http) == []
 
 

@@ -1,8 +1,8 @@
-"""/v1/webhooks/deliveries: what became of each event, and how to send it again."""
+"""Routes of /v1/webhooks/deliveries: the state of each event, and replays."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +13,8 @@ from scorepool.api.http.bodies import read_message
 from scorepool.api.http.formats import reply
 
 router = APIRouter(prefix="/v1/webhooks/deliveries", tags=["webhooks"], dependencies=[Depends(known_query)])
+
+DeliveryId = Annotated[str, Path(alias="id")]
 
 
 @router.get(
@@ -29,7 +31,7 @@ async def page(
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Response:
-    """Each with its last attempt. A filter that matches little can give a short page that still has a `next_cursor`."""
+    """List deliveries, each with its last attempt. With a filter, a short page may still have a `next_cursor`."""
     return reply(await parts.deliveries.page(owner, state, endpoint_id, cursor, limit), form)
 
 
@@ -38,9 +40,9 @@ async def page(
     summary="Read a delivery with its attempts",
     responses=openapi.answers({200: wire.Delivery}, (400, 401, 404, 406, 503)),
 )
-async def read(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:  # noqa: A002
-    """`id` is the `webhook-id` that the receiver saw."""
-    return reply(await parts.deliveries.read(owner, id), form)
+async def read(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+    """Read a delivery. `id` is the `webhook-id` that the receiver got."""
+    return reply(await parts.deliveries.read(owner, delivery_id), form)
 
 
 @router.post(
@@ -49,9 +51,12 @@ async def read(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Respon
     summary="Send an event again",
     responses=openapi.answers({202: wire.Delivery}, (400, 401, 404, 406, 409, 503)),
 )
-async def replay(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:  # noqa: A002
-    """At once, under the same `webhook-id`, and by the whole schedule again if that fails. 409: it is on its way."""
-    return reply(await parts.deliveries.replay(owner, id), form, 202)
+async def replay(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+    """Send an event again, at once and with the same `webhook-id`. If that fails, the schedule of retries follows.
+
+    409: the delivery is still pending.
+    """
+    return reply(await parts.deliveries.replay(owner, delivery_id), form, 202)
 
 
 @router.post(
@@ -62,6 +67,6 @@ async def replay(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Resp
     openapi_extra=openapi.body(wire.ReplayRequest),
 )
 async def replay_failed(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
-    """All of yours that failed since a time, or those of one endpoint."""
+    """Send all your failed events since a time again, or those of one endpoint."""
     message = await read_message(request, wire.ReplayRequest, parts.settings.max_body_bytes)
     return reply(wire.ReplayReply(replayed=await parts.deliveries.replay_failed(owner, message)), form, 202)

@@ -1,6 +1,8 @@
-"""/v1/webhooks/endpoints: who is told of every job of an owner, and /v1/webhooks/test."""
+"""Routes of /v1/webhooks/endpoints and /v1/webhooks/test."""
 
-from fastapi import APIRouter, Depends
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +15,7 @@ from scorepool.api.http.formats import reply
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], dependencies=[Depends(known_query)])
 
+EndpointId = Annotated[str, Path(alias="id")]
 BODY_ERRORS = (400, 401, 404, 406, 408, 413, 415, 503)
 
 
@@ -24,7 +27,10 @@ BODY_ERRORS = (400, 401, 404, 406, 408, 413, 415, 503)
     openapi_extra=openapi.body(wire.EndpointRegistration),
 )
 async def register(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
-    """It is told of every job of yours that ends from now on. Its secret is shown in this answer only."""
+    """Register a URL that receives an event for each of your jobs that ends from now on.
+
+    Synchronous requests (the routes of other APIs) send no events. Only this reply contains the endpoint's secret.
+    """
     registration = await read_message(request, wire.EndpointRegistration, parts.settings.max_body_bytes)
     registered = await parts.endpoints.register(owner, registration)
     return reply(registered, form, 201, {"Location": f"/v1/webhooks/endpoints/{registered.endpoint.id}"})
@@ -33,11 +39,11 @@ async def register(request: Request, owner: Owner, form: ReplyFormat, parts: Par
 @router.get(
     "/endpoints",
     summary="List endpoints",
-    responses=openapi.answers({200: wire.WebhookEndpoints}, (400, 401, 406, 503)),
+    responses=openapi.answers({200: wire.WebhookEndpointList}, (400, 401, 406, 503)),
 )
 async def all_endpoints(owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
-    """Yours, the oldest first."""
-    return reply(wire.WebhookEndpoints(endpoints=await parts.endpoints.all(owner)), form)
+    """List your endpoints, oldest first."""
+    return reply(wire.WebhookEndpointList(endpoints=await parts.endpoints.read_all(owner)), form)
 
 
 @router.get(
@@ -45,9 +51,9 @@ async def all_endpoints(owner: Owner, form: ReplyFormat, parts: Parts) -> Respon
     summary="Read an endpoint",
     responses=openapi.answers({200: wire.WebhookEndpoint}, (400, 401, 404, 406, 503)),
 )
-async def read(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:  # noqa: A002
-    """`disabled_at` and `disabled_reason` say whether and why it is told nothing."""
-    return reply(await parts.endpoints.read(owner, id), form)
+async def read(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+    """Read an endpoint. `disabled_at` and `disabled_reason` are set if it receives no events."""
+    return reply(await parts.endpoints.read(owner, endpoint_id), form)
 
 
 @router.patch(
@@ -56,10 +62,10 @@ async def read(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Respon
     responses=openapi.answers({200: wire.WebhookEndpoint}, BODY_ERRORS),
     openapi_extra=openapi.body(wire.EndpointChange),
 )
-async def change(id: str, request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:  # noqa: A002
-    """Deliveries that are still to be tried go to the new URL. `disabled`: false enables one that answered 410."""
+async def change(endpoint_id: EndpointId, request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+    """Change an endpoint. Pending deliveries go to the new URL. `disabled`: false enables one that answered 410."""
     message = await read_message(request, wire.EndpointChange, parts.settings.max_body_bytes)
-    return reply(await parts.endpoints.change(owner, id, message), form)
+    return reply(await parts.endpoints.change(owner, endpoint_id, message), form)
 
 
 @router.delete(
@@ -68,9 +74,9 @@ async def change(id: str, request: Request, owner: Owner, form: ReplyFormat, par
     summary="Delete an endpoint",
     responses=openapi.answers({}, (400, 401, 404, 503)),
 )
-async def delete(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
-    """Deliveries to it that are still to be tried will fail."""
-    await parts.endpoints.delete(owner, id)
+async def delete(endpoint_id: EndpointId, owner: Owner, parts: Parts) -> Response:
+    """Delete an endpoint. Pending deliveries to it will fail."""
+    await parts.endpoints.delete(owner, endpoint_id)
     return Response(status_code=204)
 
 
@@ -79,9 +85,9 @@ async def delete(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
     summary="Rotate an endpoint's secret",
     responses=openapi.answers({200: wire.WebhookSecret}, (400, 401, 404, 406, 503)),
 )
-async def rotate(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:  # noqa: A002
-    """Shown in this answer only. For a day deliveries carry two signatures, by the new and by the old secret."""
-    return reply(await parts.endpoints.rotate(owner, id), form)
+async def rotate(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+    """Replace the secret, which only this reply contains. Deliveries are signed with both secrets for a day."""
+    return reply(await parts.endpoints.rotate(owner, endpoint_id), form)
 
 
 @router.post(
@@ -92,7 +98,7 @@ async def rotate(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Resp
     openapi_extra=openapi.body(wire.TestEventRequest),
 )
 async def test(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
-    """An event of the type `webhook.test`, delivered as every other; follow it at `Location`."""
+    """Send an event of the type `webhook.test`, which is delivered like any other. `Location` names the delivery."""
     message = await read_message(request, wire.TestEventRequest, parts.settings.max_body_bytes)
     try:
         endpoint = await parts.endpoints.read(owner, message.endpoint_id)

@@ -1,1 +1,1 @@
-"""The submitter: HTTP in front of the queue. It knows nothing of models, engines or workers but their cards."""
+"""Serve HTTP in front of the queue. All that this room knows of workers is what they register in Redis."""

@@ -1,4 +1,4 @@
-"""`python -m scorepool.api`: settings from the environment."""
+"""Run `python -m scorepool.api` with settings from the environment."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from scorepool.store import Settings, SettingsError
 
 def main() -> None:
     about = "Serve the HTTP API. There are no options: settings are environment variables, listed in docs/settings.md."
-    argparse.ArgumentParser("python -m api", description=about).parse_args()
+    argparse.ArgumentParser("python -m scorepool.api", description=about).parse_args()
     try:
         serve(Settings.load())
     except SettingsError as error:

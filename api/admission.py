@@ -1,4 +1,4 @@
-"""What is refused before it is queued though it is well formed: a model nobody serves, ids it does not know, ..."""
+"""Refuse requests that are well formed but cannot run: a model that is not served, unknown token ids, ..."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,53 +6,55 @@ from redis.asyncio import Redis
 
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest
-from scorepool.api.repositories import decode as stored
+from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 
 
 class Admission:
+    """Check requests against the models that workers serve, before they are put on the queue."""
+
     def __init__(self, redis: Redis, models: Models, endpoints: WebhookEndpoints) -> None:
         self._redis = redis
         self._models = models
         self._endpoints = endpoints
 
     async def check(self, requests: Sequence[wire.Request], is_bulk: bool) -> None:
-        """Fields of a bulk are named from `[index]` on. Raises BadRequest, ModelNotServed."""
-        cards = await self._models.serving(request.model for request in requests)
+        """Check all requests. Fields of a bulk begin with `[index].`. Raises BadRequest, ModelNotServed."""
+        served = await self._models.serving(request.model for request in requests)
         expires = any(request.expires_at is not None for request in requests)
-        now = await stored.now_s(self._redis) if expires else 0.0
+        now = await decode.now_s(self._redis) if expires else 0.0
         for index, request in enumerate(requests):
-            self._check_one(request, cards[request.model], now, f"[{index}]." if is_bulk else "")
+            self._check_one(request, served[request.model], now, f"[{index}]." if is_bulk else "")
 
-    def _check_one(self, request: wire.Request, cards: Sequence[wire.ServedModel], now: float, where: str) -> None:
+    def _check_one(self, request: wire.Request, served: Sequence[wire.ServedModel], now: float, where: str) -> None:
         if request.model == store.WEBHOOKS:
-            raise BadRequest(f"{where}model: {store.WEBHOOKS!r} is the name of the webhooks' queue", f"{where}model")
+            raise BadRequest(f"{where}model: {store.WEBHOOKS!r} is the name of the webhook queue", f"{where}model")
         if request.expires_at is not None and request.expires_at <= now:
             raise BadRequest(
-                f"{where}expires_at: expected a time to come, in seconds since 1970, found {request.expires_at:.3f}; "
-                f"now it is {now:.3f}",
+                f"{where}expires_at: expected a time in the future, in seconds since 1970, "
+                f"found {request.expires_at:.3f}; now it is {now:.3f}",
                 f"{where}expires_at",
             )
         if request.webhook is not None:
             self._endpoints.check_url(request.webhook, f"{where}webhook")
-        if not cards and not request.wait_for_model:
-            raise self._models.unserved(request.model, f"{where}model")
-        if cards:
-            _check_tokens(request, cards, where)
+        if not served and not request.wait_for_model:
+            raise self._models.not_served(request.model, f"{where}model")
+        if served:
+            _check_tokens(request, served, where)
 
 
-def _check_tokens(request: wire.Request, cards: Sequence[wire.ServedModel], where: str) -> None:
-    """Against the widest of the model's workers: what even that cannot run is refused."""
-    vocab_size = max(card.vocab_size for card in cards)
-    context_length = max(card.context_length for card in cards)
-    _check_ids(request, vocab_size, where)
+def _check_tokens(request: wire.Request, served: Sequence[wire.ServedModel], where: str) -> None:
+    """Check ids and lengths against the model's worker with the longest context and the largest vocabulary."""
+    vocab_size = max(model.vocab_size for model in served)
+    context_length = max(model.context_length for model in served)
+    _check_parameter_ids(request, vocab_size, where)
     for field, lists in _token_lists(request):
         num_ids = 0
         for name, ids in lists:
             num_ids += len(ids)
             if max(ids) >= vocab_size:
-                index = next(index for index, id_ in enumerate(ids) if id_ >= vocab_size)
+                index = next(index for index, token_id in enumerate(ids) if token_id >= vocab_size)
                 full = f"{where}{field}{name}[{index}]"
                 raise BadRequest(f"{full}: expected a token id below {vocab_size}, found {ids[index]}", full)
         if num_ids > context_length and not isinstance(request, wire.Tokenize):
@@ -68,19 +70,19 @@ def _check_tokens(request: wire.Request, cards: Sequence[wire.ServedModel], wher
             )
 
 
-def _check_ids(request: wire.Request, vocab_size: int, where: str) -> None:
-    """Those that steer a generation."""
+def _check_parameter_ids(request: wire.Request, vocab_size: int, where: str) -> None:
+    """Check the token ids in the parameters of a generation."""
     if not isinstance(request, wire.Generate):
         return
     for field, ids in (("logit_bias", request.logit_bias), ("stop_token_ids", request.stop_token_ids)):
-        for id_ in ids:
-            if id_ >= vocab_size:
+        for token_id in ids:
+            if token_id >= vocab_size:
                 full = f"{where}{field}"
-                raise BadRequest(f"{full}: expected token ids below {vocab_size}, found {id_}", full)
+                raise BadRequest(f"{full}: expected token ids below {vocab_size}, found {token_id}", full)
 
 
 def _token_lists(request: wire.Request) -> Iterator[tuple[str, list[tuple[str, list[int]]]]]:
-    """Per sequence: its place in the request, and its lists of token ids by name."""
+    """Yield for each sequence its prefix of field names, and its lists of token ids by field name."""
     if not isinstance(request, wire.Score):
         if isinstance(request.prompt, list) and request.prompt:
             yield "", [("prompt", request.prompt)]

@@ -1,4 +1,4 @@
-"""The application: routes, errors and lifetime.
+"""Assemble the application: routes, errors, middleware and lifetime.
 
 `uvicorn --factory scorepool.api.app:create_app`, or `python -m scorepool.api`.
 """
@@ -11,10 +11,9 @@ from fastapi import FastAPI
 from scorepool.api.batches.driver import Driver
 from scorepool.api.dialects import openai, sglang, trl
 from scorepool.api.http import errors, openapi
-from scorepool.api.http.cutoff import ShutdownMiddleware
-from scorepool.api.http.head import HeadAsGet
-from scorepool.api.http.loopback import LoopbackOnly
+from scorepool.api.http.middleware import HeadAsGet, LingeringClose, LoopbackOnly, RequestId, ShutdownMiddleware
 from scorepool.api.metrics.prometheus import MetricsMiddleware
+from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.api.routes import (
     batches,
     docs,
@@ -36,20 +35,20 @@ DIALECTS = (openai.DIALECT, trl.DIALECT, sglang.DIALECT)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Redis need not be up yet. Raises SettingsError."""
-    parts = State.create(Settings.load() if settings is None else settings)
+    """Build the application. Redis need not be up yet. Raises SettingsError."""
+    state = State.create(Settings.load() if settings is None else settings)
 
-    driver = Driver(parts)
+    driver = Driver(state)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        parts.waiting.start()
+        state.waiting.start()
         driver.start()
         try:
             yield
         finally:
             await driver.close()
-            await parts.close()
+            await state.close()
 
     app = FastAPI(
         title="scorepool",
@@ -59,16 +58,18 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.state.parts = parts
-    for subject in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations, docs):
-        app.include_router(subject.router)
+    app.state.scorepool = state
+    for route in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations, docs):
+        app.include_router(route.router)
     for dialect in DIALECTS:
         app.include_router(router_of(dialect))
-    errors.install(app)
+    errors.install(app, WrongRedisType)
     openapi.install(app)
-    if not parts.keyring:
+    if not state.keyring:
         app.add_middleware(LoopbackOnly)
     app.add_middleware(ShutdownMiddleware)
-    app.add_middleware(MetricsMiddleware, metrics=parts.metrics)
+    app.add_middleware(LingeringClose)
+    app.add_middleware(MetricsMiddleware, metrics=state.metrics)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(RequestId)  # the outermost
     return app

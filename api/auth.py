@@ -1,4 +1,4 @@
-"""Who is asking: API keys as `name:sha256-hex` entries, the owner that a key stands for, and the owner's weight."""
+"""Authenticate clients: API keys as `name:sha256-hex` entries, the owner that a key stands for, the owner's weight."""
 
 import hashlib
 import hmac
@@ -16,15 +16,15 @@ _ENTRY = re.compile(rf"(?P<name>{KEY_NAME}):(?P<digest>[0-9a-fA-F]{{64}})(?::(?P
 
 
 class Keyring:
-    """The digests of the keys that open this server. A name may have several keys, so that they can be rotated."""
+    """Hold the digests of the API keys. A name may have several keys, so that they can be rotated."""
 
     def __init__(self, entries: list[tuple[str, bytes]], weights: Mapping[str, int] | None = None) -> None:
         self._entries = entries
-        self._weights = weights or {}  # by name; without one: 1
+        self._weights = weights or {}  # by name; 1 if missing
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
-        """From SCOREPOOL_API_KEYS and the file that SCOREPOOL_API_KEYS_FILE names. Raises SettingsError."""
+        """Read SCOREPOOL_API_KEYS and the file that SCOREPOOL_API_KEYS_FILE names. Raises SettingsError."""
         weights: dict[str, int] = {}
         entries = _parse(re.split(r"[,\n]", settings.api_keys), "SCOREPOOL_API_KEYS, entry", weights)
         if settings.api_keys_file:
@@ -34,11 +34,11 @@ class Keyring:
                 raise SettingsError(f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r}: {error}") from None
             entries += _parse(lines, f"{settings.api_keys_file}, line", weights)
             if not entries:
-                raise SettingsError(f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r} holds no key")
+                raise SettingsError(f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r} has no key")
         return cls(entries, weights)
 
     def __bool__(self) -> bool:
-        """False: no key is needed, and the server may only listen on loopback."""
+        """True if API keys are configured. Without them no key is needed, and the server listens on loopback only."""
         return bool(self._entries)
 
     @property
@@ -46,11 +46,11 @@ class Keyring:
         return len({name for name, _ in self._entries}) > 1
 
     def weight(self, owner: str) -> int:
-        """How many jobs of the owner are run for one of an owner of weight 1, while both have jobs that wait."""
+        """Return how many jobs of this owner run for each job of an owner of weight 1, while both have waiting jobs."""
         return self._weights.get(owner, 1)
 
     def owner(self, key: str | None) -> str:
-        """The name that the key belongs to. Every entry is compared, in constant time. Raises Unauthorized."""
+        """Return the name that the key belongs to. Every entry is compared, in constant time. Raises Unauthorized."""
         if not self._entries:
             return LOCAL
         if not key:
@@ -66,8 +66,10 @@ class Keyring:
 
 
 def _parse(lines: list[str], place: str, weights: dict[str, int]) -> list[tuple[str, bytes]]:
-    """Adds to `weights`. Blank lines and `#` comments are skipped. The text of a bad entry is not shown: it may be a
-    key."""
+    """Parse entries and add their weights to `weights`. Blank lines and `#` comments are skipped.
+
+    The text of a bad entry is not shown, because it may be a key.
+    """
     entries = []
     for number, line in enumerate(lines, start=1):
         text = line.strip()

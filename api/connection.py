@@ -1,4 +1,4 @@
-"""Connections of an API process to Redis, to the master that Sentinel names where the URL says so."""
+"""Connect an API process to Redis, or to the master that Sentinel names if the URL names sentinels."""
 
 from typing import Any
 
@@ -11,15 +11,18 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from scorepool.store import SentinelUrl, SettingsError
 
-REDIS_TIMEOUT_S = 4.0  # of a command, and of waiting for a free connection
+REDIS_TIMEOUT_S = 4.0  # for a command, and for a free connection
 REDIS_CONNECT_TIMEOUT_S = 2.0
-SENTINEL_TIMEOUT_S = 1.0  # then the next one is asked
+SENTINEL_TIMEOUT_S = 1.0  # then the next sentinel is asked
 
 
 def connect(url: str, timeout_s: float, max_connections: int) -> Redis:
-    """One more try at once: a connection that idled through a restart of Redis fails once. Every write is a script that
-    finds its own job when it is run again, so a retry repeats nothing. A Redis that does not answer is not asked twice:
-    the client is told, and may. Raises SettingsError."""
+    """Build a client with a connection pool. Raises SettingsError.
+
+    A command is retried once after a connection error, because an idle connection fails once after Redis restarts. A
+    retry repeats nothing: every write is a script that finds its own job when it runs again. A command that times out
+    is not retried: the API answers 503, and the client may retry.
+    """
     options = {
         "max_connections": max_connections,
         "timeout": REDIS_TIMEOUT_S,
@@ -37,11 +40,11 @@ def connect(url: str, timeout_s: float, max_connections: int) -> Redis:
 
 
 class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
-    """Waits for a free connection, and closes those to the sentinels with its own."""
+    """Wait for a free connection, and close the connections to the sentinels together with the pool's own."""
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)
-        if inuse_connections:  # not only those to a master that is none any more
+        if inuse_connections:  # not only the connections to a former master
             for sentinel in self.sentinel_manager.sentinels:
                 await sentinel.aclose()
 

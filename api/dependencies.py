@@ -1,4 +1,8 @@
-"""What routes ask for in their signatures. All async: FastAPI would send plain functions through a thread each."""
+"""Declare what routes ask for in their signatures.
+
+A route names the parts that it uses, such as `SubmissionDep`, and gets no other. All dependencies are async, because
+FastAPI would run plain functions in a thread each.
+"""
 
 import re
 from typing import Annotated
@@ -6,32 +10,98 @@ from urllib.request import parse_http_list
 
 from fastapi import Depends, Query
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from redis.asyncio import Redis
 from starlette.requests import Request
 
+from scorepool.api.auth import Keyring
 from scorepool.api.http import formats
 from scorepool.api.http.errors import BadRequest, NotAcceptable
 from scorepool.api.http.formats import Format
-from scorepool.api.repositories.jobs import CURSOR
+from scorepool.api.metrics.prometheus import Metrics
+from scorepool.api.repositories.batches import Batches
+from scorepool.api.repositories.files import Files
+from scorepool.api.repositories.jobs import CURSOR, Jobs
+from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.queue import Queue
+from scorepool.api.repositories.waiting import Waiting
+from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
+from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 from scorepool.api.state import State
+from scorepool.api.streaming import Streaming
+from scorepool.api.submission import Submission
+from scorepool.store import Settings
 
 _bearer = HTTPBearer(auto_error=False, description="An API key. Not asked for by a server without keys.")
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
-async def state(request: Request) -> State:
-    return request.app.state.parts  # type: ignore[no-any-return]
+def _state(request: Request) -> State:
+    return request.app.state.scorepool  # type: ignore[no-any-return]
 
 
-async def owner(
-    parts: Annotated[State, Depends(state)],
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-) -> str:
-    """Raises Unauthorized."""
-    return parts.keyring.owner(credentials.credentials if credentials else None)
+async def settings(request: Request) -> Settings:
+    return _state(request).settings
+
+
+async def keyring(request: Request) -> Keyring:
+    return _state(request).keyring
+
+
+async def redis(request: Request) -> Redis:
+    return _state(request).redis
+
+
+async def waiting(request: Request) -> Waiting:
+    return _state(request).waiting
+
+
+async def metrics(request: Request) -> Metrics:
+    return _state(request).metrics
+
+
+async def models(request: Request) -> Models:
+    return _state(request).models
+
+
+async def jobs(request: Request) -> Jobs:
+    return _state(request).jobs
+
+
+async def queue(request: Request) -> Queue:
+    return _state(request).queue
+
+
+async def endpoints(request: Request) -> WebhookEndpoints:
+    return _state(request).endpoints
+
+
+async def deliveries(request: Request) -> WebhookDeliveries:
+    return _state(request).deliveries
+
+
+async def files(request: Request) -> Files:
+    return _state(request).files
+
+
+async def batches(request: Request) -> Batches:
+    return _state(request).batches
+
+
+async def submission(request: Request) -> Submission:
+    return _state(request).submission
+
+
+async def streaming(request: Request) -> Streaming:
+    return _state(request).streaming
+
+
+async def owner(request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
+    """Return the owner that the API key stands for. Raises Unauthorized."""
+    return _state(request).keyring.owner(credentials.credentials if credentials else None)
 
 
 async def reply_format(request: Request) -> Format:
-    """Raises NotAcceptable, before anything is done that could not be answered."""
+    """Choose the format of the reply before anything is done that could not be answered. Raises NotAcceptable."""
     try:
         return formats.accepted_format(request.headers.getlist("accept"))
     except ValueError as error:
@@ -39,7 +109,7 @@ async def reply_format(request: Request) -> Format:
 
 
 async def known_query(request: Request) -> None:
-    """Raises BadRequest for a parameter that the route does not have, or that is there twice."""
+    """Refuse query parameters that the route does not have or that are given twice. Raises BadRequest."""
     known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
@@ -51,12 +121,12 @@ async def known_query(request: Request) -> None:
 
 
 async def idempotency_key(request: Request) -> str | None:
-    """Raises BadRequest."""
+    """Read the Idempotency-Key header. Raises BadRequest."""
     keys = request.headers.getlist("idempotency-key")
     if len(keys) > 1:
         raise BadRequest(f"Idempotency-Key: given {len(keys)} times, expected once", "Idempotency-Key")
     key = keys[0] if keys else None
-    if key is not None and not _KEY.fullmatch(key):
+    if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise BadRequest(
             "Idempotency-Key: expected 1 to 255 printable ASCII characters without spaces, "
             f"found {len(key)} characters",
@@ -66,7 +136,7 @@ async def idempotency_key(request: Request) -> str | None:
 
 
 async def preferred_wait_s(request: Request) -> int | None:
-    """N of `Prefer: wait=N` (RFC 7240); preferences with other names are not ours to judge. Raises BadRequest."""
+    """Read N of `Prefer: wait=N` (RFC 7240). Other preferences are ignored, as the RFC asks. Raises BadRequest."""
     for header in request.headers.getlist("prefer"):
         for preference in parse_http_list(header):  # a comma between quotes separates nothing
             name, _, value = preference.partition(";")[0].partition("=")
@@ -80,15 +150,29 @@ async def preferred_wait_s(request: Request) -> int | None:
     return None
 
 
-Parts = Annotated[State, Depends(state)]
+SettingsDep = Annotated[Settings, Depends(settings)]
+KeyringDep = Annotated[Keyring, Depends(keyring)]
+RedisDep = Annotated[Redis, Depends(redis)]
+WaitingDep = Annotated[Waiting, Depends(waiting)]
+MetricsDep = Annotated[Metrics, Depends(metrics)]
+ModelsDep = Annotated[Models, Depends(models)]
+JobsDep = Annotated[Jobs, Depends(jobs)]
+QueueDep = Annotated[Queue, Depends(queue)]
+WebhookEndpointsDep = Annotated[WebhookEndpoints, Depends(endpoints)]
+WebhookDeliveriesDep = Annotated[WebhookDeliveries, Depends(deliveries)]
+FilesDep = Annotated[Files, Depends(files)]
+BatchesDep = Annotated[Batches, Depends(batches)]
+SubmissionDep = Annotated[Submission, Depends(submission)]
+StreamingDep = Annotated[Streaming, Depends(streaming)]
+
 Owner = Annotated[str, Depends(owner)]
 ReplyFormat = Annotated[Format, Depends(reply_format)]
 IdempotencyKey = Annotated[str | None, Depends(idempotency_key)]
 PreferredWait = Annotated[int | None, Depends(preferred_wait_s)]
 WaitS = Annotated[
-    float, Query(alias="wait", ge=0, allow_inf_nan=False, description="Seconds to wait for the job's end.")
+    float, Query(alias="wait", ge=0, allow_inf_nan=False, description="Seconds to wait until the job has ended.")
 ]
 Cursor = Annotated[
-    str | None, Query(description="`next_cursor` of the page before.", json_schema_extra={"pattern": CURSOR})
+    str | None, Query(description="`next_cursor` of the previous page.", json_schema_extra={"pattern": CURSOR})
 ]
 Limit = Annotated[int, Query(ge=1, le=200)]

@@ -7,28 +7,31 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from scorepool.api.app import create_app
-from scorepool.api.http.loopback import is_loopback
+from scorepool.api.http.middleware import is_loopback
+from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.state import State
 from scorepool.store import Settings, SettingsError
 
-SHUTDOWN_GRACE_S = 10  # for replies that are being written; clients that wait for a job are let go at once
+SHUTDOWN_GRACE_S = 10  # for replies that are being written; clients that wait for a job are answered at once
 
 
 class Server(uvicorn.Server):
-    """Lets waiting clients go when it is told to stop, instead of keeping the process for up to max_wait_s."""
+    """Answer waiting clients when the server is told to stop, instead of running on for up to max_wait_s."""
 
-    def __init__(self, config: uvicorn.Config, parts: State) -> None:
+    def __init__(self, config: uvicorn.Config, waiting: Waiting) -> None:
         super().__init__(config)
-        self._parts = parts
+        self._waiting = waiting
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._parts.waiting.release()
+        self._waiting.release()
         await super().shutdown(sockets)
 
 
 class Protocol(H11Protocol):
-    """Answers a request whose body turns out to be nonsense once: uvicorn's own fails with a traceback in the log where
-    the application has begun to answer, or does so just afterwards."""
+    """Answer a request whose body breaks the protocol exactly once.
+
+    uvicorn's own class fails with a traceback if the application has begun to answer, or begins just afterwards.
+    """
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and self.cycle.response_started:
@@ -40,26 +43,26 @@ class Protocol(H11Protocol):
             self.cycle.message_event.set()
 
 
-def is_no_probe(record: logging.LogRecord) -> bool:
-    """False for a line of uvicorn's access log that tells of a health check: those come every few seconds."""
+def is_not_probe(record: logging.LogRecord) -> bool:
+    """True if a line of uvicorn's access log is not about a health check, of which there is one every few seconds."""
     path = record.args[2] if isinstance(record.args, tuple) and len(record.args) == 5 else ""
     return path not in ("/healthz", "/readyz", "/health", "/metrics")
 
 
 def serve(settings: Settings) -> None:
-    """Returns when the server was told to stop. Raises SettingsError before it listens."""
+    """Serve until the server is told to stop. Raises SettingsError before it listens."""
     app = create_app(settings)
-    parts: State = app.state.parts
-    if not parts.keyring and not is_loopback(settings.host):
+    state: State = app.state.scorepool
+    if not state.keyring and not is_loopback(settings.host):
         raise SettingsError(
             f"SCOREPOOL_HOST={settings.host!r} without API keys would let everyone who reaches it submit jobs. "
             "Set SCOREPOOL_API_KEYS or SCOREPOOL_API_KEYS_FILE (`scorepool key NAME` makes one), "
             "or listen on 127.0.0.1"
         )
-    # Ours alone: at DEBUG the root logger would flood with what libraries say.
+    # The level is set on our own logger only: at DEBUG the root logger would print every library's lines.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("scorepool.api").setLevel(settings.log_level)
-    logging.getLogger("uvicorn.access").addFilter(is_no_probe)
+    logging.getLogger("uvicorn.access").addFilter(is_not_probe)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -69,4 +72,4 @@ def serve(settings: Settings) -> None:
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )
-    Server(config, parts).run()
+    Server(config, state.waiting).run()

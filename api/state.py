@@ -1,4 +1,7 @@
-"""What one API process holds: its connections to Redis, and the parts that routes use."""
+"""Build what one API process holds: its connections to Redis and the parts that use them.
+
+Routes never get this object: `dependencies.py` hands each route the parts that it names in its signature.
+"""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,12 +14,14 @@ from scorepool.api.connection import REDIS_TIMEOUT_S, connect
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.batches import Batches
 from scorepool.api.repositories.files import Files
-from scorepool.api.repositories.jobs import Records
+from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.waiting import BLOCK_S, Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
+from scorepool.api.streaming import Streaming
+from scorepool.api.submission import Submission
 from scorepool.store import Settings
 
 MAX_CONNECTIONS = 64
@@ -28,41 +33,50 @@ class State:
     keyring: Keyring
     redis: Redis
     stream_redis: Redis  # for the one blocking read
-    queue: Queue
-    records: Records
+    waiting: Waiting
+    metrics: Metrics
+    # what is in Redis
     models: Models
-    door: Admission
+    jobs: Jobs
+    queue: Queue
     endpoints: WebhookEndpoints
     deliveries: WebhookDeliveries
     files: Files
     batches: Batches
-    waiting: Waiting
-    metrics: Metrics
+    # what is done with it
+    admission: Admission
+    submission: Submission
+    streaming: Streaming
 
     @classmethod
     def create(cls, settings: Settings) -> Self:
-        """Connects to nothing yet. Raises SettingsError."""
+        """Build all parts without connecting to Redis. Raises SettingsError."""
         redis = connect(settings.redis_url, REDIS_TIMEOUT_S, MAX_CONNECTIONS)
         stream_redis = connect(settings.redis_url, BLOCK_S + REDIS_TIMEOUT_S, 1)
         keyring = Keyring.load(settings)
         metrics = Metrics()
-        models = Models(redis)
-        endpoints = WebhookEndpoints(redis, settings)
+        waiting = Waiting(stream_redis.client(), redis, on_ended=metrics.ended.inc)
+        models, jobs, endpoints = Models(redis), Jobs(redis), WebhookEndpoints(redis, settings)
+        queue = Queue(redis, settings, keyring.weight, keyring.has_several_owners)
+        admission = Admission(redis, models, endpoints)
+        submission = Submission(settings, admission, models, queue, jobs, waiting, metrics)
         return cls(
             settings=settings,
             keyring=keyring,
             redis=redis,
             stream_redis=stream_redis,
-            queue=Queue(redis, settings, keyring),
-            records=Records(redis),
+            waiting=waiting,
+            metrics=metrics,
             models=models,
-            door=Admission(redis, models, endpoints),
+            jobs=jobs,
+            queue=queue,
             endpoints=endpoints,
             deliveries=WebhookDeliveries(redis, settings),
             files=Files(redis, settings),
             batches=Batches(redis),
-            waiting=Waiting(stream_redis.client(), redis, on_ended=metrics.ended.inc),
-            metrics=metrics,
+            admission=admission,
+            submission=submission,
+            streaming=Streaming(submission, waiting, metrics),
         )
 
     async def close(self) -> None:

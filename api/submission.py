@@ -1,4 +1,4 @@
-"""The way in: past the door and into the queue, and, for clients that want their answer at once, back out of it."""
+"""Submit jobs to the queue and, for synchronous requests, wait for their results."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from starlette.requests import Request
 
 from scorepool import store, wire
+from scorepool.api.admission import Admission
 from scorepool.api.http import tasks
 from scorepool.api.http.bodies import while_connected
 from scorepool.api.http.errors import (
@@ -20,127 +21,173 @@ from scorepool.api.http.errors import (
     PromptTooLong,
     TooLarge,
     Unavailable,
-    told_as,
+    map_field_names,
 )
-from scorepool.api.repositories.queue import Submitted, fingerprint, job_ids
-from scorepool.api.state import State
+from scorepool.api.metrics.prometheus import Metrics
+from scorepool.api.repositories.jobs import ENDED, Jobs
+from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.queue import Queue, Submitted, fingerprint, new_job_ids
+from scorepool.api.repositories.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
-ANSWER_TTL_S = 60  # how long the results of synchronous requests are kept: they are read as soon as they are there
+ANSWER_TTL_S = 60  # how long results of synchronous requests are kept: they are read at once
 
 
-async def enter(
-    parts: State,
-    owner: str,
-    messages: Sequence[wire.Request],
-    key: str | None,
-    count: int | None,
-    ids: Sequence[str] | None = None,
-    *,
-    is_synchronous: bool = False,
-) -> list[Submitted]:
-    """Past the door and into the queue. What was accepted before under the same key is answered again, whatever the
-    door says now: the model may have left since. Raises ApiError."""
-    ids = ids or job_ids(owner, key, count)
-    try:
-        await parts.door.check(messages, is_bulk=count is not None)
-    except ApiError:
-        if key is None or not await parts.queue.known(messages, ids):
-            raise
-    named = parts.models.under_own_names(messages)
-    ttl_s = ANSWER_TTL_S if is_synchronous else None
-    submitted = await parts.queue.submit(owner, named, ids, fingerprint(messages), ttl_s, is_synchronous=is_synchronous)
-    for job, message in zip(submitted, messages, strict=True):
-        if job.is_replay:
-            parts.metrics.replayed.inc()
-        else:
-            parts.metrics.submitted.labels(wire.kind_of(message)).inc()
-    return submitted
+class Submission:
+    """Submit, wait for and cancel jobs on behalf of an owner."""
 
+    def __init__(
+        self,
+        settings: store.Settings,
+        admission: Admission,
+        models: Models,
+        queue: Queue,
+        jobs: Jobs,
+        waiting: Waiting,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._admission = admission
+        self._models = models
+        self._queue = queue
+        self._jobs = jobs
+        self._waiting = waiting
+        self._metrics = metrics
 
-async def follow(request: Request, parts: State, owner: str, id: str, wait_s: float) -> wire.Job:  # noqa: A002
-    """The job when it has ended, or as it is after `wait_s`. Raises NotFound, ClientDisconnect."""
-    if wait_s == 0:
-        return await parts.records.read(owner, id)
-    started_at = time.monotonic()
-    with parts.metrics.waiting.track_inprogress():
-        job = await while_connected(request, until_ended(parts, owner, id, wait_s))
-    has_ended = job.status not in ("queued", "started")
-    parts.metrics.waits.labels(str(has_ended).lower()).observe(time.monotonic() - started_at)
-    return job
+    @property
+    def time_limit_s(self) -> int:
+        """How long a job of a synchronous request may run: no longer than its client waits."""
+        return min(math.ceil(self._settings.max_wait_s), 86_400)
 
+    def check_count(self, count: int, field: str, noun: str) -> None:
+        """Check how many jobs a synchronous request asks for. Raises TooLarge."""
+        most = self._settings.max_bulk_jobs
+        if count > most:
+            raise TooLarge(f"{field}: expected at most {most} {noun} in one request, found {count}", field)
 
-async def answer(
-    request: Request,
-    parts: State,
-    owner: str,
-    messages: Sequence[wire.Request],
-    to_param: Callable[[str], str] = str,
-) -> list[wire.Result]:
-    """The results of all, in order, as soon as the last is there.
+    async def submit(
+        self,
+        owner: str,
+        requests: Sequence[wire.Request],
+        idempotency_key: str | None,
+        count: int | None,
+        job_ids: Sequence[str] | None = None,
+        *,
+        is_synchronous: bool = False,
+    ) -> list[Submitted]:
+        """Check the requests and put them on the queue, all or none; `count` is their number in a bulk.
 
-    Where one fails, where time runs out and where the client goes, the others are canceled: nobody has their ids.
-    Raises ApiError, of fields as `to_param` names them, ClientDisconnect.
-    """
-    count = len(messages) if len(messages) > 1 else None
-    with told_as(to_param):
-        submitted = await enter(parts, owner, messages, None, count, is_synchronous=True)
-        ids = [job.id for job in submitted]
+        A submission that was accepted before under the same key is answered again even if it would be refused now: its
+        model may have left since. Raises ApiError.
+        """
+        job_ids = job_ids or new_job_ids(owner, idempotency_key, count)
         try:
-            with parts.metrics.waiting.track_inprogress():
-                return await while_connected(request, _results(parts, owner, ids))
-        except BaseException:
-            await asyncio.shield(cancel_all(parts, owner, ids))
-            raise
+            await self._admission.check(requests, is_bulk=count is not None)
+        except ApiError:
+            if idempotency_key is None or not await self._queue.known(requests, job_ids):
+                raise
+        return await self.enqueue(owner, requests, job_ids, fingerprint(requests), is_synchronous=is_synchronous)
 
+    async def enqueue(
+        self,
+        owner: str,
+        requests: Sequence[wire.Request],
+        job_ids: Sequence[str],
+        submission_fingerprint: str,
+        batch_id: str | None = None,
+        *,
+        is_synchronous: bool = False,
+    ) -> list[Submitted]:
+        """Put checked requests on their models' queues, all or none.
 
-def check_count(settings: store.Settings, count: int, field: str, noun: str) -> None:
-    """Of jobs that a synchronous request asks for. Raises TooLarge."""
-    if count > settings.max_bulk_jobs:
-        raise TooLarge(
-            f"{field}: expected at most {settings.max_bulk_jobs} {noun} in one request, found {count}", field
+        The client of a synchronous request waits, so its results are kept for ANSWER_TTL_S only, and no event goes to
+        registered webhook endpoints. Raises Conflict, QueueFull, TooLarge, Unavailable.
+        """
+        named = self._models.resolve_aliases(requests)
+        ttl_s = ANSWER_TTL_S if is_synchronous else None
+        submitted = await self._queue.submit(
+            owner, named, job_ids, submission_fingerprint, ttl_s, batch_id, is_synchronous=is_synchronous
         )
+        for job, request in zip(submitted, requests, strict=True):
+            if job.is_replay:
+                self._metrics.replayed.inc()
+            else:
+                self._metrics.submitted.labels(wire.kind_of(request)).inc()
+        return submitted
 
+    async def wait_for_job(self, request: Request, owner: str, job_id: str, wait_s: float) -> wire.Job:
+        """Return the job as soon as it has ended, or as it is after `wait_s`. Raises NotFound, ClientDisconnect."""
+        if wait_s == 0:
+            return await self._jobs.read(owner, job_id)
+        started_at = time.monotonic()
+        with self._metrics.waiting.track_inprogress():
+            job = await while_connected(request, self.until_ended(owner, job_id, wait_s))
+        has_ended = job.status in ENDED
+        self._metrics.waits.labels(str(has_ended).lower()).observe(time.monotonic() - started_at)
+        return job
 
-def time_limit_s(settings: store.Settings) -> int:
-    """How long a job of a synchronous request may run: no longer than its client is kept waiting."""
-    return min(math.ceil(settings.max_wait_s), 86_400)
+    async def submit_and_wait(
+        self,
+        request: Request,
+        owner: str,
+        requests: Sequence[wire.Request],
+        map_field: Callable[[str], str] = str,
+    ) -> list[wire.Result]:
+        """Return the results of all requests, in order, as soon as the last is there.
 
+        If one fails, if time runs out or if the client disconnects, the other jobs are canceled, because no client
+        knows their ids. Raises ClientDisconnect and ApiError, with fields as `map_field` names them.
+        """
+        count = len(requests) if len(requests) > 1 else None
+        with map_field_names(map_field):
+            submitted = await self.submit(owner, requests, None, count, is_synchronous=True)
+            job_ids = [job.id for job in submitted]
+            try:
+                with self._metrics.waiting.track_inprogress():
+                    return await while_connected(request, self._results(owner, job_ids))
+            except BaseException:
+                await asyncio.shield(self.cancel_all(owner, job_ids))
+                raise
 
-async def _results(parts: State, owner: str, ids: Sequence[str]) -> list[wire.Result]:
-    waits = [asyncio.create_task(until_ended(parts, owner, id_, parts.settings.max_wait_s)) for id_ in ids]
-    try:
-        for ended in asyncio.as_completed(waits):
-            job = await ended
-            if job.result is None:
-                raise refusal_of(job, parts.settings.max_wait_s)
-        return [result for wait in waits if (result := wait.result().result) is not None]
-    finally:
-        await tasks.end(waits)
-
-
-async def until_ended(parts: State, owner: str, id: str, wait_s: float) -> wire.Job:  # noqa: A002
-    return await parts.waiting.until_ended(id, lambda: parts.records.read(owner, id), wait_s)
-
-
-async def cancel_all(parts: State, owner: str, ids: Sequence[str]) -> None:
-    """Those that have not ended. What cannot be canceled now ends by itself and expires."""
-    for id_ in ids:
+    async def _results(self, owner: str, job_ids: Sequence[str]) -> list[wire.Result]:
+        waits = [asyncio.create_task(self.until_ended(owner, job_id)) for job_id in job_ids]
         try:
-            await parts.queue.cancel(owner, id_)
-        except ApiError:  # it has ended
-            continue
-        except RedisError as error:
-            logger.warning("jobs of a request that nobody waits for run on: %r", error)
-            return
+            for ended in asyncio.as_completed(waits):
+                job = await ended
+                if job.result is None:
+                    raise await self.error_of(job)
+            return [result for wait in waits if (result := wait.result().result) is not None]
+        finally:
+            await tasks.cancel_and_wait(waits)
+
+    async def until_ended(self, owner: str, job_id: str, wait_s: float | None = None) -> wire.Job:
+        """Return the job as soon as it has ended, or as it is after `wait_s`; the server's limit if None."""
+        wait_s = self._settings.max_wait_s if wait_s is None else wait_s
+        return await self._waiting.until_ended(job_id, lambda: self._jobs.read(owner, job_id), wait_s)
+
+    async def cancel_all(self, owner: str, job_ids: Sequence[str]) -> None:
+        """Cancel jobs that have not ended. If Redis fails, they end by themselves and expire."""
+        for job_id in job_ids:
+            try:
+                await self._queue.cancel(owner, job_id)
+            except ApiError:  # it has ended
+                continue
+            except RedisError as error:
+                logger.warning("jobs of a request whose client has left cannot be canceled: %r", error)
+                return
+
+    async def error_of(self, job: wire.Job) -> ApiError:
+        """Build the error for a synchronous request whose job has no result."""
+        return job_error(job, self._settings.max_wait_s)
 
 
-def refusal_of(job: wire.Job, waited_s: float) -> ApiError:
+def job_error(job: wire.Job, waited_s: float) -> ApiError:
+    """Map a job without a result to the error of its request."""
     failure = job.failure
     if failure is None:
         return Unavailable(
-            f"no answer within {waited_s:g} s, this server's limit, so the request was canceled; "
+            f"no answer within {waited_s:g} s, this server's limit SCOREPOOL_MAX_WAIT_S, so the request was canceled; "
             "send less at once, or submit it with POST /v1/jobs and fetch the result later"
         )
     match failure.code:

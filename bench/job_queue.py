@@ -101,7 +101,7 @@ class NoopWorker(Worker):
 
 async def submit(url: str, num_jobs: int, num_tokens: int = 1) -> None:
     async with redis.asyncio.Redis.from_url(url) as connection:
-        queue = Queue(connection, store.Settings(max_queue_depth=10**7), Keyring([]))
+        queue = Queue(connection, store.Settings(max_queue_depth=10**7), Keyring([]).weight, False)
         for start in range(0, num_jobs, 500):
             count = min(500, num_jobs - start)
             await queue.submit("bench", [make_request(num_tokens)] * count, [uuid4().hex for _ in range(count)])
@@ -299,7 +299,7 @@ def measure_wake_up(server: RedisServer, num_waiters: int, num_jobs: int) -> Non
 
 async def _wake_up_latencies(url: str, num_waiters: int, num_jobs: int) -> list[float]:
     connection, stream = redis.asyncio.Redis.from_url(url), redis.asyncio.Redis.from_url(url)
-    queue = Queue(connection, store.Settings(), Keyring([]))
+    queue = Queue(connection, store.Settings(), Keyring([]).weight, False)
     waiting = Waiting(stream, connection, on_ended=lambda count: None)
     waiting.start()
 

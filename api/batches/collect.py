@@ -8,7 +8,6 @@ from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import Ended, Ending, LineInProgress
 from scorepool.api.http.errors import NotFound
 from scorepool.api.repositories.jobs import ENDED
-from scorepool.api.submission import cancel_all
 
 GROUP = 16  # lines whose results are in memory at once
 STOP_S = 60  # that jobs have to stop in when the batch is over
@@ -17,7 +16,7 @@ STOP_S = 60  # that jobs have to stop in when the batch is over
 async def stop(ledger: BatchStore) -> None:
     """What waits ends at once; what runs is told to."""
     for one in await ledger.held():
-        await cancel_all(ledger.parts, ledger.turn.owner, one.job_ids(ledger.turn.id))
+        await ledger.parts.submission.cancel_all(ledger.turn.owner, one.job_ids(ledger.turn.id))
 
 
 async def collect(ledger: BatchStore, ending: Ending | None) -> bool:
@@ -41,7 +40,7 @@ async def _ended(ledger: BatchStore, held: LineInProgress, text: bytes, ending: 
     """None for one whose jobs were deleted just now: it is run again."""
     ids = held.job_ids(ledger.turn.id)
     try:
-        jobs = await asyncio.gather(*(ledger.parts.records.read(ledger.turn.owner, id_) for id_ in ids))
+        jobs = await asyncio.gather(*(ledger.parts.jobs.read(ledger.turn.owner, id_) for id_ in ids))
         return lines.ended(text, ledger.batch, jobs, ending)
     except NotFound:
         return None if ending is None else lines.not_run(text, ending, ids[0])

@@ -27,7 +27,7 @@ class Driver:
     async def close(self) -> None:
         """In the middle of whatever: the batch goes on elsewhere, or here later."""
         if self._task is not None:
-            await tasks.end([self._task])
+            await tasks.cancel_and_wait([self._task])
 
     async def _run(self) -> None:
         while True:

@@ -19,10 +19,10 @@ from scorepool.api.dialects.openai.batch import (
     LineResponse,
 )
 from scorepool.api.dialects.protocol import Context, Endpoint
-from scorepool.api.http.errors import ApiError, BadRequest, TooLarge, error_reply, told_as
-from scorepool.api.repositories import decode as stored
+from scorepool.api.http.errors import ApiError, BadRequest, TooLarge, error_reply, map_field_names
+from scorepool.api.repositories import decode
 from scorepool.api.state import State
-from scorepool.api.submission import refusal_of
+from scorepool.api.submission import job_error
 
 Ending = Literal["expired", "cancelled"]
 _HELD = re.compile(rb"([0-9]{1,9})\.([0-9]{1,6})")
@@ -69,7 +69,7 @@ def job_id(batch_id: str, number: int, index: int) -> str:
 
 
 def custom_id_of(text: bytes) -> str:
-    line = stored.message(text, Line, "json")
+    line = decode.message(text, Line, "json")
     return line.custom_id if line else ""
 
 
@@ -112,8 +112,8 @@ async def accept(parts: State, text: bytes, batch: Batch, unique_id: str) -> lis
     most = min(parts.settings.max_bulk_jobs, parts.settings.max_queue_depth)  # they are queued all or none
     if len(requests) > most:
         raise TooLarge(f"prompt: expected at most {most} prompts, found {len(requests)}", "prompt")
-    with told_as(call.field_name):
-        await parts.door.check(requests, is_bulk=len(requests) > 1)
+    with map_field_names(call.field_name):
+        await parts.admission.check(requests, is_bulk=len(requests) > 1)
     return requests
 
 
@@ -144,8 +144,8 @@ def ended(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | 
         return not_run(text, "expired", unique)
     if failed.failure.code == "canceled" and ending is not None:
         return not_run(text, ending, unique)
-    refusal = refusal_of(failed, 0)
-    refusal.rename(LineCall.parse(text, batch, unique).field_name)
+    refusal = job_error(failed, 0)
+    refusal.rename_field(LineCall.parse(text, batch, unique).field_name)
     return Ended(_entry(text, unique, refusal.status, error_reply(refusal)))
 
 

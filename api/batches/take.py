@@ -90,12 +90,8 @@ async def _submit(ledger: BatchStore, held: LineInProgress, requests: Sequence[w
     """False if the queue is full or lacks replicas. What was queued before stays as it is: the ids are the same."""
     parts, turn = ledger.parts, ledger.turn
     await parts.models.serving(request.model for request in requests)
-    named = parts.models.under_own_names(requests)
     try:
-        submitted = await parts.queue.submit(turn.owner, named, held.job_ids(turn.id), turn.id, batch=turn.id)
+        await parts.submission.enqueue(turn.owner, requests, held.job_ids(turn.id), turn.id, batch_id=turn.id)
     except (QueueFull, Unavailable):
         return False
-    for job, request in zip(submitted, requests, strict=True):
-        if not job.is_replay:
-            parts.metrics.submitted.labels(wire.kind_of(request)).inc()
     return True

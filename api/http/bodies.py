@@ -1,4 +1,4 @@
-"""What comes from a client: a body, read up to a limit whatever its headers claim; and the news that it has gone."""
+"""Read the body of a request up to a limit, whatever its headers claim, and notice when the client disconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
@@ -13,18 +13,19 @@ from scorepool.api.http.formats import Format, sent_format
 
 T = TypeVar("T")
 
-# Whoever sends more slowly holds a connection for nothing.
+# A client that sends more slowly than this is refused with 408.
 BODY_GRACE_S = 20.0
 BODY_BYTES_PER_S = 16 * 1024
 
 
-async def read_message(request: Request, kind: type[T], max_bytes: int) -> T:
-    """Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
+async def read_message(request: Request, message_type: type[T], max_bytes: int) -> T:
+    """Read and decode the body. Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
     form = body_format(request)
-    return wire.parse(await read_body(request, max_bytes), kind, form)
+    return wire.parse(await read_body(request, max_bytes), message_type, form)
 
 
 def body_format(request: Request) -> Format:
+    """Return the format that the headers name. Raises UnsupportedMedia."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise UnsupportedMedia(
@@ -37,12 +38,15 @@ def body_format(request: Request) -> Format:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises TooLarge, TooSlow."""
+    """Read the whole body. Raises TooLarge, TooSlow."""
     return b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
 
 
 async def body_chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
-    """Counts what arrives: Content-Length only serves to refuse early. Raises TooLarge, TooSlow."""
+    """Yield the body as it arrives. The bytes are counted: Content-Length only serves to refuse early.
+
+    Raises TooLarge, TooSlow.
+    """
     claimed = request.headers.get("content-length", "")
     if claimed.isdecimal() and int(claimed) > max_bytes:
         raise _too_large(max_bytes)
@@ -67,21 +71,21 @@ async def body_chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is given up when the client goes. The body must have been read, or be empty.
+    """Return the result of `work`; cancel it if the client disconnects. The body must have been read, or be empty.
 
     Raises ClientDisconnect.
     """
-    running = (asyncio.create_task(work), asyncio.create_task(_until_gone(request)))
+    running = (asyncio.create_task(work), asyncio.create_task(_until_disconnect(request)))
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if not running[0].done():
             raise ClientDisconnect
         return await running[0]
     finally:
-        await tasks.end(running)
+        await tasks.cancel_and_wait(running)
 
 
-async def _until_gone(request: Request) -> None:
+async def _until_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -1,13 +1,36 @@
-"""Every way in which a request is refused, and the one place where refusals become replies.
+"""Define every way in which a request is refused, and map exceptions to replies in one place.
 
-To add a refusal: a class here. Routes raise; nothing else in this room builds an error reply.
+    ApiError                 500 internal
+    ├── BadRequest           400 invalid
+    ├── PromptTooLong        400 context_length_exceeded
+    ├── Unauthorized         401 unauthorized
+    ├── Forbidden            403 forbidden
+    ├── NotFound             404 not_found
+    ├── ModelNotServed       404 model_not_served
+    ├── NoRoute              404, 405: Starlette's own refusals
+    ├── NotAcceptable        406 not_acceptable
+    ├── TooSlow              408 too_slow
+    ├── Conflict             409 conflict
+    ├── TooLarge             413 too_large
+    ├── UnsupportedMedia     415 unsupported_media_type
+    ├── QueueFull            429 queue_full
+    ├── Failed               500 job_failed
+    └── Unavailable          503 unavailable
+
+    raised by a route    ->   reply (see `install`)
+    ApiError                  as above
+    wire.Invalid              400 invalid
+    RequestValidationError    400 invalid
+    RedisError                503 unavailable
+    anything else             500 internal, with the traceback in the log
+
+To add a refusal, add a class here. Routes raise it; no other module builds an error reply.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import ClassVar
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -19,21 +42,20 @@ from starlette.routing import Match
 
 from scorepool import wire
 from scorepool.api.http.formats import accepted_format, reply
-from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.wire.reply import ErrorBody
 
 logger = logging.getLogger(__name__)
 
 METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
-TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}  # OpenAI's
-REDIS_RETRY_S = 2  # what a client is told to wait when Redis does not answer
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+REDIS_RETRY_S = 2  # Retry-After while Redis does not answer
 
 
 class ApiError(Exception):
-    """The request is answered with `status` and a wire.ErrorReply. `message` is a sentence for the caller."""
+    """Answer the request with `status` and a wire.ErrorReply. `message` is a sentence for the caller."""
 
-    status: ClassVar[int] = 500
-    code: ClassVar[str] = "internal"
+    status: int = 500
+    code: str = "internal"
 
     def __init__(self, message: str, field: str | None = None, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -41,21 +63,21 @@ class ApiError(Exception):
         self.field = field
         self.headers = headers or {}
 
-    def rename(self, to_param: Callable[[str], str]) -> None:
-        """Say the field in the words of a dialect, in which the message begins with it too."""
+    def rename_field(self, map_field: Callable[[str], str]) -> None:
+        """Replace the field's name, also at the start of the message."""
         if self.field is not None:
-            field, self.field = self.field, to_param(self.field)
+            field, self.field = self.field, map_field(self.field)
             if self.message.startswith(f"{field}:"):
                 self.message = self.field + self.message.removeprefix(field)
 
 
 @contextmanager
-def told_as(to_param: Callable[[str], str]) -> Iterator[None]:
-    """What is refused inside names fields as a dialect does."""
+def map_field_names(map_field: Callable[[str], str]) -> Iterator[None]:
+    """Rename the field of every ApiError raised in this context as a dialect names it."""
     try:
         yield
     except ApiError as error:
-        error.rename(to_param)
+        error.rename_field(map_field)
         raise
 
 
@@ -86,6 +108,15 @@ class ModelNotServed(ApiError):
     status, code = 404, "model_not_served"
 
 
+class NoRoute(ApiError):
+    """Report Starlette's own 404 and 405 in the form of every other error."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str]) -> None:
+        super().__init__(message, headers=headers)
+        self.status = status
+        self.code = HTTPStatus(status).name.lower()
+
+
 class NotAcceptable(ApiError):
     status, code = 406, "not_acceptable"
 
@@ -102,7 +133,7 @@ class Conflict(ApiError):
 
 
 class TooLarge(ApiError):
-    """The rest of the body is not read, so the connection cannot be used again."""
+    """Close the connection after the reply, because the rest of the body is not read."""
 
     status, code = 413, "too_large"
 
@@ -122,7 +153,7 @@ class QueueFull(ApiError):
 
 
 class Failed(ApiError):
-    """The job of a synchronous request failed, and not through the request's own fault."""
+    """Report that the job of a synchronous request failed for a reason other than the request itself."""
 
     status, code = 500, "job_failed"
 
@@ -134,90 +165,115 @@ class Unavailable(ApiError):
         super().__init__(message, headers={"Retry-After": str(REDIS_RETRY_S)})
 
 
-def unanswered() -> Unavailable:
-    """Of Redis. A command that was sent and not answered may still be run."""
+def redis_unanswered() -> Unavailable:
+    """Build the error for a Redis that did not answer. The command may have run, or may still run."""
     return Unavailable(
         "the queue does not answer, so it is not known whether this request took effect; "
         "send it again, a submission with the same Idempotency-Key"
     )
 
 
+def internal_error() -> ApiError:
+    return ApiError("a fault of the server; the log of the API has the details")
+
+
 def error_reply(error: ApiError) -> wire.ErrorReply:
-    kind = TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    openai_type = OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return wire.ErrorReply(
-        error=ErrorBody(code=error.code, message=error.message, type=kind, field=error.field, param=error.field)
+        error=ErrorBody(code=error.code, message=error.message, type=openai_type, field=error.field, param=error.field)
     )
 
 
 def error_response(request: Request, error: ApiError) -> Response:
+    """Build the reply in the format that the request accepts; JSON if it accepts neither format."""
     body = error_reply(error)
     try:
         form = accepted_format(request.headers.getlist("accept"))
-    except ValueError:  # the caller accepts neither form; JSON is the likelier to be read by a person
+    except ValueError:
         form = "json"
     return reply(body, form, error.status, error.headers)
 
 
-def _methods_of(request: Request) -> list[str]:
-    """All that the application's routes take at the request's path."""
+def request_id(request: Request) -> str:
+    """Return the `x-request-id` of the reply (see middleware.RequestId); "-" outside of the application."""
+    return str(request.scope.get("state", {}).get("request_id", "-"))
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """List all methods that the application's routes accept at the request's path."""
     routes = request.app.routes
     scopes = {method: {**request.scope, "method": method} for method in METHODS}
     allowed = [
         method for method, scope in scopes.items() if any(route.matches(scope)[0] == Match.FULL for route in routes)
     ]
-    return sorted([*allowed, "HEAD"]) if "GET" in allowed else allowed  # see head.py
+    return sorted([*allowed, "HEAD"]) if "GET" in allowed else allowed  # see middleware.HeadAsGet
 
 
-def install(app: FastAPI) -> None:
-    """Map every exception that leaves a route to a reply."""
+def install(app: FastAPI, wrong_redis_type: type[RedisError]) -> None:
+    """Map every exception that leaves a route to a reply.
 
+    `wrong_redis_type` is raised for a key in Redis whose type is not the expected one.
+    """
+    _install_request_errors(app)
+
+    @app.exception_handler(RedisError)
+    async def on_redis_error(request: Request, error: RedisError) -> Response:
+        _log(request, f"Redis failed: {error!r}")
+        return error_response(request, redis_unanswered())
+
+    @app.exception_handler(wrong_redis_type)
+    async def on_wrong_redis_type(request: Request, error: RedisError) -> Response:
+        """Answer 503, not 4xx: the client did nothing wrong."""
+        _log(request, f"a key in Redis has an unexpected type: {error!r}")
+        return error_response(
+            request, Unavailable("what this request would change is damaged; the API's log says where")
+        )
+
+    @app.exception_handler(Exception)
+    async def on_fault(request: Request, error: Exception) -> Response:
+        """Answer 500. Starlette raises the exception again after the reply, so the server logs the traceback."""
+        _log(request, f"a fault of the server: {error!r}")
+        reply = error_response(request, internal_error())
+        reply.headers["x-request-id"] = request_id(request)  # this reply is sent outside of all middleware
+        return reply
+
+
+def _install_request_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def refused(request: Request, error: ApiError) -> Response:
+    async def on_api_error(request: Request, error: ApiError) -> Response:
+        if error.status >= 500:
+            logger.warning(
+                "%s %s %s: %s %s", request_id(request), request.method, request.url.path, error.status, error.code
+            )
         return error_response(request, error)
 
     @app.exception_handler(wire.Invalid)
-    async def invalid(request: Request, error: wire.Invalid) -> Response:
+    async def on_invalid(request: Request, error: wire.Invalid) -> Response:
         return error_response(request, BadRequest(error.message, error.field))
 
     @app.exception_handler(RequestValidationError)
-    async def bad_parameter(request: Request, error: RequestValidationError) -> Response:
-        """A query parameter that FastAPI could not read."""
+    async def on_bad_parameter(request: Request, error: RequestValidationError) -> Response:
+        """Report a query parameter that FastAPI could not convert."""
         first = error.errors()[0]
         name = str(first["loc"][-1])
         sentence = f"{name}: {first['msg']}, found {str(first['input'])[:80]!r}"
         return error_response(request, BadRequest(sentence, name))
 
     @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        """Starlette's own 404 and 405. Its Allow names the methods of one of the path's routes only."""
+    async def on_no_route(request: Request, error: HTTPException) -> Response:
+        """Complete the `Allow` header of a 405: Starlette names the methods of one route only."""
         detail, headers = error.detail, dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            allowed = _methods_of(request)
+            allowed = _allowed_methods(request)
             headers["Allow"] = ", ".join(allowed)
             detail += f"; expected {', '.join(allowed)}"
-        refusal = ApiError(f"{request.method} {request.url.path}: {detail}", headers=headers)
-        refusal.status = error.status_code  # type: ignore[misc]
-        refusal.code = HTTPStatus(error.status_code).name.lower()  # type: ignore[misc]
-        return error_response(request, refusal)
-
-    @app.exception_handler(RedisError)
-    async def redis_away(request: Request, error: RedisError) -> Response:
-        logger.error("Redis refused %s %s: %r", request.method, request.url.path, error)
-        return error_response(request, unanswered())
-
-    @app.exception_handler(WrongRedisType)
-    async def foreign(request: Request, error: WrongRedisType) -> Response:
-        """Told as away, for nothing that the client did is wrong."""
-        logger.error("%s %s met a key of another type than ours: %r", request.method, request.url.path, error)
-        return error_response(
-            request, Unavailable("what this request would change is damaged; the API's log says where")
-        )
+        message = f"{request.method} {request.url.path}: {detail}"
+        return error_response(request, NoRoute(error.status_code, message, headers))
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
+    async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
         return error_response(request, BadRequest("the body ended early"))  # nobody reads it
 
-    @app.exception_handler(Exception)
-    async def fault(request: Request, error: Exception) -> Response:
-        """A fault of ours. Starlette raises it again after the reply, so the server logs the traceback."""
-        return error_response(request, ApiError("a fault of the server; the log of the API has the details"))
+
+def _log(request: Request, text: str) -> None:
+    logger.error("%s %s %s: %s", request_id(request), request.method, request.url.path, text)

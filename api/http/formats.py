@@ -1,4 +1,4 @@
-"""JSON or msgpack: which one came, which one is wanted, and replies in either."""
+"""Choose between JSON and msgpack for the body and the reply, and encode replies in either."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -19,8 +19,11 @@ FORMATS: dict[str, Format] = {
 
 
 def sent_format(content_type: str | None) -> Format:
-    """Raises ValueError with a sentence. A missing header is refused too: browsers send bodies without one across
-    sites without asking, and a server on loopback has no key to stop them."""
+    """Return the format that a Content-Type names. Raises ValueError with a sentence.
+
+    A missing header is refused too: browsers send bodies without one across sites without asking, and a server on
+    loopback has no key to stop them.
+    """
     expected = "expected application/json or application/msgpack"
     if not content_type:
         raise ValueError(f"Content-Type is missing; {expected}")
@@ -35,7 +38,7 @@ def sent_format(content_type: str | None) -> Format:
 
 
 def accepted_format(accept: Sequence[str]) -> Format:
-    """The caller's favourite of the two, by the Accept headers' q values; JSON in a tie.
+    """Return the format with the highest q value in the Accept headers; JSON in a tie.
 
     Raises ValueError with a sentence if neither is acceptable.
     """
@@ -51,7 +54,7 @@ def accepted_format(accept: Sequence[str]) -> Format:
     wanted = {form: q for form, (_, q) in quality.items() if q > 0}
     if not wanted:
         raise ValueError(
-            f"Accept: {', '.join(accept)[:200]} names nothing that is written here; "
+            f"Accept: {', '.join(accept)[:200]} includes no format of this server; "
             "expected application/json or application/msgpack"
         )
     return "json" if wanted.get("json", 0.0) >= wanted.get("msgpack", 0.0) else "msgpack"
@@ -70,7 +73,7 @@ def _media_range(text: str) -> tuple[str, float]:
 
 
 def _covers(media_range: str) -> list[tuple[Format, int]]:
-    """The formats that a range names, each with how specific the range is."""
+    """List the formats that a media range includes, each with how specific the range is."""
     if media_range == "*/*":
         return [("json", 1), ("msgpack", 1)]
     if media_range == "application/*":
@@ -79,5 +82,6 @@ def _covers(media_range: str) -> list[tuple[Format, int]]:
 
 
 def reply(message: object, form: Format, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Encode a message as a reply."""
     content = wire.encode_json(message) if form == "json" else wire.encode(message)
     return Response(content, status, headers={"Vary": "Accept", **(headers or {})}, media_type=MEDIA_TYPES[form])

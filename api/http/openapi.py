@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's paths with schemas from the wire types, and every error answer declared."""
+"""Build the OpenAPI document: FastAPI's paths, schemas of the wire types, and every error answer."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -17,24 +17,24 @@ try:
 except PackageNotFoundError:  # a checkout that is not installed
     VERSION = "0"
 
-Event = tuple[str, Any]  # its name; the type of its data, or the very data
+Event = tuple[str, Any]  # its name; the type of its data, or the data itself
 _REF = "#/components/schemas/{name}"
 _FLOATS = {
     "type": "array",
     "items": {"type": ["number", "null"]},
-    "description": "float32. In msgpack: bin, packed little-endian float32, NaN where there is no value.",
+    "description": "float32. In msgpack: bin, packed little-endian float32, NaN for a missing value.",
 }
 _HEADERS = {
     "Idempotency-Key": (
-        "The same key with the same body is the same job; with another body it is refused with 409.",
+        "The same key with the same body names the same job. With another body it is refused with 409.",
         {"type": "string", "minLength": 1, "maxLength": 255},
     ),
-    "Prefer": ("`wait=N`: answer with the ended job if it ends within N seconds.", {"type": "string"}),
+    "Prefer": ("`wait=N`: wait up to N seconds, and answer with the job if it has ended.", {"type": "string"}),
 }
 _REPLY_HEADERS = {
     201: {},
     401: {"WWW-Authenticate": "Bearer"},
-    429: {"Retry-After": "Seconds, from how fast the queue moved in the last minute."},
+    429: {"Retry-After": "Seconds, estimated from how many jobs ended in the last minute."},
     503: {"Retry-After": "Seconds."},
 }
 
@@ -48,7 +48,7 @@ def _floats(kind: type) -> dict[str, Any]:
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    """A reference, or an inline schema of references. The types behind them reach the document through `install`."""
+    """Return a reference, or an inline schema of references. `install` adds the types themselves to the document."""
     _kinds[repr(kind)] = kind
     (schema,), _ = msgspec.json.schema_components([kind], schema_hook=_floats, ref_template=_REF)
     return schema
@@ -60,7 +60,7 @@ def _content(kind: Any) -> dict[str, Any]:
 
 
 def _event(name: str, kind: Any) -> dict[str, Any]:
-    """As OpenAPI has server-sent events: an object of their fields. One without a name is called `message`."""
+    """Describe a server-sent event as an object of its fields. An event without a name is called `message`."""
     data: dict[str, Any] = {"const": kind}
     if not isinstance(kind, str):
         data = {"contentMediaType": "application/json", "contentSchema": _schema(kind)}
@@ -74,8 +74,7 @@ def _event(name: str, kind: Any) -> dict[str, Any]:
 def answers(
     replies: Mapping[int, Any], errors: Sequence[int], events: Sequence[Event] = ()
 ) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: types by status, the statuses that carry a wire.ErrorReply, and the events of which 200
-    may be a stream."""
+    """Build the `responses` of a route: types by status, statuses with a wire.ErrorReply, the events of a stream."""
     declared: dict[int | str, dict[str, Any]] = {}
     for status, kind in [*replies.items(), *((status, wire.ErrorReply) for status in (*errors, 500))]:
         declared[status] = {"description": HTTPStatus(status).phrase, "content": _content(kind)}
@@ -90,7 +89,7 @@ def answers(
 
 
 def chunks(kind: Any) -> list[Event]:
-    """The events of OpenAI's dialect, whose streams end with a word of their own."""
+    """List the events of a stream in OpenAI's dialect, which ends with `[DONE]`."""
     return [("message", kind), ("message", wire.ErrorReply), ("message", "[DONE]")]
 
 
@@ -108,7 +107,7 @@ def headers(*names: str) -> dict[str, Any]:
 
 
 def install(app: FastAPI) -> None:
-    """Replace FastAPI's generator: its 422 never comes (bad parameters are 400), and it knows no msgspec."""
+    """Replace FastAPI's generator, which knows no msgspec and declares a 422 that is never sent."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -1,14 +1,14 @@
-"""Tasks of asyncio that nobody waits for any more."""
+"""End asyncio tasks whose results are not needed."""
 
 import asyncio
 from collections.abc import Collection
 from typing import Any
 
 
-async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel these, wait until they are gone, and forget what they raised.
+async def cancel_and_wait(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks, wait until they have ended, and drop their exceptions.
 
-    Once is not enough: redis-py loses a cancellation that meets it while it connects, and the task waits on.
+    The cancellation is repeated, because redis-py loses one that arrives while it connects.
     """
     pending = set(tasks)
     while pending:

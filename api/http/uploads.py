@@ -1,40 +1,42 @@
-"""A file that comes as multipart/form-data: spooled to this machine's disk, so that no upload is held in memory."""
+"""Read a file uploaded as multipart/form-data: spooled to this machine's disk, so that no upload is held in memory."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
-import python_multipart  # noqa: F401 - where it is missing, starlette would only say so at the first upload
+import python_multipart  # noqa: F401 - if it is missing, starlette reports it at the first upload only
 from msgspec import Struct
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from scorepool import wire
-from scorepool.api.dialects.openai.files import UploadFields
 from scorepool.api.http.bodies import body_chunks
 from scorepool.api.http.errors import BadRequest, TooLarge, UnsupportedMedia
 
 FRAME_BYTES = 64 * 1024  # of a body, around the file
 MAX_FIELDS = 8
 
+T = TypeVar("T")
 
-class Uploaded(Struct, frozen=True):
-    fields: UploadFields
+
+class Uploaded(Struct, Generic[T], frozen=True):
+    fields: T  # the form's other fields
     filename: str
     file: UploadFile
 
 
 class Form(MultiPartParser):
-    """One that is cut off is none: starlette's own takes what came of it, and leaves its file open."""
+    """Refuse a body that is cut off. Starlette's parser would accept the part that came and leave its file open."""
 
     def __init__(self, headers: Headers, chunks: AsyncGenerator[bytes]) -> None:
-        super().__init__(headers, self._whole(chunks), max_files=1, max_fields=MAX_FIELDS)
+        super().__init__(headers, self._until_last_boundary(chunks), max_files=1, max_fields=MAX_FIELDS)
         self._has_ended = False
 
     def on_end(self) -> None:
         self._has_ended = True
 
-    async def _whole(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    async def _until_last_boundary(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         async for chunk in chunks:
             yield chunk
         if not self._has_ended:
@@ -42,8 +44,11 @@ class Form(MultiPartParser):
 
 
 @asynccontextmanager
-async def uploaded(request: Request, max_bytes: int) -> AsyncGenerator[Uploaded]:
-    """Gone from the disk afterwards. Raises UnsupportedMedia, TooLarge, TooSlow, BadRequest, wire.Invalid."""
+async def uploaded(request: Request, fields_type: type[T], max_bytes: int) -> AsyncGenerator[Uploaded[T]]:
+    """Parse the form; the file is deleted from the disk when the context ends.
+
+    Raises UnsupportedMedia, TooLarge, TooSlow, BadRequest, wire.Invalid.
+    """
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise UnsupportedMedia("Content-Type: expected multipart/form-data", "Content-Type")
@@ -51,7 +56,7 @@ async def uploaded(request: Request, max_bytes: int) -> AsyncGenerator[Uploaded]
     try:
         form = await Form(request.headers, chunks).parse()
     except MultiPartException as error:
-        raise BadRequest(f"the body is no multipart/form-data: {error.message}") from None
+        raise BadRequest(f"the body is not multipart/form-data: {error.message}") from None
     try:
         texts = {name: value for name, value in form.multi_items() if isinstance(value, str)}
         file = form.get("file")
@@ -59,13 +64,13 @@ async def uploaded(request: Request, max_bytes: int) -> AsyncGenerator[Uploaded]
             raise BadRequest("file: expected a file, with its name", "file")
         if (file.size or 0) > max_bytes:
             raise TooLarge(f"file: expected at most {max_bytes} bytes, found {file.size}", "file")
-        yield Uploaded(_fields(texts), file.filename or "", file)
+        yield Uploaded(_parse_fields(texts, fields_type), file.filename or "", file)
     finally:
         await form.close()
 
 
-def _fields(texts: dict[str, str]) -> UploadFields:
-    """`expires_after[seconds]` is how OpenAI's SDK writes what is nested. Raises wire.Invalid."""
+def _parse_fields(texts: dict[str, str], fields_type: type[T]) -> T:
+    """Decode the fields of a form. OpenAI's SDK writes nested ones as `expires_after[seconds]`. Raises wire.Invalid."""
     fields: dict[str, object] = {}
     after: dict[str, object] = {}
     for name, text in texts.items():
@@ -75,4 +80,4 @@ def _fields(texts: dict[str, str]) -> UploadFields:
             fields[name] = text
     if after:
         fields["expires_after"] = after
-    return wire.parse(wire.encode_json(fields), UploadFields)
+    return wire.parse(wire.encode_json(fields), fields_type)

@@ -1,9 +1,12 @@
-"""What Prometheus reads. No label holds an owner, an id, or a name that a caller made up."""
+"""Render metrics for Prometheus. No label holds an owner, an id, or a name that a client made up."""
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorepool import wire
@@ -14,45 +17,90 @@ WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0
 
 
 class Metrics:
-    """One registry per application, so that two in one process do not add up."""
+    """Hold one registry per application, so that two applications in one process do not add up."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.replies = Histogram(
             "scorepool_http_reply_seconds",
-            "From a request's first byte to its reply's last, waits included.",
+            "Seconds from the first byte of a request to the last of its reply, waits included.",
             ("method", "route", "status"),
             buckets=REPLY_BUCKETS_S,
             registry=self.registry,
         )
         self.submitted = Counter(
-            "scorepool_jobs_submitted_total", "Jobs accepted by this process.", ("kind",), registry=self.registry
+            "scorepool_jobs_submitted_total", "Jobs that this process accepted.", ("kind",), registry=self.registry
         )
         self.replayed = Counter(
-            "scorepool_jobs_replayed_total", "Jobs found under their Idempotency-Key.", registry=self.registry
+            "scorepool_jobs_replayed_total",
+            "Submissions that were answered with the job of an earlier one, by their Idempotency-Key.",
+            registry=self.registry,
         )
         self.ended = Counter(
-            "scorepool_jobs_ended_total", "Jobs of any process whose end was seen here.", registry=self.registry
+            "scorepool_jobs_ended_total",
+            "Jobs that ended, submitted through any process, as read by this process.",
+            registry=self.registry,
         )
         self.waits = Histogram(
             "scorepool_wait_seconds",
-            "How long clients waited for a job, by whether it ended in time.",
+            "Seconds that clients waited for a job, by whether it ended in that time.",
             ("ended",),
             buckets=WAIT_BUCKETS_S,
             registry=self.registry,
         )
-        self.waiting = Gauge("scorepool_clients_waiting", "Clients waiting for a job now.", registry=self.registry)
-        self.redis_up = Gauge("scorepool_redis_up", "1 when Redis answered this scrape.", registry=self.registry)
-        self.readings = QueueSnapshot(self.registry)
+        self.waiting = Gauge("scorepool_clients_waiting", "Clients that wait for a job now.", registry=self.registry)
+        self.redis_up = Gauge("scorepool_redis_up", "1 if Redis answered this scrape, else 0.", registry=self.registry)
+        self._snapshot = SnapshotCollector()
+        self.registry.register(self._snapshot)
         for kind in get_args(wire.Kind):
             self.submitted.labels(kind)
 
-    def text(self) -> bytes:
+    def render(self, snapshot: QueueSnapshot | None) -> bytes:
+        """Render all metrics as text; None if Redis did not answer, so that old values are not shown."""
+        self._snapshot.snapshot = snapshot or EMPTY
+        self.redis_up.set(0 if snapshot is None else 1)
         return generate_latest(self.registry)
 
 
+EMPTY = QueueSnapshot(jobs={}, oldest_s={}, workers={}, heartbeat_age_s={}, deliveries={}, outcomes={})
+
+
+class SnapshotCollector(Collector):
+    """Render a QueueSnapshot. An empty one declares the metrics without values."""
+
+    def __init__(self) -> None:
+        self.snapshot = EMPTY
+
+    def collect(self) -> Iterable[Metric]:
+        jobs = GaugeMetricFamily(
+            "scorepool_queue_jobs", "Jobs in Redis, by queue and status.", labels=["queue", "state"]
+        )
+        for queue, counts in self.snapshot.jobs.items():
+            for status, count in counts.items():
+                jobs.add_metric([queue, status], count)
+        yield jobs
+        yield _gauge("queue_oldest_seconds", "Seconds that the first job has waited.", "queue", self.snapshot.oldest_s)
+        yield _gauge("workers", "Live workers.", "model", self.snapshot.workers)
+        yield _gauge(
+            "worker_heartbeat_age_seconds", "Age of the oldest heartbeat.", "model", self.snapshot.heartbeat_age_s
+        )
+        yield _gauge("webhook_deliveries", "Webhook deliveries in Redis.", "state", self.snapshot.deliveries)
+        # Redis keeps this counter for all processes together.
+        outcomes = CounterMetricFamily("scorepool_outcomes", "Jobs that ended, by result or failure.", labels=["code"])
+        for code, count in self.snapshot.outcomes.items():
+            outcomes.add_metric([code], count)
+        yield outcomes
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"scorepool_{name}", text, labels=[label])
+    for value_of_label, value in values.items():
+        family.add_metric([value_of_label], value)
+    return family
+
+
 class MetricsMiddleware:
-    """ASGI middleware: measures replies by the route's template, so that ids make no labels."""
+    """Measure replies by the template of their route, so that no label holds an id."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

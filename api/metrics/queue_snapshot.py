@@ -1,128 +1,114 @@
-"""What an operator watches of the queue, read from Redis at each scrape. Labels are models that live workers serve."""
+"""Read what an operator watches of the queue, once, as plain data. Knows no Prometheus."""
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import Any, Self, get_args
 
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
+from msgspec import Struct
 from redis.asyncio import Redis
 
 from scorepool import store, wire
-from scorepool.api.repositories import decode as stored
+from scorepool.api.repositories import decode
 
-UNSERVED = "(unserved)"  # stands for every queue whose model no worker serves now
+UNSERVED = "(unserved)"  # stands for all queues whose model no live worker serves
 REGISTRIES = {"started": "wip", "finished": "finished", "failed": "failed", "canceled": "canceled"}
 DELIVERY_STATES = {"started": "wip", "waiting": "scheduled", "delivered": "finished", "failed": "failed"}
 OUTCOMES = ("result", *get_args(wire.FailureCode))
 
 
-class QueueSnapshot:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"scorepool_{name}", text, labels, registry=registry)
+class QueueSnapshot(Struct, frozen=True, kw_only=True):
+    """The state of queues, workers and deliveries at one moment. A queue is named only if a live worker serves it."""
 
-        self.jobs = gauge("queue_jobs", "Jobs in Redis, by queue and state.", "queue", "state")
-        self.oldest = gauge("queue_oldest_seconds", "How long the first job of the queue has waited.", "queue")
-        self.workers = gauge("workers", "Live workers, by what they serve.", "model")
-        self.heartbeat = gauge(
-            "worker_heartbeat_age_seconds", "Of the worker heard of longest ago, by what it serves.", "model"
-        )
-        self.deliveries = gauge("webhook_deliveries", "Deliveries in Redis, by state.", "state")
-        self.outcomes = Outcomes()
-        registry.register(self.outcomes)
+    jobs: dict[str, dict[str, int]]  # by queue and status
+    oldest_s: dict[str, float]  # by queue: how long its first job has waited
+    workers: dict[str, int]  # live ones, by model
+    heartbeat_age_s: dict[str, float]  # of the worker with the oldest heartbeat, by model
+    deliveries: dict[str, int]  # by state
+    outcomes: dict[str, int]  # jobs that ended, by `result` or the failure's code
 
-    def forget(self) -> None:
-        """Redis is away: what it said before is no reading."""
-        for gauge in (self.jobs, self.oldest, self.workers, self.heartbeat, self.deliveries):
-            gauge.clear()
-
-    async def read(self, redis: Redis, cards: Sequence[wire.ServedModel]) -> None:
-        """Raises RedisError."""
-        models = sorted({card.id for card in cards})
+    @classmethod
+    async def read(cls, redis: Redis, live: Sequence[wire.ServedModel]) -> Self:
+        """Read the snapshot. `live` is what live workers serve. Raises RedisError."""
+        models = sorted({model.id for model in live})
         served = {queue for model in models for queue in store.queue_names(model)} | {store.WEBHOOKS}
         keys: Any = await redis.smembers("rq:queues")
-        queues = sorted({stored.text(key).removeprefix("rq:queue:") for key in keys} | served)
+        queues = sorted({decode.text(key).removeprefix("rq:queue:") for key in keys} | served)
         labels = [queue if queue in served else UNSERVED for queue in queues]
-        self.forget()
-        await self._read_sizes(redis, queues, labels)
-        await self._read_oldest(redis, queues, labels)
-        await self._read_workers(redis, models)
-        await self._read_deliveries(redis)
+        workers, heartbeat_age_s = await _read_workers(redis, [*models, store.WEBHOOKS])
         counts: Any = await redis.hgetall(store.Keys.outcomes)
-        self.outcomes.counts = {code: stored.number(counts.get(code.encode())) for code in OUTCOMES}
-
-    async def _read_sizes(self, redis: Redis, queues: Sequence[str], labels: Sequence[str]) -> None:
-        """Depths and registry sizes of every queue; those of models without a worker are added up."""
-        async with redis.pipeline(transaction=False) as pipeline:
-            for queue in queues:
-                pipeline.llen(f"rq:queue:{queue}")
-                pipeline.zcard(f"rq:deferred:{queue}")
-                for registry in REGISTRIES.values():
-                    pipeline.zcard(f"rq:{registry}:{queue}")
-            sizes = (size or 0 for size in await stored.replies(pipeline))
-        for label in labels:
-            self.jobs.labels(label, "queued").inc(next(sizes) + next(sizes))
-            for state in REGISTRIES:
-                self.jobs.labels(label, state).inc(next(sizes))
-
-    async def _read_oldest(self, redis: Redis, queues: Sequence[str], labels: Sequence[str]) -> None:
-        async with redis.pipeline(transaction=False) as pipeline:
-            for queue in queues:
-                pipeline.lindex(f"rq:queue:{queue}", 0)
-            heads = await stored.replies(pipeline)
-            for head in heads:
-                pipeline.hget(b"rq:job:" + (head or b""), "enqueued_at")
-            times = await stored.replies(pipeline)
-        ages_s = dict.fromkeys(labels, 0.0)
-        for label, enqueued_at in zip(labels, times, strict=True):
-            ages_s[label] = max(ages_s[label], _age_s(enqueued_at))
-        for label, age_s in ages_s.items():
-            self.oldest.labels(label).set(age_s)
-
-    async def _read_workers(self, redis: Redis, models: Sequence[str]) -> None:
-        served = [*models, store.WEBHOOKS]
-        async with redis.pipeline(transaction=False) as pipeline:
-            for name in served:
-                pipeline.smembers(f"rq:workers:{name}")
-            members = [keys or () for keys in await stored.replies(pipeline)]
-            for keys in members:
-                for key in keys:
-                    pipeline.hget(key, "last_heartbeat")
-            beats = iter(await stored.replies(pipeline))
-        for name, keys in zip(served, members, strict=True):
-            ages_s = [_age_s(beat) for beat in (next(beats) for _ in keys) if beat]  # a worker that died has none
-            self.workers.labels(name).set(len(ages_s))
-            if ages_s:
-                self.heartbeat.labels(name).set(max(ages_s))
-
-    async def _read_deliveries(self, redis: Redis) -> None:
-        async with redis.pipeline(transaction=False) as pipeline:
-            pipeline.llen(f"rq:queue:{store.WEBHOOKS}")
-            for registry in DELIVERY_STATES.values():
-                pipeline.zcard(f"rq:{registry}:{store.WEBHOOKS}")
-            sizes = await stored.replies(pipeline)
-        for state, size in zip(("queued", *DELIVERY_STATES), sizes, strict=True):
-            self.deliveries.labels(state).set(size or 0)
+        return cls(
+            jobs=await _read_jobs(redis, queues, labels),
+            oldest_s=await _read_oldest(redis, queues, labels),
+            workers=workers,
+            heartbeat_age_s=heartbeat_age_s,
+            deliveries=await _read_deliveries(redis),
+            outcomes={code: decode.number(counts.get(code.encode())) for code in OUTCOMES},
+        )
 
 
-class Outcomes(Collector):
-    """A counter that Redis keeps, for all processes together."""
+async def _read_jobs(redis: Redis, queues: Sequence[str], labels: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Count the jobs of every queue and registry; the queues with one label are added up."""
+    async with redis.pipeline(transaction=False) as pipeline:
+        for queue in queues:
+            pipeline.llen(f"rq:queue:{queue}")
+            pipeline.zcard(f"rq:deferred:{queue}")
+            for registry in REGISTRIES.values():
+                pipeline.zcard(f"rq:{registry}:{queue}")
+        sizes = (size or 0 for size in await decode.replies(pipeline))
+    jobs = {label: dict.fromkeys(("queued", *REGISTRIES), 0) for label in labels}
+    for label in labels:
+        jobs[label]["queued"] += next(sizes) + next(sizes)
+        for status in REGISTRIES:
+            jobs[label][status] += next(sizes)
+    return jobs
 
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
 
-    def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily("scorepool_outcomes", "Jobs that ended, by result or failure.", labels=["code"])
-        for code, count in self.counts.items():
-            family.add_metric([code], count)
-        yield family
+async def _read_oldest(redis: Redis, queues: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
+    async with redis.pipeline(transaction=False) as pipeline:
+        for queue in queues:
+            pipeline.lindex(f"rq:queue:{queue}", 0)
+        heads = await decode.replies(pipeline)
+        for head in heads:
+            pipeline.hget(b"rq:job:" + (head or b""), "enqueued_at")
+        times = await decode.replies(pipeline)
+    ages_s = dict.fromkeys(labels, 0.0)
+    for label, enqueued_at in zip(labels, times, strict=True):
+        ages_s[label] = max(ages_s[label], _age_s(enqueued_at))
+    return ages_s
 
 
-def _age_s(time_: bytes | None) -> float:
-    """0.0 without a time that can be read: no record may end the readings."""
-    since = stored.moment_s(time_)
+async def _read_workers(redis: Redis, names: Sequence[str]) -> tuple[dict[str, int], dict[str, float]]:
+    """Count the live workers of each model, and return the age of their oldest heartbeat."""
+    async with redis.pipeline(transaction=False) as pipeline:
+        for name in names:
+            pipeline.smembers(f"rq:workers:{name}")
+        members = [keys or () for keys in await decode.replies(pipeline)]
+        for keys in members:
+            for key in keys:
+                pipeline.hget(key, "last_heartbeat")
+        heartbeats = iter(await decode.replies(pipeline))
+    workers: dict[str, int] = {}
+    heartbeat_age_s: dict[str, float] = {}
+    for name, keys in zip(names, members, strict=True):
+        ages_s = [_age_s(beat) for beat in (next(heartbeats) for _ in keys) if beat]  # a dead worker has none
+        workers[name] = len(ages_s)
+        if ages_s:
+            heartbeat_age_s[name] = max(ages_s)
+    return workers, heartbeat_age_s
+
+
+async def _read_deliveries(redis: Redis) -> dict[str, int]:
+    async with redis.pipeline(transaction=False) as pipeline:
+        pipeline.llen(f"rq:queue:{store.WEBHOOKS}")
+        for registry in DELIVERY_STATES.values():
+            pipeline.zcard(f"rq:{registry}:{store.WEBHOOKS}")
+        sizes = await decode.replies(pipeline)
+    return {state: size or 0 for state, size in zip(("queued", *DELIVERY_STATES), sizes, strict=True)}
+
+
+def _age_s(iso_time: bytes | None) -> float:
+    """Return the seconds since a time that RQ wrote; 0.0 if it cannot be parsed, so that no record fails a scrape."""
+    since = decode.parse_iso(iso_time)
     return 0.0 if since is None else max(0.0, time.time() - since)
 
 

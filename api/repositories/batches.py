@@ -13,8 +13,7 @@ from scorepool import store, wire
 from scorepool.api.dialects.openai.batch import Batch, BatchStatus, CreateBatch
 from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
-from scorepool.api.repositories import decode as stored
-from scorepool.api.repositories import files
+from scorepool.api.repositories import decode, files
 from scorepool.api.repositories.pages import page_of
 
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
@@ -43,7 +42,7 @@ class Batches:
 
     async def create(self, owner: str, body: CreateBatch) -> Batch:
         """Its turn comes at once. Raises NotFound, BadRequest."""
-        now = await stored.now_s(self._redis)
+        now = await decode.now_s(self._redis)
         batch = Batch(
             id=f"batch_{uuid4().hex}",
             endpoint=body.endpoint,
@@ -59,7 +58,7 @@ class Batches:
 
         async def write(pipeline: Pipeline) -> None:
             known: Any = await pipeline.hmget(source, "owner", "file")
-            file = stored.message(known[1], FileObject, "msgpack") if known[0] == owner.encode() else None
+            file = decode.message(known[1], FileObject, "msgpack") if known[0] == owner.encode() else None
             if file is None:
                 raise files.absent(body.input_file_id, "input_file_id")
             if file.purpose != "batch":
@@ -93,7 +92,7 @@ class Batches:
 
     async def cancel(self, owner: str, id: str) -> Batch:  # noqa: A002
         """Nothing more is started; what runs is told to stop. Raises NotFound, Conflict."""
-        key, now = store.Keys.batch(id), await stored.now_s(self._redis)
+        key, now = store.Keys.batch(id), await decode.now_s(self._redis)
 
         async def write(pipeline: Pipeline) -> None:
             known: Any = await pipeline.hmget(key, "owner", "state", "cancel")
@@ -114,18 +113,18 @@ class Batches:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for id_ in ids:
                 pipeline.hmget(store.Keys.batch(id_), "owner", "state", "cancel")
-            rows = await stored.replies(pipeline)
+            rows = await decode.replies(pipeline)
         return [_seen(owner, row) if row else None for row in rows]
 
 
 def _seen(owner: str, known: Sequence[bytes | None]) -> Batch | None:
     """None for another owner's, and for one that is gone."""
-    progress = stored.message(known[1], BatchProgress, "msgpack") if known[0] == owner.encode() else None
+    progress = decode.message(known[1], BatchProgress, "msgpack") if known[0] == owner.encode() else None
     if progress is None:
         return None
     batch = progress.batch
     if known[2] is not None and batch.status in ALIVE:
-        return replace(batch, status="cancelling", cancelling_at=int(stored.unix_s(known[2]) or 0))
+        return replace(batch, status="cancelling", cancelling_at=int(decode.unix_s(known[2]) or 0))
     return batch
 
 

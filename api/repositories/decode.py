@@ -1,12 +1,12 @@
-"""What lies in Redis, read with suspicion: another version may have written it, or nobody of ours.
+"""Decode values from Redis. They are untrusted: another version of scorepool may have written them, or another program.
 
-Nothing of it may be a fault of the server's. What cannot be read is not there, and the log names its kind.
+A value that cannot be decoded counts as missing and is logged by its type. It never becomes a fault of the server.
 """
 
 import logging
 import math
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
@@ -14,22 +14,21 @@ from redis.asyncio.client import Pipeline
 from redis.exceptions import ResponseError
 
 from scorepool import wire
-from scorepool.api.http.formats import Format
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-MAX_TIME_S = 1e11  # unix; a time beyond it is none
+MAX_TIME_S = 1e11  # unix; later times count as missing
 
 
 class WrongRedisType(ResponseError):
-    """A key holds another of Redis's types than ours do."""
+    """A key in Redis has a type other than the expected one."""
 
 
-BaseParser.EXCEPTION_CLASSES["WRONGTYPE"] = WrongRedisType  # redis-py knows no class of it
+BaseParser.EXCEPTION_CLASSES["WRONGTYPE"] = WrongRedisType  # redis-py has no class for it
 
 
 async def replies(pipeline: Pipeline) -> list[Any]:
-    """Of each command; None where its key is foreign. Raises RedisError."""
+    """Execute the pipeline; the reply is None for a command whose key has the wrong type. Raises RedisError."""
     found = await pipeline.execute(raise_on_error=False)
     for reply in found:
         if isinstance(reply, Exception) and not isinstance(reply, WrongRedisType):
@@ -38,18 +37,19 @@ async def replies(pipeline: Pipeline) -> list[Any]:
 
 
 async def now_s(redis: Redis) -> float:
-    """Unix time by Redis's clock: what all processes go by where it decides anything."""
+    """Return the unix time of Redis's clock, which decides for all processes."""
     seconds, microseconds = await redis.time()
     return float(seconds) + float(microseconds) / 1e6
 
 
-def message(packed: object, kind: type[T], form: Format) -> T | None:
+def message(packed: object, message_type: type[T], form: Literal["json", "msgpack"] = "msgpack") -> T | None:
+    """Decode a message of ours; None if it is missing or cannot be decoded."""
     if not isinstance(packed, bytes):
         return None
     try:
-        return wire.parse(packed, kind, form)
+        return wire.parse(packed, message_type, form)
     except wire.Invalid:
-        logger.warning("a %s in Redis cannot be read", getattr(kind, "__name__", kind))
+        logger.warning("a %s in Redis cannot be decoded", getattr(message_type, "__name__", message_type))
         return None
 
 
@@ -58,7 +58,7 @@ def text(value: bytes | None) -> str:
 
 
 def unix_s(value: bytes | None) -> float | None:
-    """From seconds, as a number."""
+    """Parse a unix time in seconds."""
     try:
         seconds = float(value or b"")
     except ValueError:
@@ -66,8 +66,8 @@ def unix_s(value: bytes | None) -> float | None:
     return seconds if math.isfinite(seconds) and 0 <= seconds <= MAX_TIME_S else None
 
 
-def moment_s(value: bytes | None) -> float | None:
-    """From RQ's `2026-01-31T12:00:00.000000Z`."""
+def parse_iso(value: bytes | None) -> float | None:
+    """Convert RQ's `2026-01-31T12:00:00.000000Z` to a unix time."""
     try:
         return datetime.fromisoformat(text(value)).timestamp()
     except (ValueError, OverflowError):
@@ -75,6 +75,6 @@ def moment_s(value: bytes | None) -> float | None:
 
 
 def number(value: bytes | None) -> int:
-    """0 where it is none."""
+    """Parse a count; 0 if it is missing or not a number."""
     digits = value or b""
     return int(digits) if digits.isdigit() and len(digits) < 19 else 0

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from scorepool import store, wire
 from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject, Purpose
 from scorepool.api.http.errors import Conflict, NotFound, TooLarge
-from scorepool.api.repositories import decode as stored
+from scorepool.api.repositories import decode
 from scorepool.api.repositories.pages import page_of
 
 logger = logging.getLogger(__name__)
@@ -105,9 +105,9 @@ class Files:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for id_ in ids:
                 pipeline.hmget(store.Keys.file(id_), "owner", "file")
-            rows = await stored.replies(pipeline)
+            rows = await decode.replies(pipeline)
         return [
-            stored.message(row[1], FileObject, "msgpack") if row and row[0] == owner.encode() else None for row in rows
+            decode.message(row[1], FileObject, "msgpack") if row and row[0] == owner.encode() else None for row in rows
         ]
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -13,9 +13,8 @@ from rq.command import PUBSUB_CHANNEL_TEMPLATE
 from rq.job import Job as RqJob
 
 from scorepool import store, wire
-from scorepool.api.auth import Keyring
 from scorepool.api.http.errors import Conflict, QueueFull, TooLarge, Unavailable
-from scorepool.api.repositories import decode as stored
+from scorepool.api.repositories import decode
 from scorepool.api.repositories.jobs import ENDED, absent, check_id, status_of
 from scorepool.store.job_hash import iso_now, run_hash
 from scorepool.store.scripts import load
@@ -34,10 +33,14 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Queue:
-    def __init__(self, redis: Redis, settings: store.Settings, keyring: Keyring) -> None:
+    def __init__(
+        self, redis: Redis, settings: store.Settings, weight: Callable[[str], int], has_several_owners: bool
+    ) -> None:
+        """`weight` returns an owner's share of a queue that several owners use."""
         self._redis = redis
         self._settings = settings
-        self._keyring = keyring
+        self._weight = weight
+        self._has_several_owners = has_several_owners
         self._submit = redis.register_script(load("submit.lua"))
         self._cancel = redis.register_script(store.OUTBOX + load("cancel.lua"))
         self._delete = redis.register_script(load("delete.lua"))
@@ -63,9 +66,9 @@ class Queue:
             self._settings.max_queue_depth,
             store.Keys.wakeup(""),
             owner,
-            self._settings.max_jobs_in_flight if self._keyring.has_several_owners else 0,
+            self._settings.max_jobs_in_flight if self._has_several_owners else 0,
         ]
-        weight = self._keyring.weight(owner)
+        weight = self._weight(owner)
         for id_, request, body in zip(ids, requests, bodies, strict=True):
             run = run_hash(owner, weight, request, ttl_s, batch, is_synchronous=is_synchronous)
             args += (id_, store.queue_name(request.model, request.priority), print_, store.Keys.request(id_), body)
@@ -125,7 +128,7 @@ class Queue:
     async def _drained_per_s(self, queue: str) -> float:
         """Jobs that ended in the last minute, over the time since the first of them; 0.0 if there was none."""
         end_to_expiry_s = self._settings.result_ttl_s  # registries hold the time of expiry
-        now = await stored.now_s(self._redis)
+        now = await decode.now_s(self._redis)
         until = now + end_to_expiry_s + 1.0  # RQ writes whole seconds; a job kept for longer is not counted
         since = until - 1.0 - DRAIN_WINDOW_S
         async with self._redis.pipeline(transaction=False) as pipeline:
@@ -190,7 +193,7 @@ def fingerprint(requests: Sequence[wire.Request]) -> str:
     return digest.hexdigest()
 
 
-def job_ids(owner: str, key: str | None, count: int | None) -> list[str]:
+def new_job_ids(owner: str, key: str | None, count: int | None) -> list[str]:
     """32 hex characters each. With an Idempotency-Key they follow from owner, key and, in bulk (`count`), the index."""
     if key is None:
         return [uuid4().hex for _ in range(count or 1)]

@@ -1,10 +1,10 @@
-"""Waiting for jobs to end, and for their tokens: one reader of the shared streams per process for all clients.
+"""Wait for jobs to end, and for their tokens: one reader of the shared streams per process serves all clients.
 
     worker: MULTI ... XADD done id=J ... EXEC          the job's state and its entry appear together
     here:   1 register for J   2 read J's state once   3 wait for the entry
 
-An end before step 2 is seen by the read; one after step 1 wakes the future. There is no gap between the two. Tokens are
-passed on to who listens, and nothing waits for them: a job's result holds them all again.
+An end before step 2 is seen by the read; an end after step 1 wakes the future. There is no gap between the two.
+Deltas of tokens are passed to the subscribers of a job and are not kept: its result holds all tokens again.
 """
 
 import asyncio
@@ -27,8 +27,11 @@ RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # pauses after one, two, ... failures 
 
 
 class Waiting:
-    """`redis` is for the one read that blocks, and should have no timeout below BLOCK_S; `commands` for the others.
-    `on_ended` is told how many jobs each read saw end."""
+    """Wake clients when their jobs end.
+
+    `redis` is for the one read that blocks, so its timeout must be longer than BLOCK_S; `commands` is for all other
+    commands. `on_ended` is called with the number of ends that each read found.
+    """
 
     def __init__(self, redis: Redis, commands: Redis, on_ended: Callable[[int], Any]) -> None:
         self._redis = redis
@@ -36,7 +39,7 @@ class Waiting:
         self._on_ended = on_ended
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._reader: asyncio.Task[None] | None = None
-        self._listeners: dict[str, set[Callable[[wire.TokenDelta], None]]] = {}
+        self._subscribers: dict[str, set[Callable[[wire.TokenDelta], None]]] = {}
         self._positions: dict[str, str] = {}  # by stream: id of the last entry that was seen
         self._is_closing = False
         self.is_connected = False
@@ -47,11 +50,11 @@ class Waiting:
     async def close(self) -> None:
         self.release()
         if self._reader is not None:
-            await tasks.end([self._reader])
+            await tasks.cancel_and_wait([self._reader])
         await self._redis.aclose()
 
     def release(self) -> None:
-        """Let every waiting client go with what is known now: the server is about to stop."""
+        """Answer every waiting client with the present state of its job, because the server is about to stop."""
         self._is_closing = True
         self._wake_all()
 
@@ -64,14 +67,14 @@ class Waiting:
 
     async def until_ended(
         self,
-        id: str,  # noqa: A002
+        job_id: str,
         read: Callable[[], Awaitable[wire.Job]],
         timeout_s: float,
     ) -> wire.Job:
-        """The job as soon as it has ended, or as it is when the time is over. `read` may raise; so does this."""
+        """Return the job as soon as it has ended, or as it is after `timeout_s`. Raises what `read` raises."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            with self._registered(id) as ended:
+            with self._registered(job_id) as ended:
                 job = await read()
                 if job.status not in ("queued", "started") or self._is_closing:
                     return job
@@ -82,56 +85,56 @@ class Waiting:
                     return await read()
 
     @contextmanager
-    def listening(self, ids: Sequence[str], tell: Callable[[wire.TokenDelta], None]) -> Iterator[None]:
-        """`tell` gets every growth of these jobs that comes from now on; it must not block."""
-        for id_ in ids:
-            self._listeners.setdefault(id_, set()).add(tell)
+    def subscribe(self, job_ids: Sequence[str], on_delta: Callable[[wire.TokenDelta], None]) -> Iterator[None]:
+        """Call `on_delta` with every delta of these jobs that comes from now on; it must not block."""
+        for job_id in job_ids:
+            self._subscribers.setdefault(job_id, set()).add(on_delta)
         try:
             yield
         finally:
-            for id_ in ids:
-                self._listeners[id_].discard(tell)
-                if not self._listeners[id_]:
-                    del self._listeners[id_]
+            for job_id in job_ids:
+                self._subscribers[job_id].discard(on_delta)
+                if not self._subscribers[job_id]:
+                    del self._subscribers[job_id]
 
-    async def past(self, id: str, since: float) -> list[wire.TokenDelta]:  # noqa: A002
-        """What the stream still holds of a job, from `since` (unix, s) on."""
+    async def backfill(self, job_id: str, since: float) -> list[wire.TokenDelta]:
+        """Read the deltas of a job that the stream still holds, from `since` (unix, s) on."""
         found: list[wire.TokenDelta] = []
         start = f"{int(since * 1000)}-0"
         while True:
             entries: Any = await self._commands.xrange(store.TOKENS, min=start, count=READ_COUNT)
             for _, fields in entries:
-                found += [growth for growth in _step(fields) if growth.id == id]
+                found += [delta for delta in _deltas(fields) if delta.id == job_id]
             if len(entries) < READ_COUNT:
                 return found
             start = f"({entries[-1][0].decode()}"
 
-    def _pass_on(self, fields: Mapping[bytes, bytes]) -> None:
-        if self._listeners:
-            for growth in _step(fields):
-                for tell in self._listeners.get(growth.id, ()):
-                    tell(growth)
+    def _publish(self, fields: Mapping[bytes, bytes]) -> None:
+        if self._subscribers:
+            for delta in _deltas(fields):
+                for on_delta in self._subscribers.get(delta.id, ()):
+                    on_delta(delta)
 
     @contextmanager
-    def _registered(self, id: str) -> Iterator[asyncio.Future[None]]:  # noqa: A002
+    def _registered(self, job_id: str) -> Iterator[asyncio.Future[None]]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        futures = self._waiters.setdefault(id, set())
+        futures = self._waiters.setdefault(job_id, set())
         futures.add(future)
         try:
             yield future
         finally:
             futures.discard(future)
-            if not futures and self._waiters.get(id) is futures:
-                del self._waiters[id]
+            if not futures and self._waiters.get(job_id) is futures:
+                del self._waiters[job_id]
 
-    def _wake(self, id: str) -> None:  # noqa: A002
-        for future in self._waiters.get(id, ()):
+    def _wake(self, job_id: str) -> None:
+        for future in self._waiters.get(job_id, ()):
             if not future.done():
                 future.set_result(None)
 
     def _wake_all(self) -> None:
-        for id_ in list(self._waiters):
-            self._wake(id_)
+        for job_id in list(self._waiters):
+            self._wake(job_id)
 
     async def _read(self) -> None:
         num_failures = 0
@@ -141,37 +144,37 @@ class Waiting:
                 num_failures = 0
             except (RedisError, OSError) as error:
                 if num_failures == 0:
-                    logger.warning("the stream of ended jobs cannot be read, trying on: %r", error)
+                    logger.warning("the stream of ended jobs cannot be read and is tried again: %r", error)
                 self.is_connected = False
                 await asyncio.sleep(RECONNECT_S[min(num_failures, len(RECONNECT_S) - 1)])
                 num_failures += 1
             except Exception:
-                logger.exception("the reader of ended jobs stopped")  # and /readyz says so
+                logger.exception("the reader of ended jobs stopped")  # /readyz reports it
                 raise
 
     async def _read_once(self) -> None:
-        """One XREAD, from where the last one ended, also when that was on another connection."""
+        """Run one XREAD from where the last one ended, even if that was on another connection."""
         if not self._positions:
             self._positions = await self._newest()
         if not self.is_connected:
-            for stream, entry_id in (await self._newest()).items():  # after a failover there may be less of it
-                self._positions[stream] = min(self._positions[stream], entry_id, key=_place)
+            for stream, entry_id in (await self._newest()).items():  # after a failover the stream may be shorter
+                self._positions[stream] = min(self._positions[stream], entry_id, key=_sort_key)
             self.is_connected = True
-            self._wake_all()  # entries may be gone from a stream that was away: let everyone look once more
+            self._wake_all()  # entries may be lost after a failure: let every client read its job once more
         positions: Any = self._positions
         streams: Any = await self._redis.xread(positions, count=READ_COUNT, block=int(BLOCK_S * 1000))
-        for stream, entries in sorted(streams, key=lambda part: bool(part[0] == store.DONE.encode())):  # ends come last
+        for stream, entries in sorted(streams, key=lambda item: bool(item[0] == store.DONE.encode())):  # ends come last
             for entry_id, fields in entries:
                 self._positions[stream.decode()] = entry_id.decode()
                 if b"id" in fields:
                     self._wake(fields[b"id"].decode(errors="replace"))
                 else:
-                    self._pass_on(fields)
+                    self._publish(fields)
             if stream == store.DONE.encode():
                 self._on_ended(len(entries))
 
     async def _newest(self) -> dict[str, str]:
-        """By stream, the id of its last entry."""
+        """Read the id of each stream's last entry."""
         newest: dict[str, str] = {}
         for stream in (store.DONE, store.TOKENS):
             entries: Any = await self._redis.xrevrange(stream, count=1)
@@ -179,14 +182,14 @@ class Waiting:
         return newest
 
 
-def _step(fields: Mapping[bytes, bytes]) -> wire.TokenDeltas:
-    """One entry of the stream of tokens. What another version wrote, or nobody of ours, is passed over."""
+def _deltas(fields: Mapping[bytes, bytes]) -> wire.TokenDeltas:
+    """Decode one entry of the stream of tokens; empty if it cannot be decoded, as one of another version."""
     try:
         return wire.parse(fields[b"step"], wire.TokenDeltas, "msgpack")
     except (KeyError, wire.Invalid) as error:
-        logger.warning("an entry of %s cannot be read: %s", store.TOKENS, type(error).__name__)
+        logger.warning("an entry of %s cannot be decoded: %s", store.TOKENS, type(error).__name__)
         return []
 
 
-def _place(entry_id: str) -> tuple[int, ...]:
+def _sort_key(entry_id: str) -> tuple[int, ...]:
     return tuple(map(int, entry_id.split("-")))

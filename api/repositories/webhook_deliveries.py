@@ -149,7 +149,7 @@ def _delivery(
         batch_id=text.get("batch"),
         endpoint_id=text.get("endpoint"),
         url=text["url"].partition("?")[0] if "url" in text else None,
-        created_at=decode.moment_s(fields["created_at"]),
+        created_at=decode.parse_iso(fields["created_at"]),
         next_attempt_at=due_at,
         reason=text.get("reason"),
         attempts=attempts if num_attempts is None else attempts[-num_attempts:],

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dependencies import BatchesDep, Owner, SettingsDep, known_query
 from scorepool.api.dialects.openai.batch import Batch, BatchPage, CreateBatch
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
@@ -21,28 +21,28 @@ router = APIRouter(prefix="/v1/batches", tags=["openai"], dependencies=[Depends(
     responses=openapi.answers({200: Batch}, (400, 401, 404, 408, 413, 415, 503)),
     openapi_extra=openapi.body(CreateBatch),
 )
-async def create(request: Request, owner: Owner, parts: Parts) -> Response:
+async def create(request: Request, owner: Owner, settings: SettingsDep, batches: BatchesDep) -> Response:
     """The batch is durable when this answers. Follow it with GET, or be told by a webhook of the type `batch.*`."""
-    body = await read_message(request, CreateBatch, parts.settings.max_body_bytes)
-    return reply(await parts.batches.create(owner, body), "json")
+    body = await read_message(request, CreateBatch, settings.max_body_bytes)
+    return reply(await batches.create(owner, body), "json")
 
 
 @router.get("", summary="List batches, newest first", responses=openapi.answers({200: BatchPage}, (400, 401, 503)))
 async def page(
     owner: Owner,
-    parts: Parts,
+    batches: BatchesDep,
     after: Annotated[str | None, Query(max_length=64, description="`last_id` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
-    batches, has_more = await parts.batches.page(owner, after, limit)
-    ids: list[str | None] = [batch.id for batch in batches] or [None]
-    return reply(BatchPage(data=batches, first_id=ids[0], last_id=ids[-1], has_more=has_more), "json")
+    found, has_more = await batches.page(owner, after, limit)
+    ids: list[str | None] = [batch.id for batch in found] or [None]
+    return reply(BatchPage(data=found, first_id=ids[0], last_id=ids[-1], has_more=has_more), "json")
 
 
 @router.get("/{id}", summary="Read a batch", responses=openapi.answers({200: Batch}, (400, 401, 404, 503)))
-async def read(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
+async def read(id: str, owner: Owner, batches: BatchesDep) -> Response:  # noqa: A002
     """Its counts follow its files."""
-    return reply(await parts.batches.read(owner, id), "json")
+    return reply(await batches.read(owner, id), "json")
 
 
 @router.post(
@@ -50,6 +50,6 @@ async def read(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
     summary="Cancel a batch",
     responses=openapi.answers({200: Batch}, (400, 401, 404, 409, 503)),
 )
-async def cancel(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
+async def cancel(id: str, owner: Owner, batches: BatchesDep) -> Response:  # noqa: A002
     """What was answered stays; its files are there when the status is `cancelled`."""
-    return reply(await parts.batches.cancel(owner, id), "json")
+    return reply(await batches.cancel(owner, id), "json")

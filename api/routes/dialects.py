@@ -7,7 +7,7 @@ A stream's status waits for the first event: a request that the worker refuses g
 after that is an error event in the stream.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
 from uuid import uuid4
@@ -18,17 +18,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool import wire
-from scorepool.api.dependencies import Owner, Parts, known_query
+from scorepool.api.dependencies import ModelsDep, Owner, SettingsDep, StreamingDep, SubmissionDep, known_query
 from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import body_format, read_body, while_connected
-from scorepool.api.http.errors import ApiError, BadRequest, Failed, TooLarge
+from scorepool.api.http.errors import ApiError, Failed, TooLarge
 from scorepool.api.http.formats import reply
-from scorepool.api.http.sse import EventStream, events_of
-from scorepool.api.repositories.queue import job_ids
-from scorepool.api.state import State
-from scorepool.api.submission import answer, check_count, time_limit_s
+from scorepool.api.http.sse import EventStream
+from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.queue import new_job_ids
+from scorepool.api.streaming import Streaming
+from scorepool.api.submission import Submission
 
 SYNCHRONOUS_ERRORS = (400, 401, 404, 409, 413, 415, 429, 503)
 
@@ -56,11 +57,19 @@ def router_of(dialect: Dialect) -> APIRouter:
 
 
 def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[..., Any]:
-    async def handle(request: Request, owner: Owner, parts: Parts) -> Response:
+    async def handle(
+        request: Request,
+        owner: Owner,
+        settings: SettingsDep,
+        models: ModelsDep,
+        submission: SubmissionDep,
+        streaming: StreamingDep,
+    ) -> Response:
         with _error_codes(error_codes):
             message_format = body_format(request)
-            content = await read_body(request, parts.settings.max_body_bytes)
-            return await _run(endpoint, endpoint.parse(content, message_format), request, owner, parts)
+            content = await read_body(request, settings.max_body_bytes)
+            body = endpoint.parse(content, message_format)
+            return await _run(endpoint, body, request, owner, models, submission, streaming)
 
     return handle
 
@@ -71,26 +80,34 @@ def _error_codes(names: dict[str, str]) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        error.code = names.get(error.code, error.code)  # type: ignore[misc] # of this error, not of its class
+        error.code = names.get(error.code, error.code)
         raise
 
 
-async def _run(endpoint: AnyEndpoint, body: Any, request: Request, owner: str, parts: State) -> Response:
-    check_count(parts.settings, *endpoint.job_count(body))
+async def _run(
+    endpoint: AnyEndpoint,
+    body: Any,
+    request: Request,
+    owner: str,
+    models: Models,
+    submission: Submission,
+    streaming: Streaming,
+) -> Response:
+    submission.check_count(*endpoint.job_count(body))
 
     def field_name(name: str) -> str:
         return endpoint.field_name(body, name)
 
-    limit_s = time_limit_s(parts.settings)
+    limit_s = submission.time_limit_s
     texts = [
         wire.Tokenize(model=body.model, prompt=text, priority="high", timeout_s=limit_s)
         for text in endpoint.texts_to_encode(body)
     ]
-    encoded = await answer(request, parts, owner, texts, field_name) if texts else []
+    encoded = await submission.submit_and_wait(request, owner, texts, field_name) if texts else []
     context = Context(
         unique_id=uuid4().hex,
         timeout_s=limit_s,
-        served_model=await served_model(parts, body.model) if endpoint.needs_model else None,
+        served_model=await models.find(body.model) if endpoint.needs_model else None,
         encoded=[result.sequences[0].token_ids for result in encoded],
     )
     try:
@@ -98,10 +115,10 @@ async def _run(endpoint: AnyEndpoint, body: Any, request: Request, owner: str, p
     except ReplyTooLarge as error:
         raise TooLarge(error.message, error.field) from None
     if endpoint.is_streamed(body):
-        ids = job_ids(owner, None, len(requests) if len(requests) > 1 else None)
-        events = events_of(parts, owner, requests, ids, field_name)
+        ids = new_job_ids(owner, None, len(requests) if len(requests) > 1 else None)
+        events = streaming.submit_and_stream(owner, requests, ids, field_name)
         return await _stream(request, events, endpoint.to_events(body, ids, context))
-    results = await answer(request, parts, owner, requests, field_name) if requests else []
+    results = await submission.submit_and_wait(request, owner, requests, field_name) if requests else []
     if endpoint.has_large_replies:
         return reply(await run_in_threadpool(endpoint.to_reply, body, results, context), "json")
     return reply(endpoint.to_reply(body, results, context), "json")
@@ -143,17 +160,3 @@ async def _chunks(
                 yield chunk
         except Diverged:
             raise Failed("the worker died and the tokens that were sent could not be computed again") from None
-
-
-async def served_model(parts: State, model: str | None) -> wire.ServedModel:
-    """Return the card of a model, or of the only one that is served. Raise ModelNotServed, BadRequest."""
-    if model is None:
-        await parts.models.cards()
-        names: Sequence[str] = parts.models.names
-        if len(names) > 1:
-            raise BadRequest(f"model: several are served, so give one of {', '.join(names)}", "model")
-        model = names[0] if names else ""
-    cards = (await parts.models.serving([model]))[model]
-    if not cards:
-        raise parts.models.unserved(model)
-    return cards[0]

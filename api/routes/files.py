@@ -7,8 +7,8 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from scorepool.api.dependencies import Owner, Parts, known_query
-from scorepool.api.dialects.openai.files import FILE_KEPT_S, DeletedFile, FileObject, FilePage, Purpose
+from scorepool.api.dependencies import FilesDep, KeyringDep, Owner, SettingsDep, known_query
+from scorepool.api.dialects.openai.files import FILE_KEPT_S, DeletedFile, FileObject, FilePage, Purpose, UploadFields
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import Forbidden
 from scorepool.api.http.formats import reply
@@ -43,34 +43,36 @@ FORM: dict[str, Any] = {
     responses=openapi.answers({200: FileObject}, (400, 401, 408, 413, 415, 503)),
     openapi_extra=FORM,
 )
-async def create(request: Request, owner: Owner, parts: Parts) -> Response:
+async def create(
+    request: Request, owner: Owner, keyring: KeyringDep, settings: SettingsDep, files: FilesDep
+) -> Response:
     """JSONL, one request a line. It is looked into when a batch is made of it."""
-    if not parts.keyring and "origin" in request.headers:  # a form is what browsers send across sites without asking
+    if not keyring and "origin" in request.headers:  # a form is what browsers send across sites without asking
         raise Forbidden("files are not taken from web pages by a server without API keys", "Origin")
-    async with uploaded(request, parts.settings.max_file_bytes) as upload:
+    async with uploaded(request, UploadFields, settings.max_file_bytes) as upload:
         after = upload.fields.expires_after
         ttl_s = FILE_KEPT_S if after is None else after.seconds
-        file = await parts.files.store(owner, f"file-{uuid4().hex}", upload.filename, upload.file, ttl_s)
+        file = await files.store(owner, f"file-{uuid4().hex}", upload.filename, upload.file, ttl_s)
     return reply(file, "json")
 
 
 @router.get("", summary="List files", responses=openapi.answers({200: FilePage}, (400, 401, 503)))
 async def page(
     owner: Owner,
-    parts: Parts,
+    files: FilesDep,
     after: Annotated[str | None, Query(max_length=64, description="`last_id` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Annotated[Literal["asc", "desc"], Query(description="By time of creation.")] = "desc",
     purpose: Annotated[Purpose | None, Query()] = None,
 ) -> Response:
-    files, has_more = await parts.files.page(owner, after, limit, purpose, order == "desc")
-    ids: list[str | None] = [file.id for file in files] or [None]
-    return reply(FilePage(data=files, first_id=ids[0], last_id=ids[-1], has_more=has_more), "json")
+    found, has_more = await files.page(owner, after, limit, purpose, order == "desc")
+    ids: list[str | None] = [file.id for file in found] or [None]
+    return reply(FilePage(data=found, first_id=ids[0], last_id=ids[-1], has_more=has_more), "json")
 
 
 @router.get("/{id}", summary="Read one file's card", responses=openapi.answers({200: FileObject}, (400, 401, 404, 503)))
-async def read(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
-    return reply(await parts.files.read(owner, id), "json")
+async def read(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: A002
+    return reply(await files.read(owner, id), "json")
 
 
 @router.get(
@@ -79,10 +81,10 @@ async def read(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
     responses=openapi.answers({}, (400, 401, 404, 503))
     | {200: {"description": "OK", "content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
 )
-async def content(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
-    file = await parts.files.read(owner, id)
+async def content(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: A002
+    file = await files.read(owner, id)
     length = {"Content-Length": str(file.bytes)}  # so that a file that is deleted meanwhile is not taken for whole
-    return StreamingResponse(parts.files.parts(id), media_type="application/octet-stream", headers=length)
+    return StreamingResponse(files.parts(id), media_type="application/octet-stream", headers=length)
 
 
 @router.delete(
@@ -90,7 +92,7 @@ async def content(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A00
     summary="Delete a file",
     responses=openapi.answers({200: DeletedFile}, (400, 401, 404, 409, 503)),
 )
-async def delete(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
+async def delete(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: A002
     """409 while a batch reads it."""
-    await parts.files.delete(owner, id)
+    await files.delete(owner, id)
     return reply(DeletedFile(id=id), "json")

@@ -1,9 +1,9 @@
-"""/v1/jobs: submit, follow, list, cancel, delete."""
+"""/v1/jobs: submit, read, list, cancel and delete jobs."""
 
 import logging
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 from msgspec import Meta
 from redis.exceptions import RedisError
 from starlette.requests import Request
@@ -13,11 +13,14 @@ from scorepool import wire
 from scorepool.api.dependencies import (
     Cursor,
     IdempotencyKey,
+    JobsDep,
     Limit,
     Owner,
-    Parts,
     PreferredWait,
+    QueueDep,
     ReplyFormat,
+    SettingsDep,
+    SubmissionDep,
     WaitS,
     known_query,
 )
@@ -25,12 +28,13 @@ from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
 from scorepool.api.http.errors import TooLarge
 from scorepool.api.http.formats import reply
+from scorepool.api.repositories.jobs import ENDED
 from scorepool.api.repositories.queue import Submitted
-from scorepool.api.submission import enter, follow
 
 logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])
 
+JobId = Annotated[str, Path(alias="id")]
 Bulk = Annotated[list[wire.Request], Meta(min_length=1)]
 SUBMIT_ERRORS = (400, 401, 404, 406, 408, 409, 413, 415, 429, 503)
 
@@ -48,23 +52,24 @@ async def submit(
     form: ReplyFormat,
     key: IdempotencyKey,
     wait_s: PreferredWait,
-    parts: Parts,
+    settings: SettingsDep,
+    submission: SubmissionDep,
 ) -> Response:
-    """The job is durable when this answers. With `Prefer: wait=N` the answer is the ended job, if it ends in time."""
-    message: wire.Request = await read_message(request, wire.Request, parts.settings.max_body_bytes)  # type: ignore[arg-type]
-    [submitted] = await enter(parts, owner, [message], key, None)
+    """The job is durable when this route answers. With `Prefer: wait=N` the answer is the job, if it ends in time."""
+    message: wire.Request = await read_message(request, wire.Request, settings.max_body_bytes)  # type: ignore[arg-type]
+    [submitted] = await submission.submit(owner, [message], key, None)
     location = f"/v1/jobs/{submitted.id}"
     headers = {"Location": location} | _replayed([submitted])
     if wait_s is None:
         return reply(_accepted(submitted), form, 202, headers)
-    granted_s = min(wait_s, int(parts.settings.max_wait_s))
+    granted_s = min(wait_s, int(settings.max_wait_s))
     headers["Preference-Applied"] = f"wait={granted_s}"
     try:
-        job = await follow(request, parts, owner, submitted.id, granted_s)
-    except RedisError as error:  # the job is in Redis, and its id must reach the caller
-        logger.warning("no wait for the accepted job %s: %r", submitted.id, error)
+        job = await submission.wait_for_job(request, owner, submitted.id, granted_s)
+    except RedisError as error:  # the job is in Redis, so its id must reach the client
+        logger.warning("cannot wait for the accepted job %s: %r", submitted.id, error)
         return reply(_accepted(submitted), form, 202, headers)
-    if job.status in ("queued", "started"):
+    if job.status not in ENDED:
         return reply(wire.Accepted(id=job.id, status=job.status, location=location), form, 202, headers)
     return reply(job, form, 200, headers)
 
@@ -76,12 +81,19 @@ async def submit(
     responses=openapi.answers({202: list[wire.Accepted]}, SUBMIT_ERRORS),
     openapi_extra=openapi.body(Bulk) | openapi.headers("Idempotency-Key"),
 )
-async def submit_bulk(request: Request, owner: Owner, form: ReplyFormat, key: IdempotencyKey, parts: Parts) -> Response:
-    """All are accepted, or none. The answer follows the order of the requests."""
-    messages: list[wire.Request] = await read_message(request, Bulk, parts.settings.max_body_bytes)
-    if len(messages) > parts.settings.max_bulk_jobs:
-        raise TooLarge(f"expected at most {parts.settings.max_bulk_jobs} jobs in one request, found {len(messages)}")
-    submitted = await enter(parts, owner, messages, key, len(messages))
+async def submit_bulk(
+    request: Request,
+    owner: Owner,
+    form: ReplyFormat,
+    key: IdempotencyKey,
+    settings: SettingsDep,
+    submission: SubmissionDep,
+) -> Response:
+    """All requests are accepted, or none. The answer has their order."""
+    messages: list[wire.Request] = await read_message(request, Bulk, settings.max_body_bytes)
+    if len(messages) > settings.max_bulk_jobs:
+        raise TooLarge(f"expected at most {settings.max_bulk_jobs} jobs in one request, found {len(messages)}")
+    submitted = await submission.submit(owner, messages, key, len(messages))
     return reply([_accepted(job) for job in submitted], form, 202, _replayed(submitted))
 
 
@@ -95,21 +107,23 @@ def _replayed(jobs: list[Submitted]) -> dict[str, str]:
 
 @router.get(
     "/{id}",
-    summary="Read a job, or wait for its end",
+    summary="Read a job, or wait until it has ended",
     responses=openapi.answers({200: wire.Job}, (400, 401, 404, 406, 503)),
 )
 async def read(
-    id: str,  # noqa: A002
+    job_id: JobId,
     request: Request,
     owner: Owner,
     form: ReplyFormat,
-    parts: Parts,
+    settings: SettingsDep,
+    submission: SubmissionDep,
     wait: WaitS = 0,
 ) -> Response:
-    """`status` says whether it has ended. A `wait` above the server's cap is cut: `Preference-Applied` says to what."""
-    granted_s = min(wait, parts.settings.max_wait_s)
+    """`status` says whether the job has ended. A `wait` above the server's limit is cut to it, and `Preference-Applied`
+    echoes the limit."""
+    granted_s = min(wait, settings.max_wait_s)
     headers = {"Preference-Applied": f"wait={granted_s:g}"} if granted_s < wait else {}
-    return reply(await follow(request, parts, owner, id, granted_s), form, headers=headers)
+    return reply(await submission.wait_for_job(request, owner, job_id, granted_s), form, headers=headers)
 
 
 @router.get(
@@ -120,14 +134,15 @@ async def read(
 async def page(
     owner: Owner,
     form: ReplyFormat,
-    parts: Parts,
+    jobs: JobsDep,
     status: Annotated[wire.Status | None, Query()] = None,
     model: Annotated[str | None, Query(max_length=128)] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Response:
-    """Without results. A filter that matches little can give a short or empty page that still has a `next_cursor`."""
-    return reply(await parts.records.page(owner, status, model, cursor, limit), form)
+    """The jobs have no results. If few jobs match the filters, a page can be short or empty and still have a
+    `next_cursor`."""
+    return reply(await jobs.page(owner, status, model, cursor, limit), form)
 
 
 @router.post(
@@ -135,10 +150,10 @@ async def page(
     summary="Cancel a job",
     responses=openapi.answers({200: wire.Job, 202: wire.Job}, (400, 401, 404, 406, 409, 503)),
 )
-async def cancel(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:  # noqa: A002
-    """200: it is canceled, now or before. 202: it runs, and its worker was told. 409: it has finished or failed."""
-    await parts.queue.cancel(owner, id)
-    job = await parts.records.read(owner, id)
+async def cancel(job_id: JobId, owner: Owner, form: ReplyFormat, queue: QueueDep, jobs: JobsDep) -> Response:
+    """200: the job is canceled. 202: it runs, and its worker is asked to stop it. 409: it has finished or failed."""
+    await queue.cancel(owner, job_id)
+    job = await jobs.read(owner, job_id)
     return reply(job, form, 202 if job.status == "started" else 200)
 
 
@@ -148,7 +163,8 @@ async def cancel(id: str, owner: Owner, form: ReplyFormat, parts: Parts) -> Resp
     summary="Delete an ended job",
     responses=openapi.answers({}, (400, 401, 404, 409, 503)),
 )
-async def delete(id: str, owner: Owner, parts: Parts) -> Response:  # noqa: A002
-    """With its request, its result and a webhook not yet delivered. Its Idempotency-Key is free again."""
-    await parts.queue.delete(owner, id)
+async def delete(job_id: JobId, owner: Owner, queue: QueueDep) -> Response:
+    """Its request, its result and a webhook that is not delivered yet are deleted too. Its Idempotency-Key can be used
+    again."""
+    await queue.delete(owner, job_id)
     return Response(status_code=204)

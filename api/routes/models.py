@@ -1,13 +1,14 @@
-"""/v1/models: what live workers serve."""
+"""/v1/models: the models that live workers serve."""
 
 from collections.abc import Iterable
+from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Path
 from msgspec.structs import replace
 from starlette.responses import Response
 
 from scorepool import wire
-from scorepool.api.dependencies import Owner, Parts, ReplyFormat, known_query
+from scorepool.api.dependencies import ModelsDep, Owner, ReplyFormat, known_query
 from scorepool.api.http import openapi
 from scorepool.api.http.formats import reply
 
@@ -16,14 +17,14 @@ router = APIRouter(prefix="/v1/models", tags=["models"], dependencies=[Depends(k
 
 @router.get(
     "",
-    summary="List what live workers serve",
+    summary="List the models that live workers serve",
     responses=openapi.answers({200: wire.ModelList}, (400, 401, 406, 503)),
 )
-async def models(_: Owner, form: ReplyFormat, parts: Parts) -> Response:
-    """One card per worker: several workers of one model are told apart by `worker`."""
-    cards = await parts.models.cards()
-    bare = [replace(card, tokenizer=None) for card in cards]
-    return reply(wire.ModelList(data=by_name(cards), models=bare), form)
+async def list_models(_: Owner, form: ReplyFormat, models: ModelsDep) -> Response:
+    """`data` has one entry a name; `models` has one a worker: several workers of one model differ in `worker`."""
+    live = await models.live()
+    without_tokenizer = [replace(model, tokenizer=None) for model in live]
+    return reply(wire.ModelList(data=by_name(live), models=without_tokenizer), form)
 
 
 @router.get(
@@ -31,29 +32,31 @@ async def models(_: Owner, form: ReplyFormat, parts: Parts) -> Response:
     summary="Read one model",
     responses=openapi.answers({200: wire.Model}, (400, 401, 404, 406, 503)),
 )
-async def model(id: str, _: Owner, form: ReplyFormat, parts: Parts) -> Response:  # noqa: A002
-    """404 when no live worker serves it."""
-    for one in by_name(await parts.models.cards()):
-        if one.id == id:
-            return reply(one, form)
-    raise parts.models.unserved(id)
+async def read_model(
+    name: Annotated[str, Path(alias="id")], _: Owner, form: ReplyFormat, models: ModelsDep
+) -> Response:
+    """404: no live worker serves the model."""
+    for model in by_name(await models.live()):
+        if model.id == name:
+            return reply(model, form)
+    raise models.not_served(name)
 
 
-def by_name(cards: Iterable[wire.ServedModel]) -> list[wire.Model]:
-    """Each name and alias once; its oldest worker's age, its widest worker's context."""
-    models: dict[str, list[wire.ServedModel]] = {}
-    for card in cards:
-        models.setdefault(card.id, []).append(card)
-    for card in cards:
-        for alias in card.aliases:
-            if alias not in models or models[alias][0].id == card.id != alias:
-                models.setdefault(alias, []).append(card)
+def by_name(live: Iterable[wire.ServedModel]) -> list[wire.Model]:
+    """List each name and alias once, with the age of its oldest worker and the longest context of its workers."""
+    workers: dict[str, list[wire.ServedModel]] = {}
+    for served in live:
+        workers.setdefault(served.id, []).append(served)
+    for served in live:
+        for alias in served.aliases:
+            if alias not in workers or workers[alias][0].id == served.id != alias:
+                workers.setdefault(alias, []).append(served)
     return [
         wire.Model(
             id=name,
-            root=cards[0].id,
-            created=min(card.created for card in cards),
-            max_model_len=max(card.context_length for card in cards),
+            root=group[0].id,
+            created=min(served.created for served in group),
+            max_model_len=max(served.context_length for served in group),
         )
-        for name, cards in models.items()
+        for name, group in workers.items()
     ]

@@ -1,4 +1,4 @@
-"""What operators and their machines ask: is it up, can it work, how much is waiting. No key is needed."""
+"""Answer operators and their machines: liveness, readiness, metrics. No key is needed."""
 
 import logging
 from typing import Literal
@@ -9,10 +9,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 from starlette.responses import Response
 
-from scorepool.api.dependencies import Parts
+from scorepool.api.dependencies import MetricsDep, ModelsDep, RedisDep, WaitingDep
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import Unavailable
 from scorepool.api.http.formats import reply
+from scorepool.api.metrics.queue_snapshot import QueueSnapshot
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["operations"])
@@ -26,31 +27,35 @@ class Health(Struct, frozen=True):
 
 
 class Ready(Struct, frozen=True):
-    models: list[str]  # that live workers serve; may be empty
+    models: list[str]  # the names that live workers serve; may be empty
     status: Literal["ready"] = "ready"
 
 
-@router.get("/healthz", summary="The process lives", responses=openapi.answers({200: Health}, ()))
+@router.get("/healthz", summary="Liveness: the process runs", responses=openapi.answers({200: Health}, ()))
 async def healthz() -> Response:
     return reply(Health(), "json")
 
 
-@router.get("/readyz", summary="Jobs can be accepted", responses=openapi.answers({200: Ready}, (503,)))
-async def readyz(parts: Parts) -> Response:
-    """Redis takes writes, and the reader of ended jobs lives."""
-    await parts.redis.set(PROBE, "1", ex=PROBE_TTL_S)
-    if not parts.waiting.is_alive:
+@router.get("/readyz", summary="Readiness: jobs can be accepted", responses=openapi.answers({200: Ready}, (503,)))
+async def readyz(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Response:
+    """200: Redis accepts writes, and the reader of ended jobs runs."""
+    await redis.set(PROBE, "1", ex=PROBE_TTL_S)
+    if not waiting.is_alive:
         raise Unavailable("the stream of ended jobs is not being read")
-    await parts.models.cards()
-    return reply(Ready(models=parts.models.names), "json")
+    await models.live()
+    return reply(Ready(models=models.names), "json")
 
 
-@router.get("/health/", include_in_schema=False)  # as TRL's clients spelled it until 1.10
-@router.get("/health", summary="Requests can be answered", responses=openapi.answers({200: Ready}, (503,)))
-async def health(parts: Parts) -> Response:
-    """As vLLM's: ready, and some model is served."""
-    ready = await readyz(parts)
-    if not parts.models.names:
+@router.get("/health/", include_in_schema=False)  # TRL's clients use this path until 1.10
+@router.get(
+    "/health",
+    summary="Readiness with a model: requests can be answered",
+    responses=openapi.answers({200: Ready}, (503,)),
+)
+async def health(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Response:
+    """200: ready, and a live worker serves a model, as vLLM's route of this name says."""
+    ready = await readyz(redis, waiting, models)
+    if not models.names:
         raise Unavailable("no worker is live")
     return ready
 
@@ -60,13 +65,11 @@ async def health(parts: Parts) -> Response:
     summary="Prometheus metrics",
     responses={200: {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-async def metrics(parts: Parts) -> Response:
-    """Of this process; and of queues, workers and deliveries when Redis answers."""
+async def read_metrics(redis: RedisDep, models: ModelsDep, metrics: MetricsDep) -> Response:
+    """Metrics of this process and, while Redis answers, of queues, workers and webhook deliveries."""
     try:
-        await parts.metrics.readings.read(parts.redis, await parts.models.cards())
-        parts.metrics.redis_up.set(1)
+        snapshot = await QueueSnapshot.read(redis, await models.live())
     except RedisError as error:
-        logger.warning("metrics without what Redis knows: %r", error)
-        parts.metrics.readings.forget()
-        parts.metrics.redis_up.set(0)
-    return Response(parts.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        logger.warning("metrics without a snapshot of the queue: %r", error)
+        snapshot = None
+    return Response(metrics.render(snapshot), media_type=CONTENT_TYPE_LATEST)

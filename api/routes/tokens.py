@@ -6,10 +6,9 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 from scorepool import wire
-from scorepool.api.dependencies import Owner, Parts, ReplyFormat, known_query
+from scorepool.api.dependencies import ModelsDep, Owner, ReplyFormat, known_query
 from scorepool.api.http import openapi
 from scorepool.api.http.formats import reply
-from scorepool.api.routes.dialects import served_model
 
 router = APIRouter(tags=["tokens"], dependencies=[Depends(known_query)])
 
@@ -20,7 +19,7 @@ router = APIRouter(tags=["tokens"], dependencies=[Depends(known_query)])
     responses=openapi.answers({200: wire.TokenizerInfo}, (400, 401, 404, 406, 503)),
 )
 async def tokenizer_info(
-    _: Owner, form: ReplyFormat, parts: Parts, model: Annotated[str | None, Query(max_length=128)] = None
+    _: Owner, form: ReplyFormat, models: ModelsDep, model: Annotated[str | None, Query(max_length=128)] = None
 ) -> Response:
-    """As the worker's card says. `model` may be left out if only one is served."""
-    return reply((await served_model(parts, model)).tokenizer, form)
+    """The answer is what the model's worker registered. `model` may be left out if only one is served."""
+    return reply((await models.find(model)).tokenizer, form)

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool import wire
-from scorepool.api.dependencies import Cursor, Limit, Owner, Parts, ReplyFormat, known_query
+from scorepool.api.dependencies import Cursor, Limit, Owner, ReplyFormat, SettingsDep, WebhookDeliveriesDep, known_query
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
 from scorepool.api.http.formats import reply
@@ -25,14 +25,14 @@ DeliveryId = Annotated[str, Path(alias="id")]
 async def page(
     owner: Owner,
     form: ReplyFormat,
-    parts: Parts,
+    deliveries: WebhookDeliveriesDep,
     state: Annotated[wire.DeliveryState | None, Query()] = None,
     endpoint_id: Annotated[str | None, Query(max_length=64)] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Response:
     """List deliveries, each with its last attempt. With a filter, a short page may still have a `next_cursor`."""
-    return reply(await parts.deliveries.page(owner, state, endpoint_id, cursor, limit), form)
+    return reply(await deliveries.page(owner, state, endpoint_id, cursor, limit), form)
 
 
 @router.get(
@@ -40,9 +40,9 @@ async def page(
     summary="Read a delivery with its attempts",
     responses=openapi.answers({200: wire.Delivery}, (400, 401, 404, 406, 503)),
 )
-async def read(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+async def read(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, deliveries: WebhookDeliveriesDep) -> Response:
     """Read a delivery. `id` is the `webhook-id` that the receiver got."""
-    return reply(await parts.deliveries.read(owner, delivery_id), form)
+    return reply(await deliveries.read(owner, delivery_id), form)
 
 
 @router.post(
@@ -51,12 +51,14 @@ async def read(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, parts: 
     summary="Send an event again",
     responses=openapi.answers({202: wire.Delivery}, (400, 401, 404, 406, 409, 503)),
 )
-async def replay(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+async def replay(
+    delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, deliveries: WebhookDeliveriesDep
+) -> Response:
     """Send an event again, at once and with the same `webhook-id`. If that fails, the schedule of retries follows.
 
     409: the delivery is still pending.
     """
-    return reply(await parts.deliveries.replay(owner, delivery_id), form, 202)
+    return reply(await deliveries.replay(owner, delivery_id), form, 202)
 
 
 @router.post(
@@ -66,7 +68,9 @@ async def replay(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, parts
     responses=openapi.answers({202: wire.ReplayReply}, (400, 401, 406, 408, 413, 415, 503)),
     openapi_extra=openapi.body(wire.ReplayRequest),
 )
-async def replay_failed(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+async def replay_failed(
+    request: Request, owner: Owner, form: ReplyFormat, settings: SettingsDep, deliveries: WebhookDeliveriesDep
+) -> Response:
     """Send all your failed events since a time again, or those of one endpoint."""
-    message = await read_message(request, wire.ReplayRequest, parts.settings.max_body_bytes)
-    return reply(wire.ReplayReply(replayed=await parts.deliveries.replay_failed(owner, message)), form, 202)
+    message = await read_message(request, wire.ReplayRequest, settings.max_body_bytes)
+    return reply(wire.ReplayReply(replayed=await deliveries.replay_failed(owner, message)), form, 202)

@@ -7,7 +7,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool import wire
-from scorepool.api.dependencies import Owner, Parts, ReplyFormat, known_query
+from scorepool.api.dependencies import (
+    Owner,
+    ReplyFormat,
+    SettingsDep,
+    WebhookDeliveriesDep,
+    WebhookEndpointsDep,
+    known_query,
+)
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
 from scorepool.api.http.errors import NotFound
@@ -26,13 +33,15 @@ BODY_ERRORS = (400, 401, 404, 406, 408, 413, 415, 503)
     responses=openapi.answers({201: wire.WebhookSecret}, (400, 401, 406, 408, 409, 413, 415, 503)),
     openapi_extra=openapi.body(wire.EndpointRegistration),
 )
-async def register(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+async def register(
+    request: Request, owner: Owner, form: ReplyFormat, settings: SettingsDep, endpoints: WebhookEndpointsDep
+) -> Response:
     """Register a URL that receives an event for each of your jobs that ends from now on.
 
     Synchronous requests (the routes of other APIs) send no events. Only this reply contains the endpoint's secret.
     """
-    registration = await read_message(request, wire.EndpointRegistration, parts.settings.max_body_bytes)
-    registered = await parts.endpoints.register(owner, registration)
+    registration = await read_message(request, wire.EndpointRegistration, settings.max_body_bytes)
+    registered = await endpoints.register(owner, registration)
     return reply(registered, form, 201, {"Location": f"/v1/webhooks/endpoints/{registered.endpoint.id}"})
 
 
@@ -41,9 +50,9 @@ async def register(request: Request, owner: Owner, form: ReplyFormat, parts: Par
     summary="List endpoints",
     responses=openapi.answers({200: wire.WebhookEndpointList}, (400, 401, 406, 503)),
 )
-async def all_endpoints(owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+async def all_endpoints(owner: Owner, form: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
     """List your endpoints, oldest first."""
-    return reply(wire.WebhookEndpointList(endpoints=await parts.endpoints.read_all(owner)), form)
+    return reply(wire.WebhookEndpointList(endpoints=await endpoints.read_all(owner)), form)
 
 
 @router.get(
@@ -51,9 +60,9 @@ async def all_endpoints(owner: Owner, form: ReplyFormat, parts: Parts) -> Respon
     summary="Read an endpoint",
     responses=openapi.answers({200: wire.WebhookEndpoint}, (400, 401, 404, 406, 503)),
 )
-async def read(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+async def read(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
     """Read an endpoint. `disabled_at` and `disabled_reason` are set if it receives no events."""
-    return reply(await parts.endpoints.read(owner, endpoint_id), form)
+    return reply(await endpoints.read(owner, endpoint_id), form)
 
 
 @router.patch(
@@ -62,10 +71,17 @@ async def read(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, parts: 
     responses=openapi.answers({200: wire.WebhookEndpoint}, BODY_ERRORS),
     openapi_extra=openapi.body(wire.EndpointChange),
 )
-async def change(endpoint_id: EndpointId, request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+async def change(
+    endpoint_id: EndpointId,
+    request: Request,
+    owner: Owner,
+    form: ReplyFormat,
+    settings: SettingsDep,
+    endpoints: WebhookEndpointsDep,
+) -> Response:
     """Change an endpoint. Pending deliveries go to the new URL. `disabled`: false enables one that answered 410."""
-    message = await read_message(request, wire.EndpointChange, parts.settings.max_body_bytes)
-    return reply(await parts.endpoints.change(owner, endpoint_id, message), form)
+    message = await read_message(request, wire.EndpointChange, settings.max_body_bytes)
+    return reply(await endpoints.change(owner, endpoint_id, message), form)
 
 
 @router.delete(
@@ -74,9 +90,9 @@ async def change(endpoint_id: EndpointId, request: Request, owner: Owner, form: 
     summary="Delete an endpoint",
     responses=openapi.answers({}, (400, 401, 404, 503)),
 )
-async def delete(endpoint_id: EndpointId, owner: Owner, parts: Parts) -> Response:
+async def delete(endpoint_id: EndpointId, owner: Owner, endpoints: WebhookEndpointsDep) -> Response:
     """Delete an endpoint. Pending deliveries to it will fail."""
-    await parts.endpoints.delete(owner, endpoint_id)
+    await endpoints.delete(owner, endpoint_id)
     return Response(status_code=204)
 
 
@@ -85,9 +101,9 @@ async def delete(endpoint_id: EndpointId, owner: Owner, parts: Parts) -> Respons
     summary="Rotate an endpoint's secret",
     responses=openapi.answers({200: wire.WebhookSecret}, (400, 401, 404, 406, 503)),
 )
-async def rotate(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+async def rotate(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
     """Replace the secret, which only this reply contains. Deliveries are signed with both secrets for a day."""
-    return reply(await parts.endpoints.rotate(owner, endpoint_id), form)
+    return reply(await endpoints.rotate(owner, endpoint_id), form)
 
 
 @router.post(
@@ -97,12 +113,19 @@ async def rotate(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, parts
     responses=openapi.answers({202: wire.Delivery}, (*BODY_ERRORS, 409)),
     openapi_extra=openapi.body(wire.TestEventRequest),
 )
-async def test(request: Request, owner: Owner, form: ReplyFormat, parts: Parts) -> Response:
+async def test(
+    request: Request,
+    owner: Owner,
+    form: ReplyFormat,
+    settings: SettingsDep,
+    endpoints: WebhookEndpointsDep,
+    deliveries: WebhookDeliveriesDep,
+) -> Response:
     """Send an event of the type `webhook.test`, which is delivered like any other. `Location` names the delivery."""
-    message = await read_message(request, wire.TestEventRequest, parts.settings.max_body_bytes)
+    message = await read_message(request, wire.TestEventRequest, settings.max_body_bytes)
     try:
-        endpoint = await parts.endpoints.read(owner, message.endpoint_id)
+        endpoint = await endpoints.read(owner, message.endpoint_id)
     except NotFound as error:
         raise NotFound(error.message, "endpoint_id") from None
-    delivery = await parts.deliveries.test(owner, endpoint)
+    delivery = await deliveries.test(owner, endpoint)
     return reply(delivery, form, 202, {"Location": f"/v1/webhooks/deliveries/{delivery.id}"})

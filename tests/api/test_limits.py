@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from redis import Redis
+from starlette.types import Message, Receive, Scope, Send
 
 from scorepool.api.http import bodies
 from tests.api.conftest import Serving, score, trickle
@@ -17,8 +18,9 @@ JSON = {"Content-Type": "application/json"}
 
 
 async def test_a_chunked_body_is_cut_off_at_the_limit(serving: Serving, worker: FakeWorker):
-    """Without Content-Length; what lies beyond the limit is not read."""
+    """Nothing beyond the limit is read before the reply, without Content-Length either."""
     num_sent = 0
+    num_sent_at_reply: list[int] = []
 
     async def chunks() -> AsyncIterator[bytes]:
         nonlocal num_sent
@@ -26,13 +28,22 @@ async def test_a_chunked_body_is_cut_off_at_the_limit(serving: Serving, worker: 
             num_sent += 1
             yield b" " * 1000
 
+    async def recording(scope: Scope, receive: Receive, send: Send) -> None:
+        async def record(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                num_sent_at_reply.append(num_sent)
+            await send(message)
+
+        await app(scope, receive, record)
+
     async with serving(max_body_bytes=5000) as http:
+        app, http._transport.app = http._transport.app, recording
         for path in ("/v1/jobs", "/v1/jobs/bulk"):
             num_sent = 0
             reply = await http.post(path, content=chunks(), headers=JSON)
             assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
             assert reply.headers["connection"] == "close"
-            assert num_sent == 6
+    assert num_sent_at_reply == [6, 6]
 
 
 async def test_a_body_that_trickles_is_given_up(serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch):

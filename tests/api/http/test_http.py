@@ -10,6 +10,8 @@ from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
 
+REQUEST_ID = {"x-request-id": "req-1"}
+
 
 async def test_head_is_get_without_the_body(serving: Serving, worker: FakeWorker):
     async with serving() as http:
@@ -22,7 +24,7 @@ async def test_head_is_get_without_the_body(serving: Serving, worker: FakeWorker
             "/healthz",
             "/openapi.json",
         ):
-            head, get = await http.head(path), await http.get(path)
+            head, get = [await http.request(method, path, headers=REQUEST_ID) for method in ("HEAD", "GET")]
             assert (head.status_code, head.content) == (200, b"")
             assert head.headers == get.headers
         assert (await http.head(f"/v1/jobs/{'0' * 32}")).status_code == 404
@@ -45,8 +47,8 @@ async def test_readyz_answers_for_the_loop_that_wakes_waiting_clients(serving: S
     async with serving() as http:
         while (await http.get("/readyz")).status_code != 200:
             pass
-        waiting = http._transport.app.state.parts.waiting
-        await tasks.end([waiting._reader])
+        waiting = http._transport.app.state.scorepool.waiting
+        await tasks.cancel_and_wait([waiting._reader])
         reply = await http.get("/readyz")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
     assert "stream of ended jobs" in reply.json()["error"]["message"]

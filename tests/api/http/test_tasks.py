@@ -22,5 +22,5 @@ async def test_a_task_that_loses_a_cancellation_is_ended():
     running = [asyncio.create_task(lose_one()), asyncio.create_task(fail())]
     await asyncio.sleep(0)
     async with asyncio.timeout(60):
-        await tasks.end(running)
+        await tasks.cancel_and_wait(running)
     assert all(task.done() for task in running)

@@ -10,7 +10,7 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from scorepool import store, wire
-from scorepool.api.repositories.jobs import Records
+from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.waiting import Waiting
 from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import FakeWorker
@@ -140,7 +140,7 @@ async def test_a_job_that_was_accepted_is_answered_with_its_id_though_redis_leav
 
     async with serving() as http:
         with monkeypatch.context() as patch:
-            patch.setattr(Records, "read", away)
+            patch.setattr(Jobs, "read", away)
             reply = await http.post("/v1/jobs", json=score(), headers={"Prefer": "wait=5"})
             unknown = await http.get("/v1/jobs/" + "0" * 32)
         assert (reply.status_code, reply.json()["status"]) == (202, "queued")

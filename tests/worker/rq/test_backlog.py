@@ -32,10 +32,13 @@ class Api:
         server = store.Settings(api_keys=keys, max_jobs_in_flight=batch, max_queue_depth=max_depth)
         self.runner = asyncio.Runner()
         self.redis = redis.asyncio.Redis.from_url(redis_url)
-        self.queue = scorepool.api.repositories.queue.Queue(self.redis, server, Keyring.load(server))
+        keyring = Keyring.load(server)
+        self.queue = scorepool.api.repositories.queue.Queue(
+            self.redis, server, keyring.weight, keyring.has_several_owners
+        )
 
     def submit(self, owner: str, num: int = 1, max_tokens: int = 1) -> list[str]:
-        ids = scorepool.api.repositories.queue.job_ids(owner, None, num)
+        ids = scorepool.api.repositories.queue.new_job_ids(owner, None, num)
         self.runner.run(self.queue.submit(owner, [generate(max_tokens=max_tokens)] * num, ids))
         return ids
 

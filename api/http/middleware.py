@@ -1,0 +1,166 @@
+"""Wrap the whole application: request ids, HEAD, replies of a stopping server, refused bodies, loopback only.
+
+All are plain ASGI middleware. `app.py` decides their order.
+"""
+
+import asyncio
+import re
+from ipaddress import ip_address
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from scorepool.api.http.errors import Forbidden, Unavailable, error_response
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # what is taken over from a client
+LINGER_S = 10.0  # how long the rest of a refused body is read and discarded
+
+
+class RequestId:
+    """Answer every request with an `x-request-id`: the client's own if it is sane, else a new one.
+
+    Must be the outermost middleware, so that every reply and every line of the log has the id.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else f"req_{uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class HeadAsGet:
+    """Answer HEAD like GET, without the body. All middleware inside this one sees a GET."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
+
+
+class LingeringClose:
+    """Read on for at most LINGER_S after a 413, so that the client is not cut off before it reads the reply.
+
+    A connection that is closed while the client still sends is reset, and the client reports a network error instead
+    of the 413.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_refused = is_at_end = False
+
+        async def watch_body() -> Message:
+            nonlocal is_at_end
+            message = await receive()
+            is_at_end = message["type"] == "http.disconnect" or not message.get("more_body", False)
+            return message
+
+        async def send_and_linger(message: Message) -> None:
+            nonlocal is_refused
+            if message["type"] == "http.response.start":
+                is_refused = message["status"] == 413
+            if not is_refused or is_at_end or message["type"] != "http.response.body" or message.get("more_body"):
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            await discard_body()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        async def discard_body() -> None:
+            try:
+                async with asyncio.timeout(LINGER_S):
+                    while not is_at_end:
+                        await watch_body()
+            except TimeoutError:
+                pass
+
+        await self._app(scope, watch_body, send_and_linger)
+
+
+class ShutdownMiddleware:
+    """Answer 503 to requests that uvicorn cancels when it stops, instead of 500 with a traceback in the log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except asyncio.CancelledError:
+            if scope["type"] != "http" or has_started:
+                raise
+            refusal = Unavailable("this server stops before the request could be answered; send it again")
+            await error_response(Request(scope), refusal)(scope, receive, send)
+
+
+class LoopbackOnly:
+    """Refuse requests that came in on another address, or under another name.
+
+    The address matters for servers that are started without `api.serve`. The name matters for browsers: a page whose
+    host name was rebound to 127.0.0.1 reaches this server as its own origin, but its Host header shows it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._is_local(scope):
+            refusal = Forbidden(
+                "this server has no API keys, so it answers on loopback only, as 127.0.0.1 or localhost; "
+                "its operator sets SCOREPOOL_API_KEYS to open it"
+            )
+            await error_response(Request(scope), refusal)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    @staticmethod
+    def _is_local(scope: Scope) -> bool:
+        address, port = scope.get("server") or ("localhost", None)
+        if port is not None and not is_loopback(address):  # no port: a unix socket
+            return False
+        host = Headers(scope=scope).get("host", "localhost")
+        name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
+        return is_loopback(name.lower().rstrip("."))
+
+
+def is_loopback(host: str) -> bool:
+    """True if `host` is a loopback address or `localhost`. Other names do not count: they may resolve to anything."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,103 @@
+"""Stream the events of jobs while they run: for synchronous requests with `stream`, and for /v1/jobs/{id}/events."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from scorepool import wire
+from scorepool.api.event_cursor import CursorEvent, EventCursor
+from scorepool.api.http import tasks
+from scorepool.api.http.errors import map_field_names
+from scorepool.api.http.sse import KEEP_ALIVE_S
+from scorepool.api.metrics.prometheus import Metrics
+from scorepool.api.repositories.jobs import ENDED
+from scorepool.api.repositories.waiting import Waiting
+from scorepool.api.submission import Submission
+
+Events = asyncio.Queue[wire.TokenDelta | wire.Job | Exception]
+
+
+class Streaming:
+    """Follow an owner's jobs, token by token."""
+
+    def __init__(self, submission: Submission, waiting: Waiting, metrics: Metrics) -> None:
+        self._submission = submission
+        self._waiting = waiting
+        self._metrics = metrics
+
+    async def submit_and_stream(
+        self, owner: str, requests: Sequence[wire.Request], job_ids: Sequence[str], map_field: Callable[[str], str]
+    ) -> AsyncGenerator[wire.TokenDelta | wire.Job | None]:
+        """Yield None when the jobs are accepted, then their deltas, and each job when it ends.
+
+        None is yielded again after KEEP_ALIVE_S of silence. Closing this generator early cancels the jobs that have
+        not ended. Raises ApiError, with fields as `map_field` names them.
+        """
+        events: Events = asyncio.Queue()
+        with (
+            map_field_names(map_field),
+            self._waiting.subscribe(job_ids, events.put_nowait),
+            self._metrics.waiting.track_inprogress(),
+        ):
+            count = len(job_ids) if len(job_ids) > 1 else None
+            await self._submission.submit(owner, requests, None, count, job_ids, is_synchronous=True)
+            waits = [asyncio.create_task(self._put_end(events, owner, job_id)) for job_id in job_ids]
+            num_running = len(job_ids)
+            try:
+                yield None
+                while num_running:
+                    event = await _next(events)
+                    if isinstance(event, wire.Job):
+                        if event.result is None:
+                            raise await self._submission.error_of(event)
+                        num_running -= 1
+                    yield event
+            finally:
+                if num_running:
+                    await asyncio.shield(self._submission.cancel_all(owner, job_ids))
+                await tasks.cancel_and_wait(waits)
+
+    async def follow(
+        self, owner: str, job: wire.Job, cursor: EventCursor
+    ) -> AsyncGenerator[CursorEvent | wire.Job | None]:
+        """Yield the events of a job after `cursor`: past ones that Redis still holds, then new ones, then the job.
+
+        The job has not ended if the server's longest wait is over first. None is yielded after KEEP_ALIVE_S of silence.
+        """
+        events: Events = asyncio.Queue()
+        with self._waiting.subscribe([job.id], events.put_nowait):
+            wait = asyncio.create_task(self._put_end(events, owner, job.id))
+            try:
+                if job.status not in ENDED:
+                    for delta in await self._waiting.backfill(job.id, job.created_at or 0.0):
+                        for cursor_event in cursor.advance(delta):
+                            yield cursor_event
+                while not isinstance(event := await _next(events), wire.Job):
+                    if event is None:
+                        yield None
+                        continue
+                    for cursor_event in cursor.advance(event):
+                        yield cursor_event
+                if event.result is not None and event.kind == "generate":
+                    for cursor_event in cursor.finish(event.id, event.result):
+                        yield cursor_event
+                yield event
+            finally:
+                await tasks.cancel_and_wait([wait])
+
+    async def _put_end(self, events: Events, owner: str, job_id: str) -> None:
+        try:
+            events.put_nowait(await self._submission.until_ended(owner, job_id))
+        except Exception as error:  # `_next` raises it again
+            events.put_nowait(error)
+
+
+async def _next(events: Events) -> wire.TokenDelta | wire.Job | None:
+    """Return the next event, or None after KEEP_ALIVE_S of silence. Raise it if it is an exception."""
+    try:
+        async with asyncio.timeout(KEEP_ALIVE_S):
+            event = await events.get()
+    except TimeoutError:
+        return None
+    if isinstance(event, Exception):
+        raise event
+    return event

@@ -1,6 +1,8 @@
-"""Where a webhook may go. The API refuses any other URL at the door; the delivery checks again, and then the address.
+"""The rules for webhook URLs and addresses, against server-side request forgery. The only definition of them.
 
-Names are not resolved here: `is_public` is for whoever connects.
+The API refuses an invalid URL when it is registered. `worker/webhooks` checks the URL again before each delivery, then
+the resolved address with `is_public`. Names are not resolved here. This module lies in `store/` because `api/` and
+`worker/` may both import it from here only.
 """
 
 import re
@@ -11,8 +13,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-# IANA's special-purpose registries as of 2026, written out: Python's `is_global` differs between patch releases, and
-# lets multicast and the translations pass.
+# IANA's special-purpose registries as of 2026, written out because Python's `is_global` differs between patch releases
+# and accepts multicast and the IPv4 translation prefixes.
 _NOT_PUBLIC_4 = [
     ip_network(network)
     for network in (
@@ -32,8 +34,8 @@ _NOT_PUBLIC_4 = [
         "224.0.0.0/3",  # multicast, reserved, broadcast
     )
 ]
-# All of IPv6 that is routed to hosts. Loopback, mapped and compatible IPv4, NAT64, ULA, link-local, site-local and
-# multicast lie outside of it.
+# The global unicast range of IPv6. Loopback, mapped and compatible IPv4, NAT64, ULA, link-local, site-local and
+# multicast are outside it.
 _UNICAST_6 = ip_network("2000::/3")
 _NOT_PUBLIC_6 = [
     ip_network(network)
@@ -51,7 +53,7 @@ _ALLOW = "the operator allows it with SCOREPOOL_WEBHOOK_ALLOW_PRIVATE"
 
 
 class WebhookUrl(Struct, frozen=True, kw_only=True):
-    """A webhook URL, taken apart once, so that what was checked is what is connected to."""
+    """A webhook URL, parsed once, so that the connection goes to the host and port that were checked."""
 
     scheme: str
     host: str  # ASCII, no brackets around IPv6, no trailing dot
@@ -60,35 +62,35 @@ class WebhookUrl(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, url: str, allow_private: bool = False) -> Self:
-        """Raises ValueError with a sentence that says what would be right. It does not repeat the URL's query."""
+        """Parse and check a URL; raise ValueError with the rule that it breaks. The error never contains the query."""
         if any(ord(character) <= 32 or ord(character) == 127 or character == "\\" for character in url):
             raise ValueError("a webhook URL has no spaces, control characters or backslashes")
         try:
-            parts = urlsplit(url)
-            port = parts.port
+            split = urlsplit(url)
+            port = split.port
         except ValueError:
-            raise ValueError("the webhook URL cannot be read: https://host[:port]/path?query is expected") from None
-        if parts.scheme not in ("http", "https"):
+            raise ValueError("the webhook URL is invalid: expected https://host[:port]/path?query") from None
+        if split.scheme not in ("http", "https"):
             raise ValueError("a webhook URL begins with https://")
-        if parts.scheme == "http" and not allow_private:
+        if split.scheme == "http" and not allow_private:
             raise ValueError(f"a webhook URL begins with https://, not with http://; {_ALLOW}")
-        if "@" in parts.netloc:
-            raise ValueError("a webhook URL carries no user name or password; receivers verify the signature instead")
+        if "@" in split.netloc:
+            raise ValueError("a webhook URL has no user name or password; receivers verify the signature instead")
         if "#" in url:
             raise ValueError("a webhook URL has no #fragment")
-        if not (parts.path + parts.query).isascii():
-            raise ValueError("the path and query of a webhook URL are ASCII; percent-encode what is not")
+        if not (split.path + split.query).isascii():
+            raise ValueError("the path and query of a webhook URL are ASCII; percent-encode other characters")
         if port is None:
-            port = 443 if parts.scheme == "https" else 80
+            port = 443 if split.scheme == "https" else 80
         if port < 1024 and port not in (80, 443):
             raise ValueError("the port of a webhook URL is 80, 443, or between 1024 and 65535")
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return cls(scheme=parts.scheme, host=_host(parts.hostname or "", allow_private), port=port, target=target)
+        target = (split.path or "/") + (f"?{split.query}" if split.query else "")
+        return cls(scheme=split.scheme, host=_host(split.hostname or "", allow_private), port=port, target=target)
 
 
 def _host(written: str, allow_private: bool) -> str:
-    """The host as ASCII. Raises ValueError unless it is a name that may be public, or a public address."""
-    try:  # IDNA first: it also turns other alphabets' digits and dots into ours
+    """Return the host as ASCII; raise ValueError unless it is a public address or a name that may be public."""
+    try:  # IDNA first: it also converts digits and dots of other scripts to ASCII
         host = written if ":" in written else written.rstrip(".").encode("idna").decode()
     except UnicodeError:
         raise ValueError("the host of the webhook URL is not a valid name") from None
@@ -99,14 +101,14 @@ def _host(written: str, allow_private: bool) -> str:
     elif _NAME.fullmatch(host):
         public = "." in host and not host.endswith(_PRIVATE_SUFFIXES)
     else:
-        raise ValueError("the webhook URL names no valid host")
+        raise ValueError("the webhook URL has no valid host")
     if not (public or allow_private):
         raise ValueError(f"the host {host} of the webhook URL is not public; {_ALLOW}")
     return host
 
 
 def literal_address(host: str) -> IPv4Address | IPv6Address | None:
-    """The address that a host is written as, also in the old forms (`127.1`, `0x7f000001`); None for a name."""
+    """Return the address that a host spells, including old forms (`127.1`, `0x7f000001`); None for a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -117,7 +119,7 @@ def literal_address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def is_public(address: str | IPv4Address | IPv6Address) -> bool:
-    """Whether anyone on the internet could reach a host there. An address that cannot be read is not."""
+    """True if the address is routed on the internet. False if it cannot be parsed."""
     try:
         address = ip_address(address)
     except ValueError:

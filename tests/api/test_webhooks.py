@@ -1,4 +1,4 @@
-"""Endpoints and deliveries over HTTP: what their owner may see and do."""
+"""Webhook endpoints and deliveries over HTTP."""
 
 import asyncio
 import time
@@ -26,8 +26,8 @@ async def register(http: httpx.AsyncClient, **changes: Any) -> dict[str, Any]:
 
 async def end_jobs(http: httpx.AsyncClient, worker: FakeWorker, count: int, **changes: Any) -> list[str]:
     ids = [(await http.post("/v1/jobs", json=score(**changes))).json()["id"] for _ in range(count)]
-    for id_ in ids:
-        worker.end(id_)
+    for job_id in ids:
+        worker.end(job_id)
     return ids
 
 
@@ -37,13 +37,13 @@ async def deliveries(http: httpx.AsyncClient, query: str = "") -> list[dict[str,
     return reply.json()["deliveries"]
 
 
-async def test_an_endpoints_secret_is_shown_once_and_once_more_when_it_is_rotated(serving: Serving):
+async def test_the_secret_of_an_endpoint_is_shown_only_at_registration_and_rotation(serving: Serving):
     async with serving() as http:
         registered = await register(http, events=["job.failed"], description="ops")
-        id_ = registered["endpoint"]["id"]
-        read = await http.get(f"/v1/webhooks/endpoints/{id_}")
+        endpoint_id = registered["endpoint"]["id"]
+        read = await http.get(f"/v1/webhooks/endpoints/{endpoint_id}")
         listed = await http.get("/v1/webhooks/endpoints")
-        rotated = (await http.post(f"/v1/webhooks/endpoints/{id_}/secret")).json()
+        rotated = (await http.post(f"/v1/webhooks/endpoints/{endpoint_id}/secret")).json()
 
     assert registered["secret"].startswith("whsec_")
     assert read.json() == registered["endpoint"] == listed.json()["endpoints"][0]
@@ -53,13 +53,15 @@ async def test_an_endpoints_secret_is_shown_once_and_once_more_when_it_is_rotate
     assert rotated["previous_expires_at"] == pytest.approx(time.time() + 86_400, abs=60)
 
 
-async def test_rotation_keeps_the_old_secret_beside_the_new_one_for_a_day(serving: Serving, redis: Redis):
+async def test_the_previous_secret_is_valid_for_a_day_after_rotation(serving: Serving, redis: Redis):
     async with serving() as http:
         registered = await register(http)
-        id_ = registered["endpoint"]["id"]
+        endpoint_id = registered["endpoint"]["id"]
         secrets = [registered["secret"]]
-        secrets += [(await http.post(f"/v1/webhooks/endpoints/{id_}/secret")).json()["secret"] for _ in range(2)]
-    subscriber = wire.parse(redis.hget(store.Keys.endpoints("local"), id_), wire.Subscriber)
+        secrets += [
+            (await http.post(f"/v1/webhooks/endpoints/{endpoint_id}/secret")).json()["secret"] for _ in range(2)
+        ]
+    subscriber = wire.parse(redis.hget(store.Keys.endpoints("local"), endpoint_id), wire.Subscriber)
 
     assert subscriber.valid_secrets(time.time()) == [secrets[2], secrets[1]]
     assert subscriber.valid_secrets(time.time() + 90_000) == [secrets[2]]
@@ -67,8 +69,8 @@ async def test_rotation_keeps_the_old_secret_beside_the_new_one_for_a_day(servin
 
 async def test_an_endpoint_is_changed_disabled_enabled_and_deleted(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
-        id_ = (await register(http))["endpoint"]["id"]
-        path = f"/v1/webhooks/endpoints/{id_}"
+        endpoint_id = (await register(http))["endpoint"]["id"]
+        path = f"/v1/webhooks/endpoints/{endpoint_id}"
         moved = (await http.patch(path, json={"url": "https://new.example/", "events": ["job.failed"]})).json()
         await end_jobs(http, worker, 1)
         assert redis.llen("rq:queue:webhooks") == 0
@@ -99,7 +101,7 @@ async def test_an_endpoint_is_changed_disabled_enabled_and_deleted(serving: Serv
         ({"url": "https://127.1/"}, "url"),
         ({"url": "https://user:pass@hooks.example/"}, "url"),
         ({"url": URL, "events": []}, "events"),
-        ({"url": URL, "events": ["job.eaten"]}, "events[0]"),
+        ({"url": URL, "events": ["job.unknown"]}, "events[0]"),
         ({"url": URL, "secret": "mine"}, "secret"),
     ],
 )
@@ -119,7 +121,7 @@ async def test_a_server_without_a_secret_registers_no_endpoint(serving: Serving)
     assert "SCOREPOOL_WEBHOOK_SECRET" in reply.json()["error"]["message"]
 
 
-async def test_an_owner_has_so_many_endpoints_and_no_more(serving: Serving):
+async def test_an_owner_has_at_most_max_endpoints(serving: Serving):
     async with serving() as http:
         for _ in range(MAX_ENDPOINTS):
             await register(http)
@@ -195,51 +197,58 @@ async def test_deliveries_are_listed_newest_first_in_pages_and_by_state(serving:
     assert len(to_endpoint) == 5
 
 
-async def test_a_delivery_shows_its_attempts_and_when_the_next_is_due(
+async def test_a_delivery_shows_its_attempts_and_the_time_of_the_next(
     serving: Serving, worker: FakeWorker, redis: Redis
 ):
     async with serving() as http:
         [job_id] = await end_jobs(http, worker, 1, webhook=URL)
-        id_ = store.Keys.delivery(job_id)
+        delivery_id = store.Keys.delivery(job_id)
         attempts = [wire.DeliveryAttempt(at=float(number), elapsed_ms=5, status=500) for number in range(3)]
-        redis.hset(f"rq:job:{id_}", mapping={"status": "scheduled", "attempts": wire.encode_json(attempts)})
-        redis.zadd("rq:scheduled:webhooks", {id_: 1234.0})
-        read = (await http.get(f"/v1/webhooks/deliveries/{id_}")).json()
+        redis.hset(f"rq:job:{delivery_id}", mapping={"status": "scheduled", "attempts": wire.encode_json(attempts)})
+        redis.zadd("rq:scheduled:webhooks", {delivery_id: 1234.0})
+        read = (await http.get(f"/v1/webhooks/deliveries/{delivery_id}")).json()
         [listed] = await deliveries(http)
 
-    assert (read["id"], read["state"], read["event"], read["job_id"]) == (id_, "pending", "job.finished", job_id)
+    assert (read["id"], read["state"], read["event"], read["job_id"]) == (
+        delivery_id,
+        "pending",
+        "job.finished",
+        job_id,
+    )
     assert [attempt["at"] for attempt in read["attempts"]] == [0.0, 1.0, 2.0]
     assert [attempt["at"] for attempt in listed["attempts"]] == [2.0]
     assert read["next_attempt_at"] == 1234.0
 
 
-async def test_a_delivery_can_be_read_and_replayed_after_its_job_is_forgotten(
+async def test_a_delivery_can_be_read_and_replayed_after_its_job_expired(
     serving: Serving, worker: FakeWorker, redis: Redis
 ):
     async with serving() as http:
         [job_id] = await end_jobs(http, worker, 1, webhook=URL)
         redis.delete(f"rq:job:{job_id}", store.Keys.outcome(job_id))
-        id_ = store.Keys.delivery(job_id)
-        on_its_way = await http.post(f"/v1/webhooks/deliveries/{id_}/replay")
-        worker.fail_delivery(id_)
-        redis.expire(f"rq:job:{id_}", 100)
-        replayed = await http.post(f"/v1/webhooks/deliveries/{id_}/replay")
+        delivery_id = store.Keys.delivery(job_id)
+        pending = await http.post(f"/v1/webhooks/deliveries/{delivery_id}/replay")
+        worker.fail_delivery(delivery_id)
+        redis.expire(f"rq:job:{delivery_id}", 100)
+        replayed = await http.post(f"/v1/webhooks/deliveries/{delivery_id}/replay")
 
-    assert on_its_way.status_code == 409
+    assert pending.status_code == 409
     assert (replayed.status_code, replayed.json()["state"], replayed.json()["reason"]) == (202, "pending", None)
-    assert redis.lrange("rq:queue:webhooks", 0, -1) == [id_.encode()]
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [delivery_id.encode()]
     assert redis.zcard("rq:failed:webhooks") == 0
-    assert redis.ttl(f"rq:job:{id_}") == -1
-    assert worker.job(id_).get_status() == JobStatus.QUEUED
+    assert redis.ttl(f"rq:job:{delivery_id}") == -1
+    assert worker.job(delivery_id).get_status() == JobStatus.QUEUED
 
 
-async def test_all_failed_since_a_time_are_replayed_and_no_others(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_only_deliveries_that_failed_since_a_time_are_replayed(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
     async with serving() as http:
-        ids = [store.Keys.delivery(id_) for id_ in await end_jobs(http, worker, 230, webhook=URL)]
-        for id_ in ids[:-2]:
-            worker.fail_delivery(id_)
-        for id_ in ids[:5]:  # of old
-            redis.zadd(store.Keys.deliveries("local"), {id_: 1000.0})
+        ids = [store.Keys.delivery(job_id) for job_id in await end_jobs(http, worker, 230, webhook=URL)]
+        for delivery_id in ids[:-2]:
+            worker.fail_delivery(delivery_id)
+        for delivery_id in ids[:5]:  # older ones
+            redis.zadd(store.Keys.deliveries("local"), {delivery_id: 1000.0})
         redis.delete("rq:queue:webhooks")
         since = {"since": time.time() - 600}
         elsewhere = await http.post("/v1/webhooks/deliveries/replay", json=since | {"endpoint_id": "other"})
@@ -247,10 +256,10 @@ async def test_all_failed_since_a_time_are_replayed_and_no_others(serving: Servi
         again = await http.post("/v1/webhooks/deliveries/replay", json=since)
 
     assert (elsewhere.json(), replayed.json(), again.json()) == ({"replayed": 0}, {"replayed": 223}, {"replayed": 0})
-    assert {id_.decode() for id_ in redis.lrange("rq:queue:webhooks", 0, -1)} == set(ids[5:-2])
+    assert {delivery_id.decode() for delivery_id in redis.lrange("rq:queue:webhooks", 0, -1)} == set(ids[5:-2])
 
 
-async def test_a_test_event_is_a_delivery_of_its_own(serving: Serving, redis: Redis):
+async def test_a_test_event_is_a_delivery(serving: Serving, redis: Redis):
     async with serving() as http:
         endpoint_id = (await register(http))["endpoint"]["id"]
         sent = await http.post("/v1/webhooks/test", json={"endpoint_id": endpoint_id})
@@ -266,13 +275,13 @@ async def test_a_test_event_is_a_delivery_of_its_own(serving: Serving, redis: Re
     assert redis.lrange("rq:queue:webhooks", 0, -1) == [sent.json()["id"].encode()]
 
 
-async def test_another_keys_endpoints_and_deliveries_are_not_there(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_endpoints_and_deliveries_of_other_keys_are_not_found(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving(api_keys=KEYS) as http:
         http.headers = bearer(ALICE)
         endpoint_id = (await register(http))["endpoint"]["id"]
         [job_id] = await end_jobs(http, worker, 1, webhook=URL)
-        id_ = store.Keys.delivery(job_id)
-        worker.fail_delivery(id_)
+        delivery_id = store.Keys.delivery(job_id)
+        worker.fail_delivery(delivery_id)
         http.headers = bearer(BOB)
         statuses = [
             (await http.request(method, f"/v1/webhooks{path}", json=body)).status_code
@@ -282,8 +291,8 @@ async def test_another_keys_endpoints_and_deliveries_are_not_there(serving: Serv
                 ("DELETE", f"/endpoints/{endpoint_id}", None),
                 ("POST", f"/endpoints/{endpoint_id}/secret", None),
                 ("POST", "/test", {"endpoint_id": endpoint_id}),
-                ("GET", f"/deliveries/{id_}", None),
-                ("POST", f"/deliveries/{id_}/replay", None),
+                ("GET", f"/deliveries/{delivery_id}", None),
+                ("POST", f"/deliveries/{delivery_id}/replay", None),
             ]
         ]
         listed = (await http.get("/v1/webhooks/endpoints")).json()["endpoints"], await deliveries(http)

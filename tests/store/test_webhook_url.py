@@ -1,11 +1,11 @@
-"""Which webhook URLs are taken, and which addresses count as public."""
+"""Webhook URLs that are accepted or refused, and addresses that count as public."""
 
 import pytest
 
 from scorepool.store import WebhookUrl, is_public
 
 REFUSED = [
-    # private IPv4, in every spelling that a resolver takes
+    # private IPv4, in every spelling that a resolver accepts
     "https://127.0.0.1/",
     "https://127.1/",
     "https://127.0.1/",
@@ -29,7 +29,7 @@ REFUSED = [
     "https://100.100.100.200/",
     "https://224.0.0.1/",
     "https://255.255.255.255/",
-    # other alphabets that IDNA turns into ours
+    # digits and dots of other scripts, which IDNA converts to ASCII
     "https://１２７.０.０.１/",
     "https://127。0。0。1/",
     "https://①②⑦.⓪.⓪.①/",
@@ -63,7 +63,7 @@ REFUSED = [
     "https://" + "a" * 64 + ".example/",
     "https:///path",
     "https://",
-    # what is not a plain https URL
+    # not a plain https URL
     "",
     "example.com/hook",
     "//example.com/hook",
@@ -94,7 +94,7 @@ REFUSED = [
     "https://example.com:https/",
 ]
 
-TAKEN = [
+ACCEPTED = [
     ("https://example.com", ("https", "example.com", 443, "/")),
     ("https://example.com/", ("https", "example.com", 443, "/")),
     ("https://Example.COM./Hook", ("https", "example.com", 443, "/Hook")),
@@ -112,16 +112,16 @@ TAKEN = [
 
 
 @pytest.mark.parametrize("url", REFUSED)
-def test_a_url_that_is_not_plain_public_https_is_refused_with_a_sentence(url: str):
+def test_a_url_that_is_not_plain_public_https_is_refused(url: str):
     with pytest.raises(ValueError, match=r"webhook URL") as refusal:
         WebhookUrl.parse(url)
     assert "secret" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("url", "expected"), TAKEN)
-def test_a_public_https_url_is_taken_apart_once(url: str, expected: tuple[str, str, int, str]):
-    endpoint = WebhookUrl.parse(url)
-    assert (endpoint.scheme, endpoint.host, endpoint.port, endpoint.target) == expected
+@pytest.mark.parametrize(("url", "expected"), ACCEPTED)
+def test_a_public_https_url_is_parsed(url: str, expected: tuple[str, str, int, str]):
+    parsed = WebhookUrl.parse(url)
+    assert (parsed.scheme, parsed.host, parsed.port, parsed.target) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_operator_may_allow_plain_http_and_private_hosts(url: str):
     "url",
     ["http://u:p@localhost/", "ftp://localhost/", "http://localhost:22/", "http://localhost/#a", "http://local host/"],
 )
-def test_what_the_operator_allows_is_the_place_and_not_the_form(url: str):
+def test_allowing_private_hosts_allows_no_other_malformed_url(url: str):
     with pytest.raises(ValueError, match="webhook URL"):
         WebhookUrl.parse(url, allow_private=True)
 
@@ -202,5 +202,5 @@ def test_what_the_operator_allows_is_the_place_and_not_the_form(url: str):
         ("not an address", False),
     ],
 )
-def test_an_address_is_public_only_if_the_internet_routes_it_to_one_host(address: str, expected: bool):
+def test_an_address_is_public_only_if_it_is_routed_on_the_internet(address: str, expected: bool):
     assert is_public(address) is expected

@@ -1,3 +1,5 @@
+"""The codec: messages survive JSON and msgpack, and errors name field, value and expectation."""
+
 import math
 import struct
 
@@ -22,13 +24,13 @@ float32 = st.floats(width=32, allow_nan=False)
 
 
 def result(**columns: object) -> wire.Result:
-    scored = wire.SequenceResult(token_ids=[1, 2], token_bytes=[b"\xf0\x9f", b"b"], text="b", **columns)
+    sequence = wire.SequenceResult(token_ids=[1, 2], token_bytes=[b"\xf0\x9f", b"b"], text="b", **columns)
     usage = wire.Usage(prompt_tokens=1, completion_tokens=2)
-    return wire.Result(sequences=[scored], temperature=1.0, usage=usage, stamp=STAMP)
+    return wire.Result(sequences=[sequence], temperature=1.0, usage=usage, stamp=STAMP)
 
 
 @given(st.lists(st.none() | float32))
-def test_a_column_is_the_same_after_redis_and_after_json(values: list[float | None]):
+def test_a_column_is_the_same_after_msgpack_and_after_json(values: list[float | None]):
     column = wire.Floats(values)
     assert wire.Floats.unpack(column.pack()).values() == values
     finite = [value for value in values if value is None or math.isfinite(value)]
@@ -40,20 +42,20 @@ def test_a_packed_column_is_little_endian_float32():
     assert len(wire.Floats([-1.5, None]).pack()) == 8
 
 
-def test_a_result_comes_back_from_redis_as_it_was():
+def test_a_result_is_the_same_after_msgpack():
     sent = result(
         logprobs=wire.Floats([None, -0.1]), top_ids=[[], [3]], top_logprobs=[wire.Floats(), wire.Floats([-0.1])]
     )
     assert repr(wire.decode_outcome(wire.encode(sent))) == repr(sent)
 
 
-def test_chosen_and_top_logprob_of_one_token_are_the_same_float_in_json():
+def test_the_logprob_of_a_token_equals_its_top_logprob_exactly_in_json():
     sent = result(logprobs=wire.Floats([None, -0.1]), top_logprobs=[wire.Floats(), wire.Floats([-0.1])])
     columns = msgspec.json.decode(wire.encode_json(sent))["sequences"][0]
     assert columns["logprobs"] == [None, columns["top_logprobs"][1][0]]
 
 
-def test_a_failure_comes_back_from_redis_as_it_was():
+def test_a_failure_is_the_same_after_msgpack():
     sent = wire.Failure(code="too_long", message="1025 tokens, the model takes 1024", field="items[0]")
     assert wire.decode_outcome(wire.encode(sent)) == sent
 
@@ -61,16 +63,16 @@ def test_a_failure_comes_back_from_redis_as_it_was():
 SCORE = {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": "b"}]}
 
 
-@pytest.mark.parametrize("form", ["json", "msgpack"])
-def test_a_request_reads_the_same_from_json_and_msgpack(form: str):
-    body = msgspec.json.encode(SCORE) if form == "json" else msgspec.msgpack.encode(SCORE)
-    request = wire.parse(body, wire.Request, form)
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_a_request_is_the_same_in_json_and_in_msgpack(encoding: str):
+    body = msgspec.json.encode(SCORE) if encoding == "json" else msgspec.msgpack.encode(SCORE)
+    request = wire.parse(body, wire.Request, encoding)
     assert request == wire.Score(model="demo", items=[wire.ScoreItem(prompt="a", completion="b")])
     assert wire.decode_request(wire.encode(request)) == request
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "says"),
+    ("change", "field", "message"),
     [
         ({"top_logprobs": 129}, "top_logprobs", "<= 128, found 129"),
         ({"top_logprobs": True}, "top_logprobs", "got `bool`, found True"),
@@ -92,24 +94,24 @@ def test_a_request_reads_the_same_from_json_and_msgpack(form: str):
         ({"priority": "urgent"}, "priority", "Expected 'high' | 'low' | 'normal', found 'urgent'"),
     ],
 )
-def test_bad_input_is_told_field_value_and_expectation(change: dict[str, object], field: str, says: str):
+def test_an_error_names_field_value_and_expectation(change: dict[str, object], field: str, message: str):
     with pytest.raises(wire.Invalid) as caught:
         wire.parse(msgspec.json.encode({**SCORE, **change}), wire.Request)
     assert caught.value.field == field
-    assert says in caught.value.message
+    assert message in caught.value.message
     assert len(caught.value.message) < 300
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[" * 100_000, b'"\xff"', b"{} {}", b'{"type":"score","model":"\\ud800"}']
 )
-def test_broken_json_is_invalid_and_never_another_error(body: bytes):
+def test_malformed_json_raises_invalid_and_no_other_error(body: bytes):
     with pytest.raises(wire.Invalid):
         wire.parse(body, wire.Request)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_from_redis_are_a_message_or_invalid(body: bytes):
+def test_arbitrary_bytes_decode_or_raise_invalid(body: bytes):
     for decode in (wire.decode_request, wire.decode_outcome):
         try:
             decode(body)
@@ -118,7 +120,7 @@ def test_any_bytes_from_redis_are_a_message_or_invalid(body: bytes):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite_are_refused_in_msgpack_too(value: float):
+def test_numbers_that_are_not_finite_are_refused_in_msgpack(value: float):
     with pytest.raises(wire.Invalid) as caught:
         wire.parse(msgspec.msgpack.encode({**SCORE, "temperature": value}), wire.Request, "msgpack")
     assert caught.value.field == "temperature"

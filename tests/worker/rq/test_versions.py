@@ -1,4 +1,4 @@
-"""Two versions side by side, as during an upgrade: what the other one wrote is read, or refused job by job."""
+"""Two releases side by side, as during an upgrade: a worker reads the other one's jobs or refuses single jobs."""
 
 import msgspec
 from redis import Redis
@@ -7,14 +7,14 @@ from scorepool import wire
 from tests.worker.conftest import Workers, failure, generate, outcome, submit
 
 
-def other(message: object, **changes: object) -> bytes:
-    """As a version writes it whose messages have other fields."""
+def with_fields(message: object, **changes: object) -> bytes:
+    """Encode a message as a release with other fields does."""
     return msgspec.msgpack.encode(msgspec.msgpack.decode(wire.encode(message)) | changes)
 
 
-def test_a_request_of_a_later_api_is_refused_by_the_name_of_what_is_not_known(redis: Redis, workers: Workers):
-    field = submit(redis, other(generate(), speculation="on"))
-    kind = submit(redis, other(generate(), type="embed"))
+def test_a_request_with_an_unknown_field_or_type_fails_and_the_failure_names_it(redis: Redis, workers: Workers):
+    field = submit(redis, with_fields(generate(), speculation="on"))
+    kind = submit(redis, with_fields(generate(), type="embed"))
     good = submit(redis, generate())
 
     workers.start("--burst").wait(timeout=60)
@@ -24,18 +24,18 @@ def test_a_request_of_a_later_api_is_refused_by_the_name_of_what_is_not_known(re
     assert isinstance(outcome(redis, good), wire.Result)
 
 
-def test_a_request_of_an_earlier_api_lacks_fields_and_runs_with_their_defaults(redis: Redis, workers: Workers):
-    early = submit(redis, msgspec.msgpack.encode({"type": "generate", "model": "demo", "prompt": "a"}))
+def test_absent_fields_of_a_request_have_their_defaults(redis: Redis, workers: Workers):
+    least = submit(redis, msgspec.msgpack.encode({"type": "generate", "model": "demo", "prompt": "a"}))
 
     workers.start("--burst").wait(timeout=60)
 
-    assert isinstance(outcome(redis, early), wire.Result)
+    assert isinstance(outcome(redis, least), wire.Result)
 
 
-def test_a_record_of_a_later_api_may_have_fields_that_are_not_known(redis: Redis, workers: Workers):
-    later = submit(redis, generate(), webhook=True, fields={"priority_class": "gold"})
+def test_unknown_fields_of_a_job_record_are_ignored(redis: Redis, workers: Workers):
+    newer = submit(redis, generate(), webhook=True, fields={"priority_class": "gold"})
 
     workers.start("--burst").wait(timeout=60)
 
-    assert isinstance(outcome(redis, later), wire.Result)
+    assert isinstance(outcome(redis, newer), wire.Result)
     assert redis.llen("rq:queue:webhooks") == 1

@@ -37,10 +37,10 @@ def _to_json(value: object) -> list[float | None]:
     raise NotImplementedError(f"cannot write {type(value).__name__}")
 
 
-def _to_floats(kind: type, value: Any) -> Any:
-    if kind is Floats:
+def _to_floats(expected: type, value: Any) -> Any:
+    if expected is Floats:
         return Floats.unpack(value) if isinstance(value, bytes) else Floats(value)
-    raise NotImplementedError(f"cannot read {kind.__name__}")
+    raise NotImplementedError(f"cannot read {expected.__name__}")
 
 
 _msgpack = msgspec.msgpack.Encoder(enc_hook=_to_msgpack)
@@ -48,9 +48,9 @@ _json = msgspec.json.Encoder(enc_hook=_to_json)
 
 
 @cache
-def _decoder(kind: Any, encoding: Encoding) -> Any:
+def _decoder(message_type: Any, encoding: Encoding) -> Any:
     module = msgspec.json if encoding == "json" else msgspec.msgpack
-    return module.Decoder(kind, dec_hook=_to_floats)
+    return module.Decoder(message_type, dec_hook=_to_floats)
 
 
 def encode(message: object) -> bytes:
@@ -63,12 +63,12 @@ def encode_json(message: object) -> bytes:
     return _json.encode(message)
 
 
-def parse(body: bytes, kind: type[T], encoding: Encoding = "json") -> T:
+def parse(body: bytes, message_type: type[T], encoding: Encoding = "json") -> T:
     """Decode a message; raise Invalid, which names the field, its value and what is expected."""
     try:
-        return _decoder(kind, encoding).decode(body)  # type: ignore[no-any-return,arg-type]
+        return _decoder(message_type, encoding).decode(body)  # type: ignore[no-any-return,arg-type]
     except msgspec.ValidationError as error:
-        raise _explain(error, body, kind, encoding) from None
+        raise _explain(error, body, message_type, encoding) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the body is not valid {encoding}: {error}") from None
 
@@ -82,7 +82,7 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")  # one step of a path: the name of 
 _MAX_SHOWN = 80  # characters of a value that are repeated in an error
 
 
-def _explain(error: msgspec.ValidationError, body: bytes, kind: Any, encoding: Encoding) -> Invalid:
+def _explain(error: msgspec.ValidationError, body: bytes, message_type: Any, encoding: Encoding) -> Invalid:
     """Split msgspec's sentence into field and expectation, and add the value of the field."""
     text = str(error)
     path = _PATH.search(text)
@@ -93,7 +93,9 @@ def _explain(error: msgspec.ValidationError, body: bytes, kind: Any, encoding: E
         name = _truncate(quoted["name"])
         field = f"{field}.{name}" if field else name
         return Invalid(f"{field}: {expectation.replace(quoted['name'], name)}", field)
-    if _INVALID_CHOICE.match(expectation) and (choices := set(_choices(inspect.type_info(kind), _STEP.findall(field)))):
+    if _INVALID_CHOICE.match(expectation) and (
+        choices := set(_choices(inspect.type_info(message_type), _STEP.findall(field)))
+    ):
         expectation = f"Expected {' | '.join(map(repr, sorted(choices)))}"
     try:
         found: Any = _decoder(Any, encoding).decode(body)

@@ -23,7 +23,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=1_000_000)]
 Text = Annotated[str, Meta(max_length=8_000_000)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
-TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="How many likely tokens to report for each token.")]
+TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="Most likely tokens to report at each position.")]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TemplateKwargs = Annotated[
@@ -40,7 +40,7 @@ class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, 
 
     model: ModelName
     priority: Priority = "normal"
-    timeout_s: Annotated[int, Meta(ge=1, le=86_400, description="Seconds after its start until it fails.")] = 600
+    timeout_s: Annotated[int, Meta(ge=1, le=86_400, description="Seconds after its start at which it fails.")] = 600
     expires_at: (
         Annotated[float, Meta(ge=0, le=1e11, description="Unix time, in seconds, after which it is not run.")] | None
     ) = None
@@ -194,7 +194,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=131_072,
-            description="Until this many tokens, no end token is sampled and no stop string is matched.",
+            description="Until this many tokens are generated, no end token is sampled and no stop string is matched.",
         ),
     ] = 0
     include_stop_str_in_output: Annotated[bool, Meta(description="Include the stop string or token in text.")] = False
@@ -214,7 +214,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             "unconstrained distribution."
         ),
     ] = None
-    add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS if the model expects it.")] = True
+    add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS if the model uses it.")] = True
     prompt_logprobs: Annotated[
         bool,
         Meta(
@@ -263,7 +263,7 @@ class Tokenize(Submission, tag="tokenize", frozen=True, kw_only=True):
 
     prompt: Text | Annotated[list[TokenId], Meta(max_length=1_000_000)] | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
-    add_bos: Annotated[bool, Meta(description="Begin a text with BOS if the model expects it.")] = True
+    add_bos: Annotated[bool, Meta(description="Begin a text with BOS if the model uses it.")] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

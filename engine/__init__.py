@@ -17,9 +17,11 @@ from scorepool.engine.errors import (
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sequence import Sampling, Sequence, TokenColumns
 from scorepool.engine.settings import EngineSettings
+from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
 __all__ = [
+    "ChatCodec",
     "ContextLengthExceeded",
     "Engine",
     "EngineClosed",

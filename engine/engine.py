@@ -24,6 +24,7 @@ from scorepool.engine.scheduling.prefix_cache import PrefixCache
 from scorepool.engine.scheduling.scheduler import Plan, Scheduler
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
+from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 from scorepool.engine.validation import check
 
@@ -35,6 +36,7 @@ class Runner(Protocol):
 
     model_info: ModelInfo
     tokenizer: Tokenizer
+    chat: ChatCodec
     can_share: bool  # rows can go on from a prefix that was computed for several
 
     def launch(self, plan: Plan) -> Any:
@@ -68,6 +70,7 @@ class Engine:
 
     model_info: ModelInfo
     tokenizer: Tokenizer
+    chat: ChatCodec
 
     def __init__(self, settings: EngineSettings, open_runner: Callable[[EngineSettings], Runner] = open_runner) -> None:
         """Load the model and test it. Raises LoadError."""
@@ -131,7 +134,7 @@ class Engine:
             failure.__cause__ = error
             ready.set_exception(failure)
             return
-        self.model_info, self.tokenizer = runner.model_info, runner.tokenizer
+        self.model_info, self.tokenizer, self.chat = runner.model_info, runner.tokenizer, runner.chat
         ready.set_result(None)
         try:
             self._serve(runner)

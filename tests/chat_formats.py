@@ -1,6 +1,6 @@
-"""How models of many formats answer a chat, as mlx-lm finds it out from a tokenizer of their kind.
+"""Samples of how models of many formats answer a chat, with tokenizers of their kind for mlx-lm to inspect.
 
-Tokenizers have a token a byte, and the format's own. `FORMATS[name]` says what a model would write.
+Each tokenizer has one token per byte and the format's own tokens. `FORMATS[name]` holds what a model would write.
 """
 
 import json
@@ -16,14 +16,14 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from scorepool.engine import Tokenizer
-from scorepool.engine.text.chat.chat_format import Tags
-from scorepool.engine.text.chat.constraint import Constrainer
+from scorepool.engine.text.chat.chat_format import ChatTags
+from scorepool.engine.text.chat.codec import ChatCodec
 
 EOS = "<eos>"
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% if add_generation_prompt %}OPENING{% endif %}{# HINT #}"
+    "{% if add_generation_prompt %}GENERATION_PROMPT{% endif %}{# HINT #}"
 )
 TOOLS: list[dict[str, Any]] = [
     {
@@ -40,86 +40,86 @@ COUNT = ("count_up", {"x": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format:
-    """`look` and `count` are whole calls, `two` one of both where a call may hold several."""
+class FormatSample:
+    """`look` and `count` are whole calls; `both` is one call of both functions, where the format allows it."""
 
     look: str
     count: str
-    special: tuple[str, ...] = ()  # tokens of the vocabulary; those that begin with + are ordinary text
-    hint: str = ""  # what mlx-lm looks for in the template
-    opening: str = "<assistant>"
+    tokens: tuple[str, ...] = ()  # of the vocabulary; those with a leading + are not special tokens
+    template_hint: str = ""  # the text that mlx-lm looks for in the template
+    generation_prompt: str = "<assistant>"
     reasoning: tuple[str, str] = ("<think>", "</think>")
     content: tuple[str, str] = ("", "")
-    two: str | None = None
-    bad: str  # looks like a call, and is none
+    both: str | None = None
+    invalid: str  # looks like a call and cannot be parsed
 
 
 FORMATS = {
-    "json_tools": Format(
-        special=("+<think>", "+</think>", "+<tool_call>", "+</tool_call>"),
-        hint="<tool_call> tool_call.name",
+    "json_tools": FormatSample(
+        tokens=("+<think>", "+</think>", "+<tool_call>", "+</tool_call>"),
+        template_hint="<tool_call> tool_call.name",
         look='<tool_call>\n{"name": "look", "arguments": {"place": "Zürich"}}\n</tool_call>',
         count='<tool_call>{"name": "count_up", "arguments": {"x": 1}}</tool_call>',
-        bad='<tool_call>{"name": "look", "arguments": {</tool_call>',
+        invalid='<tool_call>{"name": "look", "arguments": {</tool_call>',
     ),
-    "opened": Format(  # as json_tools, by a template that opens the thinking
-        special=("+<think>", "+</think>", "+<tool_call>", "+</tool_call>"),
-        hint="<tool_call> tool_call.name",
-        opening="<assistant><think>\n",
+    "opened": FormatSample(  # as json_tools, with a template that opens the reasoning
+        tokens=("+<think>", "+</think>", "+<tool_call>", "+</tool_call>"),
+        template_hint="<tool_call> tool_call.name",
+        generation_prompt="<assistant><think>\n",
         reasoning=("", "</think>"),
         look='<tool_call>\n{"name": "look", "arguments": {"place": "Zürich"}}\n</tool_call>',
         count='<tool_call>{"name": "count_up", "arguments": {"x": 1}}</tool_call>',
-        bad='<tool_call>{"name": "fly", "arguments": {}}</tool_call>',
+        invalid='<tool_call>{"name": "fly", "arguments": {}}</tool_call>',
     ),
-    "qwen3_coder": Format(
-        special=("+<think>", "+</think>", "+<tool_call>", "+</tool_call>"),
-        hint="<tool_call>\n<function=",
+    "qwen3_coder": FormatSample(
+        tokens=("+<think>", "+</think>", "+<tool_call>", "+</tool_call>"),
+        template_hint="<tool_call>\n<function=",
         look="<tool_call>\n<function=look>\n<parameter=place>\nZürich\n</parameter>\n</function>\n</tool_call>",
         count="<tool_call><function=count_up><parameter=x>1</parameter></function></tool_call>",
-        bad="<tool_call><function=look</tool_call>",
+        invalid="<tool_call><function=look</tool_call>",
     ),
-    "glm47": Format(
-        special=("+<think>", "+</think>", "<tool_call>", "</tool_call>", "+<arg_key>", "+</arg_key>"),
-        hint="<arg_key>",
+    "glm47": FormatSample(
+        tokens=("+<think>", "+</think>", "<tool_call>", "</tool_call>", "+<arg_key>", "+</arg_key>"),
+        template_hint="<arg_key>",
         look="<tool_call>look\n<arg_key>place</arg_key>\n<arg_value>Zürich</arg_value>\n</tool_call>",
         count="<tool_call>count_up<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>",
-        bad="<tool_call>what is this</tool_call>",
+        invalid="<tool_call>what is this</tool_call>",
     ),
-    "gemma4": Format(
-        special=("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
-        hint="<|tool_call> <tool_call|>",
+    "gemma4": FormatSample(
+        tokens=("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+        template_hint="<|tool_call> <tool_call|>",
         reasoning=("<|channel>thought", "<channel|>"),
         look='<|tool_call>call:look{place:<|"|>Zürich<|"|>}<tool_call|>',
         count="<|tool_call>call:count_up{x:1}<tool_call|>",
-        bad="<|tool_call>call:look{<tool_call|>",
+        invalid="<|tool_call>call:look{<tool_call|>",
     ),
-    "function_gemma": Format(
-        special=("<start_function_call>", "<end_function_call>", "<escape>"),
-        hint="<start_function_call>",
+    "function_gemma": FormatSample(
+        tokens=("<start_function_call>", "<end_function_call>", "<escape>"),
+        template_hint="<start_function_call>",
         reasoning=("", ""),
         look="<start_function_call>call:look{place:<escape>Zürich<escape>}<end_function_call>",
         count="<start_function_call>call:count_up{x:1}<end_function_call>",
-        bad="<start_function_call>call:look{place}<end_function_call>",
+        invalid="<start_function_call>call:look{place}<end_function_call>",
     ),
-    "longcat": Format(
-        special=("<longcat_think>", "</longcat_think>", "<longcat_tool_call>", "</longcat_tool_call>"),
-        hint="<longcat_tool_call>",
+    "longcat": FormatSample(
+        tokens=("<longcat_think>", "</longcat_think>", "<longcat_tool_call>", "</longcat_tool_call>"),
+        template_hint="<longcat_tool_call>",
         reasoning=("<longcat_think>", "</longcat_think>"),
         look="<longcat_tool_call>look<longcat_arg_key>place</longcat_arg_key><longcat_arg_value>Zürich"
         "</longcat_arg_value></longcat_tool_call>",
         count="<longcat_tool_call>count_up\n<longcat_arg_key>x</longcat_arg_key>\n<longcat_arg_value>1"
         "</longcat_arg_value>\n</longcat_tool_call>",
-        bad="<longcat_tool_call>look</longcat_tool_call>",
+        invalid="<longcat_tool_call>look</longcat_tool_call>",
     ),
-    "pythonic": Format(
-        special=("+<think>", "+</think>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    "pythonic": FormatSample(
+        tokens=("+<think>", "+</think>", "<|tool_call_start|>", "<|tool_call_end|>"),
         look='<|tool_call_start|>[look(place="Zürich")]<|tool_call_end|>',
         count="<|tool_call_start|>[count_up(x=1)]<|tool_call_end|>",
-        two='<|tool_call_start|>[look(place="Zürich"), count_up(x=1)]<|tool_call_end|>',
-        bad="<|tool_call_start|>look()<|tool_call_end|>",
+        both='<|tool_call_start|>[look(place="Zürich"), count_up(x=1)]<|tool_call_end|>',
+        invalid="<|tool_call_start|>look()<|tool_call_end|>",
     ),
-    "kimi_k2": Format(
-        special=(
+    "kimi_k2": FormatSample(
+        tokens=(
             "+<think>",
             "+</think>",
             "<|tool_calls_section_begin|>",
@@ -128,110 +128,111 @@ FORMATS = {
             "<|tool_call_argument_begin|>",
             "<|tool_call_end|>",
         ),
-        hint="<|tool_calls_section_begin|>",
+        template_hint="<|tool_calls_section_begin|>",
         look="<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
         '{"place": "Zürich"}<|tool_call_end|><|tool_calls_section_end|>',
         count="<|tool_calls_section_begin|><|tool_call_begin|>functions.count_up:0<|tool_call_argument_begin|>"
         '{"x": 1}<|tool_call_end|><|tool_calls_section_end|>',
-        two="<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+        both="<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
         '{"place": "Zürich"}<|tool_call_end|><|tool_call_begin|>functions.count_up:1<|tool_call_argument_begin|>'
         '{"x": 1}<|tool_call_end|><|tool_calls_section_end|>',
-        bad="<|tool_calls_section_begin|>look<|tool_calls_section_end|>",
+        invalid="<|tool_calls_section_begin|>look<|tool_calls_section_end|>",
     ),
-    "kimi_k3": Format(
-        special=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    "kimi_k3": FormatSample(
+        tokens=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
         reasoning=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
         content=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
         look='<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="place" '
         'type="string"<|sep|>Zürich<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
         count='<|open|>tools<|sep|><|open|>call tool="count_up" index="1"<|sep|><|open|>json type="object"<|sep|>'
         '{"x": 1}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
-        bad="<|open|>tools<|sep|><|open|>call<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        invalid="<|open|>tools<|sep|><|open|>call<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
     ),
-    "minimax_m2": Format(
-        special=("+<think>", "+</think>", "<minimax:tool_call>", "</minimax:tool_call>"),
-        hint="<minimax:tool_call>",
+    "minimax_m2": FormatSample(
+        tokens=("+<think>", "+</think>", "<minimax:tool_call>", "</minimax:tool_call>"),
+        template_hint="<minimax:tool_call>",
         look='<minimax:tool_call>\n<invoke name="look">\n<parameter name="place">Zürich</parameter>\n</invoke>\n'
         "</minimax:tool_call>",
         count='<minimax:tool_call><invoke name="count_up"><parameter name="x">1</parameter></invoke>'
         "</minimax:tool_call>",
-        bad="<minimax:tool_call><invoke</minimax:tool_call>",
+        invalid="<minimax:tool_call><invoke</minimax:tool_call>",
     ),
-    "minicpm5": Format(  # its tags are no tokens
-        special=("+<think>", "+</think>"),
-        hint='<function name=" <param name="',
+    "minicpm5": FormatSample(  # its tags are not tokens
+        tokens=("+<think>", "+</think>"),
+        template_hint='<function name=" <param name="',
         look='<function name="look"><param name="place">Zürich</param></function>',
         count='<function name="count_up"><param name="x">1</param></function>',
-        bad='<function name="fly"></function>',
+        invalid='<function name="fly"></function>',
     ),
-    "mistral": Format(  # only the next call or the turn's end ends one
-        special=("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"),
-        hint="[TOOL_CALLS]",
+    "mistral": FormatSample(  # only the next call or the end of the turn ends a call
+        tokens=("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"),
+        template_hint="[TOOL_CALLS]",
         reasoning=("", ""),
         look='[TOOL_CALLS]look[ARGS]{"place": "Zürich"}',
         count='[TOOL_CALLS][{"name": "count_up", "arguments": {"x": 1}}]',
-        bad='[TOOL_CALLS]look[ARGS]{"place": ',
+        invalid='[TOOL_CALLS]look[ARGS]{"place": ',
     ),
-    "mistral_list": Format(  # as older ones write it
-        special=("[TOOL_CALLS]",),
-        hint="[TOOL_CALLS]",
+    "mistral_list": FormatSample(  # as older models write it
+        tokens=("[TOOL_CALLS]",),
+        template_hint="[TOOL_CALLS]",
         reasoning=("", ""),
         look='[TOOL_CALLS] [{"name": "look", "arguments": {"place": "Zürich"}}]',
         count='[TOOL_CALLS][{"name": "count_up", "arguments": {"x": 1}}]',
-        two='[TOOL_CALLS][{"name": "look", "arguments": {"place": "Zürich"}}, '
+        both='[TOOL_CALLS][{"name": "look", "arguments": {"place": "Zürich"}}, '
         '{"name": "count_up", "arguments": {"x": 1}}]',
-        bad='[TOOL_CALLS][{"name": "look"',
+        invalid='[TOOL_CALLS][{"name": "look"',
     ),
-    "muse_spark": Format(
-        special=("<|start|>", "<|message|>", "<|eom|>"),
-        hint="<atem:function_calls>",
-        opening="<|start|>assistant",
+    "muse_spark": FormatSample(
+        tokens=("<|start|>", "<|message|>", "<|eom|>"),
+        template_hint="<atem:function_calls>",
+        generation_prompt="<|start|>assistant",
         reasoning=(" to=self<|message|>", "<|eom|><|start|>assistant"),
         content=(" to=user<|message|>", "<|eom|><|start|>assistant"),
         look=' to=look<|message|><atem:function_calls><atem:invoke name="look"><atem:parameter name="place">'
         "Zürich</atem:parameter></atem:invoke></atem:function_calls><|eom|><|start|>assistant",
         count=' to=count_up<|message|><atem:function_calls><atem:invoke name="count_up"><atem:parameter name="x">1'
         "</atem:parameter></atem:invoke></atem:function_calls><|eom|><|start|>assistant",
-        bad=" to=look<|message|>place?<|eom|><|start|>assistant",
+        invalid=" to=look<|message|>place?<|eom|><|start|>assistant",
     ),
-    "harmony": Format(
-        special=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"),
-        opening="<|start|>assistant",
+    "harmony": FormatSample(
+        tokens=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"),
+        generation_prompt="<|start|>assistant",
         reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
         content=("<|channel|>final<|message|>", "<|end|><|start|>assistant"),
         look="<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
         '{"place": "Zürich"}<|call|><|start|>assistant',
         count=' to=functions.count_up<|channel|>commentary json<|message|>{"x": 1}<|call|><|start|>assistant',
-        bad="<|channel|>commentary to=functions.look<|message|>Zürich<|call|><|start|>assistant",
+        invalid="<|channel|>commentary to=functions.look<|message|>Zürich<|call|><|start|>assistant",
     ),
 }
 
 
 @cache
-def tokenizer_of(name: str) -> Tokenizer:
-    """As the engine would load it."""
-    form = FORMATS[name]
+def chat_codec_of(name: str) -> ChatCodec:
+    """Build the codec as the engine does when it loads a model of this format."""
+    sample = FORMATS[name]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({piece: token_id for token_id, piece in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    added = [AddedToken(text.removeprefix("+"), special=not text.startswith("+")) for text in form.special]
+    added = [AddedToken(text.removeprefix("+"), special=not text.startswith("+")) for text in sample.tokens]
     backend.add_tokens([*added, AddedToken(EOS, special=True)])
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS)
-    fast.chat_template = TEMPLATE.replace("OPENING", form.opening).replace("HINT", form.hint)
+    template = TEMPLATE.replace("GENERATION_PROMPT", sample.generation_prompt)
+    fast.chat_template = template.replace("HINT", sample.template_hint)
     with TemporaryDirectory() as folder:
         fast.save_pretrained(folder)
         wrapper = load_tokenizer(Path(folder))
-    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper), Constrainer)
+    return ChatCodec(Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids), ChatTags.from_mlx_lm(wrapper))
 
 
 def ids_of(name: str, text: str) -> list[int]:
-    return tokenizer_of(name).encode(text, add_bos=False)[0]
+    return chat_codec_of(name).tokenizer.encode(text, add_bos=False)[0]
 
 
-def opening_of(name: str) -> list[int]:
-    return tokenizer_of(name).encode_chat([{"role": "user", "content": "Go."}], TOOLS)[1]
+def generation_prompt_of(name: str) -> list[int]:
+    return chat_codec_of(name).encode([{"role": "user", "content": "Go."}], TOOLS)[1]
 
 
-def written(calls: list[Any]) -> list[tuple[str, dict[str, Any]]]:
+def names_and_arguments(calls: list[Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(call.name, json.loads(call.arguments)) for call in calls]

@@ -14,8 +14,8 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
 from scorepool.engine.model.patch_globals import patch_globals
-from scorepool.engine.text.chat.chat_format import Tags
-from scorepool.engine.text.chat.constraint import Constrainer
+from scorepool.engine.text.chat.chat_format import ChatTags
+from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
 _WEIGHTS = "model*.safetensors"
@@ -85,12 +85,12 @@ def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
     return model, config
 
 
-def load_text_tokenizer(folder: Path, config: Config) -> Tokenizer:
+def load_chat_codec(folder: Path, config: Config) -> ChatCodec:
     try:
         wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise LoadError(f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}") from error
-    return Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids, Tags.of(wrapper), Constrainer)
+    return ChatCodec(Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids), ChatTags.from_mlx_lm(wrapper))
 
 
 def weights_dtype(model: Any) -> str:

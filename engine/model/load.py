@@ -33,7 +33,7 @@ def open_model(settings: EngineSettings) -> ModelRunner:
     model, config = checkpoint.load_weights(folder, settings.dtype)
     position_limit = rope.check_or_patch(model, config)
     activations.check_or_patch(model, config)
-    tokenizer = checkpoint.load_text_tokenizer(folder, config)
+    chat = checkpoint.load_chat_codec(folder, config)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     split = split_model(model)
     vocab_size = int(model(mx.array([[0]])).shape[-1])
@@ -52,7 +52,7 @@ def open_model(settings: EngineSettings) -> ModelRunner:
         self_test=self_test,
     )
     log.info("serving %s: %s", settings.model, model_info)
-    return ModelRunner(batch, split, model_info, tokenizer)
+    return ModelRunner(batch, split, model_info, chat.tokenizer, chat)
 
 
 def _choose_batch(model: Any, split: BackboneAndHead, vocab_size: int, mode: str) -> tuple[BatchRunner, str]:

@@ -20,6 +20,7 @@ from scorepool.engine.sampling.logprobs import LogprobQuery, PendingLogprobs, To
 from scorepool.engine.sampling.stop import check_stop, min_tokens_banned_ids
 from scorepool.engine.scheduling.scheduler import Plan
 from scorepool.engine.sequence import Sequence
+from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
 LOGITS_BYTES = 64 * 2**20  # of one chunk of rows, in the model's dtype and in float32
@@ -37,10 +38,16 @@ class ModelRunner:
     """To be used on no other thread than the one that made the model."""
 
     def __init__(
-        self, batch: BatchRunner, halves: BackboneAndHead, model_info: ModelInfo, tokenizer: Tokenizer
+        self,
+        batch: BatchRunner,
+        halves: BackboneAndHead,
+        model_info: ModelInfo,
+        tokenizer: Tokenizer,
+        chat: ChatCodec,
     ) -> None:
         self.model_info = model_info
         self.tokenizer = tokenizer
+        self.chat = chat
         self.can_share = batch.can_share
         self._batch = batch
         self._halves = halves

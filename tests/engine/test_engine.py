@@ -46,6 +46,7 @@ class FakeRunner:
 
     model_info = FACTS
     tokenizer = None
+    chat = None
 
     def __init__(self) -> None:
         self.released: list[Sequence] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from redis import Redis
 
-from scorepool.engine import Engine, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
+from scorepool.engine import ChatCodec, Engine, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
 from scorepool.engine.errors import EngineDeadError
 from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker import BatchWorker, Job, Queue
@@ -30,9 +30,9 @@ class FakeTokenizer(Tokenizer):
     eos_ids = frozenset({256})
     bos_id = 257
     vocab_size = 258
-    longest_token_bytes = 1
-    markup = ChatFormat(moves={}, eos_ids=eos_ids)
-    bos_token, eos_token, pad_token, chat_template = "<s>", "</s>", None, None
+    max_token_bytes = 1
+    special_token_ids: frozenset[int] = frozenset()
+    bos_token, eos_token, pad_token = "<s>", "</s>", None
 
     def __init__(self) -> None:
         pass
@@ -49,16 +49,32 @@ class FakeTokenizer(Tokenizer):
         ids = [257, *kept.encode()]
         return ids + list((prompt[len(kept) :] + completion).encode()), len(ids), True
 
-    def encode_chat(
-        self, messages: list[dict[str, object]], tools: object = (), variables: object = None
-    ) -> tuple[list[int], list[int]]:
-        return [257, *"\n".join(f"{m['role']}: {m['content']}" for m in messages).encode()], []
-
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
 
     def decode(self, ids: list[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+
+class NoTemplate:
+    source = None
+
+    def accepts_variable(self, name: str) -> bool:
+        return False
+
+
+class FakeChatCodec(ChatCodec):
+    def __init__(self, tokenizer: FakeTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.template = NoTemplate()
+        self.chat_format = ChatFormat(
+            transitions={}, special_token_ids=tokenizer.special_token_ids, eos_ids=tokenizer.eos_ids
+        )
+
+    def encode(
+        self, messages: list[dict[str, object]], tools: object = (), variables: object = None
+    ) -> tuple[list[int], list[int]]:
+        return [257, *"\n".join(f"{m['role']}: {m['content']}" for m in messages).encode()], []
 
 
 class FakeEngine(Engine):
@@ -79,6 +95,7 @@ class FakeEngine(Engine):
 
     def __init__(self) -> None:
         self.tokenizer = FakeTokenizer()
+        self.chat = FakeChatCodec(self.tokenizer)
         self.active: dict[Future[list[Sequence]], list[Sequence]] = {}
         self.lock = threading.Lock()
         threading.Thread(target=self._run, daemon=True).start()

@@ -1,8 +1,8 @@
-"""The worker of one model: its queues' jobs run in one continuous batch.
+"""The worker of one model: the jobs of its queues run in one continuous batch.
 
     rq worker -w scorepool.worker.BatchWorker --with-scheduler demo:high demo demo:low
 
-SCOREPOOL_MODEL says which model; its engine is started in `open`, so never before a fork.
+SCOREPOOL_MODEL names the model. Its engine starts in `open`, so never before a fork.
 """
 
 import os
@@ -11,10 +11,11 @@ from typing import Any
 
 from redis.client import Pipeline
 
-from scorepool.engine import Engine, LoadError
-from scorepool.store import INFER
-from scorepool.worker.inference.infer import Infer, engine_settings, stamp_of
-from scorepool.worker.inference.registration import WorkerRegistration, card_of, served_model
+from scorepool.engine import Engine, EngineSettings, LoadError
+from scorepool.store import INFER, Settings
+from scorepool.worker.inference.provenance import provenance_of
+from scorepool.worker.inference.registration import WorkerRegistration, configured_model, served_model_of
+from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.rq.errors import StartError
 from scorepool.worker.rq.watchdog import WatchedOperations
@@ -25,49 +26,63 @@ class BatchWorker(Worker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.engine: Engine | None = None
-        self.infer: Infer | None = None
-        self.presence: WorkerRegistration | None = None
+        self.inference: InferenceRunner | None = None
+        self.registration: WorkerRegistration | None = None
 
     def open(self) -> None:
-        (model, *aliases), source = served_model(self.settings, self.queue_names())
+        (model, *aliases), source = configured_model(self.settings, self.queue_names())
         self.engine = self.start_engine(source)
-        stamp = stamp_of(model, self.engine.model_info)
-        self.functions[INFER] = self.infer = Infer(self.engine, stamp, TokenPublisher(self.connection))
-        self.presence = WorkerRegistration(
-            card_of(stamp, self.engine.model_info, self.engine.tokenizer, self.name, aliases), self.settings.lease_s
-        )
+        self.functions[INFER] = self.inference = InferenceRunner(self.engine, model, TokenPublisher(self.connection))
+        provenance = provenance_of(model, self.engine.model_info)
+        served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
+        self.registration = WorkerRegistration(served_model, self.settings.lease_s)
 
     def start_engine(self, source: str) -> Engine:
         """Start the engine; block until the model is loaded. Raises StartError."""
-        _leave_torch_out()
+        _prevent_torch_import()
         try:
             return Engine(engine_settings(source, self.settings))
         except LoadError as error:
             raise StartError(error.message) from None
 
     def close(self) -> None:
-        if self.infer is not None:
-            self.infer.close()
+        if self.inference is not None:
+            self.inference.close()
         if self.engine is not None:
             self.engine.close()
-        if self.presence is not None:
+        if self.registration is not None:
             with self.connection.pipeline() as pipeline:
-                self.presence.withdraw(pipeline)
+                self.registration.remove(pipeline)
                 pipeline.execute()
 
     def watched_operations(self) -> WatchedOperations:
         step = None if self.engine is None else self.engine.step_started_at
-        tokenizing = None if self.infer is None else self.infer.tokenizing_since
+        tokenizing = None if self.inference is None else self.inference.tokenizing_since
         return {**super().watched_operations(), "a step of the engine": step, "the tokenizing of one job": tokenizing}
 
     def register(self, pipeline: Pipeline) -> None:
-        if self.presence is not None:
-            self.presence.show(pipeline)
+        if self.registration is not None:
+            self.registration.renew(pipeline)
 
 
-def _leave_torch_out() -> None:
-    """transformers, from which mlx-lm has its tokenizers, imports torch wherever it is installed: nearly half a GiB of
-    memory and two seconds of the start, for nothing. A process that has torch already keeps it."""
+def engine_settings(source: str, settings: Settings) -> EngineSettings:
+    return EngineSettings(
+        model=source,
+        dtype=settings.dtype,
+        mode=settings.mode,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_running_rows=settings.max_running_rows,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        memory_bytes=settings.memory_bytes or None,
+    )
+
+
+def _prevent_torch_import() -> None:
+    """Keep transformers, which mlx-lm uses for its tokenizers, from importing torch where it is installed.
+
+    torch takes nearly half a GiB of memory and two seconds of the start, and nothing here uses it. A process that has
+    imported torch already keeps it.
+    """
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment] # an import raises ModuleNotFoundError
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that models of torch cannot be had
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns that torch's models are missing

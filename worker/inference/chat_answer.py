@@ -1,74 +1,78 @@
-"""Answers to chats: which channel each token belongs to, and what functions are called. Pure."""
+"""Parse answers to chats: the channel of each token, and the functions that are called. Pure."""
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
 from scorepool import wire
-from scorepool.engine import Sequence as Row
-from scorepool.engine import Tokenizer
-from scorepool.engine.text.chat.output_parser import Channel, Span, as_content
+from scorepool.engine import ChatCodec, Sequence
+from scorepool.engine.text.chat.output_parser import Channel, OutputParser, Span, content_channels
 from scorepool.engine.text.chat.tool_parser import Tool
 
-# Nine letters and digits, as Mistral's template insists on, so that every model reads its ids back.
-_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_ID_LENGTH = 9
+# Nine letters and digits, as Mistral's template requires, so that every model can read the ids back.
+_CALL_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_CALL_ID_LENGTH = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
-    """What its answers are read with."""
+class ChatPrompt:
+    """The parts of a chat's prompt that its answers are parsed with."""
 
-    opening: list[int]  # the end of the prompt, which makes the model answer
-    tools: Sequence[Tool]
-    keeps_special: bool = False  # special tokens that part no channels are text like others
+    generation_prompt: list[int]
+    tools: Ids[Tool]  # those that the answer may call
+    keep_special_tokens: bool = False  # special tokens that are no markers are text
+
+    def output_parser(self, codec: ChatCodec) -> OutputParser:
+        return codec.output_parser(self.generation_prompt, self.keep_special_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Generated tokens from number `first` on, as they were read, and the calls among them."""
+class ParsedSlice:
+    """Generated tokens from index `first` on: their channels, and the tool calls among them."""
 
     first: int
     channels: list[Channel]
     spans: list[Span]
 
 
-def read_whole(chat: Chat, row: Row, tokenizer: Tokenizer) -> Part:
-    """Of a row that is done."""
-    reader = tokenizer.reader(chat.opening, chat.keeps_special)
-    for token_id in row.token_ids[row.num_input_tokens :]:
-        reader.read(token_id)
-    reader.end()
-    return Part(0, reader.channels, reader.spans)
+def parse_answer(prompt: ChatPrompt, sequence: Sequence, codec: ChatCodec) -> ParsedSlice:
+    """Parse the whole answer of a sequence that is done."""
+    parser = prompt.output_parser(codec)
+    for token_id in sequence.token_ids[sequence.num_input_tokens :]:
+        parser.read(token_id)
+    parser.end()
+    return ParsedSlice(0, parser.channels, parser.spans)
 
 
-def told(
-    chat: Chat, row: Row, part: Part, tokenizer: Tokenizer
+def channels_and_calls(
+    prompt: ChatPrompt, sequence: Sequence, parsed: ParsedSlice, codec: ChatCodec
 ) -> tuple[list[wire.Channel], list[wire.ToolCallResult]]:
-    """A part's channels, and the calls in it. A call that cannot be read is content."""
-    channels: list[wire.Channel] = list(part.channels)
-    called: list[wire.ToolCallResult] = []
-    generated = row.token_ids[row.num_input_tokens :] if part.spans else []
-    for span in part.spans:
-        calls = tokenizer.calls(span, generated, chat.tools)
+    """Return the channels of a slice, and the calls in it. A call that cannot be parsed is content."""
+    channels: list[wire.Channel] = list(parsed.channels)
+    results: list[wire.ToolCallResult] = []
+    generated = sequence.token_ids[sequence.num_input_tokens :] if parsed.spans else []
+    for span in parsed.spans:
+        calls = codec.parse_tool_calls(span, generated, prompt.tools)
         if not calls:
-            silent_ids = () if chat.keeps_special else tokenizer.markup.silent_ids
-            text = as_content(generated[span.start : span.end], silent_ids)
-            channels[span.start - part.first : span.end - part.first] = text
-        upto = row.token_ids[: row.num_input_tokens + span.end]
-        for place, call in enumerate(calls):
-            call_id = call.id or _call_id(upto, place)
-            called.append(wire.ToolCallResult(id=call_id, name=call.name, arguments=call.arguments, entry=span.end - 1))
-    return channels, called
+            special_token_ids = () if prompt.keep_special_tokens else codec.chat_format.special_token_ids
+            content = content_channels(generated[span.start : span.end], special_token_ids)
+            channels[span.start - parsed.first : span.end - parsed.first] = content
+        preceding = sequence.token_ids[: sequence.num_input_tokens + span.end]
+        for index, call in enumerate(calls):
+            call_id = call.call_id or _call_id(preceding, index)
+            results.append(
+                wire.ToolCallResult(id=call_id, name=call.name, arguments=call.arguments, entry=span.end - 1)
+            )
+    return channels, results
 
 
-def _call_id(token_ids: Sequence[int], place: int) -> str:
-    """From all tokens up to the call's end: the same when a job runs again, another in another turn of the chat."""
-    digest = hashlib.blake2b(array("q", [*token_ids, place]).tobytes(), digest_size=8).digest()
+def _call_id(token_ids: Ids[int], index: int) -> str:
+    """Hash all tokens up to the call's end: a job that runs again gets the same id, another turn gets another."""
+    digest = hashlib.blake2b(array("q", [*token_ids, index]).tobytes(), digest_size=8).digest()
     number = int.from_bytes(digest, "big")
-    letters = []
-    for _ in range(_ID_LENGTH):
-        number, letter = divmod(number, len(_ID_ALPHABET))
-        letters.append(_ID_ALPHABET[letter])
-    return "".join(letters)
+    characters = []
+    for _ in range(_CALL_ID_LENGTH):
+        number, digit = divmod(number, len(_CALL_ID_ALPHABET))
+        characters.append(_CALL_ID_ALPHABET[digit])
+    return "".join(characters)

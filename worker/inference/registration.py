@@ -1,17 +1,17 @@
-"""What a worker serves, and the card that says so while it lives: it expires with its worker."""
+"""Register the model that a worker serves. The registration expires unless the worker renews it."""
 
 import time
 from collections.abc import Iterable
 
 from redis.client import Pipeline
 
-from scorepool.engine import ModelInfo, Tokenizer
+from scorepool.engine import ChatCodec, ModelInfo
 from scorepool.store import Keys, Settings, SettingsError, parse_model, queue_names
 from scorepool.wire import Provenance, ServedModel, TokenizerInfo, encode
 
 
-def served_model(settings: Settings, queues: Iterable[str]) -> tuple[list[str], str]:
-    """The model's names, and the folder or hub id to load it from. Raises SettingsError."""
+def configured_model(settings: Settings, queues: Iterable[str]) -> tuple[list[str], str]:
+    """Return the model's names, and the folder or hub id to load it from. Raises SettingsError."""
     if not settings.model:
         raise SettingsError("SCOREPOOL_MODEL is not set; give NAME=FOLDER_OR_HUB_ID, the model to serve")
     names, source = parse_model(settings.model)
@@ -22,12 +22,12 @@ def served_model(settings: Settings, queues: Iterable[str]) -> tuple[list[str], 
     return names, source
 
 
-def card_of(
-    stamp: Provenance, model_info: ModelInfo, tokenizer: Tokenizer, worker: str, aliases: list[str]
+def served_model_of(
+    provenance: Provenance, model_info: ModelInfo, chat: ChatCodec, worker: str, aliases: list[str]
 ) -> ServedModel:
     return ServedModel(
-        id=stamp.model,
-        stamp=stamp,
+        id=provenance.model,
+        stamp=provenance,
         context_length=model_info.context_length,
         vocab_size=model_info.vocab_size,
         self_test=model_info.self_test,
@@ -35,24 +35,25 @@ def card_of(
         aliases=aliases,
         created=int(time.time()),
         tokenizer=TokenizerInfo(
-            bos_token=tokenizer.bos_token,
-            eos_token=tokenizer.eos_token,
-            pad_token=tokenizer.pad_token,
-            chat_template=tokenizer.chat_template,
+            bos_token=chat.tokenizer.bos_token,
+            eos_token=chat.tokenizer.eos_token,
+            pad_token=chat.tokenizer.pad_token,
+            chat_template=chat.template.source,
         ),
     )
 
 
 class WorkerRegistration:
-    def __init__(self, card: ServedModel, lease_s: float) -> None:
-        self.card = card
+    def __init__(self, served_model: ServedModel, lease_s: float) -> None:
+        self.served_model = served_model
         self.ttl_s = lease_s * 1.5
 
-    def show(self, pipeline: Pipeline) -> None:
-        """Due every fifth of a lease."""
-        pipeline.set(Keys.card(self.card.worker), encode(self.card), px=int(self.ttl_s * 1000))
-        pipeline.zadd(Keys.models, {self.card.worker: time.time() + self.ttl_s})
+    def renew(self, pipeline: Pipeline) -> None:
+        """Write the registration. Due every fifth of a lease."""
+        worker = self.served_model.worker
+        pipeline.set(Keys.card(worker), encode(self.served_model), px=int(self.ttl_s * 1000))
+        pipeline.zadd(Keys.models, {worker: time.time() + self.ttl_s})
 
-    def withdraw(self, pipeline: Pipeline) -> None:
-        pipeline.delete(Keys.card(self.card.worker))
-        pipeline.zrem(Keys.models, self.card.worker)
+    def remove(self, pipeline: Pipeline) -> None:
+        pipeline.delete(Keys.card(self.served_model.worker))
+        pipeline.zrem(Keys.models, self.served_model.worker)

@@ -1,190 +1,162 @@
-"""Rows that ran to wire.Result. Pure: no engine, no Redis, no clock."""
+"""Build a wire.Result from sequences that are done. Pure: no engine, no Redis, no clock."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
-from math import fsum, inf, isnan
+from math import fsum
 
 from scorepool import wire
-from scorepool.engine import Sampling, Tokenizer
-from scorepool.engine import Sequence as Row
+from scorepool.engine import ChatCodec, Sequence, Tokenizer
 from scorepool.wire import Floats
-from scorepool.worker.inference.chat_answer import read_whole, told
-from scorepool.worker.inference.translate import Translated
+from scorepool.worker.inference.chat_answer import channels_and_calls, parse_answer
+from scorepool.worker.inference.columns import CountingClamp, result_columns
+from scorepool.worker.inference.translate import PreparedSequence
 from scorepool.worker.rq.errors import JobError
-
-LEAST = -9999.0  # what -inf is written as: JSON has no infinity
 
 
 def to_result(
-    request: wire.Request, rows: Sequence[Translated], tokenizer: Tokenizer, stamp: wire.Provenance
+    request: wire.Request, prepared: Items[PreparedSequence], codec: ChatCodec, provenance: wire.Provenance
 ) -> wire.Result:
-    """Raises JobError (numeric) at a NaN, ValueError where the engine's columns are not of one length."""
+    """Return the job's result. Raises JobError (numeric) at a NaN, ValueError if the columns' lengths differ."""
     if isinstance(request, wire.Tokenize):
-        return _to_tokens(rows[0], tokenizer, stamp)
+        return _to_tokenized(prepared[0], codec.tokenizer, provenance)
     if isinstance(request, wire.Score):
-        prompt_tokens = sum(row.num_prompt_tokens for row in rows)
+        prompt_tokens = sum(each.num_prompt_tokens for each in prepared)
         with_logprobs = True
     else:
-        prompt_tokens = rows[0].num_prompt_tokens  # n rows share it
+        prompt_tokens = prepared[0].num_prompt_tokens  # the n sequences share it
         with_logprobs = request.logprobs
     return wire.Result(
-        sequences=[_to_scored(row, _first(request, row.row), tokenizer, with_logprobs) for row in rows],
+        sequences=[
+            _to_sequence_result(each, _first_reported(request, each.sequence), codec, with_logprobs)
+            for each in prepared
+        ],
         temperature=request.temperature,
         usage=wire.Usage(
             prompt_tokens=prompt_tokens,
-            completion_tokens=sum(len(row.row.token_ids) - row.num_prompt_tokens for row in rows),
+            completion_tokens=sum(len(each.sequence.token_ids) - each.num_prompt_tokens for each in prepared),
         ),
-        stamp=stamp,
+        stamp=provenance,
     )
 
 
-def _to_tokens(translated: Translated, tokenizer: Tokenizer, stamp: wire.Provenance) -> wire.Result:
-    token_ids = translated.row.token_ids
-    tokens = wire.SequenceResult(
+def _to_tokenized(prepared: PreparedSequence, tokenizer: Tokenizer, provenance: wire.Provenance) -> wire.Result:
+    token_ids = prepared.sequence.token_ids
+    tokenized = wire.SequenceResult(
         token_ids=token_ids,
         token_bytes=[tokenizer.token_bytes(token_id) for token_id in token_ids],
         text=tokenizer.decode(token_ids),
         num_prompt_tokens=len(token_ids),
         num_reported_prompt_tokens=len(token_ids),
-        bos_added=translated.bos_added,
+        bos_added=prepared.bos_added,
     )
     usage = wire.Usage(prompt_tokens=len(token_ids), completion_tokens=0)
-    return wire.Result(sequences=[tokens], temperature=1.0, usage=usage, stamp=stamp)
+    return wire.Result(sequences=[tokenized], temperature=1.0, usage=usage, stamp=provenance)
 
 
-def _first(request: wire.Score | wire.Generate, row: Row) -> int:
-    """The first token that is reported. A prompt may be without logprobs: then the engine scored none of it."""
+def _first_reported(request: wire.Score | wire.Generate, sequence: Sequence) -> int:
+    """Return the position of the first reported token. A prompt may be reported without having been scored."""
     if isinstance(request, wire.Generate):
-        return 0 if request.prompt_logprobs else row.num_input_tokens
-    return row.num_input_tokens if row.score_from is None else row.score_from
+        return 0 if request.prompt_logprobs else sequence.num_input_tokens
+    return sequence.num_input_tokens if sequence.score_from is None else sequence.score_from
 
 
-def _to_scored(translated: Translated, first: int, tokenizer: Tokenizer, with_logprobs: bool) -> wire.SequenceResult:
-    row, num_prompt_tokens = translated.row, translated.num_prompt_tokens
-    if row.constraint is not None and row.constraint.error is not None:
-        raise JobError(wire.Failure(code="invalid", message=f"the answer's grammar: {row.constraint.error}"))
-    token_ids = row.token_ids[first:]
-    if row.text_bytes is None:
-        text = tokenizer.decode(token_ids)
-    else:
-        given = b"".join(map(tokenizer.token_bytes, row.token_ids[first : row.num_input_tokens]))
-        generated = row.token_ids[row.num_input_tokens :]
-        text = (given + _without(translated.skipped_ids, generated, row.text_bytes, tokenizer)).decode(errors="replace")
+def _to_sequence_result(
+    prepared: PreparedSequence, first: int, codec: ChatCodec, with_logprobs: bool
+) -> wire.SequenceResult:
+    sequence, num_prompt_tokens = prepared.sequence, prepared.num_prompt_tokens
+    if sequence.constraint is not None and sequence.constraint.error is not None:
+        raise JobError(wire.Failure(code="invalid", message=f"the answer's grammar: {sequence.constraint.error}"))
+    tokenizer = codec.tokenizer
+    token_ids = sequence.token_ids[first:]
     num_reported_prompt_tokens = max(0, num_prompt_tokens - first)
-    said: dict[str, object] = {
+    stop_reason = sequence.stop_reason
+    fields: dict[str, object] = {
         "token_ids": token_ids,
         "token_bytes": [tokenizer.token_bytes(token_id) for token_id in token_ids],
-        "text": text,
+        "text": _text(prepared, first, tokenizer),
         "num_prompt_tokens": num_prompt_tokens,
         "num_reported_prompt_tokens": num_reported_prompt_tokens,
-        "prompt_token_ids": row.token_ids[:num_prompt_tokens] if translated.is_prompt_text else None,
-        "bos_added": translated.bos_added,
-        "finish_reason": row.finish_reason,
-        "stop_reason": row.stop_reason.decode() if isinstance(row.stop_reason, bytes) else row.stop_reason,
-        "skipped": numbers_of(translated.skipped_ids, row.token_ids[row.num_input_tokens :]),
+        "prompt_token_ids": sequence.token_ids[:num_prompt_tokens] if prepared.is_prompt_text else None,
+        "bos_added": prepared.bos_added,
+        "finish_reason": sequence.finish_reason,
+        "stop_reason": stop_reason.decode() if isinstance(stop_reason, bytes) else stop_reason,
+        "skipped": indices_of(prepared.skipped_ids, sequence.token_ids[sequence.num_input_tokens :]),
     }
-    if translated.chat is not None:
-        part = read_whole(translated.chat, row, tokenizer)
-        said["channels"], said["tool_calls"] = told(translated.chat, row, part, tokenizer)
-    if not with_logprobs:
-        return wire.SequenceResult(**said)  # type: ignore[arg-type]
-    columns = _columns(row, token_ids, num_reported_prompt_tokens, tokenizer)
-    if translated.again is not None:
-        columns |= _recomputed(row, translated.again)
-    return wire.SequenceResult(**said, **columns)  # type: ignore[arg-type]
+    if prepared.chat_prompt is not None:
+        parsed = parse_answer(prepared.chat_prompt, sequence, codec)
+        fields["channels"], fields["tool_calls"] = channels_and_calls(prepared.chat_prompt, sequence, parsed, codec)
+    if with_logprobs:
+        clamp = CountingClamp()
+        fields |= result_columns(sequence, len(token_ids), tokenizer.token_bytes, clamp)
+        fields["clamped"] = clamp.count
+        fields |= _summary(sequence, fields["logprobs"], num_reported_prompt_tokens)  # type: ignore[arg-type]
+        if prepared.recomputed is not None:
+            fields |= _recomputed(sequence, prepared.recomputed)
+    return wire.SequenceResult(**fields)  # type: ignore[arg-type]
 
 
-def numbers_of(token_ids: AbstractSet[int], among: Sequence[int]) -> list[int]:
-    """Where in a list of tokens these are."""
-    return [number for number, token_id in enumerate(among) if token_id in token_ids]
+def _text(prepared: PreparedSequence, first: int, tokenizer: Tokenizer) -> str:
+    sequence = prepared.sequence
+    if sequence.text_bytes is None:
+        return tokenizer.decode(sequence.token_ids[first:])
+    prompt = b"".join(map(tokenizer.token_bytes, sequence.token_ids[first : sequence.num_input_tokens]))
+    generated_ids = sequence.token_ids[sequence.num_input_tokens :]
+    generated = _without_skipped(prepared.skipped_ids, generated_ids, sequence.text_bytes, tokenizer)
+    return (prompt + generated).decode(errors="replace")
 
 
-def _without(skipped_ids: AbstractSet[int], token_ids: Sequence[int], text: bytes, tokenizer: Tokenizer) -> bytes:
-    """What other tokens have in their text, which may end before, in or behind its last token."""
+def _without_skipped(skipped_ids: AbstractSet[int], token_ids: Items[int], text: bytes, tokenizer: Tokenizer) -> bytes:
+    """Remove the bytes of skipped tokens. The text may end before the end of the last token."""
     if not skipped_ids:
         return text
     pieces = []
     end = 0
     for token_id in token_ids:
-        begin, end = end, end + len(tokenizer.token_bytes(token_id))
+        start, end = end, end + len(tokenizer.token_bytes(token_id))
         if token_id not in skipped_ids:
-            pieces.append(text[begin:end])
+            pieces.append(text[start:end])
     return b"".join(pieces)
 
 
-def _recomputed(row: Row, again: Row) -> dict[str, object]:
-    clamp = _Clamp()
-    generated = row.columns.logprobs[len(row.columns.logprobs) - (len(row.token_ids) - row.num_input_tokens) :]
-    pairs = [(clamp(sampled), clamp(scored)) for sampled, scored in zip(generated, again.columns.logprobs, strict=True)]
-    gaps = [abs(sampled - scored) for sampled, scored in pairs if sampled is not None and scored is not None]
-    return {
-        "recomputed_logprobs": Floats(scored for _, scored in pairs),
-        "recompute_gap": max(gaps, default=0.0),
-    }
+def indices_of(wanted_ids: AbstractSet[int], token_ids: Items[int]) -> list[int]:
+    """Return the indices of the tokens that are in the set."""
+    return [index for index, token_id in enumerate(token_ids) if token_id in wanted_ids]
 
 
-def _columns(row: Row, token_ids: list[int], num_prompt: int, tokenizer: Tokenizer) -> dict[str, object]:
-    """What the engine found, one entry a token; `num_prompt` leading ones belong to the prompt."""
-    clamp = _Clamp()
-    logprobs = [clamp(logprob) for _, logprob in zip(token_ids, row.columns.logprobs, strict=True)]
-    columns: dict[str, object] = {"logprobs": Floats(logprobs)}
-    completion = logprobs[num_prompt:]
-    if None not in completion:
-        columns["logprob_sum"] = fsum(logprob for logprob in completion if logprob is not None)
-    if row.top_logprobs:
-        tops = [
-            [(token_id, clamp(value)) for token_id, value in zip(ids, values, strict=True)]
-            for _, ids, values in zip(token_ids, row.columns.top_ids, row.columns.top_logprobs, strict=True)
-        ]
-        columns["top_ids"] = [[token_id for token_id, _ in top] for top in tops]
-        columns["top_bytes"] = [[tokenizer.token_bytes(token_id) for token_id, _ in top] for top in tops]
-        columns["top_logprobs"] = [Floats(value for _, value in top) for top in tops]
-        columns["is_greedy"] = _is_greedy(
-            top[0][0] == token_id if top else None
-            for token_id, top in zip(token_ids[num_prompt:], tops[num_prompt:], strict=True)
+def _summary(sequence: Sequence, logprobs: Floats, num_prompt_entries: int) -> dict[str, object]:
+    """Return the fields that summarise the completion: its logprobs' sum, and whether it is greedy."""
+    fields: dict[str, object] = {}
+    completion = logprobs.values()[num_prompt_entries:]
+    known = [logprob for logprob in completion if logprob is not None]
+    if len(known) == len(completion):
+        fields["logprob_sum"] = fsum(known)
+    columns = sequence.columns
+    if sequence.rank:
+        ranks = columns.ranks[num_prompt_entries:]
+        fields["is_greedy"] = _all_known(None if rank is None else rank == 1 for rank in ranks)
+    elif sequence.top_logprobs:
+        top_ids = columns.top_ids[num_prompt_entries:]
+        token_ids = sequence.token_ids[len(sequence.token_ids) - len(top_ids) :]
+        fields["is_greedy"] = _all_known(
+            top[0] == token_id if top else None for token_id, top in zip(token_ids, top_ids, strict=True)
         )
-    if row.rank:
-        columns["ranks"] = [rank for _, rank in zip(token_ids, row.columns.ranks, strict=True)]
-        columns["is_greedy"] = _is_greedy(
-            None if rank is None else rank == 1 for rank in row.columns.ranks[num_prompt:]
-        )
-    if row.entropy:
-        columns["entropies"] = Floats(
-            clamp(entropy) for _, entropy in zip(token_ids, row.columns.entropies, strict=True)
-        )
-    if row.sampling is not None and (row.constraint is not None or _reshapes(row.sampling)):
-        generated = row.token_ids[row.num_input_tokens :]
-        columns["sampled_logprobs"] = Floats(
-            clamp(logprob) for _, logprob in zip(generated, row.columns.sampled_logprobs, strict=True)
-        )
-    columns["clamped"] = clamp.count
-    return columns
+    return fields
 
 
-def _reshapes(sampling: Sampling) -> bool:
-    """Whether tokens are drawn from another distribution than the model's own."""
-    kept_whole = sampling.top_p == 1 and sampling.top_k == 0 and sampling.min_p == 0
-    return sampling.temperature != 1 or not kept_whole or sampling.needs_logits_processing or sampling.min_tokens > 0
-
-
-def _is_greedy(likeliest: Iterable[bool | None]) -> bool | None:
-    """Whether every token is the likeliest; None where one has no predictor."""
-    known = list(likeliest)
+def _all_known(values: Iterable[bool | None]) -> bool | None:
+    """Return whether all are true, or None if one is not known."""
+    known = list(values)
     return None if None in known else all(known)
 
 
-class _Clamp:
-    """Makes -inf a number, and counts how often."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, value: float | None) -> float | None:
-        if value is None:
-            return None
-        if isnan(value):
-            raise JobError(wire.Failure(code="numeric", message="the model computed NaN for a token of this job"))
-        if value == -inf:
-            self.count += 1
-            return LEAST
-        return value
+def _recomputed(sequence: Sequence, recomputed: Sequence) -> dict[str, object]:
+    clamp = CountingClamp()
+    logprobs = sequence.columns.logprobs
+    generated = logprobs[len(logprobs) - sequence.num_generated :]
+    pairs = [(clamp(one), clamp(other)) for one, other in zip(generated, recomputed.columns.logprobs, strict=True)]
+    gaps = [abs(one - other) for one, other in pairs if one is not None and other is not None]
+    return {
+        "recomputed_logprobs": Floats(other for _, other in pairs),
+        "recompute_gap": max(gaps, default=0.0),
+    }

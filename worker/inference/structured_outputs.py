@@ -1,40 +1,44 @@
-"""What a request wants its answer to be, and the constraint that makes it so. Pure."""
+"""Build the constraint that makes an answer what its request asks for. Pure."""
 
 from scorepool import wire
-from scorepool.engine import Tokenizer
+from scorepool.engine import ChatCodec
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.sequence import Constraint
 from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
-from scorepool.worker.inference.chat_answer import Chat
+from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.rq.errors import JobError
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def constraint_of(request: wire.Generate, chat: Chat | None, tokenizer: Tokenizer) -> Constraint | None:
-    """A row's own: it holds how far the row has come. None: the answer is free. Raises JobError."""
-    asks = _what_constrains(request)
-    if asks is None:
+def constraint_of(request: wire.Generate, prompt: ChatPrompt | None, codec: ChatCodec) -> Constraint | None:
+    """Return the constraint of one sequence, or None if its answer is free. Raises JobError.
+
+    A constraint holds how far its sequence has come, so sequences cannot share one.
+    """
+    field = _constraining_field(request)
+    if field is None:
         return None
     if request.ignore_eos or request.min_tokens:
-        raise _failed("it says where the answer ends: give it neither `ignore_eos` nor `min_tokens`", asks)
+        raise _invalid("it determines where the answer ends: give neither `ignore_eos` nor `min_tokens`", field)
     tools = callable_tools(request)
-    if chat is not None and (reason := tokenizer.why_not_constrained(calls=bool(tools))):
-        raise _failed(reason, asks)
-    wanted = StructuredOutputSpec(
+    compiler = codec.grammar_compiler
+    if prompt is not None and (reason := compiler.unsupported_reason(has_functions=bool(tools))):
+        raise _invalid(reason, field)
+    spec = StructuredOutputSpec(
         json_schema=request.json_schema,
         functions=[_function(tool) for tool in tools],
         must_call=request.tool_choice == "required",
-        may_call_several=request.parallel_tool_calls,
+        parallel_calls=request.parallel_tool_calls,
     )
     try:
-        return tokenizer.constraint(wanted, None if chat is None else chat.opening)
+        return compiler.compile(spec, None if prompt is None else prompt.generation_prompt)
     except InvalidRequest as error:
-        raise _failed(error.message, "tools" if tools else "json_schema") from None
+        raise _invalid(error.message, "tools" if tools else "json_schema") from None
 
 
 def callable_tools(request: wire.Generate) -> list[wire.Tool]:
-    """Those that the answer may call; the model is shown the others, too."""
+    """Return the tools that the answer may call. The prompt also shows the others."""
     if request.tool_choice == "none":
         return []
     return [tool for tool in request.tools if not request.allowed_tools or tool.name in request.allowed_tools]
@@ -44,18 +48,18 @@ def _function(tool: wire.Tool) -> Function:
     return Function(name=tool.name, parameters=tool.parameters or _NO_ARGUMENTS, strict=tool.strict)
 
 
-def _what_constrains(request: wire.Generate) -> str | None:
-    """The field that does. What is called follows each tool's schema, whichever it is."""
+def _constraining_field(request: wire.Generate) -> str | None:
+    """Return the first field that constrains the answer. Then every call follows its tool's schema, strict or not."""
     tools = callable_tools(request)
-    asks = {
+    constrains = {
         "tool_choice": request.tool_choice == "required",
         "allowed_tools": bool(tools and request.allowed_tools),
         "parallel_tool_calls": bool(tools and not request.parallel_tool_calls),
         "tools": any(tool.strict for tool in tools),
         "json_schema": request.json_schema is not None,
     }
-    return next((field for field, does in asks.items() if does), None)
+    return next((field for field, does in constrains.items() if does), None)
 
 
-def _failed(reason: str, field: str) -> JobError:
+def _invalid(reason: str, field: str) -> JobError:
     return JobError(wire.Failure(code="invalid", message=f"{field}: {reason}", field=field))

@@ -1,6 +1,6 @@
-"""What a caller wants of an answer, as a grammar: JSON of a schema, calls of functions, or either. No mlx.
+"""Build the grammar of an answer from what a caller asks for: JSON of a schema, function calls, or either. No MLX.
 
-How the model spells such an answer is its form's; here is what it may consist of, and in what order.
+The model's structural tag says how such an answer is spelled; this module says what it consists of and in what order.
 """
 
 import json
@@ -12,18 +12,18 @@ from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.chat.output_parser import OutputParser
 from scorepool.engine.text.chat.structural_tag import StructuralTag, ToolCallTag
 
-# Where one text alone may follow, llguidance would have its own tokens for it, and take markers for them.
+# Without it llguidance picks its own tokens where only one text may follow, and would spell markers as text.
 _OPTIONS = '%llguidance {"no_forcing": true}'
-_COMPACT: dict[str, Any] = {"whitespace_flexible": False}  # else a model may write spaces until its tokens are used up
-_AS_SHOWN = _COMPACT | {"item_separator": ", ?", "key_separator": ": ?"}  # templates write a call's with spaces
-_AS_FAR_AS_POSSIBLE = {"lenient": True, "coerce_one_of": True}
+_COMPACT: dict[str, Any] = {"whitespace_flexible": False}  # else a model may write spaces until it has no tokens left
+_TEMPLATE_SPACING = _COMPACT | {"item_separator": ", ?", "key_separator": ": ?"}  # templates put spaces in calls
+_LENIENT = {"lenient": True, "coerce_one_of": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
     name: str
     parameters: Mapping[str, Any]  # JSON Schema of an object
-    strict: bool = False  # else keywords and formats that cannot be followed are left out
+    strict: bool = False  # if not, unsupported keywords and formats are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,70 +33,70 @@ class StructuredOutputSpec:
     json_schema: Mapping[str, Any] | None = None
     functions: Sequence[Function] = ()
     must_call: bool = False  # then there is no content
-    may_call_several: bool = True
+    parallel_calls: bool = True
 
 
-def why_not(form: StructuralTag | None, calls: bool) -> str | None:
-    """Why answers of this form are not constrained, or calls in them; None: they are."""
-    if form is None:
-        return "this model's answers are messages with headers of a kind that is not constrained"
-    if calls and form.calls is None:
-        return "what this model calls is not constrained, for it writes calls in a form that is not known to be JSON"
+def unsupported_reason(tag: StructuralTag | None, has_functions: bool) -> str | None:
+    """Return why answers with this tag, or the calls in them, cannot be constrained. None if they can."""
+    if tag is None:
+        return "this model's answers are messages with headers of a kind that cannot be constrained"
+    if has_functions and tag.tool_call is None:
+        return "this model's calls cannot be constrained: their format is not known to be JSON"
     return None
 
 
-def grammar_of(wanted: StructuredOutputSpec, reader: OutputParser) -> str:
-    """A rule a line. `reader` has read what the prompt ends with. Raises InvalidRequest."""
-    form = reader.markup.form
-    if form is None or (wanted.functions and form.calls is None):
-        raise InvalidRequest(why_not(form, bool(wanted.functions)) or "")
-    if reader.state not in form.begins:
-        raise InvalidRequest(f"the prompt has opened a {reader.state}, where no answer of this model begins")
-    rules, answers = [*form.rules], []
-    if wanted.json_schema is not None and not wanted.must_call:
-        rules.append(f"content: {_json(wanted.json_schema, _COMPACT)}")
-        answers.append(f"{_before(form, reader)} {form.content}")
-    if form.calls is not None and wanted.functions:
-        rules += _call_rules(wanted, form.calls)
-        answers.append(f"{_before(form, reader)} calls")
-    is_free = wanted.json_schema is None and not wanted.must_call
-    return "\n".join([_OPTIONS, f"start: {form.free if is_free else ' | '.join(answers)}", *rules])
+def build_grammar(spec: StructuredOutputSpec, parser: OutputParser) -> str:
+    """Return a grammar with one rule per line. `parser` has read the generation prompt. Raises InvalidRequest."""
+    tag = parser.chat_format.structural_tag
+    if tag is None or (spec.functions and tag.tool_call is None):
+        raise InvalidRequest(unsupported_reason(tag, bool(spec.functions)) or "")
+    if parser.state not in tag.start_states:
+        raise InvalidRequest(f"the prompt has opened a {parser.state}, in which no answer of this model begins")
+    rules, answers = [*tag.rules], []
+    if spec.json_schema is not None and not spec.must_call:
+        rules.append(f"content: {_json_rule(spec.json_schema, _COMPACT)}")
+        answers.append(f"{_reasoning_before(tag, parser)} {tag.content}")
+    if tag.tool_call is not None and spec.functions:
+        rules += _call_rules(spec, tag.tool_call)
+        answers.append(f"{_reasoning_before(tag, parser)} calls")
+    is_free = spec.json_schema is None and not spec.must_call
+    return "\n".join([_OPTIONS, f"start: {tag.unconstrained if is_free else ' | '.join(answers)}", *rules])
 
 
-def function_at(wanted: StructuredOutputSpec, rule: str) -> Function | None:
-    """The function whose parameters are in this line of the grammar."""
-    names = {f"{_arguments(place)}:": function for place, function in enumerate(wanted.functions)}
-    return names.get(rule.partition(" ")[0])
+def function_of_rule(spec: StructuredOutputSpec, rule: str) -> Function | None:
+    """Return the function whose parameters this line of the grammar describes."""
+    functions = {f"{_arguments_rule(index)}:": function for index, function in enumerate(spec.functions)}
+    return functions.get(rule.partition(" ")[0])
 
 
-def _before(form: StructuralTag, reader: OutputParser) -> str:
-    """What comes before an answer: the rest of what the prompt opened, or what the model may begin with."""
-    if reader.state == "reasoning":
-        return form.rest
-    if not form.reasoning or reader.has_reasoned:
+def _reasoning_before(tag: StructuralTag, parser: OutputParser) -> str:
+    """Return what may precede the answer: the rest of reasoning that the prompt opened, or the model's own."""
+    if parser.state == "reasoning":
+        return tag.rest_of_reasoning
+    if not tag.reasoning or parser.has_reasoned:
         return ""
-    return f"({form.reasoning}){form.times}"
+    return f"({tag.reasoning}){tag.reasoning_quantifier}"
 
 
-def _call_rules(wanted: StructuredOutputSpec, calls: ToolCallTag) -> list[str]:
-    """Raises InvalidRequest."""
-    choices = [calls.function(function.name, _arguments(place)) for place, function in enumerate(wanted.functions)]
-    rules = [f"calls: {calls.several if wanted.may_call_several else calls.one}", f"function: {' | '.join(choices)}"]
-    for place, function in enumerate(wanted.functions):
-        kind = function.parameters.get("type", "object")
-        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+def _call_rules(spec: StructuredOutputSpec, tag: ToolCallTag) -> list[str]:
+    """Return the rules of the calls. Raises InvalidRequest."""
+    choices = [tag.call_of(function.name, _arguments_rule(index)) for index, function in enumerate(spec.functions)]
+    rules = [f"calls: {tag.several if spec.parallel_calls else tag.one}", f"function: {' | '.join(choices)}"]
+    for index, function in enumerate(spec.functions):
+        schema_type = function.parameters.get("type", "object")
+        if schema_type != "object" and not (isinstance(schema_type, list) and "object" in schema_type):
             raise InvalidRequest(f"the parameters of {function.name!r}: expected a schema of objects")
-        options = _AS_SHOWN if function.strict else _AS_SHOWN | _AS_FAR_AS_POSSIBLE
-        rules.append(f"{_arguments(place)}: {_json({**function.parameters, 'type': 'object'}, options)}")
+        options = _TEMPLATE_SPACING if function.strict else _TEMPLATE_SPACING | _LENIENT
+        rules.append(f"{_arguments_rule(index)}: {_json_rule({**function.parameters, 'type': 'object'}, options)}")
     return rules
 
 
-def _arguments(place: int) -> str:
-    return f"arguments_{place}"
+def _arguments_rule(index: int) -> str:
+    return f"arguments_{index}"
 
 
-def _json(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Raises InvalidRequest."""
+def _json_rule(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Return the rule of JSON that follows the schema. Raises InvalidRequest."""
     try:
         return f"%json {json.dumps({**schema, 'x-guidance': options})}"
     except RecursionError:

@@ -1,63 +1,63 @@
-"""Which channel each token of an answer belongs to: a state machine over token ids, fed one at a time. No mlx.
+"""Find the channel of each token of an answer: a state machine over token ids, fed one at a time. No MLX.
 
     id        1    2       3    4     5   6
-    token  <think> Hm   </think> Hi  <a  >       "<a>" being a marker of two tokens
+    token  <think> Hm   </think> Hi  <a  >       "<a>" is a marker of two tokens
     channel markup reasoning markup content markup markup
 
-A token is settled when no later one can change what it is: one that may begin a marker is not, and neither is one of
-a tool call that has not ended, for a call that cannot be read is content.
+A token's channel is final when no later token can change it. It is not final for a token that may begin a marker, nor
+for the tokens of a tool call that has not ended, because a call that cannot be parsed is content.
 """
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from scorepool.engine.text.chat.chat_format import ChatFormat, State, addressed
+from scorepool.engine.text.chat.chat_format import ChatFormat, State, state_of_message
 
 Channel = Literal["content", "reasoning", "tool_call", "markup"]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A tool call that has ended: its text is tokens [start, end). `header` holds the words of its message's."""
+    """A tool call that has ended: its text is tokens [start, end). `header` holds the words of its message's header."""
 
     start: int
     end: int
     header: tuple[str, ...]
 
 
-def as_content(token_ids: Iterable[int], silent_ids: Collection[int]) -> list[Channel]:
-    """Of tokens in a call that is none."""
-    return ["markup" if token_id in silent_ids else "content" for token_id in token_ids]
+def content_channels(token_ids: Iterable[int], special_token_ids: Collection[int]) -> list[Channel]:
+    """Return the channels of a call's tokens if the call is content."""
+    return ["markup" if token_id in special_token_ids else "content" for token_id in token_ids]
 
 
 class OutputParser:
-    """`channels` has one entry a token read. Those of a call that ended say `tool_call`, whatever is in it."""
+    """`channels` has one entry per token read. All tokens of a call that ended are in the channel `tool_call`."""
 
     def __init__(
         self,
-        markup: ChatFormat,
+        chat_format: ChatFormat,
         token_bytes: Callable[[int], bytes],
-        opening: Iterable[int] = (),
-        keeps_special: bool = False,
+        generation_prompt: Iterable[int] = (),
+        keep_special_tokens: bool = False,
     ) -> None:
-        """`opening` is what the prompt ends with to make the model answer, in which a channel may be opened.
+        """Read the generation prompt, which ends the prompt and may open a channel.
 
-        With `keeps_special` special tokens that part no channels are in the channel where they stand.
+        With `keep_special_tokens`, special tokens that are no markers are in the channel where they stand.
         """
         self.channels: list[Channel] = []
         self.spans: list[Span] = []
-        self.has_reasoned = False  # in the opening
-        self.markup = markup
-        self._silent_ids: Collection[int] = () if keeps_special else markup.silent_ids
-        self._end_channel: Channel = "content" if keeps_special else "markup"
+        self.has_reasoned = False  # in the generation prompt
+        self.chat_format = chat_format
+        self._special_token_ids: Collection[int] = () if keep_special_tokens else chat_format.special_token_ids
+        self._eos_channel: Channel = "content" if keep_special_tokens else "markup"
         self._token_bytes = token_bytes
         self._state: State = "content"
         self._token_ids: list[int] = []
-        self._held: list[int] = []  # those at the end that may begin a marker
+        self._held: list[int] = []  # the last tokens, which may begin a marker
         self._header: list[int] = []
         self._call_start = 0
-        for token_id in opening:
+        for token_id in generation_prompt:
             self.read(token_id)
             self.has_reasoned |= self.state == "reasoning"
         self.channels, self.spans, self._token_ids = [], [], []
@@ -65,65 +65,66 @@ class OutputParser:
 
     @property
     def state(self) -> State:
-        """Where the next token will be."""
+        """The state in which the next token will be read."""
         return self._state
 
     @property
-    def num_settled(self) -> int:
+    def num_final(self) -> int:
+        """The number of leading tokens whose channel is final."""
         return self._call_start if self._state == "tool_call" else len(self.channels) - len(self._held)
 
     def read(self, token_id: int) -> None:
         self.channels.append("markup")  # until it is known
         self._token_ids.append(token_id)
         self._held.append(token_id)
-        if token_id in self.markup.eos_ids:
-            self._settle(len(self._held) - 1)
+        if token_id in self.chat_format.eos_ids:
+            self._release(len(self._held) - 1)
             self._held.clear()
-            self._move("content", num_marker_tokens=1)
-            self.channels[-1] = self._end_channel
+            self._enter("content", num_marker_tokens=1)
+            self.channels[-1] = self._eos_channel
             return
         while self._held:
-            moves = self.markup.moves.get(self._state, {})
+            transitions = self.chat_format.transitions.get(self._state, {})
             held = tuple(self._held)
-            if held in moves:
+            if held in transitions:
                 self._held.clear()
-                self._move(moves[held], num_marker_tokens=len(held))
-            elif any(marker[: len(held)] == held for marker in moves):
+                self._enter(transitions[held], num_marker_tokens=len(held))
+            elif any(marker[: len(held)] == held for marker in transitions):
                 return
             else:
-                self._settle(1)
+                self._release(1)
 
     def end(self) -> None:
-        """There are no more. A call that has not ended is none: it was cut off."""
-        self._settle(len(self._held))
+        """Finish after the last token. A call that has not ended was cut off and is content."""
+        self._release(len(self._held))
         if self._state == "tool_call":
             cut_off = self._token_ids[self._call_start :]
-            self.channels[self._call_start :] = as_content(cut_off, self._silent_ids)
+            self.channels[self._call_start :] = content_channels(cut_off, self._special_token_ids)
             self._state = "content"
 
-    def _settle(self, num_tokens: int) -> None:
-        """The first of those that are held begin no marker."""
+    def _release(self, num_tokens: int) -> None:
+        """Assign the first held tokens to the current channel: they begin no marker."""
         for _ in range(num_tokens):
-            place = len(self.channels) - len(self._held)
+            index = len(self.channels) - len(self._held)
             token_id = self._held.pop(0)
             if self._state == "header":
                 self._header.append(token_id)
-            elif self._state == "tool_call" or token_id not in self._silent_ids:
-                self.channels[place] = self._state
+            elif self._state == "tool_call" or token_id not in self._special_token_ids:
+                self.channels[index] = self._state
 
-    def _move(self, state: State | None, num_marker_tokens: int) -> None:
+    def _enter(self, state: State | None, num_marker_tokens: int) -> None:
         end = len(self.channels) - num_marker_tokens
         if self._state == "tool_call" and end > self._call_start:
-            self.spans.append(Span(self._call_start, end, self._words()))
+            self.spans.append(Span(self._call_start, end, self._header_words()))
         if state is None:
-            state = addressed(self._words())
+            state = state_of_message(self._header_words())
         elif state == "header":
             self._header.clear()
         self._state = state
         self._call_start = len(self.channels)
 
-    def _words(self) -> tuple[str, ...]:
-        """Of the last header; special tokens part words."""
-        silent = self.markup.silent_ids
-        spelled = [b" " if token_id in silent else self._token_bytes(token_id) for token_id in self._header]
-        return tuple(b"".join(spelled).decode(errors="replace").split())
+    def _header_words(self) -> tuple[str, ...]:
+        """Return the words of the last header. Special tokens separate words."""
+        special = self.chat_format.special_token_ids
+        pieces = [b" " if token_id in special else self._token_bytes(token_id) for token_id in self._header]
+        return tuple(b"".join(pieces).decode(errors="replace").split())

@@ -1,10 +1,10 @@
-"""How a model spells an answer to a chat: pieces of a grammar, in llguidance's dialect of Lark. No mlx.
+"""The spelling of a model's answers to chats: grammar fragments in llguidance's dialect of Lark. No MLX.
 
-    start: (<[151667]> rest)? calls          grammar.py puts the pieces together
+    start: (<[151667]> rest_of_reasoning)? calls          grammar.py combines the fragments
     calls: <[151657]> "\\n"? function "\\n"? <[151658]>
 
-Tokens that mark something stand here by their ids, never as text: so the reader finds what the grammar means.
-To add a format in which functions are called with JSON: its pieces in `_CALL_FORMS`.
+Markers are written by their token ids, never as text, so that the output parser recognises
+exactly what the grammar means. To add a format that calls functions with JSON, add its fragments to `_TOOL_CALL_TAGS`.
 """
 
 import json
@@ -14,152 +14,160 @@ from dataclasses import dataclass
 from scorepool.engine.errors import InvalidRequest
 
 Marker = tuple[int, ...]  # token ids
-_PARSED_BY_MISTRALS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_MISTRAL_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallTag:
-    function: Callable[[str, str], str]  # a name and the rule of its arguments, to a call of it. Raises InvalidRequest
-    one: str  # `function` is any of those that may be called
+    """The spelling of function calls."""
+
+    call_of: Callable[[str, str], str]  # (name, rule of its arguments) to the text of a call. Raises InvalidRequest
+    one: str  # one call; the rule `function` is any call that is allowed
     several: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuralTag:
-    begins: tuple[str, ...] = ("content", "reasoning")  # states in which the prompt may leave the reader
-    rules: tuple[str, ...] = ()  # what the pieces refer to
-    rest: str = ""  # of reasoning that the prompt has opened
-    reasoning: str = ""  # that the model opens, and how often it may
-    times: str = "?"
-    content: str = "content"  # with `content`, which is what is constrained
-    free: str = ""  # whatever the model likes, with `calls` at its end if it likes
-    calls: ToolCallTag | None = None
+    """The spelling of reasoning, content and calls."""
+
+    start_states: tuple[str, ...] = ("content", "reasoning")  # states in which a prompt may leave the output parser
+    rules: tuple[str, ...] = ()  # rules that the fragments below refer to
+    rest_of_reasoning: str = ""  # the remainder of reasoning that the prompt has opened
+    reasoning: str = ""  # reasoning that the model opens itself
+    reasoning_quantifier: str = "?"
+    content: str = "content"  # the rule `content` is the constrained part
+    unconstrained: str = ""  # any text, which may end with `calls`
+    tool_call: ToolCallTag | None = None
 
 
-PLAIN = StructuralTag()  # of a text in which nothing is marked
+PLAIN_TEXT = StructuralTag()  # a text without markers
 
 
 def literal(text: str) -> str:
     return json.dumps(text)
 
 
-def marker(token_ids: Iterable[int]) -> str:
+def marker_rule(token_ids: Iterable[int]) -> str:
     return " ".join(f"<[{token_id}]>" for token_id in token_ids)
 
 
-def any_but(token_ids: Iterable[int]) -> str:
-    """Any number of other tokens."""
-    listed = ",".join(map(str, sorted(set(token_ids))))
-    return f"<[^{listed}]>*" if listed else "<[*]>*"
+def any_except(token_ids: Iterable[int]) -> str:
+    """Match any number of other tokens."""
+    excluded = ",".join(map(str, sorted(set(token_ids))))
+    return f"<[^{excluded}]>*" if excluded else "<[*]>*"
 
 
-def tag_form(
+def tag_structure(
     think: tuple[Marker, Marker] | None,
     call: tuple[Marker, Marker | None] | None,
     call_format: str | None,
     vocabulary: Mapping[str, int],
     eos_ids: Iterable[int],
 ) -> StructuralTag:
-    """Of a model that writes <think> ... </think> and <tool_call> ... </tool_call>."""
-    calls = None if call is None else _call_form(call, call_format, vocabulary)
-    opens_call = {call[0][0]} if call is not None and calls is not None else set()
-    rules = [f"text: {any_but({*eos_ids} | opens_call)}"]
+    """Describe a model that writes <think> ... </think> and <tool_call> ... </tool_call>."""
+    tool_call = None if call is None else _tool_call_tag(call, call_format, vocabulary)
+    call_start = {call[0][0]} if call is not None and tool_call is not None else set()
+    rules = [f"text: {any_except({*eos_ids} | call_start)}"]
     if think is None:
-        return StructuralTag(rules=tuple(rules), free="text calls?", calls=calls)
-    begin, end = think
-    rules.append(f"rest: {any_but({*eos_ids, begin[0], end[0]} | opens_call)} {marker(end)}")
+        return StructuralTag(rules=tuple(rules), unconstrained="text calls?", tool_call=tool_call)
+    start, end = think
+    rules.append(f"rest_of_reasoning: {any_except({*eos_ids, start[0], end[0]} | call_start)} {marker_rule(end)}")
     return StructuralTag(
         rules=tuple(rules),
-        rest="rest",
-        reasoning=f"{marker(begin)} rest",
-        free="text calls?",
-        calls=calls,
+        rest_of_reasoning="rest_of_reasoning",
+        reasoning=f"{marker_rule(start)} rest_of_reasoning",
+        unconstrained="text calls?",
+        tool_call=tool_call,
     )
 
 
-def harmony_form(vocabulary: Mapping[str, int], eos_ids: Iterable[int]) -> StructuralTag:
-    """Of gpt-oss, whose answer is a row of messages. Its calls are one, for the token that ends it ends the turn."""
-    ids = {name: vocabulary[f"<|{name}|>"] for name in ("start", "channel", "message", "end", "call")}
-    channel, message = marker([ids["channel"]]), marker([ids["message"]])
-    over = f'{marker([ids["end"]])} {marker([ids["start"]])} "assistant"'
-    is_end = ids["call"] in set(eos_ids)
-    constrain = marker(vocabulary[token] for token in ("<|constrain|>",) if token in vocabulary)
-    call = f"function {'' if is_end else marker([ids['call']])}"
+def harmony_structure(vocabulary: Mapping[str, int], eos_ids: Iterable[int]) -> StructuralTag:
+    """Describe gpt-oss's format: an answer is a sequence of messages.
 
-    def function(name: str, arguments: str) -> str:
-        """To whom a message is may stand before its channel or behind it."""
-        to = literal(f" to=functions.{name}")
-        kind = f'(" " {f"({constrain})?" if constrain else ""} "json")?'
-        return f'({channel} "commentary" {to} | {to} {channel} "commentary") {kind} {message} {arguments}'
+    It holds at most one tool call, because the token that ends a call also ends the turn.
+    """
+    ids = {name: vocabulary[f"<|{name}|>"] for name in ("start", "channel", "message", "end", "call")}
+    channel, message = marker_rule([ids["channel"]]), marker_rule([ids["message"]])
+    next_message = f'{marker_rule([ids["end"]])} {marker_rule([ids["start"]])} "assistant"'
+    call_ends_turn = ids["call"] in set(eos_ids)
+    constrain = marker_rule(vocabulary[token] for token in ("<|constrain|>",) if token in vocabulary)
+    call = f"function {'' if call_ends_turn else marker_rule([ids['call']])}"
+
+    def call_of(name: str, arguments: str) -> str:
+        """Write a call. The recipient may stand before or after the channel."""
+        recipient = literal(f" to=functions.{name}")
+        content_type = f'(" " {f"({constrain})?" if constrain else ""} "json")?'
+        header = f'({channel} "commentary" {recipient} | {recipient} {channel} "commentary")'
+        return f"{header} {content_type} {message} {arguments}"
 
     return StructuralTag(
-        begins=("header",),
+        start_states=("header",),
         rules=(
-            f"text: {any_but({*eos_ids, *ids.values()})}",
-            f'analysis: {channel} "analysis" {message} text {over}',
-            f'last: {channel} ("analysis" | "commentary" | "final") {message} text',
-            f"other: last {over}",
+            f"text: {any_except({*eos_ids, *ids.values()})}",
+            f'analysis: {channel} "analysis" {message} text {next_message}',
+            f'last_message: {channel} ("analysis" | "commentary" | "final") {message} text',
+            f"other_message: last_message {next_message}",
         ),
         reasoning="analysis",
-        times="*",
+        reasoning_quantifier="*",
         content=f'{channel} "final" {message} content',
-        free="other* (last | calls)",
-        calls=ToolCallTag(function=function, one=call, several=call),
+        unconstrained="other_message* (last_message | calls)",
+        tool_call=ToolCallTag(call_of=call_of, one=call, several=call),
     )
 
 
-def _call_form(
+def _tool_call_tag(
     call: tuple[Marker, Marker | None], call_format: str | None, vocabulary: Mapping[str, int]
 ) -> ToolCallTag | None:
-    """None where calls cannot be constrained: of another format, or marked by what anybody may write."""
-    begin, end = call
-    if call_format not in _CALL_FORMS or len(begin) != 1 or (end is not None and len(end) != 1):
+    """Return None if calls cannot be constrained: the format is unknown, or its markers are ordinary text."""
+    start, end = call
+    if call_format not in _TOOL_CALL_TAGS or len(start) != 1 or (end is not None and len(end) != 1):
         return None
-    return _CALL_FORMS[call_format](marker(begin), marker(end or ()), vocabulary)
+    return _TOOL_CALL_TAGS[call_format](marker_rule(start), marker_rule(end or ()), vocabulary)
 
 
-def _json_tools(begin: str, end: str, _: Mapping[str, int]) -> ToolCallTag:
-    call = f'{begin} "\\n"? function "\\n"? {end}'
-    return ToolCallTag(function=_named_json, one=call, several=f"({call})+")
+def _json_tools(start: str, end: str, _: Mapping[str, int]) -> ToolCallTag:
+    call = f'{start} "\\n"? function "\\n"? {end}'
+    return ToolCallTag(call_of=_json_call, one=call, several=f"({call})+")
 
 
-def _mistral(begin: str, _: str, vocabulary: Mapping[str, int]) -> ToolCallTag:
-    """Those with a token [ARGS] write name[ARGS]{...}, and older ones a list of objects."""
+def _mistral(start: str, _: str, vocabulary: Mapping[str, int]) -> ToolCallTag:
+    """Describe Mistral's calls: name[ARGS]{...} where [ARGS] is a token, and a list of objects in older models."""
     if "[ARGS]" not in vocabulary:
-        before, after = f'{begin} " "? "["', '"]"'
+        before, after = f'{start} " "? "["', '"]"'
         return ToolCallTag(
-            function=_named_json,
+            call_of=_json_call,
             one=f"{before} function {after}",
             several=f"{before} function (/, ?/ function)* {after}",
         )
-    args = marker([vocabulary["[ARGS]"]])
+    args = marker_rule([vocabulary["[ARGS]"]])
 
-    def function(name: str, arguments: str) -> str:
-        if not _PARSED_BY_MISTRALS.issuperset(name):
+    def call_of(name: str, arguments: str) -> str:
+        if not _MISTRAL_NAME_CHARACTERS.issuperset(name):
             raise InvalidRequest(
-                f"this model's calls name functions by letters, digits, _ and -, which {name!r} is not"
+                f"this model can only call functions whose names are letters, digits, _ and -; found {name!r}"
             )
         return f"{literal(name)} {args} {arguments}"
 
-    return ToolCallTag(function=function, one=f"{begin} function", several=f"({begin} function)+")
+    return ToolCallTag(call_of=call_of, one=f"{start} function", several=f"({start} function)+")
 
 
-def _kimi_k2(begin: str, end: str, vocabulary: Mapping[str, int]) -> ToolCallTag | None:
-    tokens = [vocabulary.get(f"<|tool_call_{part}|>") for part in ("begin", "argument_begin", "end")]
-    if None in tokens:
+def _kimi_k2(start: str, end: str, vocabulary: Mapping[str, int]) -> ToolCallTag | None:
+    token_ids = [vocabulary.get(f"<|tool_call_{name}|>") for name in ("begin", "argument_begin", "end")]
+    if None in token_ids:
         return None
-    opens, parts, closes = (marker([token]) for token in tokens if token is not None)
+    call_start, arguments_start, call_end = (marker_rule([token]) for token in token_ids if token is not None)
 
-    def function(name: str, arguments: str) -> str:
-        return f"{literal(f'functions.{name}:')} /[0-9]{{1,4}}/ {parts} {arguments}"
+    def call_of(name: str, arguments: str) -> str:
+        return f"{literal(f'functions.{name}:')} /[0-9]{{1,4}}/ {arguments_start} {arguments}"
 
-    call = f"{opens} function {closes}"
-    return ToolCallTag(function=function, one=f"{begin} {call} {end}", several=f"{begin} ({call})+ {end}")
+    call = f"{call_start} function {call_end}"
+    return ToolCallTag(call_of=call_of, one=f"{start} {call} {end}", several=f"{start} ({call})+ {end}")
 
 
-def _named_json(name: str, arguments: str) -> str:
+def _json_call(name: str, arguments: str) -> str:
     before = '{"name": ' + json.dumps(name) + ', "arguments": '
     return f'{literal(before)} {arguments} "}}"'
 
 
-_CALL_FORMS = {"json_tools": _json_tools, "mistral": _mistral, "kimi_k2": _kimi_k2}
+_TOOL_CALL_TAGS = {"json_tools": _json_tools, "mistral": _mistral, "kimi_k2": _kimi_k2}

@@ -1,4 +1,4 @@
-"""The text of a tool call to the functions that it calls, by the parser of the model's format. No mlx."""
+"""Parse the text of a tool call into the functions that it calls, with the parser of the model's format. No MLX."""
 
 import json
 import logging
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scorepool.engine.text.chat.chat_format import ChatFormat, recipient
+from scorepool.engine.text.chat.chat_format import ChatFormat, recipient_of
 
 log = logging.getLogger(__name__)
 
-# Parsers take quadratic time for a text that begins calls and arguments and ends none: minutes, where a model was made
-# to write one. Longer texts, and those with more beginnings, are no calls.
+# Parsers take quadratic time for a text that begins many calls and arguments and ends none: minutes, if a model was
+# made to write one. Longer texts, and texts with more beginnings, are not parsed.
 MAX_CALL_BYTES = 65_536
-MAX_SCANNED_BYTES = 2**21  # by the regular expressions, when they look from each beginning to the end
+MAX_SCANNED_BYTES = 2**21  # by the regular expressions, which scan from each beginning to the end
 _BEGINNINGS = (
     b"<|open|>",
     b"<|tool_call_begin|>",
@@ -31,42 +31,44 @@ Tool = Mapping[str, Any]  # as chat templates read it: {"type": "function", "fun
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    id: str | None  # where the format has one
+class ParsedCall:
+    call_id: str | None  # None if the format has no ids
     name: str
     arguments: str  # a JSON object
 
 
-def read_calls(markup: ChatFormat, header: Sequence[str], text: bytes, tools: Sequence[Tool]) -> list[Call]:
-    """Empty where the text is no call, or one of a function that was not offered."""
-    if markup.parser is None or not tools or not _is_reasonable(text):
+def parse_tool_calls(
+    chat_format: ChatFormat, header: Sequence[str], text: bytes, tools: Sequence[Tool]
+) -> list[ParsedCall]:
+    """Return the calls in the text, or none if it cannot be parsed or calls a function that was not offered."""
+    if chat_format.tool_parser is None or not tools or not _is_cheap_to_parse(text):
         return []
     try:
-        found = markup.parser(text.decode(), list(tools))
-        calls = [_call(markup, header, one) for one in (found if isinstance(found, list) else [found])]
-    except Exception as error:  # parsers are written for well-formed calls, and raise anything at what a model writes
-        log.debug("a tool call cannot be read: %s", type(error).__name__)
+        parsed = chat_format.tool_parser(text.decode(), list(tools))
+        calls = [_to_call(chat_format, header, item) for item in (parsed if isinstance(parsed, list) else [parsed])]
+    except Exception as error:  # parsers expect well-formed calls and raise anything at a model's text
+        log.debug("cannot parse a tool call: %s", type(error).__name__)
         return []
     offered = {tool["function"]["name"] for tool in tools}
     return calls if all(call.name in offered for call in calls) else []
 
 
-def _is_reasonable(text: bytes) -> bool:
+def _is_cheap_to_parse(text: bytes) -> bool:
     num_beginnings = sum(text.count(beginning) for beginning in _BEGINNINGS)
     return len(text) <= MAX_CALL_BYTES and num_beginnings * len(text) <= MAX_SCANNED_BYTES
 
 
-def _call(markup: ChatFormat, header: Sequence[str], found: Any) -> Call:
-    """Raises KeyError, TypeError, ValueError."""
-    name = (recipient(header) or "").removeprefix("functions.") if markup.names_in_header else found["name"]
-    arguments = found["arguments"]
-    if isinstance(arguments, str):  # some templates have models write them as JSON in JSON
+def _to_call(chat_format: ChatFormat, header: Sequence[str], parsed: Any) -> ParsedCall:
+    """Check one parsed call. Raises KeyError, TypeError, ValueError."""
+    name = (recipient_of(header) or "").removeprefix("functions.") if chat_format.names_in_header else parsed["name"]
+    arguments = parsed["arguments"]
+    if isinstance(arguments, str):  # some templates make models write JSON in JSON
         arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
-        raise TypeError("arguments are an object")
-    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    call_id = found.get("id")
+        raise TypeError("arguments must be an object")
+    arguments_json = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    call_id = parsed.get("id")
     if not isinstance(name, str) or not isinstance(call_id, str | None):
-        raise TypeError("names and ids are text")
-    "".join((name, written, call_id or "")).encode()  # raises for half a surrogate pair, which is no text
-    return Call(call_id, name, written)
+        raise TypeError("names and ids must be strings")
+    "".join((name, arguments_json, call_id or "")).encode()  # raises for half a surrogate pair, which is no text
+    return ParsedCall(call_id, name, arguments_json)

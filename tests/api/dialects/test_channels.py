@@ -14,10 +14,10 @@ from scorepool.api.dialects.deltas import ChoiceStream
 from scorepool.api.dialects.openai.chat import ChatRequest, to_request
 from scorepool.api.dialects.openai.chat_reply import ChatChoice, ChatChoiceChunk, to_chat_completion, to_chunk
 from scorepool.engine.sampling.stop import check_stop
+from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.token_publisher import JobStream
-from scorepool.worker.inference.translate import Translated, to_rows
-from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, ids_of, tokenizer_of
+from scorepool.worker.inference.translate import PreparedSequence, to_sequences
+from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, chat_codec_of, ids_of
 
 STAMP = wire.Provenance(
     model="m",
@@ -37,16 +37,18 @@ class Run:
     def __init__(self, name: str, token_ids: Sequence[int], steps: Sequence[int] = (1,), **options: Any) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "logprobs": True, "tools": TOOLS}
         self.body = wire.parse(json.dumps(body | options).encode(), ChatRequest)
-        self.tokenizer = tokenizer_of(name)
+        self.codec = chat_codec_of(name)
         request = to_request(self.body, timeout_s=60)
-        (translated,) = to_rows(request, self.tokenizer, context_length=10_000)
-        self.growths = list(self._run(translated, token_ids, steps))
-        self.result = to_result(request, [translated], self.tokenizer, STAMP)
+        (prepared,) = to_sequences(request, self.codec, context_length=10_000)
+        self.growths = list(self._run(prepared, token_ids, steps))
+        self.result = to_result(request, [prepared], self.codec, STAMP)
 
-    def _run(self, translated: Translated, token_ids: Sequence[int], steps: Sequence[int]) -> Iterator[wire.TokenDelta]:
-        """A row that samples these tokens, told of after as many as `steps` says, over and over."""
-        row = translated.row
-        grower = JobStream("j", [translated], with_logprobs=True, tokenizer=self.tokenizer)
+    def _run(
+        self, prepared: PreparedSequence, token_ids: Sequence[int], steps: Sequence[int]
+    ) -> Iterator[wire.TokenDelta]:
+        """Sample these tokens, and emit after as many as `steps` says, over and over."""
+        row = prepared.sequence
+        grower = JobStream("j", [prepared], with_logprobs=True, codec=self.codec)
         sampling = row.sampling
         assert sampling is not None
         row.sampling = replace(sampling, max_tokens=len(token_ids))
@@ -55,7 +57,7 @@ class Run:
             row.token_ids.append(token_id)
             row.columns.logprobs.append(-float(place))
             row.columns.sampled_logprobs.append(-float(place))
-            check_stop(row, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
+            check_stop(row, self.codec.tokenizer.token_bytes, self.codec.tokenizer.eos_ids)
             if row.is_done:
                 return
             if pauses[place % len(pauses)]:
@@ -132,7 +134,7 @@ def test_a_call_alone_has_no_content():
 
 
 def test_a_malformed_call_is_content_and_the_answer_just_stops():
-    answered = run("json_tools", "a" + FORMATS["json_tools"].bad + EOS)
+    answered = run("json_tools", "a" + FORMATS["json_tools"].invalid + EOS)
 
     assert answered.whole.message.content == 'a{"name": "look", "arguments": {'
     assert not answered.whole.message.tool_calls
@@ -210,9 +212,9 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
     """Tokens of a format in any order: its markers, pieces of its calls, whole ones, halves of characters, ends."""
     name = draw(st.sampled_from(sorted(FORMATS)))
     form = FORMATS[name]
-    texts = [form.look, form.count, form.bad, *form.reasoning, *form.content, "a", " \n", "ä🙂", "<", '"']
+    texts = [form.look, form.count, form.invalid, *form.reasoning, *form.content, "a", " \n", "ä🙂", "<", '"']
     parts = [ids_of(name, text) for text in texts]
-    markers = [ids_of(name, text.removeprefix("+")) for text in (*form.special, EOS)]
+    markers = [ids_of(name, text.removeprefix("+")) for text in (*form.tokens, EOS)]
     halves = [ids_of(name, "🙂")[:2], ids_of(name, "ä")[1:]]
     part = st.sampled_from([part for part in parts if part])
     piece = st.one_of(
@@ -247,7 +249,7 @@ def test_chunks_join_to_the_whole_answer_whatever_the_model_writes(answer: dict[
     assert said(whole, "content") == (whole.message.content or "")
     assert said(whole, "reasoning") == (whole.message.reasoning_content or "")
     assert said(whole, "markup") == ""
-    special = [text for text in FORMATS[answer["name"]].special if not text.startswith("+")]
+    special = [text for text in FORMATS[answer["name"]].tokens if not text.startswith("+")]
     if answer["skip_special_tokens"]:
         assert not [text for text in [*special, EOS] if text in said(whole, "content") + said(whole, "reasoning")]
     for call in whole.message.tool_calls or ():

@@ -11,14 +11,13 @@ from scorepool.api.dialects.deltas import ChoiceStream
 from scorepool.api.dialects.openai.completion_reply import ChoiceChunk, to_chunk, to_completion
 from scorepool.api.dialects.openai.completions import CompletionRequest, to_requests
 from scorepool.engine.sampling.stop import check_stop
-from scorepool.engine.text.chat.chat_format import ChatFormat
-from scorepool.worker.inference.infer import stamp_of
+from scorepool.worker.inference.job_stream import JobStream
+from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.token_publisher import JobStream
-from scorepool.worker.inference.translate import to_rows
-from tests.worker.fake import FakeEngine, FakeTokenizer
+from scorepool.worker.inference.translate import to_sequences
+from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
 
-STAMP = stamp_of("demo", FakeEngine.model_info)
+STAMP = provenance_of("demo", FakeEngine.model_info)
 PIECES = [b"a", b"b", b"<s>", b"<e>", b"\xf0\x9f", b"\x99\x82", b"ab", b""]
 SPECIAL, EOS = 2, 3
 
@@ -26,13 +25,14 @@ SPECIAL, EOS = 2, 3
 class Tokenizer(FakeTokenizer):
     eos_ids = frozenset({EOS})
     vocab_size = len(PIECES)
-    markup = ChatFormat(moves={}, silent_ids=frozenset({SPECIAL, EOS}), eos_ids=eos_ids)
+    special_token_ids = frozenset({SPECIAL, EOS})
 
     def token_bytes(self, token_id: int) -> bytes:
         return PIECES[token_id]
 
 
 TOKENIZER = Tokenizer()
+CODEC = FakeChatCodec(TOKENIZER)
 
 
 def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionRequest, list[wire.TokenDelta], wire.Result]:
@@ -40,9 +40,9 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
     body = {"model": "demo", "prompt": [0], "max_tokens": len(token_ids), "logprobs": 0, "return_token_ids": True}
     request = wire.parse(json.dumps(body | options).encode(), CompletionRequest)
     (generate,) = to_requests(request, 60)
-    (translated,) = to_rows(generate, TOKENIZER, 100)
-    row = translated.row
-    grower = JobStream("j", [translated], with_logprobs=True, tokenizer=TOKENIZER)
+    (prepared,) = to_sequences(generate, CODEC, 100)
+    row = prepared.sequence
+    grower = JobStream("j", [prepared], with_logprobs=True, codec=CODEC)
     growths = []
     for place, token_id in enumerate(token_ids):
         row.token_ids.append(token_id)
@@ -52,7 +52,7 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
         growths += [growth() for growth in grower.on_step([row])]
         if row.is_done:
             break
-    return request, growths, to_result(generate, [translated], TOKENIZER, STAMP)
+    return request, growths, to_result(generate, [prepared], CODEC, STAMP)
 
 
 @settings(max_examples=400)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scorepool import wire
 from scorepool.api.dialects.openai.chat import ChatRequest, to_request
 from scorepool.api.dialects.openai.chat_reply import ChatChoice, to_chat_completion
-from scorepool.engine import Tokenizer
+from scorepool.engine import ChatCodec
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.translate import to_rows
+from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
 from tests.api.dialects.test_channels import STAMP
-from tests.chat_formats import FORMATS, TOOLS, ids_of, tokenizer_of
+from tests.chat_formats import FORMATS, TOOLS, chat_codec_of, ids_of
 
 CALLING = ["json_tools", "opened", "mistral", "mistral_list", "kimi_k2", "harmony"]
 
@@ -34,21 +34,22 @@ class Answer:
     def __init__(self, name: str, seed: int, says: str = "", max_tokens: int = 2000, **body: Any) -> None:
         asked = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "logprobs": True, "tools": TOOLS}
         self.body = wire.parse(json.dumps(asked | {"max_tokens": max_tokens} | body).encode(), ChatRequest)
-        tokenizer = tokenizer_of(name)
+        codec = chat_codec_of(name)
         request = to_request(self.body, timeout_s=60)
-        (translated,) = to_rows(request, tokenizer, context_length=10_000)
-        self.row = translated.row
-        self._generate(tokenizer, random.Random(seed), ids_of(name, says))
-        result = to_result(request, [translated], tokenizer, STAMP)
+        (prepared,) = to_sequences(request, codec, context_length=10_000)
+        self.row = prepared.sequence
+        self._generate(codec, random.Random(seed), ids_of(name, says))
+        result = to_result(request, [prepared], codec, STAMP)
         self.choice: ChatChoice = to_chat_completion(self.body, result, "id").choices[0]
 
-    def _generate(self, tokenizer: Tokenizer, any_of: random.Random, says: list[int]) -> None:
+    def _generate(self, codec: ChatCodec, any_of: random.Random, says: list[int]) -> None:
         row = self.row
         assert row.constraint is not None
+        tokenizer = codec.tokenizer
         while not row.is_done:
             may = allowed_ids(row.constraint.token_bitmask(row.token_ids[row.num_input_tokens :]))
             likes = says[row.num_generated : row.num_generated + 1]
-            marks = [token_id for token_id in may if token_id in tokenizer.eos_ids | tokenizer.markup.marker_ids]
+            marks = [token_id for token_id in may if token_id in tokenizer.eos_ids | codec.chat_format.marker_ids]
             if likes and likes[0] in may:
                 token_id = likes[0]
             else:  # a text of any characters hardly ever ends
@@ -204,6 +205,6 @@ def test_where_nothing_asks_for_it_nothing_is_constrained(options: dict[str, Any
     body = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "tools": TOOLS} | options
     request = to_request(wire.parse(json.dumps(body).encode(), ChatRequest), timeout_s=60)
 
-    (translated,) = to_rows(request, tokenizer_of("json_tools"), context_length=10_000)
+    (prepared,) = to_sequences(request, chat_codec_of("json_tools"), context_length=10_000)
 
-    assert translated.row.constraint is None
+    assert prepared.sequence.constraint is None

@@ -36,7 +36,7 @@ class CountingHalves:
 
 def run(model: Any, rows: list[Sequence]) -> list[int]:
     halves = CountingHalves(split_model(model))
-    step = ModelRunner(PaddedBatch(model, halves), halves, FACTS, tokenizer=None)
+    step = ModelRunner(PaddedBatch(model, halves), halves, FACTS, tokenizer=None, chat=None)
     assert set(step.read(step.launch(Plan([], [[Chunk(row, 0, row.num_prefill) for row in rows]]))).values()) == {None}
     return halves.num_rows
 

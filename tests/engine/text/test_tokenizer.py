@@ -1,4 +1,4 @@
-"""Ids and bytes: BOS once, lm-eval's split, and bytes that join to the text's."""
+"""Token ids and bytes: BOS once, the split of lm-evaluation-harness, and bytes that join to the text."""
 
 import pytest
 from hypothesis import given, settings
@@ -24,13 +24,13 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE that adds BOS."""
+    """Return a byte-level BPE tokenizer that adds BOS."""
     return Tokenizer(build_tokenizer(), [EOS])
 
 
 @pytest.fixture(scope="module")
 def sentencepiece() -> Tokenizer:
-    """As Llama 2's: spaces are U+2581, what is not in the vocabulary falls back to bytes; no BOS."""
+    """Return a tokenizer like Llama 2's: spaces are U+2581, unknown characters fall back to bytes; no BOS."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdehlorw", "▁w", "lo", "▁▁"]
     vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
     backend = Backend(
@@ -41,13 +41,13 @@ def sentencepiece() -> Tokenizer:
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
-    fast.add_tokens([AddedToken("▁▁", normalized=False)])  # as Gemma's runs of spaces
+    fast.add_tokens([AddedToken("▁▁", normalized=False)])  # like Gemma's runs of spaces
     return Tokenizer(fast, [])
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("kind", ["tokenizer", "sentencepiece"])
-def test_the_tokens_bytes_join_to_the_texts(kind: str, text: str, request: pytest.FixtureRequest):
+def test_the_bytes_of_the_tokens_join_to_the_bytes_of_the_text(kind: str, text: str, request: pytest.FixtureRequest):
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     ids, bos_added = tokenizer.encode(text)
     ids = ids[1:] if bos_added else ids
@@ -58,27 +58,27 @@ def test_the_tokens_bytes_join_to_the_texts(kind: str, text: str, request: pytes
 
 @settings(max_examples=50)
 @given(st.text())
-def test_any_text_comes_back(tokenizer: Tokenizer, text: str):
+def test_any_text_survives_encoding_and_decoding(tokenizer: Tokenizer, text: str):
     ids, bos_added = tokenizer.encode(text)
 
     assert tokenizer.decode(ids[bos_added:]) == text
 
 
-def test_a_piece_of_an_emoji_has_its_own_bytes(tokenizer: Tokenizer):
+def test_a_token_that_is_part_of_an_emoji_has_its_own_bytes(tokenizer: Tokenizer):
     ids, _ = tokenizer.encode("😀")
 
     assert [tokenizer.token_bytes(token_id) for token_id in ids[1:]] == [b"\xf0", b"\x9f", b"\x98", b"\x80"]
     assert tokenizer.decode(ids[1:2]) == "�"
 
 
-def test_special_tokens_and_padding_of_the_embedding_have_bytes_too(tokenizer: Tokenizer):
+def test_special_tokens_have_their_text_and_padding_of_the_embedding_has_no_bytes(tokenizer: Tokenizer):
     assert tokenizer.token_bytes(BOS) == b"<bos>"
     assert tokenizer.token_bytes(VOCAB_SIZE - 1) == b""
     assert tokenizer.vocab_size < VOCAB_SIZE
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (BOS, {EOS})
 
 
-def test_bos_is_added_once_and_never_twice(tokenizer: Tokenizer, sentencepiece: Tokenizer):
+def test_bos_is_added_at_most_once(tokenizer: Tokenizer, sentencepiece: Tokenizer):
     assert tokenizer.encode("lazy")[0][0] == BOS
     assert tokenizer.encode("lazy")[1]
     assert tokenizer.encode("<bos>lazy") == (tokenizer.encode("lazy")[0], False)
@@ -101,14 +101,14 @@ def test_pairs_are_split_as_lm_evaluation_harness_does(tokenizer: Tokenizer, pro
     ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(prompt, completion)
 
     whole, _ = tokenizer.encode(prompt + completion)
-    kept = prompt.rstrip()
+    stripped = prompt.rstrip()
     assert (ids, bos_added) == (whole, True)
-    assert num_prompt_tokens == min(len(tokenizer.encode(kept)[0]), len(ids) - 1)
-    if (prompt, completion) != ("qui", "ck"):  # there the border moved: a token holds both
-        assert tokenizer.decode(ids[num_prompt_tokens:]) == prompt[len(kept) :] + completion
+    assert num_prompt_tokens == min(len(tokenizer.encode(stripped)[0]), len(ids) - 1)
+    if (prompt, completion) != ("qui", "ck"):  # one token spans the border
+        assert tokenizer.decode(ids[num_prompt_tokens:]) == prompt[len(stripped) :] + completion
 
 
-def test_a_completion_that_melts_into_the_prompt_keeps_a_token(tokenizer: Tokenizer):
+def test_a_completion_that_merges_with_the_prompt_keeps_a_token(tokenizer: Tokenizer):
     ids, num_prompt_tokens, _ = tokenizer.encode_pair("quic", "k")
 
     assert num_prompt_tokens < len(ids)
@@ -119,32 +119,11 @@ def test_a_completion_without_tokens_is_refused(tokenizer: Tokenizer):
         tokenizer.encode_pair("the", "")
 
 
-def test_chat_has_the_templates_bos_alone_and_the_generation_prompt(tokenizer: Tokenizer):
-    ids, opening = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
-
-    assert ids.count(BOS) == 1
-    assert tokenizer.decode(opening) == "<|assistant|>\n"
-    assert tokenizer.decode(ids) == "<bos><|user|>\nhi\n<|assistant|>\n"
-
-
-def test_a_model_without_chat_template_refuses_messages(sentencepiece: Tokenizer):
-    with pytest.raises(InvalidRequest, match="no chat template"):
-        sentencepiece.encode_chat([{"role": "user", "content": "hi"}])
-
-
-def test_a_template_that_raises_is_the_callers_error():
-    fast = build_tokenizer()
-    fast.chat_template = "{{ raise_exception('roles must alternate') }}"
-
-    with pytest.raises(InvalidRequest, match="roles must alternate"):
-        Tokenizer(fast, [EOS]).encode_chat([{"role": "user", "content": "hi"}])
-
-
-def test_the_padding_token_is_no_end(tokenizer: Tokenizer):
+def test_the_padding_token_is_not_an_eos_token(tokenizer: Tokenizer):
     assert PAD not in tokenizer.eos_ids
 
 
-def test_a_run_of_spaces_that_is_an_added_token_has_the_bytes_of_spaces(sentencepiece: Tokenizer):
+def test_an_added_token_of_several_spaces_has_the_bytes_of_spaces(sentencepiece: Tokenizer):
     (double_space,), _ = sentencepiece.encode("  ")
 
     assert sentencepiece.token_bytes(double_space) == b"  "

@@ -1,87 +1,96 @@
-"""Channels and calls are told by token ids, in every format that mlx-lm knows and in gpt-oss's."""
+"""Channels and calls are found by token ids, in every format that mlx-lm knows and in gpt-oss's."""
 
 from typing import Any
 
 import pytest
 
 from scorepool.engine.text.chat.output_parser import Channel, OutputParser
-from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, ids_of, opening_of, tokenizer_of, written
+from tests.chat_formats import (
+    COUNT,
+    EOS,
+    FORMATS,
+    LOOK,
+    TOOLS,
+    chat_codec_of,
+    generation_prompt_of,
+    ids_of,
+    names_and_arguments,
+)
 
 
-class Read:
-    """An answer, read to its end."""
+class ParsedAnswer:
+    """An answer that was parsed to its end."""
 
     def __init__(self, name: str, text: str, tools: list[dict[str, Any]] = TOOLS) -> None:
-        tokenizer = tokenizer_of(name)
+        self._chat = chat_codec_of(name)
         self.token_ids = ids_of(name, text)
-        self.reader = tokenizer.reader(opening_of(name))
+        self.parser = self._chat.output_parser(generation_prompt_of(name))
         for token_id in self.token_ids:
-            self.reader.read(token_id)
-        self.reader.end()
-        calls = [tokenizer.calls(span, self.token_ids, tools) for span in self.reader.spans]
-        self.calls = [pair for found in calls for pair in written(found)]
-        self.num_unread = calls.count([])
-        self._name = name
+            self.parser.read(token_id)
+        self.parser.end()
+        calls = [self._chat.parse_tool_calls(span, self.token_ids, tools) for span in self.parser.spans]
+        self.calls = [pair for parsed in calls for pair in names_and_arguments(parsed)]
+        self.num_unparsed = calls.count([])
 
-    def said(self, channel: Channel) -> str:
-        pairs = zip(self.token_ids, self.reader.channels, strict=True)
-        return tokenizer_of(self._name).decode([token_id for token_id, found in pairs if found == channel])
+    def text_of(self, channel: Channel) -> str:
+        pairs = zip(self.token_ids, self.parser.channels, strict=True)
+        return self._chat.tokenizer.decode([token_id for token_id, found in pairs if found == channel])
 
 
 def answer(name: str, *calls: str) -> str:
-    """Reasoning, content, and these calls."""
-    form = FORMATS[name]
-    reasons = form.reasoning[0] + "Where? 🙂" + form.reasoning[1] if form.reasoning[1] else ""
-    return reasons + form.content[0] + "I look. ä" + form.content[1] + "".join(calls) + EOS
+    """Return the text of an answer with reasoning, content, and these calls."""
+    sample = FORMATS[name]
+    reasoning = sample.reasoning[0] + "Where? 🙂" + sample.reasoning[1] if sample.reasoning[1] else ""
+    return reasoning + sample.content[0] + "I look. ä" + sample.content[1] + "".join(calls) + EOS
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_reasoning_content_and_calls_are_told_apart(name: str):
-    form = FORMATS[name]
+def test_reasoning_content_and_calls_are_separated(name: str):
+    sample = FORMATS[name]
 
-    read = Read(name, answer(name, form.look, form.count))
+    parsed = ParsedAnswer(name, answer(name, sample.look, sample.count))
 
-    assert read.calls == [LOOK, COUNT]
-    assert read.num_unread == 0
-    assert read.said("content") == "I look. ä"
-    assert read.said("reasoning") == ("Where? 🙂" if form.reasoning[1] else "")
+    assert parsed.calls == [LOOK, COUNT]
+    assert parsed.num_unparsed == 0
+    assert parsed.text_of("content") == "I look. ä"
+    assert parsed.text_of("reasoning") == ("Where? 🙂" if sample.reasoning[1] else "")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].two])
-def test_a_call_may_hold_several(name: str):
-    assert Read(name, answer(name, FORMATS[name].two or "")).calls == [LOOK, COUNT]
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].both])
+def test_one_span_may_hold_several_calls(name: str):
+    assert ParsedAnswer(name, answer(name, FORMATS[name].both or "")).calls == [LOOK, COUNT]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_cannot_be_read_is_no_call_and_takes_no_other_along(name: str):
-    form = FORMATS[name]
+def test_text_that_cannot_be_parsed_is_no_call_and_spoils_no_other_call(name: str):
+    sample = FORMATS[name]
 
-    read = Read(name, answer(name, form.bad, form.count))
+    parsed = ParsedAnswer(name, answer(name, sample.invalid, sample.count))
 
-    assert read.calls == [COUNT]
-    assert read.num_unread == 1
+    assert parsed.calls == [COUNT]
+    assert parsed.num_unparsed == 1
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_function_that_was_not_offered_is_not_called(name: str):
     look, count = TOOLS
 
-    assert Read(name, answer(name, FORMATS[name].look), tools=[count]).calls == []
-    assert Read(name, answer(name, FORMATS[name].look), tools=[]).calls == []
-    assert Read(name, answer(name, FORMATS[name].look), tools=[look]).calls == [LOOK]
+    assert ParsedAnswer(name, answer(name, FORMATS[name].look), tools=[count]).calls == []
+    assert ParsedAnswer(name, answer(name, FORMATS[name].look), tools=[]).calls == []
+    assert ParsedAnswer(name, answer(name, FORMATS[name].look), tools=[look]).calls == [LOOK]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_that_was_cut_off_is_content(name: str):
-    form = FORMATS[name]
-    cut = form.look[: form.look.index("ich")]  # of Zürich
+    sample = FORMATS[name]
+    cut = sample.look[: sample.look.index("ich")]  # of Zürich
 
-    read = Read(name, answer(name, cut).removesuffix(EOS))
+    parsed = ParsedAnswer(name, answer(name, cut).removesuffix(EOS))
 
-    assert read.calls == []
-    assert read.reader.spans == []
-    assert "tool_call" not in read.reader.channels
-    assert "Zür" in read.said("content")
+    assert parsed.calls == []
+    assert parsed.parser.spans == []
+    assert "tool_call" not in parsed.parser.channels
+    assert "Zür" in parsed.text_of("content")
 
 
 @pytest.mark.parametrize(
@@ -94,74 +103,78 @@ def test_a_call_that_was_cut_off_is_content(name: str):
         ("pythonic", "<|tool_call_end|>"),
     ],
 )
-def test_a_call_that_the_model_itself_ended_needs_no_closing_tag(name: str, tag: str):
+def test_a_call_that_ends_with_the_turn_needs_no_closing_tag(name: str, tag: str):
     look = FORMATS[name].look.removesuffix(tag)
 
     assert look != FORMATS[name].look
-    assert Read(name, look + EOS).calls == [LOOK]
+    assert ParsedAnswer(name, look + EOS).calls == [LOOK]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_settled_never_changes(name: str):
-    form = FORMATS[name]
-    token_ids = ids_of(name, answer(name, form.bad, form.look, "<a", form.count[:-3]))
-    reader = tokenizer_of(name).reader(opening_of(name))
-    settled: list[Channel] = []
+def test_final_channels_never_change(name: str):
+    sample = FORMATS[name]
+    token_ids = ids_of(name, answer(name, sample.invalid, sample.look, "<a", sample.count[:-3]))
+    parser = chat_codec_of(name).output_parser(generation_prompt_of(name))
+    final: list[Channel] = []
 
     for token_id in token_ids:
-        reader.read(token_id)
-        assert reader.channels[: len(settled)] == settled
-        settled = reader.channels[: reader.num_settled]
-    reader.end()
+        parser.read(token_id)
+        assert parser.channels[: len(final)] == final
+        final = parser.channels[: parser.num_final]
+    parser.end()
 
-    assert reader.channels[: len(settled)] == settled
-    assert len(reader.channels) == len(token_ids)
+    assert parser.channels[: len(final)] == final
+    assert len(parser.channels) == len(token_ids)
 
 
-def test_a_template_may_open_the_thinking():
+def test_a_template_may_open_the_reasoning():
     name = "opened"
-    assert tokenizer_of(name).decode(opening_of(name)) == "<assistant><think>\n"
+    assert chat_codec_of(name).tokenizer.decode(generation_prompt_of(name)) == "<assistant><think>\n"
 
-    read = Read(name, "Hm.</think>Yes." + EOS)
+    parsed = ParsedAnswer(name, "Hm.</think>Yes." + EOS)
 
-    assert (read.said("reasoning"), read.said("content")) == ("Hm.", "Yes.")
-
-
-def test_what_users_write_opens_nothing():
-    tokenizer = tokenizer_of("json_tools")
-    _, opening = tokenizer.encode_chat([{"role": "user", "content": "What does <think> mean? <tool_call>"}])
-    reader = tokenizer.reader(opening)
-    reader.read(ids_of("json_tools", "a")[0])
-
-    assert reader.channels == ["content"]
+    assert (parsed.text_of("reasoning"), parsed.text_of("content")) == ("Hm.", "Yes.")
 
 
-def test_the_same_text_written_in_other_tokens_is_no_markup():
-    """Told by ids: `<think>` letter by letter is what the model says about thinking."""
+def test_markers_in_a_users_message_open_nothing():
+    chat = chat_codec_of("json_tools")
+    _, generation_prompt = chat.encode([{"role": "user", "content": "What does <think> mean? <tool_call>"}])
+    parser = chat.output_parser(generation_prompt)
+    parser.read(ids_of("json_tools", "a")[0])
+
+    assert parser.channels == ["content"]
+
+
+def test_a_marker_spelled_in_other_tokens_is_text():
+    """`<think>` letter by letter is text about thinking: markers are recognised by their ids."""
     letters = [token_id for letter in "<think>Hm</think>" for token_id in ids_of("json_tools", letter)]
-    reader = tokenizer_of("json_tools").reader([])
+    parser = chat_codec_of("json_tools").output_parser([])
     for token_id in letters:
-        reader.read(token_id)
-    reader.end()
+        parser.read(token_id)
+    parser.end()
 
-    assert set(reader.channels) == {"content"}
+    assert set(parser.channels) == {"content"}
 
 
 @pytest.mark.parametrize("rest", ["", "!", EOS])
-def test_what_only_begins_as_a_marker_does_is_text(rest: str):
-    assert Read("minicpm5", "a <func" + rest).said("content") == "a <func" + rest.removesuffix(EOS)
+def test_an_incomplete_marker_is_text(rest: str):
+    assert ParsedAnswer("minicpm5", "a <func" + rest).text_of("content") == "a <func" + rest.removesuffix(EOS)
 
 
-def test_a_special_token_is_text_of_no_channel():
-    read = Read("json_tools", f"a<think>b{EOS}c")
+def test_a_special_token_adds_text_to_no_channel():
+    parsed = ParsedAnswer("json_tools", f"a<think>b{EOS}c")
 
-    assert (read.said("content"), read.said("reasoning"), read.said("markup")) == ("ac", "b", f"<think>{EOS}")
+    assert (parsed.text_of("content"), parsed.text_of("reasoning"), parsed.text_of("markup")) == (
+        "ac",
+        "b",
+        f"<think>{EOS}",
+    )
 
 
-def test_without_markup_all_is_content():
-    reader = OutputParser(tokenizer_of("mistral").markup, lambda _: b"x")
+def test_without_markers_every_token_is_content():
+    parser = OutputParser(chat_codec_of("mistral").chat_format, lambda _: b"x")
     for token_id in ids_of("mistral", "Hi."):
-        reader.read(token_id)
-    reader.end()
+        parser.read(token_id)
+    parser.end()
 
-    assert reader.channels == ["content"] * 3
+    assert parser.channels == ["content"] * 3

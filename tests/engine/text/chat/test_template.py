@@ -1,61 +1,86 @@
-"""A chat is written by the model's own template: tools, calls and what a template opens."""
+"""A chat is rendered by the model's own template: BOS, tools, calls, variables and the generation prompt."""
 
 from typing import Any
 
 import pytest
 
-from scorepool.engine import InvalidRequest, Tokenizer
-from tests.chat_formats import TOOLS, tokenizer_of
-from tests.tiny_models import EOS, build_tokenizer
+from scorepool.engine import ChatCodec, InvalidRequest, Tokenizer
+from tests.chat_formats import TOOLS, chat_codec_of
+from tests.tiny_models import BOS, EOS, build_tokenizer
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"place": "Zürich"}}}
-CHAT = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+GO = [{"role": "user", "content": "Go."}]
+CHAT = [*GO, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
 
 
-def with_template(template: str) -> Tokenizer:
+FOR_CALLS = "{% for m in messages %}{% for c in m.tool_calls %}BODY{% endfor %}{% endfor %}"
+
+
+def with_template(template: str | None) -> ChatCodec:
     fast = build_tokenizer()
     fast.chat_template = template
-    return Tokenizer(fast, [EOS])
+    return ChatCodec(Tokenizer(fast, [EOS]))
 
 
-def written(template: str, chat: list[dict[str, Any]] = CHAT) -> str:
-    tokenizer = with_template(template)
-    return tokenizer.decode(tokenizer.encode_chat(chat)[0])
+def rendered(template: str, messages: list[dict[str, Any]] = CHAT) -> str:
+    chat = with_template(template)
+    return chat.tokenizer.decode(chat.encode(messages)[0])
 
 
-def test_arguments_are_an_object_where_a_template_reads_one():
-    one = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.place }}{% endfor %}{% endfor %}"
+def test_the_only_bos_is_the_templates_own():
+    chat = ChatCodec(Tokenizer(build_tokenizer(), [EOS]))
 
-    assert written(one) == "Zürich"
+    ids, generation_prompt = chat.encode([{"role": "user", "content": "hi"}])
 
-
-def test_arguments_are_json_where_a_template_appends_them():
-    one = "{% for m in messages %}{% for c in m.tool_calls %}{{ 'f' + c.function.arguments }}{% endfor %}{% endfor %}"
-
-    assert written(one) == 'f{"place": "Z\\u00fcrich"}'
+    assert ids.count(BOS) == 1
+    assert chat.tokenizer.decode(generation_prompt) == "<|assistant|>\n"
+    assert chat.tokenizer.decode(ids) == "<bos><|user|>\nhi\n<|assistant|>\n"
 
 
-def test_a_template_that_cannot_write_a_message_is_the_callers_error():
-    with pytest.raises(InvalidRequest, match="cannot write"):
-        written("{{ messages[0].content + 1 }}")
+def test_a_model_without_chat_template_refuses_messages():
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        with_template(None).encode(GO)
+
+
+def test_a_template_that_raises_is_the_callers_error():
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        with_template("{{ raise_exception('roles must alternate') }}").encode(GO)
+
+
+def test_arguments_are_an_object_if_the_template_reads_an_object():
+    template = FOR_CALLS.replace("BODY", "{{ c.function.arguments.place }}")
+
+    assert rendered(template) == "Zürich"
+
+
+def test_arguments_are_json_if_the_template_appends_them_to_a_string():
+    template = FOR_CALLS.replace("BODY", "{{ 'f' + c.function.arguments }}")
+
+    assert rendered(template) == 'f{"place": "Z\\u00fcrich"}'
+
+
+def test_a_template_that_cannot_render_a_message_is_the_callers_error():
+    with pytest.raises(InvalidRequest, match="cannot render"):
+        rendered("{{ messages[0].content + 1 }}")
 
 
 @pytest.mark.parametrize(
-    ("template", "opening"),
+    ("template", "expected"),
     [
         ("{{ messages[0].content }}{% if add_generation_prompt %}<|a|><think>\n{% endif %}", "<|a|><think>\n"),
         ("{{ messages[0].content }}<|end|>{% if not add_generation_prompt %}<|eot|>{% endif %}", ""),
         ("{{ messages[0].content }}{% if add_generation_prompt %}<pad>a{% else %}<eos>{% endif %}", "<pad>a"),
     ],
 )
-def test_the_opening_is_what_only_the_generation_prompt_has(template: str, opening: str):
-    tokenizer = with_template(template)
+def test_the_generation_prompt_is_the_text_that_add_generation_prompt_adds(template: str, expected: str):
+    chat = with_template(template)
 
-    ids, found = tokenizer.encode_chat([{"role": "user", "content": "<think>"}])
+    ids, generation_prompt = chat.encode([{"role": "user", "content": "<think>"}])
 
-    assert tokenizer.decode(found).endswith(opening)
-    assert tokenizer.decode(ids).endswith(opening)
-    assert len(tokenizer.decode(found)) <= len(opening) + 2  # a token may begin in what comes before
+    decode = chat.tokenizer.decode
+    assert decode(generation_prompt).endswith(expected)
+    assert decode(ids).endswith(expected)
+    assert len(decode(generation_prompt)) <= len(expected) + 2  # its first token may begin in the text before it
 
 
 THINKS = (
@@ -64,12 +89,11 @@ THINKS = (
 )
 
 
-def test_a_template_is_given_the_variables_that_a_caller_says():
-    tokenizer = with_template(THINKS)
-    go = [{"role": "user", "content": "Go."}]
+def test_a_template_gets_the_callers_variables():
+    chat = with_template(THINKS)
 
     def text(**variables: Any) -> str:
-        return tokenizer.decode(tokenizer.encode_chat(go, variables=variables)[0])
+        return chat.tokenizer.decode(chat.encode(GO, variables=variables)[0])
 
     assert text() == text(enable_thinking=True) == "Go.2<eos>"
     assert text(enable_thinking=False, budget=1, prefix="a") == "Go.<pad>6<eos>a"
@@ -77,25 +101,25 @@ def test_a_template_is_given_the_variables_that_a_caller_says():
         text(budget=0)
 
 
-def test_a_template_knows_the_variables_that_it_reads_and_that_are_nobody_elses():
-    tokenizer = with_template(THINKS + "{{ messages }}{{ tools }}{{ chat_template }}")
+def test_a_template_accepts_the_variables_that_it_reads_and_no_other_party_sets():
+    template = with_template(THINKS + "{{ messages }}{{ tools }}{{ chat_template }}").template
 
-    assert all(tokenizer.knows_variable(name) for name in ("enable_thinking", "budget", "prefix"))
+    assert all(template.accepts_variable(name) for name in ("enable_thinking", "budget", "prefix"))
     others = ("thinking", "messages", "tools", "chat_template", "add_generation_prompt", "eos_token", "tokenize")
-    assert not [name for name in others if tokenizer.knows_variable(name)]
+    assert not [name for name in others if template.accepts_variable(name)]
 
 
-def test_a_model_says_why_it_calls_no_functions():
-    assert tokenizer_of("json_tools").why_no_tools() is None
-    assert "no place" in (with_template("{{ messages[0].content }}").why_no_tools() or "")
-    shows_them = with_template("{{ messages[0].content }}{{ tools }}")
-    assert "no format" in (shows_them.why_no_tools() or "")
-    assert shows_them.why_no_tools(may_call=False) is None
+def test_the_reason_why_a_model_cannot_use_tools():
+    assert chat_codec_of("json_tools").tools_unsupported_reason() is None
+    assert "does not render" in (with_template("{{ messages[0].content }}").tools_unsupported_reason() or "")
+    renders_tools = with_template("{{ messages[0].content }}{{ tools }}")
+    assert "format" in (renders_tools.tools_unsupported_reason() or "")
+    assert renders_tools.tools_unsupported_reason(may_call=False) is None
 
 
-def test_tools_are_written():
-    tokenizer = tokenizer_of("json_tools")
+def test_tools_are_rendered():
+    chat = chat_codec_of("json_tools")
 
-    ids, _ = tokenizer.encode_chat(CHAT[:1], TOOLS)
+    ids, _ = chat.encode(GO, TOOLS)
 
-    assert '"name": "count_up"' in tokenizer.decode(ids)
+    assert '"name": "count_up"' in chat.tokenizer.decode(ids)

@@ -1,0 +1,116 @@
+"""A constrained sequence is JSON of its schema and nothing else; its logprobs are the model's own."""
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+
+from scorepool.engine import ChatCodec, Engine, InvalidRequest, Sampling, Sequence, Tokenizer
+from scorepool.engine.text.chat.grammar import StructuredOutputSpec
+from tests.chat_formats import chat_codec_of, ids_of
+from tests.engine.oracle import Oracle, assert_agrees
+from tests.tiny_models import EOS, build_tokenizer
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["fox", "dog"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "names": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+    },
+    "required": ["kind", "count", "names"],
+    "additionalProperties": False,
+}
+
+
+def sequence_of(engine: Engine, seed: int, schema: dict[str, Any] | None = SCHEMA, **options: Any) -> Sequence:
+    constraint = None
+    if schema is not None:
+        constraint = engine.chat.grammar_compiler.compile(StructuredOutputSpec(json_schema=schema), None)
+    sampling = Sampling(max_tokens=120, seed=seed, **options)
+    return Sequence(token_ids=[0, 50, 51], top_logprobs=2, sampling=sampling, constraint=constraint)
+
+
+def text_of(sequence: Sequence) -> str:
+    assert sequence.text_bytes is not None
+    return sequence.text_bytes.decode()
+
+
+def test_constrained_sequences_run_beside_free_ones(engine: Engine, oracle: Oracle):
+    constrained = [sequence_of(engine, seed) for seed in range(5)]
+    free = [sequence_of(engine, seed, schema=None) for seed in range(2)]
+
+    engine.add([*constrained, *free]).result(60)
+
+    for sequence in constrained:
+        assert sequence.finish_reason == "stop"
+        jsonschema.validate(json.loads(text_of(sequence)), SCHEMA)
+        assert_agrees(sequence, oracle)
+    assert len({text_of(sequence) for sequence in constrained}) > 1
+    alone = sequence_of(engine, 0, schema=None)
+    engine.add([alone]).result(60)
+    assert alone.token_ids == free[0].token_ids  # constraints beside it change nothing
+
+
+@pytest.mark.parametrize("settings", [{"mode": "exact"}, {"max_running_rows": 1}])
+def test_constraints_hold_in_every_mode(engine_of: Callable[..., Engine], settings: dict[str, Any]):
+    engine = engine_of("llama", **settings)
+    sequences = [sequence_of(engine, seed) for seed in range(2)]
+
+    engine.add(sequences).result(60)
+
+    for sequence in sequences:
+        jsonschema.validate(json.loads(text_of(sequence)), SCHEMA)
+
+
+def test_a_greedy_or_penalized_sequence_is_constrained_too(engine: Engine):
+    sequences = [
+        sequence_of(engine, 1, temperature=0),
+        sequence_of(engine, 2, top_k=3, frequency_penalty=1.0),
+    ]
+
+    engine.add(sequences).result(60)
+
+    for sequence in sequences:
+        jsonschema.validate(json.loads(text_of(sequence)), SCHEMA)
+
+
+def test_the_same_seed_generates_the_same_tokens(engine: Engine):
+    first, repeated = sequence_of(engine, 3), sequence_of(engine, 3)
+    engine.add([first]).result(60)
+    engine.add([repeated, *[sequence_of(engine, seed) for seed in range(4, 7)]]).result(60)
+
+    assert first.token_ids == repeated.token_ids
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "foo"},
+        {"$ref": "http://example.com/a"},
+        {"type": "string", "format": "nope"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+        functools.reduce(lambda inner, _: {"items": inner}, range(900), {}),
+        {"properties": {f"p{place}": {} for place in range(20_000)}},
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any]):
+    compiler = ChatCodec(Tokenizer(build_tokenizer(), [EOS])).grammar_compiler
+
+    with pytest.raises(InvalidRequest, match=r"^.{1,400}$"):
+        compiler.compile(StructuredOutputSpec(json_schema=schema), None)
+
+
+def ids_in(bitmask: bytes) -> set[int]:
+    return {place for place in range(len(bitmask) * 8) if bitmask[place // 8] >> place % 8 & 1}
+
+
+def test_a_token_that_was_not_allowed_ends_the_sequence_with_a_reason():
+    chat = chat_codec_of("json_tools")
+    constraint = chat.grammar_compiler.compile(StructuredOutputSpec(json_schema={"type": "object"}), None)
+
+    assert ids_in(constraint.token_bitmask(ids_of("json_tools", "x"))) == chat.tokenizer.eos_ids
+    assert constraint.error

@@ -1,0 +1,101 @@
+"""Tokens of a job that streams are emitted once, in order, and never if a stop string may remove them."""
+
+import pytest
+
+from scorepool import wire
+from scorepool.engine import Sampling, Sequence
+from scorepool.engine.sampling.stop import check_stop
+from scorepool.worker.inference.job_stream import JobStream, partial_stop_length
+from scorepool.worker.inference.translate import PreparedSequence
+from tests.worker.fake import FakeChatCodec, FakeTokenizer
+
+TOKENIZER = FakeTokenizer()
+CODEC = FakeChatCodec(TOKENIZER)
+
+
+def sequence_of(*stops: bytes, prompt: bytes = b"p") -> Sequence:
+    sampling = Sampling(max_tokens=50, stop=stops)
+    return Sequence(token_ids=list(prompt), score_from=0, top_logprobs=1, sampling=sampling)
+
+
+def step(stream: JobStream, sequence: Sequence, token: bytes) -> list[wire.TokenDelta]:
+    """Append a token as the engine does, and return what is emitted."""
+    sequence.token_ids += token
+    sequence.columns.logprobs += [-float(len(sequence.token_ids))] * len(token)
+    sequence.columns.top_ids += [[1]] * len(token)
+    sequence.columns.top_logprobs += [[-0.5]] * len(token)
+    check_stop(sequence, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
+    return [make_delta() for make_delta in stream.on_step([sequence])]
+
+
+def stream_of(sequence: Sequence, with_logprobs: bool = True, skipped_ids: frozenset[int] = frozenset()) -> JobStream:
+    sequence.append_unpredicted()
+    prepared = PreparedSequence(sequence, sequence.num_input_tokens, False, False, skipped_ids=skipped_ids)
+    return JobStream("j", [prepared], with_logprobs, CODEC)
+
+
+def test_each_step_emits_its_token_with_its_logprobs():
+    sequence = sequence_of()
+    stream = stream_of(sequence)
+
+    (first,), (second,) = step(stream, sequence, b"a"), step(stream, sequence, b"b")
+
+    assert (first.id, first.sequence, first.first, first.token_ids) == ("j", 0, 0, [97])
+    assert (first.num_prompt_tokens, second.num_prompt_tokens) == (sequence.num_input_tokens, None)
+    assert (second.first, second.token_bytes) == (1, [b"b"])
+    assert first.logprobs.values() == [-2.0]  # the prompt's entry is not emitted
+    assert (second.top_ids, second.top_bytes, second.top_logprobs[0].values()) == ([[1]], [[b"\x01"]], [-0.5])
+
+
+def test_without_logprobs_none_are_emitted():
+    sequence = sequence_of()
+
+    (delta,) = step(stream_of(sequence, with_logprobs=False), sequence, b"a")
+
+    assert delta.logprobs is None
+    assert delta.top_ids is None
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none():
+    sequence = sequence_of(b"xyz", b"yq")
+    stream = stream_of(sequence)
+
+    assert [delta.token_bytes for delta in step(stream, sequence, b"a")] == [[b"a"]]
+    assert step(stream, sequence, b"x") == []
+    assert step(stream, sequence, b"y") == []
+    (released,) = step(stream, sequence, b"b")
+    assert (released.first, released.token_bytes) == (1, [b"x", b"y", b"b"])
+    assert step(stream, sequence, b"y") == []
+    assert step(stream, sequence, b"q") == []  # the stop string: no part of it was emitted
+    assert sequence.finish_reason == "stop"
+
+
+def test_skipped_tokens_are_emitted_with_their_indices():
+    sequence = sequence_of(b"bc")
+    stream = stream_of(sequence, skipped_ids=frozenset(b"<"))
+
+    deltas = [delta for token in (b"<", b"a", b"b", b"<", b"a") for delta in step(stream, sequence, token)]
+
+    assert [(delta.first, delta.token_bytes, delta.skipped) for delta in deltas] == [
+        (0, [b"<"], [0]),
+        (1, [b"a"], []),
+        (2, [b"b", b"<"], [3]),  # "b" was held back
+        (4, [b"a"], []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "length"),
+    [
+        (b"ab", (b"bc",), 1),
+        (b"ab", (b"abc", b"bx"), 2),
+        (b"ab", (b"b",), 0),
+        (b"", (b"a",), 0),
+        (b"aab", (b"aabx",), 3),
+    ],
+)
+def test_the_length_of_a_partial_stop_string(text: bytes, stops: tuple[bytes, ...], length: int):
+    sequence = sequence_of(*stops)
+    sequence.text += text
+
+    assert partial_stop_length(sequence) == length

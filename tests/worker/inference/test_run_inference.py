@@ -1,0 +1,169 @@
+"""A request runs through the tokenizer and the engine, and can be canceled at any point. Both are fakes."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+
+import pytest
+from redis import Redis
+
+from scorepool import wire
+from scorepool.engine import Sequence
+from scorepool.engine.errors import EngineDeadError
+from scorepool.worker.inference.run_inference import InferenceRunner
+from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.rq.errors import FatalError
+from scorepool.worker.rq.in_flight import AsyncResult
+from scorepool.worker.rq.job import Job
+from tests.worker.conftest import generate
+from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
+
+
+class SlowTokenizer(FakeTokenizer):
+    """A tokenizer that waits in a text that begins with SLOW."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.is_waiting = threading.Event()
+        self.may_continue = threading.Event()
+        self.timed_out = False
+
+    def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
+        self.texts.append(text)
+        if text.startswith("SLOW"):
+            self.is_waiting.set()
+            self.timed_out = not self.may_continue.wait(60)
+            assert not self.timed_out
+        return super().encode(text, add_bos)
+
+
+class RecordingEngine(FakeEngine):
+    """An engine whose groups end when the test ends them."""
+
+    def __init__(self) -> None:
+        self.tokenizer = SlowTokenizer()
+        self.chat = FakeChatCodec(self.tokenizer)
+        self.added: list[Future[list[Sequence]]] = []
+        self.error: EngineDeadError | None = None
+        self.in_add = threading.Event()
+        self.may_add = threading.Event()
+        self.may_add.set()
+
+    def add(self, sequences: list[Sequence]) -> "Future[list[Sequence]]":
+        self.in_add.set()
+        assert self.may_add.wait(60)
+        if self.error is not None:
+            raise self.error
+        self.added.append(Future())
+        return self.added[-1]
+
+    def cancel(self, future: "Future[list[Sequence]]") -> None:
+        future.cancel()
+
+
+@pytest.fixture
+def engine() -> RecordingEngine:
+    return RecordingEngine()
+
+
+@pytest.fixture
+def runner(engine: RecordingEngine) -> Iterator[InferenceRunner]:
+    runner = InferenceRunner(engine, "demo", TokenPublisher(Redis()))
+    yield runner
+    engine.tokenizer.may_continue.set()
+    engine.may_add.set()
+    runner.close()
+
+
+def send(runner: InferenceRunner, prompt: str) -> AsyncResult:
+    job = Job.__new__(Job)
+    job._id = "j"
+    job.request = wire.encode(generate(prompt))
+    pending = runner(job)
+    assert isinstance(pending, AsyncResult)
+    return pending
+
+
+def wait_for_tokenizer(runner: InferenceRunner) -> None:
+    """Wait until the tokenizer's thread has finished its queue."""
+    runner._tokenizer_thread.submit(lambda: None).result(30)
+
+
+def assert_never_ends(pending: AsyncResult) -> None:
+    with pytest.raises(FutureTimeout):
+        pending.future.result(0.05)
+
+
+def test_a_job_canceled_while_it_waits_for_the_tokenizer_is_not_tokenized(
+    runner: InferenceRunner, engine: RecordingEngine
+):
+    first = send(runner, "SLOW")
+    assert engine.tokenizer.is_waiting.wait(60)
+    second = send(runner, "second")
+    second.cancel()
+    engine.tokenizer.may_continue.set()
+    wait_for_tokenizer(runner)
+    assert engine.tokenizer.texts == ["SLOW"]
+    assert len(engine.added) == 1
+    engine.added[0].set_result([])
+    assert first.future.result(10)[0].num_prompt_tokens == 5
+    assert_never_ends(second)
+
+
+def test_a_job_canceled_while_it_is_tokenized_does_not_reach_the_engine(
+    runner: InferenceRunner, engine: RecordingEngine
+):
+    pending = send(runner, "SLOW")
+    assert engine.tokenizer.is_waiting.wait(60)
+    pending.cancel()  # returns although the tokenizer is still busy
+    assert not engine.tokenizer.timed_out
+    engine.tokenizer.may_continue.set()
+    wait_for_tokenizer(runner)
+    assert engine.added == []
+    assert_never_ends(pending)
+
+
+def test_a_job_canceled_while_it_is_added_to_the_engine_is_canceled_there(
+    runner: InferenceRunner, engine: RecordingEngine
+):
+    engine.may_add.clear()
+    pending = send(runner, "text")
+    assert engine.in_add.wait(60)
+    threading.Timer(0.1, engine.may_add.set).start()
+    pending.cancel()
+    wait_for_tokenizer(runner)
+    assert [added.cancelled() for added in engine.added] == [True]
+    assert_never_ends(pending)
+    pending.cancel()  # a second time has no effect
+
+
+def test_canceling_at_any_moment_leaves_nothing_running(runner: InferenceRunner, engine: RecordingEngine):
+    engine.tokenizer.may_continue.set()
+    for i in range(500):
+        pending = send(runner, "text")
+        time.sleep(i % 10 * 2e-5)
+        pending.cancel()
+    wait_for_tokenizer(runner)
+    assert all(added.cancelled() for added in engine.added)
+
+
+def test_a_dead_engine_ends_the_process_and_not_the_tokenizer_thread(runner: InferenceRunner, engine: RecordingEngine):
+    engine.error = EngineDeadError("the engine failed")
+    with pytest.raises(FatalError):
+        send(runner, "text").future.result(10)
+    engine.error = None
+    pending = send(runner, "text")  # the thread is still alive
+    wait_for_tokenizer(runner)
+    engine.added[0].set_result([])
+    assert pending.future.result(10)
+
+
+def test_close_waits_for_no_text_and_drops_queued_jobs(runner: InferenceRunner, engine: RecordingEngine):
+    send(runner, "SLOW")
+    assert engine.tokenizer.is_waiting.wait(60)
+    send(runner, "second")
+    runner.close()
+    assert not engine.tokenizer.timed_out  # the text is still being tokenized
+    engine.tokenizer.may_continue.set()

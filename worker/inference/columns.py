@@ -1,0 +1,109 @@
+"""Convert the engine's TokenColumns to the per-token fields of wire.SequenceResult and wire.TokenDelta. Pure.
+
+To add a per-token value, add its computation in engine/sampling/logprobs.py, its column in engine.TokenColumns, its
+field in wire.SequenceResult (also in wire.TokenDelta if it is streamed), and its entry in COLUMNS below.
+"""
+
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
+from math import inf, isnan
+
+from scorepool import wire
+from scorepool.engine import Sampling, Sequence, TokenColumns
+from scorepool.wire import Floats
+from scorepool.worker.rq.errors import JobError
+
+MIN_LOGPROB = -9999.0  # replaces -inf: JSON has no infinity
+
+Clamp = Callable[[float | None], float | None]
+TokenBytes = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One per-token field: when it is reported, and its value for some tokens."""
+
+    is_reported: Callable[[Sequence], bool]
+    convert: Callable[[TokenColumns, TokenBytes, Clamp], Sized]
+    generated_only: bool = False  # it has no entries for the prompt's tokens
+
+
+def _has_top(sequence: Sequence) -> bool:
+    return sequence.top_logprobs > 0
+
+
+def _samples_other_distribution(sequence: Sequence) -> bool:
+    """True if tokens are sampled from another distribution than the model's own."""
+    sampling = sequence.sampling
+    return sampling is not None and (sequence.constraint is not None or _changes_distribution(sampling))
+
+
+def _changes_distribution(sampling: Sampling) -> bool:
+    has_filter = sampling.top_p != 1 or sampling.top_k != 0 or sampling.min_p != 0
+    return sampling.temperature != 1 or has_filter or sampling.needs_logits_processing or sampling.min_tokens > 0
+
+
+def _each(values: Iterable[float | None], clamp: Clamp) -> Floats:
+    return Floats(map(clamp, values))
+
+
+COLUMNS = {  # by the name of the field
+    "logprobs": Column(lambda _: True, lambda columns, _, clamp: _each(columns.logprobs, clamp)),
+    "top_ids": Column(_has_top, lambda columns, *_: columns.top_ids),
+    "top_bytes": Column(
+        _has_top, lambda columns, token_bytes, _: [[*map(token_bytes, top_ids)] for top_ids in columns.top_ids]
+    ),
+    "top_logprobs": Column(_has_top, lambda columns, _, clamp: [_each(top, clamp) for top in columns.top_logprobs]),
+    "ranks": Column(lambda sequence: sequence.rank, lambda columns, *_: columns.ranks),
+    "entropies": Column(lambda sequence: sequence.entropy, lambda columns, _, clamp: _each(columns.entropies, clamp)),
+    "sampled_logprobs": Column(
+        _samples_other_distribution, lambda columns, _, clamp: _each(columns.sampled_logprobs, clamp), True
+    ),
+}
+_STREAMED = {name: column for name, column in COLUMNS.items() if name in wire.TokenDelta.__struct_fields__}
+
+
+class CountingClamp:
+    """Replaces -inf by MIN_LOGPROB and counts how often. Raises JobError (numeric) at a NaN."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, value: float | None) -> float | None:
+        if value is None:
+            return None
+        if isnan(value):
+            raise JobError(wire.Failure(code="numeric", message="the model computed NaN for a token of this job"))
+        if value == -inf:
+            self.count += 1
+            return MIN_LOGPROB
+        return value
+
+
+def clamp(value: float | None) -> float | None:
+    return MIN_LOGPROB if value == -inf else value
+
+
+def result_columns(sequence: Sequence, num_tokens: int, token_bytes: TokenBytes, clamp: Clamp) -> dict[str, object]:
+    """Return the per-token fields of wire.SequenceResult for its `num_tokens` reported tokens.
+
+    Raises ValueError if the engine's columns do not have one entry per token.
+    """
+    fields: dict[str, object] = {}
+    for name, column in COLUMNS.items():
+        if column.is_reported(sequence):
+            values = column.convert(sequence.columns, token_bytes, clamp)
+            expected = sequence.num_generated if column.generated_only else num_tokens
+            if len(values) != expected:
+                raise ValueError(f"{name} has {len(values)} entries for {expected} tokens")
+            fields[name] = values
+    return fields
+
+
+def delta_columns(sequence: Sequence, columns: TokenColumns, token_bytes: TokenBytes) -> dict[str, object]:
+    """Return the per-token fields of wire.TokenDelta for the tokens of `columns`."""
+    return {
+        name: column.convert(columns, token_bytes, clamp)
+        for name, column in _STREAMED.items()
+        if column.is_reported(sequence)
+    }

@@ -1,0 +1,136 @@
+"""The job function store.INFER: run one wire.Request on the engine.
+
+main thread        InferenceRunner(job)                                      to_result ──► wire.Result
+                         │                                                       ▲
+tokenizer thread         └──► InferenceRun.start: to_sequences ──► engine.add    │
+engine's thread                                                        └──► _on_done ──► ended
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Lock
+
+from scorepool import wire
+from scorepool.engine import Engine, EngineError, Sequence
+from scorepool.worker.inference.engine_errors import map_engine_error
+from scorepool.worker.inference.job_stream import JobStream
+from scorepool.worker.inference.provenance import provenance_of
+from scorepool.worker.inference.result import to_result
+from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.inference.translate import PreparedSequence, check_text_sizes, to_sequences, with_seed
+from scorepool.worker.rq.errors import JobError
+from scorepool.worker.rq.in_flight import AsyncResult
+from scorepool.worker.rq.job import Job
+
+
+class InferenceRunner:
+    """Called on the main thread. Tokenizing a long text takes seconds, so it has a thread of its own."""
+
+    def __init__(self, engine: Engine, model: str, publisher: TokenPublisher) -> None:
+        self.engine = engine
+        self.model = model
+        self.publisher = publisher
+        self.tokenizing_since: float | None = None  # time.monotonic()
+        self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+
+    def __call__(self, job: Job) -> AsyncResult:
+        """Start the job. Raises wire.Invalid, JobError."""
+        if job.request is None:
+            raise JobError(
+                wire.Failure(
+                    code="internal",
+                    message="the job's request is no longer in Redis; submit it again as a new job",
+                )
+            )
+        request = with_seed(wire.decode_request(job.request), job.id)
+        job.request = None  # it may be large, and Redis has it
+        run = InferenceRun(self.engine, request, job.id, self.publisher)
+        self._tokenizer_thread.submit(self._start, run)
+        return AsyncResult(run.ended, finish=partial(self._finish, request), cancel=run.cancel)
+
+    def _start(self, run: "InferenceRun") -> None:
+        self.tokenizing_since = time.monotonic()
+        run.start()
+        self.tokenizing_since = None
+
+    def _finish(self, request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
+        model_info = prepared[-1].sequence.model_info or self.engine.model_info  # a tokenize job runs on no model
+        try:
+            return to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
+        except EngineError as error:
+            raise map_engine_error(error) from error
+
+    def close(self) -> None:
+        self._tokenizer_thread.shutdown(wait=False, cancel_futures=True)
+        self.publisher.close()
+
+
+class InferenceRun:
+    """One request on its way through the tokenizer and the engine."""
+
+    def __init__(self, engine: Engine, request: wire.Request, job_id: str, publisher: TokenPublisher) -> None:
+        self.ended: Future[list[PreparedSequence]] = Future()  # never done if the run is canceled
+        self._engine = engine
+        self._request = request
+        self._job_id = job_id
+        self._publisher = publisher
+        self._lock = Lock()  # guards the two below
+        self._is_canceled = False
+        self._added: Future[list[Sequence]] | None = None
+
+    def start(self) -> None:
+        """Tokenize the request and add it to the engine. Errors end the job."""
+        if self._is_canceled:
+            return
+        try:
+            codec, context_length = self._engine.chat, self._engine.model_info.context_length
+            check_text_sizes(self._request, codec.tokenizer, context_length)
+            prepared = to_sequences(self._request, codec, context_length)
+            if isinstance(self._request, wire.Tokenize):
+                self.ended.set_result(prepared)
+                return
+            with self._lock:
+                if self._is_canceled:
+                    return
+                self._added = self._add(prepared)
+        except BaseException as error:  # the main thread decides what any error means
+            self.ended.set_exception(map_engine_error(error))
+        else:
+            self._added.add_done_callback(partial(self._on_done, prepared))
+
+    def _add(self, prepared: list[PreparedSequence]) -> "Future[list[Sequence]]":
+        request = self._request
+        sequences = [each.sequence for each in prepared]
+        if not isinstance(request, wire.Generate) or not request.stream:
+            return self._engine.add(sequences)
+        stream = JobStream(self._job_id, prepared, request.logprobs, self._engine.chat)
+        return self._engine.add(sequences, on_step=lambda advanced: self._publisher.put(stream.on_step(advanced)))
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._is_canceled = True
+            if self._added is not None:
+                self._engine.cancel(self._added)
+
+    def _on_done(self, prepared: list[PreparedSequence], added: "Future[list[Sequence]]") -> None:
+        if added.cancelled():
+            return
+        if error := added.exception():
+            self.ended.set_exception(map_engine_error(error))
+        elif isinstance(self._request, wire.Generate) and self._request.recompute and prepared[0].recomputed is None:
+            self._recompute([each.with_recompute() for each in prepared])
+        else:
+            self.ended.set_result(prepared)  # the engine has filled the sequences that it was given
+
+    def _recompute(self, prepared: list[PreparedSequence]) -> None:
+        """Score the generated tokens again. Runs on the engine's thread."""
+        try:
+            with self._lock:
+                if self._is_canceled:
+                    return
+                self._added = self._engine.add([each.recomputed for each in prepared if each.recomputed is not None])
+        except EngineError as error:
+            self.ended.set_exception(map_engine_error(error))
+        else:
+            self._added.add_done_callback(partial(self._on_done, prepared))

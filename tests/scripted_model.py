@@ -1,7 +1,7 @@
-"""A tiny model that says what it was made to say: after each token the one that follows it in the script.
+"""A tiny model that generates a script: after each token the one that follows it in the script.
 
-Attention and MLP add nothing, the embedding of a token is a unit vector of its own, and the head turns it into the
-next one's. So a script says each token once. Where the next is not allowed, all others are alike.
+Attention and MLP add nothing, the embedding of each token is its own unit vector, and the head maps it to the next
+token. A script therefore holds each token at most once. If the next token is not allowed, all others are equally likely.
 """
 
 from itertools import pairwise
@@ -28,13 +28,16 @@ TEMPLATE = (
     "{% if reasoning_effort is defined %}Effort: {{ reasoning_effort }}\n{% endif %}<think>"
     "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}{% endif %}{# tool_call.name #}"
 )
-MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 CONTEXT_LENGTH = 1024
-_CERTAIN = 5.0  # times sqrt(width): the next token's logit, where all others' are 0
+_CERTAIN = 5.0  # times sqrt(width): the logit of the next token; all others are 0
 
 
 def build(folder: Path, script: list[str]) -> None:
-    """`script` begins with the token that the prompt ends with. A single byte is spelled as byte-level BPE does."""
+    """Save the model and its tokenizer.
+
+    The script begins with the last token of the prompt. A single byte is written in the byte-level alphabet.
+    """
     tokenizer = _tokenizer(script)
     ids = tokenizer.convert_tokens_to_ids(script)
     assert len(set(ids)) == len(script)
@@ -65,11 +68,11 @@ def build(folder: Path, script: list[str]) -> None:
 
 def _tokenizer(pieces: list[str]) -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    spoken = [piece for piece in pieces if piece not in {*alphabet, *MARKS, EOS}]
+    words = [piece for piece in pieces if piece not in {*alphabet, *MARKERS, EOS}]
     backend = Backend(models.BPE({piece: token_id for token_id, piece in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_tokens([AddedToken(piece, special=False) for piece in [*MARKS, *spoken]])
+    backend.add_tokens([AddedToken(piece, special=False) for piece in [*MARKERS, *words]])
     backend.add_tokens([AddedToken(piece, special=True) for piece in ["<|im_start|>", EOS]])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS)
     tokenizer.chat_template = TEMPLATE

@@ -1,6 +1,6 @@
 """The RQ worker: `rq worker -w scorepool.worker.BatchWorker`, and the classes that RQ's own tools are given.
 
-Each name is imported on first use: the webhook worker loads nothing of the engine, and nothing here loads MLX.
+Each name is imported on first use, so that the webhook worker loads no engine module. Nothing here loads MLX.
 """
 
 from importlib import import_module

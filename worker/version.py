@@ -1,8 +1,8 @@
-"""The version that results and requests are stamped with."""
+"""The installed version of scorepool, which results and webhook requests report."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 try:
     VERSION = version("scorepool")
-except PackageNotFoundError:  # a checkout on the import path
+except PackageNotFoundError:  # an uninstalled checkout on the import path
     VERSION = "uninstalled"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
-from math import fsum
+from math import fsum, isnan
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, Sequence, Tokenizer
@@ -127,10 +127,9 @@ def indices_of(wanted_ids: AbstractSet[int], token_ids: Items[int]) -> list[int]
 def _summary(sequence: Sequence, logprobs: Floats, num_prompt_entries: int) -> dict[str, object]:
     """Return the fields that summarise the completion: its logprobs' sum, and whether it is greedy."""
     fields: dict[str, object] = {}
-    completion = logprobs.values()[num_prompt_entries:]
-    known = [logprob for logprob in completion if logprob is not None]
-    if len(known) == len(completion):
-        fields["logprob_sum"] = fsum(known)
+    logprob_sum = fsum(logprobs[num_prompt_entries:])
+    if not isnan(logprob_sum):  # a missing logprob is NaN in Floats
+        fields["logprob_sum"] = logprob_sum
     columns = sequence.columns
     if sequence.rank:
         ranks = columns.ranks[num_prompt_entries:]

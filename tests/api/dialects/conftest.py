@@ -1,4 +1,4 @@
-"""The real stack on the demo model, spoken to by the clients that people already have."""
+"""The real stack on the demo model, driven by released clients."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def stack(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The real stack on a model `m` that says what it was made to say."""
+    """The real stack on a scripted model `m`."""
     folder, state = tmp_path_factory.mktemp("scripted"), tmp_path_factory.mktemp("stack")
     scripted_model.build(folder, scripted_model.SCRIPT)
     with Stack([f"m={folder}"], state=state, environ={"SCOREPOOL_PORT": str(free_port())}, logs=state) as stack:

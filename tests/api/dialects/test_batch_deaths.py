@@ -1,4 +1,4 @@
-"""A batch whose API and worker are killed again and again: every line is answered once."""
+"""A batch whose API and worker are killed repeatedly: every line is answered once."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ NUM_LINES = 600
 
 @pytest.fixture
 def mortal(demo_folder: Path, tmp_path: Path) -> Iterator[Stack]:
-    """What dies is started again, as `scorepool serve` does."""
+    """A stack whose dead processes are restarted, as `scorepool serve` does."""
     environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_LEASE_S": "2"}
     stopped = threading.Event()
     with Stack([f"demo={demo_folder}"], state=tmp_path, environ=environ, logs=tmp_path / "logs") as stack:

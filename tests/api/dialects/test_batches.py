@@ -46,7 +46,7 @@ def ended(sdk: OpenAI, batch: Batch, timeout_s: float = 120.0) -> Batch:
 
 
 def entries(sdk: OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
-    """Of an output or an error file, by custom_id; none stands there twice."""
+    """Return the lines of an output or error file by custom_id; check that none is there twice."""
     assert file_id is not None
     found = [json.loads(text) for text in sdk.files.content(file_id).text.splitlines()]
     by_id = {one["custom_id"]: one for one in found}
@@ -54,7 +54,7 @@ def entries(sdk: OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
     return by_id
 
 
-def test_a_batch_answers_every_line_as_if_it_had_been_asked_alone(sdk: OpenAI):
+def test_a_line_gets_the_answer_of_a_single_request(sdk: OpenAI):
     batch = start(sdk, [line(i, logprobs=1) for i in range(30)], metadata={"run": "7"})
 
     assert (batch.object, batch.status, batch.endpoint) == ("batch", "validating", "/v1/completions")
@@ -80,7 +80,7 @@ def test_a_batch_answers_every_line_as_if_it_had_been_asked_alone(sdk: OpenAI):
     assert batch.usage.total_tokens == sum(body["usage"]["total_tokens"] for body in bodies)
 
 
-def test_chats_and_lists_of_prompts_are_lines_too(sdk: OpenAI):
+def test_lines_may_be_chats_and_lists_of_prompts(sdk: OpenAI):
     chats = start(sdk, [chat_line(i, logprobs=True) for i in range(3)], endpoint="/v1/chat/completions")
     lists = start(sdk, [line(1, prompt=["import", "return", "def"])])
 
@@ -90,7 +90,7 @@ def test_chats_and_lists_of_prompts_are_lines_too(sdk: OpenAI):
     assert [choice["index"] for choice in many["response"]["body"]["choices"]] == [0, 1, 2]
 
 
-def test_a_line_that_is_refused_is_in_the_error_file_and_the_others_are_answered(sdk: OpenAI):
+def test_a_refused_line_is_in_the_error_file_and_the_others_are_answered(sdk: OpenAI):
     batch = ended(sdk, start(sdk, [line(1), line(2, logprobs=50), line(3, stream=True), line(4, prompt=[9_999_999])]))
 
     assert batch.status == "completed"
@@ -120,7 +120,7 @@ def test_a_line_that_is_refused_is_in_the_error_file_and_the_others_are_answered
         (jsonl([line(1, model=7)]), "invalid_line", 1),
     ],
 )
-def test_a_file_that_cannot_be_run_fails_its_batch_and_names_the_line(
+def test_a_bad_file_fails_its_batch_and_the_error_names_the_line(
     sdk: OpenAI, text: bytes, code: str, number: int | None
 ):
     file = sdk.files.create(file=("input.jsonl", text), purpose="batch")
@@ -135,7 +135,7 @@ def test_a_file_that_cannot_be_run_fails_its_batch_and_names_the_line(
     assert error.message
 
 
-def test_a_cancelled_batch_keeps_what_was_answered_and_accounts_for_the_rest(sdk: OpenAI):
+def test_a_cancelled_batch_keeps_its_answers_and_lists_the_other_lines(sdk: OpenAI):
     batch = start(sdk, [line(i, max_tokens=60, logit_bias={"0": 0}) for i in range(2000)])
     while batch.status != "in_progress" or not batch.request_counts.completed:
         time.sleep(0.02)
@@ -189,7 +189,7 @@ def test_batches_are_listed_newest_first(sdk: OpenAI):
     assert sdk.batches.retrieve(ids[0]).id == ids[0]
 
 
-def test_what_is_wrong_with_a_request_is_named(sdk: OpenAI):
+def test_errors_name_the_field(sdk: OpenAI):
     file = sdk.files.create(file=("input.jsonl", jsonl([line(1)])), purpose="batch")
     good = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
     for change, param in [
@@ -219,12 +219,12 @@ def test_interactive_requests_are_answered_while_a_batch_runs(sdk: OpenAI):
 
     assert all(answer.choices for answer in answers)
     counts = sdk.batches.retrieve(batch.id).request_counts
-    assert counts.completed < 1500  # they did not wait for its end
+    assert counts.completed < 1500  # the batch was still running
     sdk.batches.cancel(batch.id)
     assert ended(sdk, batch).status == "cancelled"
 
 
-def test_the_sdk_unwraps_the_webhook_of_a_batch_and_no_line_sends_one(sdk: OpenAI, stack: Stack):
+def test_the_sdk_unwraps_a_batchs_webhook_and_lines_send_none(sdk: OpenAI, stack: Stack):
     with receiver() as listener:
         endpoints = f"{stack.url}/v1/webhooks/endpoints"
         registered = httpx.post(endpoints, json={"url": listener.url}).json()
@@ -238,10 +238,10 @@ def test_the_sdk_unwraps_the_webhook_of_a_batch_and_no_line_sends_one(sdk: OpenA
         deliveries = httpx.get(f"{stack.url}/v1/webhooks/deliveries").json()["deliveries"]
         httpx.delete(f"{endpoints}/{registered['endpoint']['id']}")
 
-    told = [
+    events = [
         sdk.webhooks.unwrap(received.body, dict(received.headers), secret=registered["secret"])
         for received in listener.received
     ]
-    assert {(event.type, event.data.id) for event in told} == {("batch.completed", good.id), ("batch.failed", bad.id)}
-    assert all(event.object == "event" and abs(event.created_at - time.time()) < 60 for event in told)
+    assert {(event.type, event.data.id) for event in events} == {("batch.completed", good.id), ("batch.failed", bad.id)}
+    assert all(event.object == "event" and abs(event.created_at - time.time()) < 60 for event in events)
     assert {one["batch_id"] for one in deliveries} >= {good.id, bad.id}

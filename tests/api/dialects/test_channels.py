@@ -1,4 +1,4 @@
-"""From the tokens of a chat's answer to what a client reads: whole or in pieces, the same. No process, no model."""
+"""A chat's answer from its tokens: the joined chunks of a stream equal the whole reply. No process, no model."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ STAMP = wire.Provenance(
 
 
 class Run:
-    """What a worker makes of an answer of these tokens: a result, and growths while they come."""
+    """The token deltas and the result that a worker sends for an answer of these tokens."""
 
     def __init__(self, name: str, token_ids: Sequence[int], steps: Sequence[int] = (1,), **options: Any) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "logprobs": True, "tools": TOOLS}
@@ -40,7 +40,7 @@ class Run:
         self.codec = chat_codec_of(name)
         request = to_request(self.body, timeout_s=60)
         (prepared,) = to_sequences(request, self.codec, context_length=10_000)
-        self.growths = list(self._run(prepared, token_ids, steps))
+        self.deltas = list(self._run(prepared, token_ids, steps))
         self.result = to_result(request, [prepared], self.codec, STAMP)
 
     def _run(
@@ -48,30 +48,30 @@ class Run:
     ) -> Iterator[wire.TokenDelta]:
         """Sample these tokens, and emit after as many as `steps` says, over and over."""
         row = prepared.sequence
-        grower = JobStream("j", [prepared], with_logprobs=True, codec=self.codec)
+        job_stream = JobStream("j", [prepared], with_logprobs=True, codec=self.codec)
         sampling = row.sampling
         assert sampling is not None
         row.sampling = replace(sampling, max_tokens=len(token_ids))
-        pauses = [place for size in steps for place in [False] * (size - 1) + [True]]
-        for place, token_id in enumerate(token_ids):
+        publishes = [flag for size in steps for flag in [False] * (size - 1) + [True]]
+        for number, token_id in enumerate(token_ids):
             row.token_ids.append(token_id)
-            row.columns.logprobs.append(-float(place))
-            row.columns.sampled_logprobs.append(-float(place))
+            row.columns.logprobs.append(-float(number))
+            row.columns.sampled_logprobs.append(-float(number))
             check_stop(row, self.codec.tokenizer.token_bytes, self.codec.tokenizer.eos_ids)
             if row.is_done:
                 return
-            if pauses[place % len(pauses)]:
-                yield from [growth() for growth in grower.on_step([row])]
+            if publishes[number % len(publishes)]:
+                yield from [publish() for publish in job_stream.on_step([row])]
 
     @property
     def whole(self) -> ChatChoice:
         return to_chat_completion(self.body, self.result, "id").choices[0]
 
-    def chunks(self, growths: Sequence[wire.TokenDelta]) -> list[ChatChoiceChunk]:
-        growing = ChoiceStream(0)
-        pieces = [piece for growth in growths if (piece := growing.add(growth)) is not None]
-        pieces.append(growing.end(self.result.sequences[0]))
-        return [to_chunk(self.body, piece) for piece in pieces]
+    def chunks(self, deltas: Sequence[wire.TokenDelta]) -> list[ChatChoiceChunk]:
+        stream = ChoiceStream(0)
+        sent = [new for delta in deltas if (new := stream.add(delta)) is not None]
+        sent.append(stream.end(self.result.sequences[0]))
+        return [to_chunk(self.body, delta) for delta in sent]
 
 
 def run(name: str, text: str, **options: Any) -> Run:
@@ -89,7 +89,7 @@ def joined(chunks: list[ChatChoiceChunk]) -> tuple[str, str, list[Any], list[Any
     )
 
 
-def assert_the_same(whole: ChatChoice, chunks: list[ChatChoiceChunk]) -> None:
+def assert_same(whole: ChatChoice, chunks: list[ChatChoiceChunk]) -> None:
     content, reasoning, calls, entries, finish_reason = joined(chunks)
     assert content == (whole.message.content or "")
     assert reasoning == (whole.message.reasoning_content or "")
@@ -102,19 +102,19 @@ def assert_the_same(whole: ChatChoice, chunks: list[ChatChoiceChunk]) -> None:
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
 
 
-def said(choice: ChatChoice, channel: str) -> str:
-    """By the entries' bytes."""
-    pieces = [bytes(entry.bytes) for entry in choice.logprobs.content if entry.channel == channel]
-    return b"".join(pieces).decode(errors="replace")
+def channel_text(choice: ChatChoice, channel: str) -> str:
+    """Join the bytes of the tokens of a channel."""
+    contents = [bytes(entry.bytes) for entry in choice.logprobs.content if entry.channel == channel]
+    return b"".join(contents).decode(errors="replace")
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_an_answer_that_reasons_speaks_and_calls(name: str):
-    form = FORMATS[name]
-    reasons = form.reasoning[0] + "Hm ä" + form.reasoning[1] if form.reasoning[1] else ""
-    content = form.content[0] + "🙂" + form.content[1]
+def test_reasoning_content_and_calls_are_separated(name: str):
+    chat_format = FORMATS[name]
+    reasons = chat_format.reasoning[0] + "Hm ä" + chat_format.reasoning[1] if chat_format.reasoning[1] else ""
+    content = chat_format.content[0] + "🙂" + chat_format.content[1]
 
-    answered = run(name, reasons + content + form.look + form.count + EOS)
+    answered = run(name, reasons + content + chat_format.look + chat_format.count + EOS)
 
     message = answered.whole.message
     assert [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls] == [LOOK, COUNT]
@@ -122,8 +122,8 @@ def test_an_answer_that_reasons_speaks_and_calls(name: str):
     assert (message.reasoning_content or "") == ("Hm ä" if reasons else "")
     assert answered.whole.finish_reason == "tool_calls"
     assert len(answered.whole.logprobs.content) == answered.result.usage.completion_tokens
-    assert_the_same(answered.whole, answered.chunks(answered.growths))
-    assert len(answered.growths) > 3  # it was told while it came
+    assert_same(answered.whole, answered.chunks(answered.deltas))
+    assert len(answered.deltas) > 3  # it was streamed
 
 
 def test_a_call_alone_has_no_content():
@@ -133,25 +133,25 @@ def test_a_call_alone_has_no_content():
     assert len(answered.whole.message.tool_calls[0].id) == 9
 
 
-def test_a_malformed_call_is_content_and_the_answer_just_stops():
+def test_a_malformed_call_is_content():
     answered = run("json_tools", "a" + FORMATS["json_tools"].invalid + EOS)
 
     assert answered.whole.message.content == 'a{"name": "look", "arguments": {'
     assert not answered.whole.message.tool_calls
     assert answered.whole.finish_reason == "stop"
-    assert_the_same(answered.whole, answered.chunks(answered.growths))
+    assert_same(answered.whole, answered.chunks(answered.deltas))
 
 
-def test_a_call_is_not_told_before_it_can_be_read():
+def test_a_call_is_streamed_whole():
     answered = run("json_tools", "Hi." + FORMATS["json_tools"].look + "b" + EOS)
 
-    told = [growth for growth in answered.growths if growth.tool_calls]
-    assert [growth.channels for growth in answered.growths[:3]] == [["content"]] * 3
-    assert len(told) == 1
-    assert {"tool_call", "markup"} == set(told[0].channels)
+    with_calls = [delta for delta in answered.deltas if delta.tool_calls]
+    assert [delta.channels for delta in answered.deltas[:3]] == [["content"]] * 3
+    assert len(with_calls) == 1
+    assert {"tool_call", "markup"} == set(with_calls[0].channels)
 
 
-def test_an_answer_that_was_cut_off_after_a_call_says_so():
+def test_an_answer_cut_off_after_a_call_has_finish_reason_length():
     answered = run("json_tools", FORMATS["json_tools"].look + "b")
 
     assert answered.whole.finish_reason == "length"
@@ -159,15 +159,15 @@ def test_an_answer_that_was_cut_off_after_a_call_says_so():
 
 
 @pytest.mark.parametrize("options", [{"tool_choice": "none"}, {"tools": None}])
-def test_who_wants_no_calls_gets_none(options: dict[str, Any]):
+def test_without_tools_a_call_is_content(options: dict[str, Any]):
     answered = run("json_tools", FORMATS["json_tools"].count + EOS, **options)
 
     assert answered.whole.message.content == '{"name": "count_up", "arguments": {"x": 1}}'
     assert answered.whole.finish_reason == "stop"
 
 
-def test_special_tokens_are_where_they_stand_if_they_are_asked_for():
-    """Those that part channels part them, and the one that ends the answer is not in it."""
+def test_special_tokens_are_in_the_content_if_asked_for():
+    """Special tokens that separate channels are in none, and the end token is not in the answer."""
     text = "a<escape>b" + FORMATS["function_gemma"].look + "c<escape>" + EOS
 
     left, kept = run("function_gemma", text), run("function_gemma", text, skip_special_tokens=False)
@@ -176,10 +176,10 @@ def test_special_tokens_are_where_they_stand_if_they_are_asked_for():
     assert kept.whole.message.tool_calls == left.whole.message.tool_calls
     assert len(kept.whole.message.tool_calls) == 1
     for answered in (left, kept):
-        assert_the_same(answered.whole, answered.chunks(answered.growths))
+        assert_same(answered.whole, answered.chunks(answered.deltas))
 
 
-def test_an_end_that_is_ignored_is_content_if_special_tokens_are():
+def test_an_ignored_end_token_is_content_if_special_tokens_are():
     text = "a" + EOS + "b"
     ignored = {"ignore_eos": True, "max_tokens": 3}
 
@@ -188,10 +188,10 @@ def test_an_end_that_is_ignored_is_content_if_special_tokens_are():
     assert (left.whole.message.content, kept.whole.message.content) == ("ab", f"a{EOS}b")
     for answered in (left, kept):
         assert len(answered.whole.logprobs.content) == 3
-        assert_the_same(answered.whole, answered.chunks(answered.growths))
+        assert_same(answered.whole, answered.chunks(answered.deltas))
 
 
-def test_the_same_call_in_another_place_has_another_id():
+def test_two_equal_calls_have_two_ids():
     two = run("json_tools", FORMATS["json_tools"].look * 2 + EOS).whole.message.tool_calls
     again = run("json_tools", FORMATS["json_tools"].look * 2 + EOS).whole.message.tool_calls
 
@@ -204,17 +204,17 @@ def test_a_stop_string_may_cut_a_call():
 
     assert answered.whole.message.content == 'a\n{"name": "look", "arguments": {"'
     assert answered.whole.finish_reason == "stop"
-    assert_the_same(answered.whole, answered.chunks(answered.growths))
+    assert_same(answered.whole, answered.chunks(answered.deltas))
 
 
 @st.composite
 def answers(draw: st.DrawFn) -> dict[str, Any]:
-    """Tokens of a format in any order: its markers, pieces of its calls, whole ones, halves of characters, ends."""
+    """Draw tokens of a format in any order: markers, parts of calls, whole calls, halves of characters, end tokens."""
     name = draw(st.sampled_from(sorted(FORMATS)))
-    form = FORMATS[name]
-    texts = [form.look, form.count, form.invalid, *form.reasoning, *form.content, "a", " \n", "ä🙂", "<", '"']
+    chat_format = FORMATS[name]
+    texts = [chat_format.look, chat_format.count, chat_format.invalid, *chat_format.reasoning, *chat_format.content, "a", " \n", "ä🙂", "<", '"']
     parts = [ids_of(name, text) for text in texts]
-    markers = [ids_of(name, text.removeprefix("+")) for text in (*form.tokens, EOS)]
+    markers = [ids_of(name, text.removeprefix("+")) for text in (*chat_format.tokens, EOS)]
     halves = [ids_of(name, "🙂")[:2], ids_of(name, "ä")[1:]]
     part = st.sampled_from([part for part in parts if part])
     piece = st.one_of(
@@ -235,23 +235,23 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=400)
 @given(answer=answers(), data=st.data())
-def test_chunks_join_to_the_whole_answer_whatever_the_model_writes(answer: dict[str, Any], data: st.DataObject):
+def test_joined_chunks_equal_the_whole_answer(answer: dict[str, Any], data: st.DataObject):
     answered = Run(**answer)
     whole = answered.whole
 
-    assert_the_same(whole, answered.chunks(answered.growths))
-    kept = [growth for growth in answered.growths if data.draw(st.booleans())]
-    assert_the_same(whole, answered.chunks([*kept, *answered.growths[:2]]))
+    assert_same(whole, answered.chunks(answered.deltas))
+    kept = [delta for delta in answered.deltas if data.draw(st.booleans())]
+    assert_same(whole, answered.chunks([*kept, *answered.deltas[:2]]))
 
     entries = whole.logprobs.content
     assert len(entries) == answered.result.usage.completion_tokens
-    assert [entry.logprob for entry in entries] == [-float(place) for place in range(len(entries))]
-    assert said(whole, "content") == (whole.message.content or "")
-    assert said(whole, "reasoning") == (whole.message.reasoning_content or "")
-    assert said(whole, "markup") == ""
+    assert [entry.logprob for entry in entries] == [-float(number) for number in range(len(entries))]
+    assert channel_text(whole, "content") == (whole.message.content or "")
+    assert channel_text(whole, "reasoning") == (whole.message.reasoning_content or "")
+    assert channel_text(whole, "markup") == ""
     special = [text for text in FORMATS[answer["name"]].tokens if not text.startswith("+")]
     if answer["skip_special_tokens"]:
-        assert not [text for text in [*special, EOS] if text in said(whole, "content") + said(whole, "reasoning")]
+        assert not [text for text in [*special, EOS] if text in channel_text(whole, "content") + channel_text(whole, "reasoning")]
     for call in whole.message.tool_calls or ():
         assert isinstance(json.loads(call.function.arguments), dict)
     if whole.finish_reason == "tool_calls":

@@ -50,7 +50,7 @@ def native_message(message: dict[str, str]) -> object:
     return wire.Message(**message)
 
 
-def test_an_answer_that_ends_by_itself_has_the_end_tokens_entry_and_not_its_text(sdk: OpenAI):
+def test_the_end_token_has_an_entry_and_no_text(sdk: OpenAI):
     completion = chat(sdk, logprobs=True, logit_bias={"2": 100})
 
     choice = only(completion)
@@ -60,7 +60,7 @@ def test_an_answer_that_ends_by_itself_has_the_end_tokens_entry_and_not_its_text
     assert completion.usage.completion_tokens == 1
 
 
-def test_entries_join_to_the_content_where_a_stop_string_cuts_a_token(sdk: OpenAI):
+def test_entries_join_to_the_content_if_a_stop_string_cuts_a_token(sdk: OpenAI):
     whole = only(chat(sdk, max_tokens=20)).message.content
     stop = whole[5:8]
 
@@ -74,7 +74,7 @@ def test_without_logprobs_there_are_none(sdk: OpenAI):
     assert only(chat(sdk, max_tokens=2)).logprobs is None
 
 
-def test_an_answer_of_no_stated_length_ends_at_the_context(sdk: OpenAI):
+def test_an_answer_without_max_tokens_ends_at_the_context(sdk: OpenAI):
     completion = chat(sdk, logit_bias={"2": -100, "0": -100})
 
     assert only(completion).finish_reason == "length"
@@ -94,7 +94,7 @@ def test_roles_parts_and_tools_reach_the_template(sdk: OpenAI):
     tools += [{"role": "tool", "tool_call_id": "c1", "content": "a list"}]
     shown = chat(sdk, tools, **ids).prompt_token_ids
     assert len(shown) > len(chat(sdk, **ids).prompt_token_ids)
-    call["function"] = {"name": "f", "arguments": {"x": 1}}  # as templates have it, and clients that render none
+    call["function"] = {"name": "f", "arguments": {"x": 1}}  # an object, as templates expect it
     assert chat(sdk, tools, **ids).prompt_token_ids == shown
 
 
@@ -110,7 +110,7 @@ def test_a_chat_has_as_many_tokens_as_tokenize_says(sdk: OpenAI, stack: Stack):
     assert reply["count"] == asked.usage.prompt_tokens
 
 
-def test_choices_of_one_chat_differ_by_their_seeds(sdk: OpenAI):
+def test_choices_of_one_chat_differ(sdk: OpenAI):
     first = chat(sdk, n=3, temperature=1, seed=4, max_tokens=8)
     again = chat(sdk, n=3, temperature=1, seed=4, max_tokens=8)
 
@@ -135,7 +135,7 @@ def test_choices_of_one_chat_differ_by_their_seeds(sdk: OpenAI):
         ({"max_tokens": 5000}, openai.BadRequestError, None),
     ],
 )
-def test_what_is_not_supported_or_wrong_is_refused_by_name(
+def test_unsupported_and_wrong_values_are_refused_by_name(
     sdk: OpenAI, options: dict[str, object], error: type[openai.APIStatusError], param: str | None
 ):
     with pytest.raises(error) as caught:

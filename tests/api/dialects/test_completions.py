@@ -25,7 +25,7 @@ def only(completion: Completion) -> CompletionChoice:
 
 
 def check_arrays(choice: CompletionChoice) -> None:
-    """In step with each other and with the text."""
+    """Check that the arrays have equal lengths and match the text."""
     logprobs = choice.logprobs
     assert logprobs is not None
     tokens, offsets = logprobs.tokens, logprobs.text_offset
@@ -58,7 +58,7 @@ def test_one_completion(sdk: OpenAI, native: Client):
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
-def test_every_form_of_a_prompt_is_answered_in_its_order(sdk: OpenAI, native: Client):
+def test_every_form_of_a_prompt_is_answered_in_order(sdk: OpenAI, native: Client):
     texts = ["import", PROMPT, "return the"]
     ids = [native.generate("demo", text, max_tokens=1).sequences[0].prompt_token_ids for text in texts]
 
@@ -73,7 +73,7 @@ def test_every_form_of_a_prompt_is_answered_in_its_order(sdk: OpenAI, native: Cl
 
 @pytest.mark.parametrize("prompt", [PROMPT, EMOJI, [1209, 274, 312], [5]])
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
-def test_echo_reports_the_prompt_and_then_what_was_generated(sdk: OpenAI, prompt: object, max_tokens: int):
+def test_echo_reports_the_prompt_and_then_the_generated_tokens(sdk: OpenAI, prompt: object, max_tokens: int):
     completion = complete(sdk, prompt, echo=True, logprobs=1, max_tokens=max_tokens)
 
     choice = only(completion)
@@ -99,7 +99,7 @@ def test_echo_gives_the_scores_of_a_score_job(sdk: OpenAI, native: Client):
     assert choice.logprobs.token_logprobs[1:5] == pytest.approx(scored.logprobs.values(), abs=1e-5)
 
 
-def test_an_end_token_that_is_sampled_has_its_entry(sdk: OpenAI):
+def test_a_sampled_end_token_has_an_entry(sdk: OpenAI):
     ends = 2  # <|im_end|>
 
     choice = only(complete(sdk, [1209], echo=True, logprobs=1, max_tokens=1, logit_bias={str(ends): 100}))
@@ -151,7 +151,7 @@ def test_biases_and_penalties(sdk: OpenAI):
     assert only(complete(sdk, "import", max_tokens=12)).text == "import" * 12
 
 
-def test_the_additions_of_vllm(sdk: OpenAI):
+def test_vllms_additions(sdk: OpenAI):
     extra = {"prompt_logprobs": 30, "return_token_ids": True, "return_tokens_as_token_ids": True, "top_k": -1}
 
     choice = only(complete(sdk, [1209, 274, 312], logprobs=2, max_tokens=3, extra_body=extra))
@@ -159,7 +159,7 @@ def test_the_additions_of_vllm(sdk: OpenAI):
     assert choice.prompt_token_ids == [1209, 274, 312]
     assert [f"token_id:{token_id}" for token_id in choice.token_ids] == choice.logprobs.tokens
     assert all(len(top) in (2, 3) for top in choice.logprobs.top_logprobs)
-    assert choice.text  # without the prompt, which was not echoed
+    assert choice.text  # without the prompt: no echo
     assert choice.prompt_logprobs[0] is None
     for token_id, entries in zip([274, 312], choice.prompt_logprobs[1:], strict=True):
         assert len(entries) in (30, 31)
@@ -193,7 +193,7 @@ def test_the_additions_of_vllm(sdk: OpenAI):
         ({"logit_bias": {"99999": 1}}, openai.BadRequestError, "logit_bias"),
     ],
 )
-def test_what_is_not_supported_or_wrong_is_refused_by_name(
+def test_unsupported_and_wrong_values_are_refused_by_name(
     sdk: OpenAI, options: dict[str, object], error: type[openai.APIStatusError], param: str | None
 ):
     with pytest.raises(error) as caught:
@@ -205,7 +205,7 @@ def test_what_is_not_supported_or_wrong_is_refused_by_name(
     assert caught.value.body["message"]
 
 
-def test_a_model_has_as_many_names_as_it_is_given(sdk: OpenAI, native: Client):
+def test_a_model_answers_to_all_its_names(sdk: OpenAI, native: Client):
     by_alias = complete(sdk, model="gpt-4o-mini")
 
     assert by_alias.model == "gpt-4o-mini"
@@ -218,8 +218,8 @@ def test_a_model_has_as_many_names_as_it_is_given(sdk: OpenAI, native: Client):
         sdk.models.retrieve("gpt-4o")
 
 
-def test_a_job_for_an_alias_that_came_before_its_worker_is_run(stack: Stack, native: Client):
-    """It lies in the alias's own queue, for then nobody knew whose alias it was."""
+def test_a_job_for_an_alias_that_is_older_than_its_worker_runs(stack: Stack, native: Client):
+    """The job is in the alias's own queue: no worker had registered the alias yet."""
     with Redis.from_url(stack.redis_url) as redis:
         job_id = native.submit(wire.Generate(model="later", prompt="a", max_tokens=1, wait_for_model=True))
         redis.lrem("rq:queue:later", 1, job_id)
@@ -231,7 +231,7 @@ def test_a_job_for_an_alias_that_came_before_its_worker_is_run(stack: Stack, nat
 
 @pytest.mark.parametrize("prompt", [PROMPT, EMOJI, [1209, 274, 312], [5]])
 @pytest.mark.parametrize("max_tokens", [0, 4])
-def test_echo_without_logprobs_is_the_same_text(sdk: OpenAI, prompt: object, max_tokens: int):
+def test_echo_without_logprobs_has_the_same_text(sdk: OpenAI, prompt: object, max_tokens: int):
     bare = only(complete(sdk, prompt, echo=True, max_tokens=max_tokens))
     full = only(complete(sdk, prompt, echo=True, max_tokens=max_tokens, logprobs=1))
 

@@ -1,4 +1,4 @@
-"""From the tokens of a completion to what a client reads: whole or in pieces, the same. No process, no model."""
+"""A completion from its tokens: the joined chunks of a stream equal the whole reply. No process, no model."""
 
 import json
 from typing import Any
@@ -18,17 +18,17 @@ from scorepool.worker.inference.translate import to_sequences
 from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
 
 STAMP = provenance_of("demo", FakeEngine.model_info)
-PIECES = [b"a", b"b", b"<s>", b"<e>", b"\xf0\x9f", b"\x99\x82", b"ab", b""]
+TOKENS = [b"a", b"b", b"<s>", b"<e>", b"\xf0\x9f", b"\x99\x82", b"ab", b""]
 SPECIAL, EOS = 2, 3
 
 
 class Tokenizer(FakeTokenizer):
     eos_ids = frozenset({EOS})
-    vocab_size = len(PIECES)
+    vocab_size = len(TOKENS)
     special_token_ids = frozenset({SPECIAL, EOS})
 
     def token_bytes(self, token_id: int) -> bytes:
-        return PIECES[token_id]
+        return TOKENS[token_id]
 
 
 TOKENIZER = Tokenizer()
@@ -36,28 +36,28 @@ CODEC = FakeChatCodec(TOKENIZER)
 
 
 def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionRequest, list[wire.TokenDelta], wire.Result]:
-    """What a worker makes of a row that samples these tokens: it tells of them, and then its result."""
+    """Build the token deltas and the result that a worker sends for a sequence of these tokens."""
     body = {"model": "demo", "prompt": [0], "max_tokens": len(token_ids), "logprobs": 0, "return_token_ids": True}
     request = wire.parse(json.dumps(body | options).encode(), CompletionRequest)
     (generate,) = to_requests(request, 60)
     (prepared,) = to_sequences(generate, CODEC, 100)
     row = prepared.sequence
-    grower = JobStream("j", [prepared], with_logprobs=True, codec=CODEC)
-    growths = []
-    for place, token_id in enumerate(token_ids):
+    job_stream = JobStream("j", [prepared], with_logprobs=True, codec=CODEC)
+    deltas = []
+    for number, token_id in enumerate(token_ids):
         row.token_ids.append(token_id)
-        row.columns.logprobs.append(-float(place))
-        row.columns.sampled_logprobs.append(-float(place))
+        row.columns.logprobs.append(-float(number))
+        row.columns.sampled_logprobs.append(-float(number))
         check_stop(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
-        growths += [growth() for growth in grower.on_step([row])]
+        deltas += [publish() for publish in job_stream.on_step([row])]
         if row.is_done:
             break
-    return request, growths, to_result(generate, [prepared], CODEC, STAMP)
+    return request, deltas, to_result(generate, [prepared], CODEC, STAMP)
 
 
 @settings(max_examples=400)
 @given(
-    token_ids=st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=9),
+    token_ids=st.lists(st.integers(0, len(TOKENS) - 1), min_size=1, max_size=9),
     options=st.fixed_dictionaries(
         {
             "stop": st.lists(st.sampled_from(["ab", "ba", "a<s>", "<e>", "🙂", "bb"]), max_size=2),
@@ -69,14 +69,14 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
     ),
     lost=st.sets(st.integers(0, 8)),
 )
-def test_chunks_join_to_the_whole_text_and_it_is_its_tokens(
+def test_joined_chunks_equal_the_whole_text_and_the_text_its_tokens(
     token_ids: list[int], options: dict[str, Any], lost: set[int]
 ):
-    body, growths, result = run(token_ids, options)
+    body, deltas, result = run(token_ids, options)
     (whole,) = to_completion(body, [result], "id").choices
-    growing = ChoiceStream(0)
-    told = [piece for n, growth in enumerate(growths) if n not in lost and (piece := growing.add(growth))]
-    chunks: list[ChoiceChunk] = [to_chunk(body, piece) for piece in (*told, growing.end(result.sequences[0]))]
+    stream = ChoiceStream(0)
+    sent = [new for n, delta in enumerate(deltas) if n not in lost and (new := stream.add(delta))]
+    chunks: list[ChoiceChunk] = [to_chunk(body, delta) for delta in (*sent, stream.end(result.sequences[0]))]
 
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
@@ -98,6 +98,6 @@ def test_chunks_join_to_the_whole_text_and_it_is_its_tokens(
             token_text = (
                 whole.stop_reason
                 if isinstance(whole.stop_reason, str)
-                else PIECES[whole.stop_reason].decode(errors="replace")
+                else TOKENS[whole.stop_reason].decode(errors="replace")
             )
             assert whole.text.endswith(token_text)

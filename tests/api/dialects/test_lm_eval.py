@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: its clients of completions and of chats equal its own HF model on the same weights."""
+"""lm-evaluation-harness: its API clients agree with its HF model on the same weights."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import pytest
 from scorepool.local.stack import Stack
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its imports, which are not ours to mend
+    warnings.simplefilter("ignore")  # from its imports
     from lm_eval import simple_evaluate
     from lm_eval.api.instance import Instance
     from lm_eval.models.api_models import JsonChatStr
@@ -30,7 +30,11 @@ PAIRS = [
     ("The value of ", "x is é and 🙂."),
     ("Return", " True if the object is a list, False otherwise"),
 ]
-TEXTS = ["Return the number of items in a container.", "x = '🙂 é'\n", "import os\n" * 300]  # the last: several windows
+TEXTS = [
+    "Return the number of items in a container.",
+    "x = '🙂 é'\n",
+    "import os\n" * 300,
+]  # the last one needs several windows
 
 
 def instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
@@ -52,7 +56,7 @@ def served(request: pytest.FixtureRequest, stack: Stack, demo_folder: Path) -> L
     }[request.param]
     if options["tokenizer_backend"] == "huggingface":
         options["tokenizer"] = str(demo_folder)
-    # Its own window is one token shorter than it is told, for the token that it has to generate.
+    # Its window is one token shorter than `max_length`, for the token that it generates.
     return LocalCompletionsAPI(base_url=f"{stack.url}/v1/completions", model="demo", max_length=1025, **options)
 
 
@@ -91,7 +95,7 @@ def test_generate_until_of_chats(own: HFLM, stack: Stack, until: list[str] | str
     url = f"{stack.url}/v1/chat/completions"
     served = LocalChatCompletion(base_url=url, model="demo", num_concurrent=num_concurrent, eos_string="<|im_end|>")
     chats = [[{"role": "user", "content": prompt}] for prompt, _ in PAIRS if prompt]
-    # Of a list this client sends the first four.
+    # This client sends the first four entries of a list.
     shown = until[:4] if isinstance(until, list) else until
     asked = {"max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
     texts = [(own.apply_chat_template(chat), asked | {"until": shown}) for chat in chats]
@@ -134,5 +138,5 @@ def test_a_multiple_choice_task(own: HFLM, served: LocalCompletionsAPI, tmp_path
     (expected, expected_values), (found, found_values) = run(own), run(served)
 
     assert found == expected
-    assert found["acc"] == 0.75  # one answer is wrong on purpose, so that a constant would be seen
+    assert found["acc"] == 0.75  # one answer is wrong on purpose, so that a constant fails
     assert found_values == pytest.approx(expected_values, abs=1e-4)

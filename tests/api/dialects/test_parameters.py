@@ -58,7 +58,7 @@ def parse(kind: str, options: dict[str, Any]) -> list[wire.Generate]:
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in NAMES for name in sorted(NAMES[kind])])
 def test_no_parameter_of_the_sdk_is_ignored(kind: str, name: str):
-    """None takes a value that is nonsense, also of those that a later SDK adds."""
+    """Each refuses a nonsensical value, also a parameter that a later SDK adds."""
     with pytest.raises(wire.Invalid) as caught:
         parse(kind, {name: {"no": {"such": "value"}}})
 
@@ -71,7 +71,7 @@ def test_no_parameter_of_the_sdk_is_ignored(kind: str, name: str):
     ("kind", "options"),
     [("chat", one) for one in [*BOTH, *CHAT_ONLY]] + [("completions", one) for one in [*BOTH, *COMPLETIONS_ONLY]],
 )
-def test_what_asks_for_nothing_changes_nothing(kind: str, options: dict[str, Any]):
+def test_defaults_change_nothing(kind: str, options: dict[str, Any]):
     shown = {name: value for name, value in options.items() if name in ("stream", "max_tokens") and value}
 
     assert parse(kind, options) == parse(kind, shown)
@@ -116,7 +116,7 @@ def test_what_asks_for_nothing_changes_nothing(kind: str, options: dict[str, Any
         ("completions", {"best_of": 1, "n": 2}, "best_of", "`best_of` must be at least `n`"),
     ],
 )
-def test_what_asks_for_more_is_refused_by_its_name(kind: str, options: dict[str, Any], field: str, says: str):
+def test_other_values_are_refused_by_name(kind: str, options: dict[str, Any], field: str, says: str):
     with pytest.raises(wire.Invalid) as caught:
         parse(kind, options)
 
@@ -125,7 +125,7 @@ def test_what_asks_for_more_is_refused_by_its_name(kind: str, options: dict[str,
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat"])
-def test_what_ends_an_answer_is_asked_of_the_worker(kind: str):
+def test_stop_conditions_reach_the_worker(kind: str):
     asked = {"min_tokens": 2, "stop_token_ids": [5], "ignore_eos": True, "include_stop_str_in_output": True}
 
     (request,) = parse(kind, asked | {"max_tokens": 5})
@@ -133,12 +133,12 @@ def test_what_ends_an_answer_is_asked_of_the_worker(kind: str):
     assert {name: getattr(request, name) for name in asked} == asked
 
 
-@pytest.mark.parametrize(("kind", "unsaid"), [("completions", True), ("chat", None)])
-def test_special_tokens_are_left_out_unless_they_are_asked_for(kind: str, unsaid: bool | None):
-    """As by vLLM. What is in no channel of a chat need not be told to be in no text."""
+@pytest.mark.parametrize(("kind", "default"), [("completions", True), ("chat", None)])
+def test_special_tokens_are_skipped_unless_asked_for(kind: str, default: bool | None):
+    """The default is vLLM's. A chat leaves it to the channels."""
     found = [parse(kind, options)[0].skip_special_tokens for options in ({"skip_special_tokens": False}, {})]
 
-    assert found == [False, unsaid]
+    assert found == [False, default]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_special_tokens_are_left_out_unless_they_are_asked_for(kind: str, unsaid
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
     ],
 )
-def test_messages_as_clients_send_them(message: dict[str, Any]):
+def test_messages_of_other_clients_are_accepted(message: dict[str, Any]):
     messages = [CHAT_BODY["messages"][0], message]
 
     (request,) = parse("chat", {"messages": messages})

@@ -1,4 +1,4 @@
-"""Answers in JSON of a schema, by OpenAI's own SDK, from a model that was never taught any."""
+"""Answers in JSON of a schema with OpenAI's SDK, from a model that was not trained on JSON."""
 
 import json
 from typing import Any, Literal
@@ -38,11 +38,11 @@ def test_logprobs_are_those_of_the_model_before_the_constraint(sdk: OpenAI, stac
         (scored,) = native.score("demo", [(completion.prompt_token_ids, choice.token_ids)]).sequences
     found = [entry.logprob for entry in choice.logprobs.content]
     assert found == pytest.approx(scored.logprobs.values(), abs=1e-4)
-    assert min(found) < -5  # JSON is not what it would have said
+    assert min(found) < -5  # the model alone would not write JSON
 
 
 @pytest.mark.parametrize("form", [SCHEMA, {"type": "json_object"}])
-def test_a_streamed_answer_is_the_one_that_is_not(sdk: OpenAI, form: dict[str, Any]):
+def test_a_streamed_answer_equals_the_whole_one(sdk: OpenAI, form: dict[str, Any]):
     asked = ASKED | {"response_format": form, "seed": 3, "max_tokens": 40}
     whole = sdk.chat.completions.create(**asked).choices[0].message.content
 
@@ -52,7 +52,7 @@ def test_a_streamed_answer_is_the_one_that_is_not(sdk: OpenAI, form: dict[str, A
     assert whole.startswith("{")
 
 
-def test_many_answers_are_constrained_one_by_one(sdk: OpenAI):
+def test_concurrent_answers_follow_their_own_schemas(sdk: OpenAI):
     completion = sdk.chat.completions.create(**ASKED, response_format=SCHEMA, n=4, seed=4)
 
     for choice in completion.choices:
@@ -71,7 +71,7 @@ def test_many_answers_are_constrained_one_by_one(sdk: OpenAI):
         ({"type": "json_schema"}, "response_format.json_schema"),
     ],
 )
-def test_a_schema_that_is_none_is_refused_by_name(sdk: OpenAI, form: dict[str, Any], param: str):
+def test_an_invalid_schema_is_refused_by_name(sdk: OpenAI, form: dict[str, Any], param: str):
     with pytest.raises(openai.BadRequestError) as caught:
         sdk.chat.completions.create(**ASKED, response_format=form)
 

@@ -1,4 +1,4 @@
-"""SGLang's `/generate` and `/v1/score`, beside our own jobs and beside transformers."""
+"""SGLang's `/generate` and `/v1/score`, compared with native jobs and with transformers."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def ask(stack: Stack) -> Iterator[Ask]:
 
 @pytest.mark.parametrize("start", [-1, 0, 2])
 @pytest.mark.parametrize("k", [0, 3])
-def test_generate_tells_the_logprobs_of_a_generate_job(ask: Ask, native: Client, start: int, k: int):
+def test_generate_reports_the_logprobs_of_a_generate_job(ask: Ask, native: Client, start: int, k: int):
     body = {"input_ids": PROMPT, "sampling_params": GREEDY, "return_logprob": True, "top_logprobs_num": k}
     answer = ask("/generate", **body, logprob_start_len=start).json()
 
@@ -34,10 +34,10 @@ def test_generate_tells_the_logprobs_of_a_generate_job(ask: Ask, native: Client,
     [scored] = job.sequences
     meta = answer["meta_info"]
     first = start if start >= 0 else len(PROMPT) - 1
-    told = meta["input_token_logprobs"] + meta["output_token_logprobs"]
-    assert [token_id for _, token_id, _ in told] == scored.token_ids[first:]
-    assert [value for value, _, _ in told[1:]] == pytest.approx(scored.logprobs.values()[first + 1 :], abs=1e-5)
-    assert told[0] == [None, PROMPT[first], None]
+    entries = meta["input_token_logprobs"] + meta["output_token_logprobs"]
+    assert [token_id for _, token_id, _ in entries] == scored.token_ids[first:]
+    assert [value for value, _, _ in entries[1:]] == pytest.approx(scored.logprobs.values()[first + 1 :], abs=1e-5)
+    assert entries[0] == [None, PROMPT[first], None]
     assert len(meta["input_token_logprobs"]) == len(PROMPT) - first
     assert answer["output_ids"] == scored.token_ids[len(PROMPT) :]
     assert answer["text"] == b"".join(scored.token_bytes[len(PROMPT) :]).decode()
@@ -52,7 +52,7 @@ def test_generate_tells_the_logprobs_of_a_generate_job(ask: Ask, native: Client,
             assert [value for value, _, _ in top] == pytest.approx(scored.top_logprobs[entry].values(), abs=1e-5)
 
 
-def test_a_text_is_scored_without_a_token_of_its_own(ask: Ask, native: Client):
+def test_a_text_is_scored_without_generating(ask: Ask, native: Client):
     text = "import os"
     params = {"max_new_tokens": 0}
     body = {"text": text, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
@@ -62,12 +62,12 @@ def test_a_text_is_scored_without_a_token_of_its_own(ask: Ask, native: Client):
     meta = answer["meta_info"]
     assert (answer["text"], answer["output_ids"], meta["output_token_logprobs"]) == ("", [], [])
     assert [token_id for _, token_id, _ in meta["input_token_logprobs"]] == scored.token_ids
-    assert "".join(piece for _, _, piece in meta["input_token_logprobs"]) == text
-    told = [value for value, _, _ in meta["input_token_logprobs"]]
-    assert told == pytest.approx(scored.logprobs.values(), abs=1e-5)
+    assert "".join(token for _, _, token in meta["input_token_logprobs"]) == text
+    found = [value for value, _, _ in meta["input_token_logprobs"]]
+    assert found == pytest.approx(scored.logprobs.values(), abs=1e-5)
 
 
-def test_several_prompts_and_several_sequences_are_a_list_in_order(ask: Ask):
+def test_several_sequences_are_a_list_in_order(ask: Ask):
     texts = ["import", "return"]
     answers = ask("/generate", text=texts, sampling_params=GREEDY).json()
     alone = [ask("/generate", text=text, sampling_params=GREEDY).json() for text in texts]
@@ -84,9 +84,7 @@ def test_several_prompts_and_several_sequences_are_a_list_in_order(ask: Ask):
 
 @pytest.mark.parametrize("apply_softmax", [False, True])
 @pytest.mark.parametrize("item_first", [False, True])
-def test_labels_are_as_likely_as_transformers_finds_them(
-    ask: Ask, demo_folder: Path, apply_softmax: bool, item_first: bool
-):
+def test_label_scores_equal_those_of_transformers(ask: Ask, demo_folder: Path, apply_softmax: bool, item_first: bool):
     query, items, labels = "If the file does not exist,", [" an error", " return"], [305, 885, 16]
     model = AutoModelForCausalLM.from_pretrained(demo_folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(demo_folder)
@@ -107,7 +105,7 @@ def test_labels_are_as_likely_as_transformers_finds_them(
     assert scores == pytest.approx(found["scores"][0], rel=1e-4)
 
 
-def test_a_refusal_names_the_callers_own_field(ask: Ask):
+def test_an_error_names_the_field_of_the_body(ask: Ask):
     long, score = "import " * 3000, {"model": "demo", "query": "a", "items": ["b"], "label_token_ids": [5]}
     for path, body, param in [
         ("/generate", {"input_ids": [[5], [5, 99_999]]}, "input_ids[1][1]"),
@@ -147,7 +145,7 @@ def test_a_refusal_names_the_callers_own_field(ask: Ask):
         ("/v1/score", {"dimensions": 1}, "dimensions"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_its_name(ask: Ask, path: str, change: dict[str, Any], message: str):
+def test_unsupported_values_are_refused_by_name(ask: Ask, path: str, change: dict[str, Any], message: str):
     good = {
         "/generate": {"text": "import"},
         "/v1/score": {"model": "demo", "query": "a", "items": ["b"], "label_token_ids": [5]},

@@ -1,4 +1,4 @@
-"""Where an answer ends, and what of its end is in the text: vLLM's parameters and SGLang's, by their clients' words."""
+"""Stop conditions, and what of a stop is in the text, by the parameters of vLLM and of SGLang."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from scorepool.local.stack import Stack
 
 END, START = 2, 1  # <|im_end|>, <|im_start|>
 PROMPT = "If the file does not exist,"
-SURE = {str(END): 100}  # it would end at once
+SURE = {str(END): 100}  # samples an end token at once
 
 
 def complete(sdk: OpenAI, prompt: str = PROMPT, **options: Any) -> CompletionChoice:
@@ -25,7 +25,7 @@ def complete(sdk: OpenAI, prompt: str = PROMPT, **options: Any) -> CompletionCho
     return choice
 
 
-def test_an_end_that_is_ignored_is_a_token_among_others(sdk: OpenAI):
+def test_an_ignored_end_token_is_an_ordinary_token(sdk: OpenAI):
     ignored = complete(sdk, logit_bias=SURE, ignore_eos=True)
     shown = complete(sdk, logit_bias=SURE, ignore_eos=True, skip_special_tokens=False)
     ended = complete(sdk, logit_bias=SURE)
@@ -38,7 +38,7 @@ def test_an_end_that_is_ignored_is_a_token_among_others(sdk: OpenAI):
     assert (ignored.logprobs.text_offset, shown.logprobs.text_offset) == ([0] * 8, [10 * place for place in range(8)])
 
 
-def test_min_tokens_hold_the_end_back_and_change_no_logprob(sdk: OpenAI, native: Client):
+def test_min_tokens_delays_the_end_and_changes_no_logprob(sdk: OpenAI, native: Client):
     choice = complete(sdk, logit_bias=SURE, min_tokens=5)
 
     free = complete(sdk, logit_bias={str(END): -100, "0": -100}, max_tokens=5)
@@ -49,7 +49,7 @@ def test_min_tokens_hold_the_end_back_and_change_no_logprob(sdk: OpenAI, native:
     assert choice.logprobs.token_logprobs[:5] == pytest.approx(scored.logprobs.values(), abs=1e-4)
 
 
-def test_every_one_of_n_and_of_best_of_is_long_enough(sdk: OpenAI):
+def test_min_tokens_holds_for_every_sequence_of_n_and_best_of(sdk: OpenAI):
     asked: dict[str, Any] = {"model": "demo", "prompt": ["import", PROMPT], "max_tokens": 9, "seed": 1}
     asked |= {"logit_bias": {str(END): 8}, "frequency_penalty": 0.5}
     body = {"min_tokens": 4, "return_token_ids": True}
@@ -61,7 +61,7 @@ def test_every_one_of_n_and_of_best_of_is_long_enough(sdk: OpenAI):
         assert sdk.completions.create(**asked, **options, extra_body=body).choices == completion.choices
 
 
-def test_a_stop_token_is_told_has_its_entry_and_is_in_the_text_where_it_is_asked_for(sdk: OpenAI):
+def test_a_stop_token_is_reported_and_is_in_the_text_if_asked_for(sdk: OpenAI):
     free = complete(sdk)
     stop = free.token_ids[3]
 
@@ -75,7 +75,7 @@ def test_a_stop_token_is_told_has_its_entry_and_is_in_the_text_where_it_is_asked
     assert cut.logprobs.token_logprobs == free.logprobs.token_logprobs[:4]
 
 
-def test_a_stop_string_is_told_and_in_the_text_where_it_is_asked_for(sdk: OpenAI):
+def test_a_stop_string_is_reported_and_is_in_the_text_if_asked_for(sdk: OpenAI):
     text = complete(sdk, max_tokens=20).text
     stop = text[3:6]
 
@@ -86,7 +86,7 @@ def test_a_stop_string_is_told_and_in_the_text_where_it_is_asked_for(sdk: OpenAI
     assert (whole.text, whole.stop_reason) == (text[: text.index(stop) + 3], stop)
 
 
-def test_special_tokens_of_an_echoed_prompt_stay_in_it(sdk: OpenAI):
+def test_an_echoed_prompt_keeps_its_special_tokens(sdk: OpenAI):
     prompt = "<|im_start|>user\nHi<|im_end|>"
 
     choice = complete(sdk, prompt, echo=True, max_tokens=2, logit_bias={str(START): 100})
@@ -96,7 +96,7 @@ def test_special_tokens_of_an_echoed_prompt_stay_in_it(sdk: OpenAI):
     assert choice.logprobs.text_offset[-2:] == [len(prompt)] * 2
 
 
-def test_a_chats_answer_ends_where_a_completion_does(sdk: OpenAI):
+def test_a_chat_stops_like_a_completion(sdk: OpenAI):
     def chat(**added: Any) -> Any:
         messages = [{"role": "user", "content": "What does os.listdir do?"}]
         asked: dict[str, Any] = {"model": "demo", "messages": messages, "temperature": 0, "max_completion_tokens": 6}
@@ -108,16 +108,16 @@ def test_a_chats_answer_ends_where_a_completion_does(sdk: OpenAI):
     (ignored,) = chat(logit_bias=SURE, ignore_eos=True).choices
     (later,) = chat(logit_bias=SURE, min_tokens=3).choices
 
-    pieces = [entry.token for entry in free.logprobs.content]
+    tokens = [entry.token for entry in free.logprobs.content]
     assert stopped.token_ids == whole.token_ids == free.token_ids[:3]
-    assert (stopped.message.content, stopped.stop_reason) == ("".join(pieces[:2]), free.token_ids[2])
-    assert whole.message.content == "".join(pieces[:3])
+    assert (stopped.message.content, stopped.stop_reason) == ("".join(tokens[:2]), free.token_ids[2])
+    assert whole.message.content == "".join(tokens[:3])
     assert (ignored.message.content, ignored.finish_reason, ignored.token_ids) == ("", "length", [END] * 6)
     assert {entry.channel for entry in ignored.logprobs.content} == {"markup"}
     assert later.token_ids == [*free.token_ids[:3], END]
 
 
-def test_a_stream_says_at_its_end_what_ended_it(sdk: OpenAI):
+def test_the_last_chunk_has_the_stop_reason(sdk: OpenAI):
     stop = complete(sdk).token_ids[3]
     asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
 
@@ -128,7 +128,7 @@ def test_a_stream_says_at_its_end_what_ended_it(sdk: OpenAI):
     assert not any("stop_reason" in choice.model_extra for choice in choices[:-1])
 
 
-def test_what_no_model_has_is_refused_by_name(sdk: OpenAI):
+def test_token_ids_outside_the_vocabulary_are_refused_by_name(sdk: OpenAI):
     with pytest.raises(openai.BadRequestError, match="below 3072") as caught:
         complete(sdk, stop_token_ids=[99_999])
     assert caught.value.param == "stop_token_ids"
@@ -148,9 +148,7 @@ def test_what_no_model_has_is_refused_by_name(sdk: OpenAI):
         ({"ignore_eos": True}, slice(6), None),
     ],
 )
-def test_sglangs_words_for_them(
-    sdk: OpenAI, stack: Stack, params: dict[str, Any], text: slice | None, matched: str | None
-):
+def test_sglangs_parameters(sdk: OpenAI, stack: Stack, params: dict[str, Any], text: slice | None, matched: str | None):
     free = complete(sdk, max_tokens=6)
     third = free.token_ids[2]
     asked = params | ({"stop_token_ids": [third]} if "stop_token_ids" in params else {})
@@ -172,11 +170,11 @@ def test_sglangs_words_for_them(
     ("params", "is_shown"),
     [
         ({}, False),
-        ({"no_stop_trim": True}, False),  # it is special, and so not in the text
+        ({"no_stop_trim": True}, False),  # a special token is not in the text
         ({"no_stop_trim": True, "skip_special_tokens": False}, True),
     ],
 )
-def test_sglang_tells_the_models_own_end(stack: Stack, params: dict[str, Any], is_shown: bool):
+def test_sglang_reports_the_models_end_token(stack: Stack, params: dict[str, Any], is_shown: bool):
     prompt = "<|im_start|>user\nWhat does os.listdir do?<|im_end|>\n<|im_start|>assistant\n"
     body = {"text": prompt, "sampling_params": {"max_new_tokens": 400, "temperature": 0} | params}
 

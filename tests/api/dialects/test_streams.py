@@ -1,4 +1,4 @@
-"""Streams of both generating routes, by OpenAI's own SDK: joined, they are the answer that is not streamed."""
+"""Streams of chat and completions with OpenAI's SDK: the joined chunks equal the answer that is not streamed."""
 
 import json
 import os
@@ -27,14 +27,14 @@ SHORT = {"temperature": 0, "max_tokens": 8, "logprobs": 2}
     [
         {"prompt": "import"} | SHORT,
         {"prompt": PROMPTS, "n": 2, "temperature": 1, "seed": 5, "max_tokens": 12, "logprobs": 2},
-        {"prompt": PROMPTS, "temperature": 1.5, "seed": 2, "max_tokens": 40, "logprobs": 0},  # pieces of characters
+        {"prompt": PROMPTS, "temperature": 1.5, "seed": 2, "max_tokens": 40, "logprobs": 0},  # parts of characters
         {"prompt": "If the file does not exist,", "stop": ["the v", "an obj", "is n", "\n"], "max_tokens": 40} | SHORT,
         {"prompt": "import", "logit_bias": {"2": 100}} | SHORT,  # ends at once
         {"prompt": "import", "max_tokens": 5},
         {"prompt": "import", "logit_bias": {"1": 9}, "temperature": 1, "seed": 4, "logprobs": 0, "n": 2}
         | {
             "extra_body": {"ignore_eos": True, "min_tokens": 9, "stop_token_ids": [274, 1209]}
-        },  # special ones among them
+        },  # some of them special tokens
         {"prompt": "import", "stop": ["the v", "an obj", " o"], "extra_body": {"include_stop_str_in_output": True}}
         | SHORT,
         {"prompt": "import", "echo": True} | SHORT,
@@ -44,7 +44,7 @@ SHORT = {"temperature": 0, "max_tokens": 8, "logprobs": 2}
         {"prompt": PROMPTS, "echo": True} | SHORT | {"max_tokens": 0},
     ],
 )
-def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict[str, Any]):
+def test_a_streamed_completion_equals_the_whole_one(sdk: OpenAI, options: dict[str, Any]):
     options = {"model": "demo"} | options
     whole = sdk.completions.create(**options)
 
@@ -66,7 +66,7 @@ def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict
         if choice.finish_reason:
             ends[choice.index] = choice.finish_reason
     if options.get("seed") is None and options.get("temperature") != 0:
-        return  # sampled anew: only its form can be told
+        return  # another sample: only its form can be compared
     assert chunks[-1].usage == whole.usage
     for choice in whole.choices:
         assert texts[choice.index] == choice.text
@@ -81,7 +81,7 @@ def test_a_streamed_completion_is_the_one_that_is_not(sdk: OpenAI, options: dict
 
 
 @pytest.mark.parametrize("options", [{}, {"n": 3, "seed": 1, "temperature": 1}, {"stop": "of the"}])
-def test_a_streamed_chat_is_the_one_that_is_not(sdk: OpenAI, options: dict[str, Any]):
+def test_a_streamed_chat_equals_the_whole_one(sdk: OpenAI, options: dict[str, Any]):
     options = {"model": "demo", "messages": CHAT, "temperature": 0, "max_tokens": 10, "logprobs": True} | options
     whole = sdk.chat.completions.create(**options, top_logprobs=1)
 
@@ -110,8 +110,8 @@ def test_the_usage_so_far_is_in_every_chunk(sdk: OpenAI, kind: str, include_usag
     options |= {"messages": CHAT} if kind == "chat" else {"prompt": "import"}
     usage = create(**options).usage
 
-    told = {"include_usage": include_usage, "continuous_usage_stats": True}
-    chunks = list(create(**options, extra_body={"return_token_ids": True}, stream=True, stream_options=told))
+    stream_options = {"include_usage": include_usage, "continuous_usage_stats": True}
+    chunks = list(create(**options, extra_body={"return_token_ids": True}, stream=True, stream_options=stream_options))
 
     assert chunks[-1].usage == usage
     num_sent = 0
@@ -124,7 +124,7 @@ def test_the_usage_so_far_is_in_every_chunk(sdk: OpenAI, kind: str, include_usag
     assert chunks[0].usage.completion_tokens < usage.completion_tokens
 
 
-def test_the_prompts_ids_come_with_the_end(sdk: OpenAI):
+def test_prompt_token_ids_are_in_the_last_chunk(sdk: OpenAI):
     asked: dict[str, Any] = {"model": "demo", "max_tokens": 3, "temperature": 0}
     asked |= {"extra_body": {"return_token_ids": True}}
     expected = [choice.prompt_token_ids for choice in sdk.completions.create(prompt=PROMPTS, **asked).choices]
@@ -142,8 +142,8 @@ def test_the_prompts_ids_come_with_the_end(sdk: OpenAI):
     assert not any("prompt_token_ids" in chunk.model_extra for chunk in chunks[:-1])
 
 
-def test_tokens_come_while_others_are_computed(sdk: OpenAI, stack: Stack):
-    """The first ones seconds before the last."""
+def test_tokens_are_sent_while_others_are_computed(sdk: OpenAI, stack: Stack):
+    """The first token is sent seconds before the last."""
     known = set(jobs(stack))
     asked: dict[str, Any] = {"model": "demo", "prompt": "import", "max_tokens": 2000, "logit_bias": NO_END}
 
@@ -155,7 +155,7 @@ def test_tokens_come_while_others_are_computed(sdk: OpenAI, stack: Stack):
     assert status == "started"
 
 
-def test_what_is_refused_is_refused_before_the_stream(sdk: OpenAI):
+def test_a_refused_request_gets_no_stream(sdk: OpenAI):
     with pytest.raises(openai.NotFoundError):
         sdk.completions.create(model="other", prompt="a", stream=True)
     with pytest.raises(openai.BadRequestError, match="best_of"):
@@ -216,8 +216,8 @@ def jobs(stack: Stack) -> dict[str, str]:
     return {job["id"]: job["status"] for job in page["jobs"]}
 
 
-def test_a_stream_goes_on_where_it_was_when_its_worker_is_killed(stack: Stack, sdk: OpenAI):
-    """A job without a seed keeps its own, so that its second run takes the way of the first."""
+def test_a_stream_continues_after_its_worker_was_killed(stack: Stack, sdk: OpenAI):
+    """A job without a seed keeps a seed of its own, so that its second run samples the same tokens."""
     asked: dict[str, Any] = {"model": "demo", "prompt": "import", "max_tokens": 400, "logprobs": 0}
     asked |= {"logit_bias": NO_END, "extra_body": {"return_token_ids": True}}
     chunks = []

@@ -1,4 +1,4 @@
-"""An answer that is wanted to be calls, or JSON, is, whatever a model would say: here it says anything allowed."""
+"""Constrained answers follow their schema for a model that samples any allowed token."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def allowed_ids(mask: bytes) -> list[int]:
 
 
 class Answer:
-    """Of a model that takes any allowed token, and says `says` where nothing keeps it from it."""
+    """The answer of a model that samples any allowed token, and the text `says` where that is allowed."""
 
     def __init__(self, name: str, seed: int, says: str = "", max_tokens: int = 2000, **body: Any) -> None:
         asked = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "logprobs": True, "tools": TOOLS}
@@ -52,7 +52,7 @@ class Answer:
             marks = [token_id for token_id in may if token_id in tokenizer.eos_ids | codec.chat_format.marker_ids]
             if likes and likes[0] in may:
                 token_id = likes[0]
-            else:  # a text of any characters hardly ever ends
+            else:  # random characters rarely end a text
                 token_id = any_of.choice(marks if marks and any_of.random() < 0.3 else may)
             row.token_ids.append(token_id)
             row.columns.logprobs.append(-1.0)
@@ -118,7 +118,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum":
     several=st.booleans(),
 )
 @pytest.mark.parametrize("name", CALLING)
-def test_what_is_called_may_be_called_with_arguments_of_its_schema(
+def test_constrained_calls_follow_their_schema(
     name: str, parameters: list[dict[str, Any]], seed: int, choice: Any, several: bool
 ):
     schemas = dict(zip(["look", "count_up"], parameters, strict=False))
@@ -126,7 +126,7 @@ def test_what_is_called_may_be_called_with_arguments_of_its_schema(
 
     answer = Answer(name, seed, tools=tools, tool_choice=choice, parallel_tool_calls=several)
 
-    if answer.row.finish_reason == "length":  # some take long to end their reasoning
+    if answer.row.finish_reason == "length":  # some end their reasoning late
         return
     calls = answer.choice.message.tool_calls or []
     for call in calls:
@@ -141,8 +141,8 @@ def test_what_is_called_may_be_called_with_arguments_of_its_schema(
 
 @pytest.mark.parametrize("name", CALLING)
 @pytest.mark.parametrize("options", [{"tools": [STRICT]}, {"parallel_tool_calls": False}, {"tool_choice": ALLOWED}])
-def test_content_is_free_up_to_the_call(name: str, options: dict[str, Any]):
-    """What the model would say of a function is not what it then may."""
+def test_content_before_a_call_is_free(name: str, options: dict[str, Any]):
+    """Without the constraint the model would write other arguments."""
     form = FORMATS[name]
     before = "Hm.".join(form.reasoning) if form.reasoning[1] else ""
     before += "I look. ä".join(form.content)
@@ -183,7 +183,7 @@ def test_content_of_a_schema_may_be_a_call_instead(name: str):
         ({"response_format": SCHEMA}, "json_schema"),
     ],
 )
-def test_formats_whose_calls_are_not_constrained_refuse_it_by_name(name: str, options: dict[str, Any], field: str):
+def test_formats_without_constrained_calls_refuse_the_field_by_name(name: str, options: dict[str, Any], field: str):
     with pytest.raises(JobError) as caught:
         Answer(name, 0, **{"tools": [LOOK]} | options)
 
@@ -193,7 +193,7 @@ def test_formats_whose_calls_are_not_constrained_refuse_it_by_name(name: str, op
 
 
 @pytest.mark.parametrize("options", [{"min_tokens": 5}, {"ignore_eos": True}])
-def test_what_ends_where_its_grammar_says_goes_with_nothing_else_that_does(options: dict[str, Any]):
+def test_a_grammar_excludes_ignore_eos_and_min_tokens(options: dict[str, Any]):
     with pytest.raises(JobError, match="`ignore_eos` nor `min_tokens`") as caught:
         Answer("json_tools", 0, tools=[STRICT], **options)
 
@@ -201,7 +201,7 @@ def test_what_ends_where_its_grammar_says_goes_with_nothing_else_that_does(optio
 
 
 @pytest.mark.parametrize("options", [{}, {"tool_choice": "none", "tools": [STRICT]}, {"tools": None}])
-def test_where_nothing_asks_for_it_nothing_is_constrained(options: dict[str, Any]):
+def test_unconstrained_requests_have_no_constraint(options: dict[str, Any]):
     body = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "tools": TOOLS} | options
     request = to_request(wire.parse(json.dumps(body).encode(), ChatRequest), timeout_s=60)
 

@@ -1,4 +1,4 @@
-"""What must be called is called, as OpenAI's own SDK sees it, by a model that says anything beside its script."""
+"""Required and named tools are called, with OpenAI's SDK and a scripted model that may leave its script."""
 
 import json
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def test_the_sdk_parses_calls_into_their_classes(sdk: OpenAI):
             assert isinstance(call.function.parsed_arguments, expected)
 
 
-def test_the_function_that_is_named_is_called_once_and_its_logprobs_are_the_models_own(sdk: OpenAI, scripted: Stack):
+def test_a_named_function_is_called_once_with_the_models_own_logprobs(sdk: OpenAI, scripted: Stack):
     asked = {"logprobs": True, "top_logprobs": 2, "extra_body": {"return_token_ids": True}}
 
     completion = chat(sdk, tool_choice=NAMED, **asked)
@@ -69,7 +69,7 @@ def test_the_function_that_is_named_is_called_once_and_its_logprobs_are_the_mode
     (call,) = choice.message.tool_calls
     assert call.function.name == "look"
     Look.model_validate_json(call.function.arguments)
-    assert choice.finish_reason == "stop"  # as OpenAI's and vLLM's
+    assert choice.finish_reason == "stop"  # as from OpenAI and vLLM
     entries = choice.logprobs.content
     assert len(entries) == completion.usage.completion_tokens
     assert [entry.channel for entry in entries[:4]] == ["reasoning", "reasoning", "markup", "markup"]
@@ -78,10 +78,10 @@ def test_the_function_that_is_named_is_called_once_and_its_logprobs_are_the_mode
         (scored,) = native.score("m", [(completion.prompt_token_ids, choice.token_ids)]).sequences
     found = [entry.logprob for entry in entries]
     assert found == pytest.approx(scored.logprobs.values(), abs=1e-4)
-    assert min(found) < -5  # before the constraint: its script is likelier by far
+    assert min(found) < -5  # logprobs before the constraint: the script is far more likely
 
 
-def test_one_call_is_all_where_no_others_may_stand_beside_it(sdk: OpenAI):
+def test_parallel_tool_calls_false_allows_one_call(sdk: OpenAI):
     def asked(parallel: bool, **options: Any) -> Any:
         asked = {"tool_choice": "required", "max_tokens": 250, "extra_body": {"return_token_ids": True}}
         return chat(sdk, parallel_tool_calls=parallel, **asked, **options).choices[0]
@@ -93,8 +93,8 @@ def test_one_call_is_all_where_no_others_may_stand_beside_it(sdk: OpenAI):
     assert len(asked(parallel=False, **goes_on).message.tool_calls) == 1
 
 
-def test_a_strict_tool_leaves_content_free_and_keeps_the_call_to_its_schema(sdk: OpenAI):
-    """By its script the model looks in Zürich."""
+def test_a_strict_tool_constrains_the_call_and_not_the_content(sdk: OpenAI):
+    """The script looks in Zürich."""
     (choice,) = chat(sdk, tools=[pydantic_function_tool(Near, name="look")], temperature=0).choices
 
     assert choice.message.reasoning_content == "".join(REASONING)
@@ -104,8 +104,8 @@ def test_a_strict_tool_leaves_content_free_and_keeps_the_call_to_its_schema(sdk:
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_of_the_tools_only_those_that_are_allowed_are_called(sdk: OpenAI, mode: str):
-    """The others are shown all the same."""
+def test_only_allowed_tools_are_called(sdk: OpenAI, mode: str):
+    """The other tools are shown to the model."""
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": ONLY_COUNT}}
     asked = {"temperature": 0, "extra_body": {"return_token_ids": True}}
 
@@ -116,7 +116,7 @@ def test_of_the_tools_only_those_that_are_allowed_are_called(sdk: OpenAI, mode: 
     assert completion.prompt_token_ids == chat(sdk, tool_choice="none", **asked).prompt_token_ids
 
 
-def test_an_answer_in_json_may_be_a_call_instead(sdk: OpenAI):
+def test_a_json_answer_may_be_a_call_instead(sdk: OpenAI):
     completion = sdk.chat.completions.parse(**ASKED, response_format=Near, temperature=0.2, n=8)
 
     messages = [choice.message for choice in completion.choices]
@@ -128,7 +128,7 @@ def test_an_answer_in_json_may_be_a_call_instead(sdk: OpenAI):
     "options",
     [{"tool_choice": "required"}, {"tool_choice": NAMED, "n": 2}, {}, {"tool_choice": "required", "max_tokens": 12}],
 )
-def test_a_stream_of_calls_is_the_answer_that_is_not_streamed(sdk: OpenAI, options: dict[str, Any]):
+def test_a_stream_of_calls_equals_the_whole_answer(sdk: OpenAI, options: dict[str, Any]):
     whole = chat(sdk, logprobs=True, **options)
 
     chunks = list(chat(sdk, logprobs=True, **options, stream=True))
@@ -146,7 +146,7 @@ def test_a_stream_of_calls_is_the_answer_that_is_not_streamed(sdk: OpenAI, optio
         ]
 
 
-def test_a_call_that_is_cut_off_is_none(sdk: OpenAI):
+def test_a_cut_off_call_is_no_call(sdk: OpenAI):
     (choice,) = chat(sdk, tool_choice="required", max_tokens=12).choices
 
     assert choice.finish_reason == "length"
@@ -155,18 +155,18 @@ def test_a_call_that_is_cut_off_is_none(sdk: OpenAI):
         sdk.chat.completions.parse(**ASKED, tool_choice="required", max_tokens=12)
 
 
-def test_who_is_not_constrained_notices_nothing(sdk: OpenAI):
-    def ask(place: int) -> ChatCompletion:
-        if place % 2:
-            return chat(sdk, tool_choice=NAMED, seed=place)
+def test_unconstrained_requests_beside_constrained_ones_are_unchanged(sdk: OpenAI):
+    def ask(number: int) -> ChatCompletion:
+        if number % 2:
+            return chat(sdk, tool_choice=NAMED, seed=number)
         return chat(sdk, tools=openai.omit, temperature=0)
 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, range(8)))
 
-    for place, answer in enumerate(answers):
+    for number, answer in enumerate(answers):
         message = answer.choices[0].message
-        if place % 2:
+        if number % 2:
             Look.model_validate_json(message.tool_calls[0].function.arguments)
         else:
             assert message.content == 'One moment ä{"name": "look", "arguments": {"place": "Zürich"}}'
@@ -182,7 +182,7 @@ def test_who_is_not_constrained_notices_nothing(sdk: OpenAI):
         ({"properties": {"a": {"oneOf": [{}, {"type": "null"}]}}}, "oneOf whose choices may overlap: say anyOf"),
     ],
 )
-def test_a_schema_that_cannot_be_followed_is_refused_with_its_reason(sdk: OpenAI, parameters: Any, why: str):
+def test_an_unsupported_schema_is_refused_with_its_reason(sdk: OpenAI, parameters: Any, why: str):
     fly = {"type": "function", "function": {"name": "fly", "strict": True, "parameters": parameters}}
 
     with pytest.raises(openai.BadRequestError, match=why) as caught:
@@ -191,8 +191,8 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_its_reason(sdk: OpenAI
     assert caught.value.param == "tools"
 
 
-def test_what_cannot_be_followed_of_a_tool_that_is_not_strict_is_left_out(sdk: OpenAI):
-    """As pydantic writes sets, paths and tagged unions; clients then do not say strict."""
+def test_unsupported_parts_of_a_tool_that_is_not_strict_are_ignored(sdk: OpenAI):
+    """Pydantic writes such schemas for sets, paths and tagged unions; its clients do not send `strict`."""
     either = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
     properties = {"a": {"enum": [1], "format": "path"}, "b": {"type": "array", "maxItems": 0, "uniqueItems": True}}
     parameters = {"properties": properties | {"c": either}, "required": ["a", "b", "c"]}

@@ -1,4 +1,4 @@
-"""Tools, reasoning and their logprobs, as OpenAI's own SDK sees them, from a model that says what it is made to say."""
+"""Tools, reasoning and their logprobs with OpenAI's SDK, from a scripted model."""
 
 import json
 import warnings
@@ -16,7 +16,7 @@ from scorepool.local.stack import Stack
 from tests.scripted_model import CALL, REASONING
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its imports, which are not ours to mend
+    warnings.simplefilter("ignore")  # from its imports
     from trl.generation import vllm_client
 
 CHANNELS = ["reasoning"] * 2 + ["markup"] + ["content"] * 3 + ["markup"] + ["tool_call"] * 2 + ["markup"] * 2
@@ -61,7 +61,7 @@ def test_a_call_with_its_reasoning_and_its_logprobs(sdk: OpenAI):
 
 
 @pytest.mark.parametrize("options", [{}, {"n": 2}, {"max_tokens": 8}, {"tool_choice": "none"}, {"stop": "Z"}])
-def test_a_stream_with_tools_is_the_answer_that_is_not_streamed(sdk: OpenAI, options: dict[str, Any]):
+def test_a_stream_with_tools_equals_the_whole_answer(sdk: OpenAI, options: dict[str, Any]):
     whole = chat(sdk, **options)
 
     chunks = list(chat(sdk, **options, stream=True))
@@ -94,11 +94,11 @@ def test_the_sdks_own_stream_accumulates_the_call(sdk: OpenAI):
     assert json.loads(call.function.arguments) == {"place": "Zürich"}
     assert final.choices[0].finish_reason == "tool_calls"
     said = {"role": "tool", "tool_call_id": call.id, "content": "It is."}
-    assert chat(sdk, messages=[*MESSAGES, message, said], max_tokens=1).choices  # with what the SDK adds to it
+    assert chat(sdk, messages=[*MESSAGES, message, said], max_tokens=1).choices  # with the fields that the SDK adds
 
 
-@pytest.mark.parametrize("as_dict", [False, True])  # with all that is null in it
-def test_an_answer_goes_back_into_the_chat_with_what_the_tool_said(sdk: OpenAI, scripted: Stack, as_dict: bool):
+@pytest.mark.parametrize("as_dict", [False, True])  # with its null fields
+def test_an_answer_and_its_tools_output_are_accepted_in_the_chat(sdk: OpenAI, scripted: Stack, as_dict: bool):
     message = chat(sdk).choices[0].message
     (call,) = message.tool_calls
     said = {"role": "tool", "tool_call_id": call.id, "content": "It is."}
@@ -114,7 +114,7 @@ def test_an_answer_goes_back_into_the_chat_with_what_the_tool_said(sdk: OpenAI, 
     assert again.choices[0].message.reasoning_content == REASONING[0]
 
 
-def test_tools_that_are_not_to_be_called_are_shown_and_not_called(sdk: OpenAI):
+def test_tool_choice_none_shows_tools_and_calls_none(sdk: OpenAI):
     asked = {"extra_body": {"return_token_ids": True}}
 
     none, auto = chat(sdk, tool_choice="none", **asked), chat(sdk, tool_choice="auto", **asked)
@@ -125,8 +125,8 @@ def test_tools_that_are_not_to_be_called_are_shown_and_not_called(sdk: OpenAI):
     assert none.choices[0].finish_reason == "stop"
 
 
-def test_trls_client_has_its_tools_shown(sdk: OpenAI, scripted: Stack, monkeypatch: pytest.MonkeyPatch):
-    """It says `tool_choice` none, and reads calls from the tokens itself."""
+def test_trls_client_shows_its_tools(sdk: OpenAI, scripted: Stack, monkeypatch: pytest.MonkeyPatch):
+    """The client sends `tool_choice` none and parses calls from the tokens itself."""
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda *_, **__: True)
     trl = vllm_client.VLLMClient(base_url=scripted.url)
     options: dict[str, Any] = {"tools": [LOOK], "temperature": 0.0, "max_tokens": 20}
@@ -139,7 +139,7 @@ def test_trls_client_has_its_tools_shown(sdk: OpenAI, scripted: Stack, monkeypat
     assert found["completion_ids"] == [asked.choices[0].token_ids]
 
 
-def test_what_a_template_reads_of_a_request(sdk: OpenAI, scripted: Stack):
+def test_the_template_gets_the_variables_that_it_reads(sdk: OpenAI, scripted: Stack):
     asked = {"extra_body": {"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}}}
 
     answer = chat(sdk, reasoning_effort="low", **asked)
@@ -153,7 +153,7 @@ def test_what_a_template_reads_of_a_request(sdk: OpenAI, scripted: Stack):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["enabel_thinking", "messages", "tools", "chat_template", "eos_token"])
-def test_what_a_template_does_not_read_is_refused_by_name(sdk: OpenAI, name: str, stream: bool):
+def test_a_variable_that_the_template_does_not_read_is_refused_by_name(sdk: OpenAI, name: str, stream: bool):
     with pytest.raises(openai.APIError) as caught:
         list(chat(sdk, extra_body={"chat_template_kwargs": {name: True}}, stream=stream))
 
@@ -179,7 +179,7 @@ def test_what_a_template_does_not_read_is_refused_by_name(sdk: OpenAI, name: str
         ({"functions": [{"name": "look"}]}, "functions"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(sdk: OpenAI, options: dict[str, Any], param: str):
+def test_unsupported_values_are_refused_by_name(sdk: OpenAI, options: dict[str, Any], param: str):
     with pytest.raises(openai.BadRequestError) as caught:
         chat(sdk, **options)
 
@@ -187,7 +187,7 @@ def test_what_is_not_supported_is_refused_by_name(sdk: OpenAI, options: dict[str
     assert param.split(".")[-1].split("[")[0] in caught.value.message
 
 
-def test_a_constrained_answer_comes_after_free_reasoning(sdk: OpenAI):
+def test_reasoning_before_a_constrained_answer_is_free(sdk: OpenAI):
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["Zürich", "Bern"]}}}
 
     completion = chat(sdk, tools=openai.omit, response_format=form)

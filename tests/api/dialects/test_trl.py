@@ -1,4 +1,4 @@
-"""TRL's client of a vLLM server, as it is shipped."""
+"""TRL's released client of a vLLM server."""
 
 import base64
 import math
@@ -15,7 +15,7 @@ from scorepool import Client
 from scorepool.local.stack import Stack
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its imports, which are not ours to mend
+    warnings.simplefilter("ignore")  # from its imports
     from trl.generation import vllm_client
     from trl.generation.vllm_client import VLLMClient
 
@@ -28,7 +28,7 @@ PROMPT_LENGTHS = [1, 2, 3]
 
 @pytest.fixture
 def trl(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> VLLMClient:
-    # It asks for vLLM to be installed, of which it uses nothing here.
+    # The client requires vLLM to be installed and uses nothing of it here.
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda *_, **__: True)
     return VLLMClient(base_url=stack.url)
 
@@ -55,14 +55,14 @@ def test_sequence_logprobs_of_a_teacher(trl: VLLMClient, stack: Stack, options: 
 
 @pytest.fixture
 def ask(stack: Stack) -> Iterator[Callable[..., httpx.Response]]:
-    """`/get_sequence_logprobs/`, as TRL's client spoke to TRL's server until 1.10."""
+    """Post to `/get_sequence_logprobs/`, as TRL's client did until 1.10."""
     with httpx.Client(base_url=stack.url, timeout=60) as http:
         assert http.get("/health/").status_code == 200
         yield lambda **body: http.post("/get_sequence_logprobs/", json=body)
 
 
 def arrays(reply: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """logprobs, token_ids, actual_logprobs, actual_token_ids."""
+    """Return logprobs, token_ids, actual_logprobs, actual_token_ids."""
     num, longest, k = reply["shape"]
     names = [
         ("logprobs", "<f4", k),
@@ -78,7 +78,7 @@ def arrays(reply: dict[str, Any]) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("k", [0, 1, 5])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_teachers_route_tells_the_floats_of_a_score_job(ask: Ask, native: Client, k: int, temperature: float):
+def test_sequence_logprobs_equal_those_of_a_score_job(ask: Ask, native: Client, k: int, temperature: float):
     reply = ask(sequences=SEQUENCES, prompt_lengths=PROMPT_LENGTHS, top_logprobs=k, temperature=temperature).json()
     binary = {"sequences": SEQUENCES, "prompt_lengths": PROMPT_LENGTHS, "response_format": "binary"}
     packed = ask(**binary, top_logprobs=k, temperature=temperature).json()
@@ -97,9 +97,9 @@ def test_the_teachers_route_tells_the_floats_of_a_score_job(ask: Ask, native: Cl
             tops = dict(zip(scored.top_ids[entry], scored.top_logprobs[entry].values(), strict=True)) if k else {}
             assert token_ids[row, entry].tolist() == list(tops)
             assert logprobs[row, entry] == pytest.approx(list(tops.values()), abs=1e-5)
-            told = dict(zip(reply["logprob_token_ids"][row][entry], reply["logprobs"][row][entry], strict=True))
-            assert told == pytest.approx(tops | {scored.token_ids[entry]: scored.logprobs[entry]}, abs=1e-5)
-            assert list(told)[:k] == list(tops)
+            found = dict(zip(reply["logprob_token_ids"][row][entry], reply["logprobs"][row][entry], strict=True))
+            assert found == pytest.approx(tops | {scored.token_ids[entry]: scored.logprobs[entry]}, abs=1e-5)
+            assert list(found)[:k] == list(tops)
         assert len(reply["logprobs"][row]) == num
 
 
@@ -131,7 +131,7 @@ def test_a_sequence_without_a_prompt_begins_with_a_token_that_has_no_logprob(ask
         ({"model": "nobody"}, 404, "model", "nobody"),
     ],
 )
-def test_what_the_teachers_route_cannot_do_is_refused_by_its_name(
+def test_wrong_sequence_logprobs_requests_are_refused_by_name(
     ask: Ask, change: dict[str, Any], status: int, param: str, message: str
 ):
     reply = ask(**{"sequences": SEQUENCES, "prompt_lengths": PROMPT_LENGTHS} | change)
@@ -141,7 +141,7 @@ def test_what_the_teachers_route_cannot_do_is_refused_by_its_name(
     assert re.search(message, error["message"])
 
 
-def test_arrays_that_are_mostly_padding_are_refused_before_they_are_made(ask: Ask):
+def test_arrays_of_mostly_padding_are_refused(ask: Ask):
     uneven = {"sequences": [[5] * 1000, *[[5, 5]] * 200], "prompt_lengths": [1] * 201, "top_logprobs": 128}
 
     reply = ask(**uneven, response_format="binary")

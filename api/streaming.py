@@ -48,7 +48,7 @@ class Streaming:
                     event = await _next(events)
                     if isinstance(event, wire.Job):
                         if event.result is None:
-                            raise await self._submission.error_of(event)
+                            raise await self._submission.error_of(event, requests, job_ids)
                         num_running -= 1
                     yield event
             finally:

@@ -145,18 +145,18 @@ class Submission:
             job_ids = [job.id for job in submitted]
             try:
                 with self._metrics.waiting.track_inprogress():
-                    return await while_connected(request, self._results(owner, job_ids))
+                    return await while_connected(request, self._results(owner, requests, job_ids))
             except BaseException:
                 await asyncio.shield(self.cancel_all(owner, job_ids))
                 raise
 
-    async def _results(self, owner: str, job_ids: Sequence[str]) -> list[wire.Result]:
+    async def _results(self, owner: str, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> list[wire.Result]:
         waits = [asyncio.create_task(self.until_ended(owner, job_id)) for job_id in job_ids]
         try:
             for ended in asyncio.as_completed(waits):
                 job = await ended
                 if job.result is None:
-                    raise await self.error_of(job)
+                    raise await self.error_of(job, requests, job_ids)
             return [result for wait in waits if (result := wait.result().result) is not None]
         finally:
             await tasks.cancel_and_wait(waits)
@@ -177,9 +177,9 @@ class Submission:
                 logger.warning("jobs of a request whose client has left cannot be canceled: %r", error)
                 return
 
-    async def error_of(self, job: wire.Job) -> ApiError:
+    async def error_of(self, job: wire.Job, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> ApiError:
         """Build the error for a synchronous request whose job has no result."""
-        return job_error(job, self._settings.max_wait_s)
+        return locate(job_error(job, self._settings.max_wait_s), requests, list(job_ids).index(job.id))
 
 
 def job_error(job: wire.Job, waited_s: float) -> ApiError:
@@ -201,3 +201,20 @@ def job_error(job: wire.Job, waited_s: float) -> ApiError:
             return Unavailable(failure.message)
         case _:
             return Failed(f"{failure.code}: {failure.message}")
+
+
+def locate(error: ApiError, requests: Sequence[wire.Request], index: int) -> ApiError:
+    """Name the field of a job's error as admission does: from `[index]` on if there are several requests.
+
+    A worker that finds an input too long names no field, so the input's field is added.
+    """
+    if isinstance(error, PromptTooLong) and error.field is None:
+        request = requests[index]
+        error.field = (
+            "items" if isinstance(request, wire.Score) else "prompt" if request.messages is None else "messages"
+        )
+        error.message = f"{error.field}: {error.message}"
+    if error.field is not None and len(requests) > 1:
+        field = f"[{index}].{error.field}"
+        error.rename_field(lambda _: field)
+    return error

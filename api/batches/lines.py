@@ -22,7 +22,7 @@ from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.api.http.errors import ApiError, BadRequest, TooLarge, error_reply, map_field_names
 from scorepool.api.repositories import decode
 from scorepool.api.state import State
-from scorepool.api.submission import job_error
+from scorepool.api.submission import job_error, locate
 
 Ending = Literal["expired", "cancelled"]
 _HELD = re.compile(rb"([0-9]{1,9})\.([0-9]{1,6})")
@@ -144,8 +144,9 @@ def ended(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | 
         return not_run(text, "expired", unique)
     if failed.failure.code == "canceled" and ending is not None:
         return not_run(text, ending, unique)
-    refusal = job_error(failed, 0)
-    refusal.rename_field(LineCall.parse(text, batch, unique).field_name)
+    call = LineCall.parse(text, batch, unique)
+    refusal = locate(job_error(failed, 0), call.to_requests(batch), list(jobs).index(failed))
+    refusal.rename_field(call.field_name)
     return Ended(_entry(text, unique, refusal.status, error_reply(refusal)))
 
 

@@ -73,12 +73,16 @@ class Models:
         ]
 
     def not_served(self, name: str, field: str = "model") -> ModelNotServed:
-        served = f"live models: {', '.join(self.names)}" if self.names else "no worker is live"
+        names = [name for model in self.names for name in (model, *self._aliases(model))]
+        served = f"live models: {', '.join(names)}" if names else "no worker is live"
         return ModelNotServed(
             f"{field}: no live worker serves {name[:128]!r}; {served}. "
             "A job of POST /v1/jobs may be queued anyway, with wait_for_model: true",
             field,
         )
+
+    def _aliases(self, name: str) -> list[str]:
+        return sorted({alias for model in self._live if model.id == name for alias in model.aliases})
 
     @property
     def names(self) -> list[str]:

@@ -170,7 +170,7 @@ def test_a_stream_that_the_worker_refuses_has_the_status_of_its_error(sdk: OpenA
     with pytest.raises(openai.BadRequestError) as raised:
         sdk.completions.create(model="demo", prompt="import " * 3000, max_tokens=2, stream=True, echo=echo)
 
-    assert raised.value.code == "context_length_exceeded"
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "prompt")
 
 
 def test_a_streamed_chat_that_the_worker_refuses_has_the_status_of_its_error(sdk: OpenAI):
@@ -182,6 +182,34 @@ def test_a_streamed_chat_that_the_worker_refuses_has_the_status_of_its_error(sdk
     unknown = {"chat_template_kwargs": {"no_such_variable": True}}
     with pytest.raises(openai.BadRequestError, match="chat_template_kwargs"):
         sdk.chat.completions.create(model="demo", messages=CHAT, stream=True, extra_body=unknown)
+
+
+def test_the_error_names_the_prompt_that_is_too_long(sdk: OpenAI):
+    asked: dict[str, Any] = {"model": "demo", "prompt": ["import", "import " * 3000], "max_tokens": 2}
+    with pytest.raises(openai.BadRequestError, match=r"prompt\[1\]: ") as raised:
+        sdk.completions.create(**asked)
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "prompt[1]")
+
+    # The first prompt's tokens may come first: then the error is an event of the stream.
+    with pytest.raises(openai.APIError, match=r"prompt\[1\]: ") as raised:
+        list(sdk.completions.create(**asked, stream=True))
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "prompt[1]")
+
+
+def test_an_unknown_model_has_openais_code_and_the_names_that_are_served(sdk: OpenAI, stack: Stack):
+    for stream in (False, True):
+        with pytest.raises(openai.NotFoundError, match="demo, gpt-4o-mini") as raised:
+            sdk.chat.completions.create(model="other", messages=CHAT, stream=stream)
+        assert (raised.value.code, raised.value.param) == ("model_not_found", "model")
+
+    native = httpx.post(f"{stack.url}/v1/jobs", json={"type": "generate", "model": "other", "prompt": "a"})
+    assert native.json()["error"]["code"] == "model_not_served"
+
+
+def test_param_is_there_if_it_is_null(stack: Stack):
+    error = httpx.post(f"{stack.url}/v1/chat/completions", json=[]).json()["error"]
+
+    assert error["param"] is None
 
 
 @pytest.mark.parametrize("stream", [True, False])

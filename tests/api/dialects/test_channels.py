@@ -212,7 +212,18 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
     """Draw tokens of a format in any order: markers, parts of calls, whole calls, halves of characters, end tokens."""
     name = draw(st.sampled_from(sorted(FORMATS)))
     chat_format = FORMATS[name]
-    texts = [chat_format.look, chat_format.count, chat_format.invalid, *chat_format.reasoning, *chat_format.content, "a", " \n", "ä🙂", "<", '"']
+    texts = [
+        chat_format.look,
+        chat_format.count,
+        chat_format.invalid,
+        *chat_format.reasoning,
+        *chat_format.content,
+        "a",
+        " \n",
+        "ä🙂",
+        "<",
+        '"',
+    ]
     parts = [ids_of(name, text) for text in texts]
     markers = [ids_of(name, text.removeprefix("+")) for text in (*chat_format.tokens, EOS)]
     halves = [ids_of(name, "🙂")[:2], ids_of(name, "ä")[1:]]
@@ -251,7 +262,11 @@ def test_joined_chunks_equal_the_whole_answer(answer: dict[str, Any], data: st.D
     assert channel_text(whole, "markup") == ""
     special = [text for text in FORMATS[answer["name"]].tokens if not text.startswith("+")]
     if answer["skip_special_tokens"]:
-        assert not [text for text in [*special, EOS] if text in channel_text(whole, "content") + channel_text(whole, "reasoning")]
+        assert not [
+            text
+            for text in [*special, EOS]
+            if text in channel_text(whole, "content") + channel_text(whole, "reasoning")
+        ]
     for call in whole.message.tool_calls or ():
         assert isinstance(json.loads(call.function.arguments), dict)
     if whole.finish_reason == "tool_calls":

@@ -179,6 +179,11 @@ class Submission:
 
     async def error_of(self, job: wire.Job, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> ApiError:
         """Build the error for a synchronous request whose job has no result."""
+        if job.failure is None and not await self._models.is_live(job.model):
+            return Unavailable(
+                f"model: no live worker serves {job.model!r}. One did a short time ago, but none came back within "
+                f"{self._settings.max_wait_s:g} s, so the request was canceled; send it again"
+            )
         return locate(job_error(job, self._settings.max_wait_s), requests, list(job_ids).index(job.id))
 
 

@@ -16,6 +16,13 @@ class Keys:
 
     models = "scorepool:models"  # zset: worker name by the time (unix, s) at which its card expires
 
+    recent_models = "scorepool:recent_models"  # zset: models by the time (unix, s) at which they were last served
+
+    @staticmethod
+    def recent_model(model: str) -> str:
+        """string: the last ServedModel, kept for SCOREPOOL_MODEL_GRACE_S after the model's last worker has gone."""
+        return f"scorepool:recent_model:{model}"
+
     outcomes = "scorepool:outcomes"  # hash: how many jobs ended, by `result` or the failure's code
 
     @staticmethod

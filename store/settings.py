@@ -75,6 +75,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_running_rows: Count = 32
     lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs
     drain_timeout_s: Seconds = 60.0
+    model_grace_s: Annotated[int, Meta(ge=0)] = 600  # how long jobs for a model are accepted after its last worker left
     crash_limit: Count = 5  # a job that ran alone at so many deaths of its worker fails with `crashed`
     stall_timeout_s: Seconds = 300.0  # a step, a tokenizing or a turn of the loop that takes longer ends the worker
 

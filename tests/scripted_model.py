@@ -1,7 +1,7 @@
 """A tiny model that generates a script: after each token the one that follows it in the script.
 
 Attention and MLP add nothing, the embedding of each token is its own unit vector, and the head maps it to the next
-token. A script therefore holds each token at most once. If the next token is not allowed, the others are equally likely.
+token. A script holds each token at most once. If the next token is not allowed, the others are equally likely.
 """
 
 from itertools import pairwise

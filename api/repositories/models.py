@@ -1,4 +1,4 @@
-"""Read which models are served, from the ServedModel that every live worker keeps in Redis."""
+"""Read which models are served, from the ServedModel that every worker keeps in Redis."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -15,30 +15,42 @@ FRESH_S = 1.0  # how long the models read last are used again
 
 
 class Models:
-    """Answer which workers serve a name or an alias. An entry expires with its worker, by Redis's clock."""
+    """Answer which models are served, by name or alias.
+
+    A live worker's entry expires with the worker, by Redis's clock. A recent model has no live worker now, but had one
+    within SCOREPOOL_MODEL_GRACE_S: requests for it are accepted and wait for a worker.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._live: list[wire.ServedModel] = []
+        self._recent: list[wire.ServedModel] = []
         self._read_at = float("-inf")
 
     async def live(self) -> list[wire.ServedModel]:
         """Read what each live worker serves, ordered by model, then by worker."""
-        names: Any = await self._redis.zrange(store.Keys.models, 0, -1)
-        packed: Any = await self._redis.mget([store.Keys.card(decode.text(name)) for name in names]) if names else []
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.zrange(store.Keys.models, 0, -1)
+            pipeline.zrange(store.Keys.recent_models, 0, -1)
+            workers, models = [[decode.text(name) for name in names or ()] for names in await decode.replies(pipeline)]
+        keys = [*map(store.Keys.card, workers), *map(store.Keys.recent_model, models)]
+        packed: Any = await self._redis.mget(keys) if keys else []
         served = [decode.message(value, wire.ServedModel) for value in packed]
-        self._live = sorted((model for model in served if model), key=lambda model: (model.id, model.worker))
+        live = [model for model in served[: len(workers)] if model]
+        names = {model.id for model in live}
+        self._live = sorted(live, key=lambda model: (model.id, model.worker))
+        self._recent = [model for model in served[len(workers) :] if model and model.id not in names]
         self._read_at = time.monotonic()
         return self._live
 
     async def serving(self, names: Iterable[str]) -> dict[str, list[wire.ServedModel]]:
-        """Return what serves each name or alias. All that serve one alias are workers of one model.
+        """Return what serves each name or alias, or served it recently. All entries of one name are of one model.
 
         They are read again at most once: when they are older than FRESH_S, or when a name is not among them, because
         its worker may just have started.
         """
         wanted = set(names)
-        known = {name for model in self._live for name in (model.id, *model.aliases)}
+        known = {name for model in (*self._live, *self._recent) for name in (model.id, *model.aliases)}
         if time.monotonic() - self._read_at > FRESH_S or not wanted <= known:
             await self.live()
         return {name: self._named(name) for name in wanted}
@@ -47,7 +59,7 @@ class Models:
         """Return what serves the name, or the only served model if None. Raises ModelNotServed, BadRequest."""
         if name is None:
             await self.live()
-            names = self.names
+            names = self.names or sorted(model.id for model in self._recent)
             if len(names) > 1:
                 raise BadRequest(f"model: several are served, so name one of {', '.join(names)}", "model")
             name = names[0] if names else ""
@@ -56,23 +68,32 @@ class Models:
             raise self.not_served(name)
         return served[0]
 
+    async def is_live(self, name: str) -> bool:
+        """True if a live worker serves the name or alias now."""
+        return any(name in (model.id, *model.aliases) for model in await self.live())
+
     def _named(self, name: str) -> list[wire.ServedModel]:
-        """Return what serves a name. A model's own name comes before aliases; of two models with one alias, the first
-        in alphabetical order has it."""
-        named = [model for model in self._live if model.id == name]
-        if not named:
-            named = [model for model in self._live if name in model.aliases]
-        return [model for model in named if model.id == named[0].id]
+        """Return the entries of one model for a name: live ones before recent ones, a model's own name before aliases,
+        and of two models with one alias the first in alphabetical order."""
+        for models in (self._live, self._recent):
+            named = [model for model in models if model.id == name] or [
+                model for model in models if name in model.aliases
+            ]
+            if named:
+                return [model for model in named if model.id == named[0].id]
+        return []
 
     def resolve_aliases(self, requests: Sequence[wire.Request]) -> list[wire.Request]:
         """Replace aliases by the models' own names, whose queues their workers drain first, by the models read last."""
-        own_names = {alias: self._named(alias)[0].id for model in self._live for alias in model.aliases}
+        models = (*self._live, *self._recent)
+        own_names = {alias: self._named(alias)[0].id for model in models for alias in model.aliases}
         return [
             replace(request, model=own_names[request.model]) if request.model in own_names else request
             for request in requests
         ]
 
     def not_served(self, name: str, field: str = "model") -> ModelNotServed:
+        """Build the error for a model that no worker serves, with the names and aliases that can be asked for."""
         names = [name for model in self.names for name in (model, *self._aliases(model))]
         served = f"live models: {', '.join(names)}" if names else "no worker is live"
         return ModelNotServed(
@@ -86,5 +107,5 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        """The names of the models read last, without aliases."""
+        """The names of the live models read last, without aliases."""
         return sorted({model.id for model in self._live})

@@ -1,6 +1,7 @@
 """The worker's side of Redis, as the rooms agreed on it, without RQ's loop, leases or a model."""
 
 import time
+from collections.abc import Sequence
 
 from redis import Redis
 from rq.job import Job, JobStatus
@@ -45,19 +46,31 @@ class FakeWorker:
         self.model = model
         self.name = name
 
-    def show_card(self, *, vocab_size: int = 1000, context_length: int = 64) -> None:
-        card = wire.ServedModel(
+    def show_card(
+        self,
+        *,
+        vocab_size: int = 1000,
+        context_length: int = 64,
+        aliases: Sequence[str] = (),
+        grace_s: int = 0,
+    ) -> None:
+        """Register as a live worker, and keep the model as a recent one for `grace_s` after `leave`."""
+        card = self.card = wire.ServedModel(
             id=self.model,
             stamp=STAMP,
             context_length=context_length,
             vocab_size=vocab_size,
             self_test="passed",
             worker=self.name,
+            aliases=list(aliases),
             created=1_795_000_000,
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
         )
         self.redis.set(store.Keys.card(self.name), wire.encode(card), ex=3600)
         self.redis.zadd(store.Keys.models, {self.name: time.time() + 3600})
+        if grace_s:
+            self.redis.set(store.Keys.recent_model(self.model), wire.encode(card), ex=grace_s)
+            self.redis.zadd(store.Keys.recent_models, {self.model: time.time()})
 
     def leave(self) -> None:
         self.redis.delete(store.Keys.card(self.name))

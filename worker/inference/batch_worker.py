@@ -35,7 +35,7 @@ class BatchWorker(Worker):
         self.functions[INFER] = self.inference = InferenceRunner(self.engine, model, TokenPublisher(self.connection))
         provenance = provenance_of(model, self.engine.model_info)
         served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
-        self.registration = WorkerRegistration(served_model, self.settings.lease_s)
+        self.registration = WorkerRegistration(served_model, self.settings.lease_s, self.settings.model_grace_s)
 
     def start_engine(self, source: str) -> Engine:
         """Start the engine; block until the model is loaded. Raises StartError."""

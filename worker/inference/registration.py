@@ -44,15 +44,23 @@ def served_model_of(
 
 
 class WorkerRegistration:
-    def __init__(self, served_model: ServedModel, lease_s: float) -> None:
+    """Keep what this worker serves in Redis: as live while the worker is, and as recent for `model_grace_s` after."""
+
+    def __init__(self, served_model: ServedModel, lease_s: float, model_grace_s: int) -> None:
         self.served_model = served_model
         self.ttl_s = lease_s * 1.5
+        self.model_grace_s = model_grace_s
 
     def renew(self, pipeline: Pipeline) -> None:
         """Write the registration. Due every fifth of a lease."""
-        worker = self.served_model.worker
-        pipeline.set(Keys.card(worker), encode(self.served_model), px=int(self.ttl_s * 1000))
+        worker, model, packed = self.served_model.worker, self.served_model.id, encode(self.served_model)
+        pipeline.set(Keys.card(worker), packed, px=int(self.ttl_s * 1000))
         pipeline.zadd(Keys.models, {worker: time.time() + self.ttl_s})
+        if self.model_grace_s:
+            pipeline.set(Keys.recent_model(model), packed, ex=self.model_grace_s)
+            pipeline.zremrangebyscore(Keys.recent_models, "-inf", time.time() - self.model_grace_s)
+            pipeline.zadd(Keys.recent_models, {model: time.time()})
+            pipeline.expire(Keys.recent_models, self.model_grace_s)
 
     def remove(self, pipeline: Pipeline) -> None:
         pipeline.delete(Keys.card(self.served_model.worker))

@@ -201,12 +201,12 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     skip_special_tokens: Annotated[
         bool | None,
         Meta(
-            description="Whether generated special tokens appear in the text. true: they are left out. false: they "
+            description="Handling of generated special tokens. true: the text leaves them out. false: they "
             "appear, and in a chat they belong to the channel they stand in. null: they appear, and in a chat they "
             "belong to no channel."
         ),
     ] = None
-    n: Annotated[int, Meta(ge=1, le=128, description="How many completions to sample from the prompt.")] = 1
+    n: Annotated[int, Meta(ge=1, le=128, description="Number of completions to sample from the prompt.")] = 1
     json_schema: Annotated[
         dict[str, Any] | None,
         Meta(

@@ -1,4 +1,4 @@
-"""/v1/batches: OpenAI's, many requests from a file, answered in a file."""
+"""Routes of /v1/batches, as in OpenAI's API: many requests from a file, with their answers in a file."""
 
 from typing import Annotated
 
@@ -17,12 +17,12 @@ router = APIRouter(prefix="/v1/batches", tags=["openai"], dependencies=[Depends(
 
 @router.post(
     "",
-    summary="Run a file of requests",
+    summary="Create a batch from a file",
     responses=openapi.answers({200: Batch}, (400, 401, 404, 408, 413, 415, 503)),
     openapi_extra=openapi.body(CreateBatch),
 )
 async def create(request: Request, owner: Owner, settings: SettingsDep, batches: BatchesDep) -> Response:
-    """The batch is durable when this answers. Follow it with GET, or be told by a webhook of the type `batch.*`."""
+    """Create a batch. It is durable when this route answers. Its end can be polled, or sent as a `batch.*` event."""
     body = await read_message(request, CreateBatch, settings.max_body_bytes)
     return reply(await batches.create(owner, body), "json")
 
@@ -31,7 +31,7 @@ async def create(request: Request, owner: Owner, settings: SettingsDep, batches:
 async def page(
     owner: Owner,
     batches: BatchesDep,
-    after: Annotated[str | None, Query(max_length=64, description="`last_id` of the page before.")] = None,
+    after: Annotated[str | None, Query(max_length=64, description="`last_id` of the previous page.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
     found, has_more = await batches.page(owner, after, limit)
@@ -41,7 +41,7 @@ async def page(
 
 @router.get("/{id}", summary="Read a batch", responses=openapi.answers({200: Batch}, (400, 401, 404, 503)))
 async def read(id: str, owner: Owner, batches: BatchesDep) -> Response:  # noqa: A002
-    """Its counts follow its files."""
+    """Read a batch. `request_counts` counts the lines whose answers are stored."""
     return reply(await batches.read(owner, id), "json")
 
 
@@ -51,5 +51,5 @@ async def read(id: str, owner: Owner, batches: BatchesDep) -> Response:  # noqa:
     responses=openapi.answers({200: Batch}, (400, 401, 404, 409, 503)),
 )
 async def cancel(id: str, owner: Owner, batches: BatchesDep) -> Response:  # noqa: A002
-    """What was answered stays; its files are there when the status is `cancelled`."""
+    """Cancel a batch. Its files, with the answers so far, are available when the status is `cancelled`."""
     return reply(await batches.cancel(owner, id), "json")

@@ -1,4 +1,4 @@
-"""/v1/files: OpenAI's, for what batches read and write."""
+"""Routes of /v1/files, as in OpenAI's API: the input and output files of batches."""
 
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -46,7 +46,7 @@ FORM: dict[str, Any] = {
 async def create(
     request: Request, owner: Owner, keyring: KeyringDep, settings: SettingsDep, files: FilesDep
 ) -> Response:
-    """JSONL, one request a line. It is looked into when a batch is made of it."""
+    """Upload a JSONL file with one request per line. Its lines are checked when a batch is created from it."""
     if not keyring and "origin" in request.headers:  # a form is what browsers send across sites without asking
         raise Forbidden("files are not taken from web pages by a server without API keys", "Origin")
     async with uploaded(request, UploadFields, settings.max_file_bytes) as upload:
@@ -60,9 +60,9 @@ async def create(
 async def page(
     owner: Owner,
     files: FilesDep,
-    after: Annotated[str | None, Query(max_length=64, description="`last_id` of the page before.")] = None,
+    after: Annotated[str | None, Query(max_length=64, description="`last_id` of the previous page.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
-    order: Annotated[Literal["asc", "desc"], Query(description="By time of creation.")] = "desc",
+    order: Annotated[Literal["asc", "desc"], Query(description="Order by time of creation.")] = "desc",
     purpose: Annotated[Purpose | None, Query()] = None,
 ) -> Response:
     found, has_more = await files.page(owner, after, limit, purpose, order == "desc")
@@ -70,14 +70,16 @@ async def page(
     return reply(FilePage(data=found, first_id=ids[0], last_id=ids[-1], has_more=has_more), "json")
 
 
-@router.get("/{id}", summary="Read one file's card", responses=openapi.answers({200: FileObject}, (400, 401, 404, 503)))
+@router.get(
+    "/{id}", summary="Read the metadata of a file", responses=openapi.answers({200: FileObject}, (400, 401, 404, 503))
+)
 async def read(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: A002
     return reply(await files.read(owner, id), "json")
 
 
 @router.get(
     "/{id}/content",
-    summary="Read a file",
+    summary="Read the content of a file",
     responses=openapi.answers({}, (400, 401, 404, 503))
     | {200: {"description": "OK", "content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
 )
@@ -93,6 +95,6 @@ async def content(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: 
     responses=openapi.answers({200: DeletedFile}, (400, 401, 404, 409, 503)),
 )
 async def delete(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: A002
-    """409 while a batch reads it."""
+    """Delete a file. 409: a batch is reading it."""
     await files.delete(owner, id)
     return reply(DeletedFile(id=id), "json")

@@ -1,8 +1,9 @@
-"""The document says what really comes."""
+"""The OpenAPI document: it is valid, declares every reply of every route, and is written in plain words."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import jsonschema
@@ -34,7 +35,7 @@ def references(node: Any) -> set[str]:
     return set().union(*(references(value) for value in node)) if isinstance(node, list) else set()
 
 
-def test_the_document_is_whole(document: dict[str, Any]):
+def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     assert document["openapi"].startswith("3.1")
     schemas = document["components"]["schemas"]
     assert {name.removeprefix("#/components/schemas/") for name in references(document)} <= set(schemas)
@@ -48,7 +49,7 @@ def test_the_document_is_whole(document: dict[str, Any]):
     assert len(set(ids)) == len(ids)
 
 
-def test_every_operation_declares_its_errors_and_its_key(document: dict[str, Any]):
+def test_every_operation_declares_its_errors_and_its_authentication(document: dict[str, Any]):
     for path, methods in document["paths"].items():
         for operation in methods.values():
             assert "422" not in operation["responses"]
@@ -60,14 +61,14 @@ def test_every_operation_declares_its_errors_and_its_key(document: dict[str, Any
                 assert operation["security"]
 
 
-def test_the_cursor_is_declared_as_it_is_checked(document: dict[str, Any]):
+def test_the_declared_pattern_of_a_cursor_accepts_cursors(document: dict[str, Any]):
     [cursor] = [one for one in document["paths"]["/v1/jobs"]["get"]["parameters"] if one["name"] == "cursor"]
     schema = validator(document, cursor["schema"])
     assert schema.is_valid("1795232091.291358")
     assert not schema.is_valid("")
 
 
-def test_the_events_of_a_job_are_all_declared_and_nothing_else(document: dict[str, Any]):
+def test_exactly_the_events_of_a_job_are_declared(document: dict[str, Any]):
     content = document["paths"]["/v1/jobs/{id}/events"]["get"]["responses"]["200"]["content"]
 
     assert list(content) == ["text/event-stream"]
@@ -92,6 +93,33 @@ def test_bodies_are_declared_for_json_and_msgpack(document: dict[str, Any]):
         assert not schema.is_valid(wrap(score(model="demo\n")))
 
 
+FRAGMENT = re.compile(
+    r"(Of|By|That|As|What|Where|From|In|To|Also|Or|Which|Whose|Whoever|For|When|Raises|Whether|Why|How|Who|So|But|And|"
+    r"With|Without|On|At)\b"
+)
+
+
+def texts(node: Any) -> Iterator[str]:
+    """List every summary and description in the document."""
+    if isinstance(node, dict):
+        yield from (node[name] for name in ("summary", "description") if isinstance(node.get(name), str))
+        for value in node.values():
+            yield from texts(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from texts(value)
+
+
+def test_no_published_text_begins_with_a_fragment(document: dict[str, Any]):
+    published = set(texts(document))
+    assert len(published) > 100
+    assert [text for text in published if FRAGMENT.match(text)] == []
+
+
+def test_every_operation_has_a_summary(document: dict[str, Any]):
+    assert all(operation["summary"] for path in document["paths"].values() for operation in path.values())
+
+
 WEBHOOK_ROUTES = [
     ("POST", "/v1/webhooks/endpoints"),
     ("GET", "/v1/webhooks/endpoints"),
@@ -108,7 +136,7 @@ WEBHOOK_ROUTES = [
 
 
 async def call_webhooks(call: Callable[..., Awaitable[Any]], worker: FakeWorker) -> None:
-    """What the routes of webhooks answer, besides what every route answers to a bad header or query."""
+    """Send the requests of the webhook routes, except those with an invalid header or query."""
     endpoints, one = "/v1/webhooks/endpoints", "/v1/webhooks/endpoints/{id}"
     url = {"url": "https://hooks.example/"}
     id_ = (await call("POST", endpoints, json=url))["endpoint"]["id"]
@@ -146,9 +174,9 @@ async def slow_form() -> AsyncIterator[bytes]:
 
 
 async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
-    """What the routes of files and batches answer."""
+    """Send the requests of the routes of files and batches."""
     file, batch = "/v1/files/{id}", "/v1/batches/{id}"
-    body = {"model": "demo", "prompt": "a"}  # nobody answers it, so that the batch is there to be cancelled
+    body = {"model": "demo", "prompt": "a"}  # no worker runs it, so the batch can be cancelled
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     form = {"files": {"file": ("a.jsonl", json.dumps(line).encode())}, "data": {"purpose": "batch"}}
     frame = {"endpoint": "/v1/completions", "completion_window": "24h"}
@@ -184,8 +212,10 @@ async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWorker, document: dict[str, Any]):
-    """Every route, and every status that it declares except 500 and 503, by a request that gets it."""
+async def test_every_reply_is_declared_and_every_declared_reply_occurs(
+    serving: Serving, worker: FakeWorker, document: dict[str, Any]
+):
+    """Send a request for every status that a route declares, except 500 and 503, and validate the reply."""
     absent, none = "0" * 32, {"Accept": "text/html"}
     seen: set[tuple[str, str, int]] = set()
     settings = {"api_keys": KEYS, "max_queue_depth": 6, "max_body_bytes": 5000, "max_file_bytes": 5000}
@@ -289,11 +319,11 @@ async def test_what_comes_is_what_was_declared(serving: Serving, worker: FakeWor
         for route, (body, _) in synchronous.items():
             await call("POST", route, json=body)
 
-    promised = {
+    declared_statuses = {
         (method, route, int(status))
         for route, methods in document["paths"].items()
         for method, operation in methods.items()
         for status in operation["responses"]
         if int(status) < 500
     }
-    assert promised - seen == set()
+    assert declared_statuses - seen == set()

@@ -102,7 +102,7 @@ def _softmax(logprobs: Sequence[float]) -> list[float]:
 class Score(Endpoint[ScoringRequest]):
     name = "score"
     path = "/v1/score"
-    summary = "How likely tokens come next"
+    summary = "Probabilities of next tokens"
     description = "The probability of each label after each item, or, with `apply_softmax`, among the labels."
     body_type = ScoringRequest
     reply_type = ScoringResponse

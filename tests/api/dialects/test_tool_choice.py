@@ -179,7 +179,7 @@ def test_unconstrained_requests_beside_constrained_ones_are_unchanged(sdk: OpenA
         ({"type": "array"}, "tools: the parameters of 'fly': expected a schema of objects"),
         ({"properties": {"a": {"type": "string", "pattern": "^a(b"}}}, r"parse error: unclosed group: \^a\(b"),
         ({"properties": {"a": {"type": "string", "pattern": "(?!\n)b"}}}, "parse error: look-around.* supported: "),
-        ({"properties": {"a": {"oneOf": [{}, {"type": "null"}]}}}, "oneOf whose choices may overlap: say anyOf"),
+        ({"properties": {"a": {"oneOf": [{}, {"type": "null"}]}}}, "oneOf whose choices may overlap: use anyOf"),
     ],
 )
 def test_an_unsupported_schema_is_refused_with_its_reason(sdk: OpenAI, parameters: Any, why: str):

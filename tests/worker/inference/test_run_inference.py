@@ -5,12 +5,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 
 import pytest
 from redis import Redis
 
 from scorepool import wire
-from scorepool.engine import Sequence
+from scorepool.engine import Sequence, TokenColumns
 from scorepool.engine.errors import EngineDeadError
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
@@ -167,3 +168,18 @@ def test_close_waits_for_no_text_and_drops_queued_jobs(runner: InferenceRunner, 
     runner.close()
     assert not engine.tokenizer.timed_out  # the text is still being tokenized
     engine.tokenizer.may_continue.set()
+
+
+def test_a_result_reports_the_model_that_computed_its_last_token(runner: InferenceRunner, engine: RecordingEngine):
+    pending = send(runner, "text")
+    wait_for_tokenizer(runner)
+    engine.added[0].set_result([])
+    (prepared,) = pending.future.result(10)
+    prepared.sequence.model_info = replace(engine.model_info, fingerprint="new weights")
+    prepared.sequence.finish_reason = "length"
+    prepared.sequence.columns = TokenColumns()
+
+    result = pending.finish([prepared])
+
+    assert isinstance(result, wire.Result)
+    assert (result.stamp.model, result.stamp.fingerprint) == ("demo", "new weights")

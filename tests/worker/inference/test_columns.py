@@ -1,0 +1,50 @@
+"""The per-token values of the engine are the per-token fields of results and deltas."""
+
+from dataclasses import fields
+
+from scorepool import wire
+from scorepool.engine import Sampling, Sequence, TokenColumns
+from scorepool.worker.inference.columns import COLUMNS, clamp, delta_columns, result_columns
+
+
+def token_bytes(token_id: int) -> bytes:
+    return bytes([token_id])
+
+
+def filled_sequence() -> Sequence:
+    """Return a sequence of two generated tokens for which every per-token value was requested."""
+    sampling = Sampling(max_tokens=2, temperature=0.5)
+    sequence = Sequence(token_ids=[1], top_logprobs=1, rank=True, entropy=True, sampling=sampling)
+    sequence.token_ids += [2, 3]
+    sequence.columns = TokenColumns(
+        logprobs=[-1.0, -2.0],
+        top_ids=[[2], [9]],
+        top_logprobs=[[-1.0], [-0.5]],
+        ranks=[1, 2],
+        entropies=[0.5, 0.25],
+        sampled_logprobs=[-0.125, -3.0],
+    )
+    return sequence
+
+
+def test_every_column_of_the_engine_is_reported_in_a_field_of_the_result():
+    assert {column.name for column in fields(TokenColumns)} <= COLUMNS.keys()
+    assert COLUMNS.keys() <= set(wire.SequenceResult.__struct_fields__)
+    assert result_columns(filled_sequence(), 2, token_bytes, clamp).keys() == COLUMNS.keys()
+
+
+def test_columns_that_were_not_requested_are_not_reported():
+    sequence = Sequence(token_ids=[1, 2], score_from=1)
+    sequence.columns = TokenColumns(logprobs=[-1.0])
+
+    assert result_columns(sequence, 1, token_bytes, clamp).keys() == {"logprobs"}
+
+
+def test_a_delta_has_the_values_of_the_result():
+    sequence = filled_sequence()
+
+    whole = result_columns(sequence, 2, token_bytes, clamp)
+    delta = delta_columns(sequence, sequence.columns, token_bytes)
+
+    assert delta.keys() == {"logprobs", "top_ids", "top_bytes", "top_logprobs"}
+    assert delta == {name: whole[name] for name in delta}

@@ -64,7 +64,7 @@ _STREAMED = {name: column for name, column in COLUMNS.items() if name in wire.To
 
 
 class CountingClamp:
-    """Replaces -inf by MIN_LOGPROB and counts how often. Raises JobError (numeric) at a NaN."""
+    """Replace -inf by MIN_LOGPROB and count how often. Raises JobError (numeric) at a NaN."""
 
     def __init__(self) -> None:
         self.count = 0

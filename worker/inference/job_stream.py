@@ -18,7 +18,7 @@ MakeDelta = Callable[[], wire.TokenDelta]
 
 
 class SequenceStream:
-    """Counts the tokens of one sequence that were read, and those that were emitted."""
+    """The progress of one sequence: the tokens that were read, and those that were emitted."""
 
     def __init__(self, prepared: PreparedSequence, index: int, codec: ChatCodec) -> None:
         chat_prompt = prepared.chat_prompt

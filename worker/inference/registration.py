@@ -23,7 +23,7 @@ def configured_model(settings: Settings, queues: Iterable[str]) -> tuple[list[st
 
 
 def served_model_of(
-    provenance: Provenance, model_info: ModelInfo, chat: ChatCodec, worker: str, aliases: list[str]
+    provenance: Provenance, model_info: ModelInfo, codec: ChatCodec, worker: str, aliases: list[str]
 ) -> ServedModel:
     return ServedModel(
         id=provenance.model,
@@ -35,10 +35,10 @@ def served_model_of(
         aliases=aliases,
         created=int(time.time()),
         tokenizer=TokenizerInfo(
-            bos_token=chat.tokenizer.bos_token,
-            eos_token=chat.tokenizer.eos_token,
-            pad_token=chat.tokenizer.pad_token,
-            chat_template=chat.template.source,
+            bos_token=codec.tokenizer.bos_token,
+            eos_token=codec.tokenizer.eos_token,
+            pad_token=codec.tokenizer.pad_token,
+            chat_template=codec.template.source,
         ),
     )
 

@@ -25,7 +25,7 @@ from scorepool.worker.rq.job import Job
 
 
 class InferenceRunner:
-    """Called on the main thread. Tokenizing a long text takes seconds, so it has a thread of its own."""
+    """The job function. The main thread calls it. Tokenizing a long text takes seconds, so it has its own thread."""
 
     def __init__(self, engine: Engine, model: str, publisher: TokenPublisher) -> None:
         self.engine = engine

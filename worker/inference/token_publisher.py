@@ -27,7 +27,7 @@ MAX_QUEUED = 100_000  # deltas that wait for Redis; above it new ones are droppe
 
 
 class TokenPublisher:
-    """Accepts deltas from any thread and writes them on its own."""
+    """Write deltas from any thread to Redis, on a thread of its own."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis

@@ -46,7 +46,7 @@ class GrammarConstraint:
 
 
 class GrammarCompiler:
-    """Makes the constraints of one model's sequences. One thread uses it."""
+    """Make the constraints of one model's sequences. One thread uses it."""
 
     def __init__(self, tokenizer: Tokenizer, chat_format: ChatFormat) -> None:
         self._tokenizer = tokenizer

@@ -7,12 +7,18 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool.store import SentinelUrl, SettingsError
 
 REDIS_TIMEOUT_S = 4.0  # for a command, and for a free connection
 REDIS_CONNECT_TIMEOUT_S = 2.0
+FORMS = (
+    "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], rediss://, unix://PATH or redis+sentinel://, "
+    "with special characters of the password percent-encoded"
+)
 SENTINEL_TIMEOUT_S = 1.0  # then the next sentinel is asked
 
 
@@ -35,8 +41,28 @@ def connect(url: str, timeout_s: float, max_connections: int) -> Redis:
         if sentinel is None:
             return Redis.from_pool(BlockingConnectionPool.from_url(url, **options))
         return Redis.from_pool(_pool(sentinel, options))
-    except ValueError as error:
+    except SettingsError as error:
         raise SettingsError(f"SCOREPOOL_REDIS_URL: {error}") from None
+    except ValueError:  # its text may contain a part of the password
+        raise SettingsError(f"SCOREPOOL_REDIS_URL cannot be parsed; expected {FORMS}") from None
+
+
+async def check_login(url: str) -> None:
+    """Refuse a URL with which Redis lets nobody in: a wrong password or user, a database that does not exist.
+
+    A Redis that does not answer yet is no error: the API waits for it. Raises SettingsError, without the password.
+    """
+    redis = connect(url, REDIS_TIMEOUT_S, 1)
+    try:
+        await redis.ping()
+    except AuthenticationError:
+        raise SettingsError("SCOREPOOL_REDIS_URL: Redis refuses the user or the password of the URL") from None
+    except ResponseError as error:
+        raise SettingsError(f"SCOREPOOL_REDIS_URL: Redis refuses the connection: {error}") from None
+    except (RedisConnectionError, RedisTimeoutError, OSError):
+        pass
+    finally:
+        await redis.aclose()
 
 
 class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):

@@ -1,5 +1,6 @@
 """Run the application under uvicorn, on loopback unless it has keys."""
 
+import asyncio
 import logging
 import socket
 
@@ -7,6 +8,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from scorepool.api.app import create_app
+from scorepool.api.connection import check_login
 from scorepool.api.http.middleware import is_loopback
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.state import State
@@ -59,6 +61,7 @@ def serve(settings: Settings) -> None:
             "Set SCOREPOOL_API_KEYS or SCOREPOOL_API_KEYS_FILE (`scorepool key NAME` makes one), "
             "or listen on 127.0.0.1"
         )
+    asyncio.run(check_login(settings.redis_url))
     # The level is set on our own logger only: at DEBUG the root logger would print every library's lines.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("scorepool.api").setLevel(settings.log_level)

@@ -24,7 +24,9 @@ def check_redis_url(url: str, setting: str) -> None:
             redis.ping()
     except AuthenticationError as error:
         raise store.SettingsError(f"{setting}: Redis refuses the user or the password of the URL: {error}") from None
-    except ValueError as error:
+    except store.SettingsError as error:
         raise store.SettingsError(f"{setting}: {error}") from None
+    except ValueError:  # its text may contain a part of the password
+        raise store.SettingsError(f"{setting}: the URL cannot be parsed; see docs/settings.md") from None
     except (RedisError, OSError):
         return

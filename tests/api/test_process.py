@@ -199,6 +199,8 @@ def start_and_fail(root: Path, **settings: str) -> str:
         ({"api_keys": "alice:secret"}, "SCOREPOOL_API_KEYS, entry 1"),
         ({"prot": "80"}, "did you mean SCOREPOOL_PORT?"),
         ({"redis_url": "http://redis:s3cr3t@host"}, "SCOREPOOL_REDIS_URL"),
+        ({"redis_url": "redis://:s3cr3t/@host:6379"}, "SCOREPOOL_REDIS_URL"),
+        ({"redis_url": "redis+sentinel://:s3cr3t@host:26379"}, "SCOREPOOL_REDIS_URL"),
     ],
 )
 def test_it_refuses_to_start_in_one_sentence(root: Path, settings: dict[str, str], says: str):
@@ -208,6 +210,34 @@ def test_it_refuses_to_start_in_one_sentence(root: Path, settings: dict[str, str
     assert told.count("\n") == 1
     assert "secret" not in told
     assert "s3cr3t" not in told
+
+
+@pytest.mark.parametrize("login", ["", ":s3cr3t@", "nobody:s3cr3t@"])
+def test_a_login_that_redis_refuses_stops_the_start_in_one_sentence(root: Path, tmp_path: Path, login: str):
+    port = free_port()
+    command = [get_binary_path(), "--port", str(port), "--requirepass", "right", "--dir", str(tmp_path), "--save", ""]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            wait_until_up(f"redis://:right@127.0.0.1:{port}")
+            message = start_and_fail(root, redis_url=f"redis://{login}127.0.0.1:{port}/0")
+            serve = subprocess.run(
+                [str(Path(sys.executable).with_name("scorepool")), "serve"],
+                cwd=root,
+                env=environ(redis_url=f"redis://{login}127.0.0.1:{port}/0", port=str(free_port())),
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            bad_database = start_and_fail(root, redis_url=f"redis://:right@127.0.0.1:{port}/99")
+        finally:
+            server.terminate()
+    assert serve.returncode == 1
+    assert message == "scorepool: SCOREPOOL_REDIS_URL: Redis refuses the user or the password of the URL\n"
+    assert serve.stderr.startswith(message.strip())
+    assert bad_database.startswith("scorepool: SCOREPOOL_REDIS_URL: Redis refuses the connection: ")
+    for text in (serve.stderr, bad_database):
+        assert text.count("\n") == 1
+    assert "s3cr3t" not in message + serve.stdout + serve.stderr
 
 
 @pytest.mark.parametrize(

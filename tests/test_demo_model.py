@@ -1,4 +1,4 @@
-"""The shipped demo model is small, loads in both libraries, is as good as its card says, and tells text from noise."""
+"""The demo model is small, loads in both libraries, has the stated perplexity and distinguishes text from noise."""
 
 import json
 import random
@@ -34,13 +34,13 @@ def model() -> Any:
 
 @torch.no_grad()
 def logprobs(model: Any, ids: list[int]) -> torch.Tensor:
-    """ids [length] → [length - 1] float32: log p of each token but the first, given those before it."""
+    """Compute the logprob of each token but the first: ids [length] -> [length - 1] float32."""
     rows = model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     return rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 
 def shuffled_words(text: str) -> str:
-    """The same words in the same layout of spaces and lines, in another order."""
+    """Shuffle the words, keeping spaces and lines."""
     pieces = re.split(r"(\s+)", text)
     words = pieces[::2]
     random.Random(0).shuffle(words)
@@ -57,8 +57,8 @@ def test_the_config_declares_what_mlx_lm_needs():
 
     arguments = ModelArgs.from_dict(config)
 
-    given = {f.name for f in fields(ModelArgs)} & config.keys()
-    assert all(getattr(arguments, name) == config[name] for name in given)
+    declared = {f.name for f in fields(ModelArgs)} & config.keys()
+    assert all(getattr(arguments, name) == config[name] for name in declared)
     assert arguments.rope_theta == 10_000
     assert arguments.tie_word_embeddings
     assert arguments.max_position_embeddings >= 1024
@@ -69,12 +69,12 @@ def test_mlx_lm_and_transformers_compute_the_same_logits(tokenizer, model):
     mlx_model, mlx_tokenizer = mlx_lm.load(str(DEMO))
     mlx_model.set_dtype(mx.float32)
 
-    ours = torch.tensor(mlx_model(mx.array([ids]))[0].tolist())
+    mlx_logits = torch.tensor(mlx_model(mx.array([ids]))[0].tolist())
 
     with torch.no_grad():
-        theirs = model(input_ids=torch.tensor([ids])).logits[0]
+        torch_logits = model(input_ids=torch.tensor([ids])).logits[0]
     assert mlx_tokenizer.encode(PROSE[0].text)[:300] == ids
-    assert torch.allclose(ours, theirs, rtol=0, atol=1e-4)
+    assert torch.allclose(mlx_logits, torch_logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_mlx_lm_and_transformers_compute_the_same_logits(tokenizer, model):
         "",
     ],
 )
-def test_text_comes_back_from_its_tokens_unchanged(tokenizer, text):
+def test_text_survives_encoding_and_decoding(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_no_bos_is_added_and_every_end_is_declared(tokenizer):
+def test_no_bos_is_added_and_every_end_token_is_declared(tokenizer):
     config = json.loads((DEMO / "config.json").read_text())
     generation = json.loads((DEMO / "generation_config.json").read_text())
 
@@ -119,7 +119,7 @@ def test_the_chat_template_renders_each_turn_once(tokenizer):
     exchange = tokenizer.apply_chat_template(messages, tokenize=False)
 
     assert question == "<|im_start|>user\nWhat is os.path?<|im_end|>\n<|im_start|>assistant\n"
-    assert exchange == chat("What is os.path?", "A module.")  # what training showed the model
+    assert exchange == chat("What is os.path?", "A module.")  # the format of the training data
     ids = tokenizer.apply_chat_template(messages, return_dict=False)
     assert ids == tokenizer.encode(exchange)
     assert ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 2
@@ -130,16 +130,16 @@ def test_the_shipped_passages_were_held_out():
     assert all(is_held_out(passage.source) for passage in PASSAGES)
 
 
-def test_training_loses_the_paragraphs_that_held_out_sources_contain():
-    shared = "A paragraph that is long enough to be recognised wherever it stands."
+def test_training_excludes_paragraphs_of_held_out_sources():
+    shared = "A paragraph that is long enough to be recognised wherever it occurs."
     quoting = Document("os.py", "code", f"# Before.\n\n#  {shared}\n\n# After.\n")
-    secret = Document("random.py", "prose", f"{shared}\n\nMore.\n")
-    assert [is_held_out(document.source) for document in (quoting, secret)] == [False, True]
+    held_out_document = Document("random.py", "prose", f"{shared}\n\nMore.\n")
+    assert [is_held_out(document.source) for document in (quoting, held_out_document)] == [False, True]
 
-    train, held_out = split([quoting, secret])
+    train, held_out = split([quoting, held_out_document])
 
     assert train == [Document("os.py", "code", "# Before.\n\n# After.\n")]
-    assert held_out == [secret]
+    assert held_out == [held_out_document]
 
 
 def test_training_predicts_each_token_of_its_stream_at_most_once():
@@ -153,7 +153,7 @@ def test_training_predicts_each_token_of_its_stream_at_most_once():
     assert len(targets.unique()) == len(targets) > 0.9 * len(tokens)
 
 
-def test_the_card_states_the_perplexity_that_the_weights_have():
+def test_the_card_states_the_perplexity_of_the_weights():
     card = (DEMO / "README.md").read_text()
     stated = re.search(r"\| all \| ([\d.]+) \|", card)
     assert stated is not None
@@ -169,7 +169,7 @@ def test_real_text_scores_1_5_nats_a_token_above_the_same_words_shuffled(tokeniz
     assert all(one.mean() > other.mean() for one, other in zip(real, shuffled, strict=True))
 
 
-def test_the_true_continuation_of_a_text_ranks_above_those_of_other_texts(tokenizer, model):
+def test_the_true_continuation_ranks_above_continuations_of_other_texts(tokenizer, model):
     texts = [ids for passage in PROSE if len(ids := tokenizer.encode(passage.text)) >= 150]
     prompts, continuations = [ids[:120] for ids in texts], [ids[120:150] for ids in texts]
 

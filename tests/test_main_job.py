@@ -1,4 +1,4 @@
-"""The main job through real processes: HTTP, Redis, RQ's command line, MLX, webhooks, and kill -9."""
+"""Jobs through real processes, which are killed meanwhile: HTTP, Redis, RQ's command line, MLX, webhooks."""
 
 import math
 import os
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Everything, on the demo model; what dies is started again, as `scorepool serve` does."""
+    """Run every process on the demo model and restart those that die, as `scorepool serve` does."""
     environ = {
         "SCOREPOOL_PORT": str(free_port()),
         "SCOREPOOL_WEBHOOK_SECRET": SECRET,
@@ -38,22 +38,20 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
     model = f"demo={root / 'scorepool' / 'models' / 'demo'}"
     with Stack([model], state=state, environ=environ, logs=state / "logs") as stack:
 
-        def revive() -> None:
+        def restart_dead() -> None:
             while not stopped.wait(0.2):
                 stack.restart_dead()
 
-        reviver = threading.Thread(target=revive)
-        reviver.start()
+        restarter = threading.Thread(target=restart_dead)
+        restarter.start()
         yield stack
         stopped.set()
-        reviver.join()
+        restarter.join()
 
 
 @pytest.fixture
 def client(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr(
-        "scorepool.client.MAX_ATTEMPTS", 9
-    )  # over 50 s: what was killed is up again, on the slowest machine
+    monkeypatch.setattr("scorepool.client.MAX_ATTEMPTS", 9)  # over 50 s, enough for a restart on a slow machine
     with Client(stack.url) as client:
         yield client
 
@@ -65,7 +63,7 @@ def redis(stack: Stack) -> Iterator[Redis]:
 
 
 def job_of_size(size: int, seed: int) -> wire.Request:
-    """Small: one short score. Middle: four scores of a shared prompt. Large: sixty generated tokens."""
+    """Make a job: 0, one short score; 1, four scores of a shared prompt; 2, sixty generated tokens."""
     rng = random.Random(seed)
     words = [rng.choice(["return", "the", "value", "of", "a", "list", "object", "when", "it", "is"]) for _ in range(12)]
     text = " ".join(words)
@@ -82,21 +80,23 @@ def mixed_jobs(count: int) -> list[wire.Request]:
 
 
 def check_result(request: wire.Request, result: wire.Result) -> None:
+    """Check that the result has the requested sequences and consistent columns."""
     expected = len(request.items) if isinstance(request, wire.Score) else request.n
     assert len(result.sequences) == expected
-    for scored in result.sequences:
-        assert scored.logprobs is not None
-        assert len(scored.logprobs) == len(scored.token_ids) == len(scored.token_bytes)
-        assert all(value <= 0 for value in scored.logprobs[scored.num_reported_prompt_tokens :])
-        assert b"".join(scored.token_bytes).decode(errors="replace").startswith(scored.text[:1])
-        first = scored.logprobs[0]
-        assert math.isnan(first) == (scored.num_reported_prompt_tokens > 0)
+    for sequence in result.sequences:
+        assert sequence.logprobs is not None
+        assert len(sequence.logprobs) == len(sequence.token_ids) == len(sequence.token_bytes)
+        assert all(value <= 0 for value in sequence.logprobs[sequence.num_reported_prompt_tokens :])
+        assert b"".join(sequence.token_bytes).decode(errors="replace").startswith(sequence.text[:1])
+        first = sequence.logprobs[0]
+        assert math.isnan(first) == (sequence.num_reported_prompt_tokens > 0)
 
 
 def times_done(redis: Redis, ids: list[str]) -> Counter[str]:
+    """Count how often each job was announced as ended."""
     entries = redis.xrange(store.DONE)
-    wanted = set(ids)
-    return Counter(job_id for _, fields in entries if (job_id := fields[b"id"].decode()) in wanted)
+    submitted = set(ids)
+    return Counter(job_id for _, fields in entries if (job_id := fields[b"id"].decode()) in submitted)
 
 
 def test_two_hundred_mixed_jobs_are_each_answered_once(client: Client, redis: Redis):
@@ -108,7 +108,7 @@ def test_two_hundred_mixed_jobs_are_each_answered_once(client: Client, redis: Re
     assert times_done(redis, ids) == dict.fromkeys(ids, 1)
 
 
-def test_all_jobs_end_once_when_the_worker_is_killed_in_the_middle(stack: Stack, client: Client, redis: Redis):
+def test_all_jobs_end_once_when_the_worker_is_killed(stack: Stack, client: Client, redis: Redis):
     requests = mixed_jobs(60)
     ids = client.submit_many(requests)
     wait_for(lambda: times_done(redis, ids), "the first job to end")
@@ -118,35 +118,35 @@ def test_all_jobs_end_once_when_the_worker_is_killed_in_the_middle(stack: Stack,
     assert times_done(redis, ids) == dict.fromkeys(ids, 1)
 
 
-def test_nothing_accepted_is_lost_when_redis_is_killed(stack: Stack, client: Client):
+def test_no_accepted_job_is_lost_when_redis_is_killed(stack: Stack, client: Client):
     requests = mixed_jobs(60)
     ids = client.submit_many(requests[:30])
     assert stack.redis is not None
     assert stack.redis.process is not None
     os.kill(stack.redis.process.pid, signal.SIGKILL)
-    ids += [client.submit(request) for request in requests[30:]]  # the SDK tries again while Redis is away
+    ids += [client.submit(request) for request in requests[30:]]  # the SDK retries while Redis is down
     for job_id, request in zip(ids, requests, strict=True):
         check_result(request, client.result(job_id, timeout_s=200))
 
 
-def test_a_redis_that_does_not_start_is_tried_until_it_does(stack: Stack, client: Client, capfd):
+def test_a_redis_that_does_not_start_is_retried(stack: Stack, client: Client, capfd):
     job_id = client.submit(job_of_size(2, 0))
     check_result(job_of_size(2, 0), client.result(job_id))
     assert stack.redis is not None
     assert stack.redis.process is not None
     [manifest] = stack.redis.folder.glob("appendonlydir/*.manifest")
-    written = manifest.read_bytes()
+    original = manifest.read_bytes()
     manifest.write_bytes(b"not a manifest")
     os.kill(stack.redis.process.pid, signal.SIGKILL)
     wait_for(lambda: "redis does not start" in capfd.readouterr().err, "a start that fails")
 
-    manifest.write_bytes(written)
+    manifest.write_bytes(original)
 
     check_result(job_of_size(2, 0), client.result(job_id, timeout_s=200))
     check_result(job_of_size(2, 1), client.result(client.submit(job_of_size(2, 1)), timeout_s=200))
 
 
-def test_nothing_accepted_is_lost_when_the_api_is_killed(stack: Stack, client: Client):
+def test_no_accepted_job_is_lost_when_the_api_is_killed(stack: Stack, client: Client):
     requests = mixed_jobs(30)
     ids = client.submit_many(requests)
     os.kill(stack.pid("api"), signal.SIGKILL)
@@ -154,7 +154,7 @@ def test_nothing_accepted_is_lost_when_the_api_is_killed(stack: Stack, client: C
         check_result(request, client.result(job_id, timeout_s=200))
 
 
-NO_END = {0: -100.0, 2: -100.0}  # neither of the tokens that end a text
+NO_END = {0: -100.0, 2: -100.0}  # ban both end tokens
 LONG = wire.Generate(model="demo", prompt="Return", max_tokens=2000, temperature=1.0, seed=1, n=4, logit_bias=NO_END)
 
 
@@ -178,7 +178,7 @@ def test_a_queued_job_can_be_canceled(stack: Stack, client: Client):
     assert client.job(client.submit(job_of_size(0, 1)), wait_s=60).status == "finished"
 
 
-def test_the_timeout_of_one_job_leaves_its_neighbours_alone(client: Client):
+def test_the_timeout_of_one_job_does_not_affect_others(client: Client):
     late = client.submit(replace(LONG, n=16, timeout_s=1))
     others = client.submit_many(mixed_jobs(30))
     with pytest.raises(JobFailed) as caught:
@@ -188,7 +188,7 @@ def test_the_timeout_of_one_job_leaves_its_neighbours_alone(client: Client):
         check_result(request, client.result(job_id, timeout_s=200))
 
 
-def test_what_the_model_cannot_take_is_a_failure_that_says_why(client: Client):
+def test_a_prompt_beyond_the_context_fails_with_the_reason(client: Client):
     with pytest.raises(JobFailed) as caught:
         client.score("demo", [("word " * 20_000, "end")])
     assert caught.value.failure.code == "too_long"
@@ -201,7 +201,7 @@ def test_an_empty_prompt_of_a_model_without_bos_is_a_failure_that_names_the_fiel
     assert (caught.value.failure.code, caught.value.failure.field) == ("invalid", "prompt")
 
 
-def test_a_text_of_megabytes_is_refused_while_neighbours_run(client: Client):
+def test_a_text_of_megabytes_is_refused_while_other_jobs_run(client: Client):
     huge = client.submit(wire.Score(model="demo", items=[wire.ScoreItem(prompt="é" * 3_000_000, completion="b")]))
     check_result(job_of_size(0, 1), client.result(client.submit(job_of_size(0, 1)), timeout_s=60))
     with pytest.raises(JobFailed) as caught:
@@ -209,22 +209,23 @@ def test_a_text_of_megabytes_is_refused_while_neighbours_run(client: Client):
     assert caught.value.failure.code == "too_long"
 
 
-def test_the_result_says_what_computed_it(client: Client):
-    card = client.models()[0]
-    assert client.score("demo", [("a", "b")]).stamp == card.stamp
-    assert card.stamp.fingerprint
-    assert set(card.stamp.versions) >= {"scorepool", "mlx", "mlx-lm"}
+def test_a_result_has_the_provenance_of_its_model(client: Client):
+    model = client.models()[0]
+    assert client.score("demo", [("a", "b")]).stamp == model.stamp
+    assert model.stamp.fingerprint
+    assert set(model.stamp.versions) >= {"scorepool", "mlx", "mlx-lm"}
 
 
-def test_rq_tells_the_truth_about_it(stack: Stack, client: Client):
+def test_rq_info_shows_the_queue(stack: Stack, client: Client):
     assert client.score("demo", [("a", "b")])
-    told = subprocess.run(
+    listed = subprocess.run(
         [rq(), "info", "--url", stack.redis_url, "demo"], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    assert "demo" in told
+    assert "demo" in listed
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    """Wait until the condition is true; fail after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
@@ -233,7 +234,7 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """The process does nothing while the context is open."""
+    """Stop the process while the context is open."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

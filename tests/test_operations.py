@@ -1,4 +1,4 @@
-"""docs/operations.md, tried on real processes: a backup under load, a restore, and RQ's tools as they are shown."""
+"""docs/operations.md on real processes: a backup under load, a restore, and RQ's tools."""
 
 import os
 import re
@@ -20,11 +20,11 @@ from tests.api.fake_worker import FakeWorker
 from tests.api.test_process import eventually, is_ready, running
 from tests.worker.conftest import Workers, outcome, status
 
-SCRAPE_S = 15  # between Prometheus's looks
+SCRAPE_S = 15  # the interval of Prometheus
 
 
 def back_up(server: RedisServer, copy: Path) -> None:
-    """As the document has it, with redis-py for redis-cli."""
+    """Follow the document, with redis-py for redis-cli."""
     with Redis.from_url(server.url) as redis:
         redis.config_set("auto-aof-rewrite-percentage", 0)
         eventually(lambda: redis.info("persistence")["aof_rewrite_in_progress"] == 0)
@@ -32,7 +32,7 @@ def back_up(server: RedisServer, copy: Path) -> None:
         redis.config_set("auto-aof-rewrite-percentage", 100)
 
 
-def test_what_was_accepted_before_a_backup_ends_after_a_restore(root: Path, tmp_path: Path):
+def test_jobs_accepted_before_a_backup_end_after_a_restore(root: Path, tmp_path: Path):
     accepted: list[str] = []
     stopped = threading.Event()
 
@@ -55,19 +55,19 @@ def test_what_was_accepted_before_a_backup_ends_after_a_restore(root: Path, tmp_
         workers = Workers(server.url, root, tmp_path)
         workers.start("--burst").wait(timeout=60)
         assert endpoint == {"endpoints": []}
-        assert all(isinstance(outcome(redis, id_), wire.Result) for id_ in before)
-        assert {status(redis, id_) for id_ in before} == {"finished"}
+        assert all(isinstance(outcome(redis, job_id), wire.Result) for job_id in before)
+        assert {status(redis, job_id) for job_id in before} == {"finished"}
         with running(root, server.url, tmp_path / "log") as (http, _):
             eventually(lambda: is_ready(http))
             assert http.get(f"/v1/jobs/{before[0]}").json()["status"] == "finished"
 
 
-def test_rqs_tools_tell_the_truth_with_the_variables_of_the_document(redis: Redis, redis_url: str, root: Path):
+def test_rqs_tools_work_with_the_variables_of_the_document(redis: Redis, redis_url: str, root: Path):
     text = (root / "docs/operations.md").read_text()
     [block] = re.findall(r"```sh\n(export SCOREPOOL_REDIS_URL.*?)```", text, re.DOTALL)
-    shown = dict(re.findall(r"(\w+)=(\S+)", block))
+    documented = dict(re.findall(r"(\w+)=(\S+)", block))
     urls = {"RQ_REDIS_URL": redis_url, "SCOREPOOL_REDIS_URL": redis_url}
-    environ = {**os.environ, **shown, "PYTHONPATH": str(root), **urls}
+    environ = {**os.environ, **documented, "PYTHONPATH": str(root), **urls}
     FakeWorker(redis).show_card()
 
     def rq(*arguments: str) -> str:
@@ -83,7 +83,7 @@ def test_rqs_tools_tell_the_truth_with_the_variables_of_the_document(redis: Redi
     assert not redis.exists("rq:suspended")
 
 
-def test_every_metric_that_the_document_names_is_in_the_code(root: Path):
+def test_every_metric_and_alert_of_the_document_exists(root: Path):
     text = (root / "docs/operations.md").read_text()
     source = "".join((root / "api" / "metrics" / name).read_text() for name in ("prometheus.py", "queue_snapshot.py"))
     for name in set(re.findall(r"`scorepool_(\w+)", text)):
@@ -93,14 +93,14 @@ def test_every_metric_that_the_document_names_is_in_the_code(root: Path):
         assert f"alert: {name}" in alerts
 
 
-def test_the_alert_of_a_silent_worker_fires_before_redis_forgets_the_worker(root: Path, redis: Redis, redis_url: str):
+def test_the_alert_for_a_silent_worker_fires_before_its_entry_expires(root: Path, redis: Redis, redis_url: str):
     rules = yaml.safe_load((root / "deploy/alerts.yml").read_text())["groups"][0]["rules"]
     [rule] = [rule for rule in rules if rule["alert"] == "ScorepoolWorkerSilent"]
-    [above_s] = re.findall(r"> (\d+)$", rule["expr"])
+    [threshold_s] = re.findall(r"> (\d+)$", rule["expr"])
     worker = Worker(["demo"], connection=redis)
     worker.register_birth()
     worker._send_heartbeat()
-    kept_s = redis.ttl(worker.key)
+    ttl_s = redis.ttl(worker.key)
 
-    assert worker.settings.lease_s < float(above_s) < kept_s - SCRAPE_S
-    assert "for" not in rule  # a pending alert would be forgotten with the worker
+    assert worker.settings.lease_s < float(threshold_s) < ttl_s - SCRAPE_S
+    assert "for" not in rule  # a pending alert would end with the worker's entry

@@ -1,4 +1,4 @@
-"""Three sentinels, a master and a replica: the master dies under load, and every job that was accepted ends."""
+"""Redis Sentinel: the master is killed under load, and every accepted job ends. Three sentinels and one replica."""
 
 import signal
 import subprocess
@@ -22,11 +22,11 @@ from tests.api.test_process import eventually, running
 from tests.conftest import wait_until_up
 from tests.worker.conftest import Workers, done, status
 
-PATIENCE_S = 150.0  # a sentinel that was not run for two seconds looks on for half a minute: its "tilt" mode
+TIMEOUT_S = 150.0  # a sentinel that was stalled for two seconds stays passive for 30 s: its "tilt" mode
 
 
 class Servers:
-    """`nodes` by port: of Redis, the first of them the master; and `sentinels`."""
+    """Redis servers and sentinels by port. The first of `nodes` is the initial master."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,9 +35,9 @@ class Servers:
 
     def start_node(self, port: int, *options: str) -> None:
         (self.folder / str(port)).mkdir(exist_ok=True)
-        where = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.folder / str(port))]
+        address = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.folder / str(port))]
         durable = ["--appendonly", "yes", "--save", "", "--repl-diskless-sync-delay", "0"]
-        self.nodes[port] = self._start(*where, *durable, *options)
+        self.nodes[port] = self._start(*address, *durable, *options)
         wait_until_up(f"redis://127.0.0.1:{port}")
 
     def start_sentinel(self, port: int, master: int) -> None:
@@ -46,10 +46,10 @@ class Servers:
             "bind 127.0.0.1",
             f"dir {self.folder}",
             f"sentinel monitor scorepool 127.0.0.1 {master} 2",
-            "sentinel down-after-milliseconds scorepool 5000",  # a machine that stands still for a while is not down
+            "sentinel down-after-milliseconds scorepool 5000",  # a machine that stalls briefly is not down
             "sentinel failover-timeout scorepool 10000",
         ]
-        path = self.folder / f"sentinel-{port}.conf"  # it writes there what it learns
+        path = self.folder / f"sentinel-{port}.conf"  # the sentinel writes its state there
         path.write_text("\n".join(settings))
         self.sentinels[port] = self._start(str(path), "--sentinel")
         wait_until_up(f"redis://127.0.0.1:{port}")
@@ -63,7 +63,7 @@ class Servers:
         return f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self.sentinels)}/scorepool/0"
 
     def master(self) -> int:
-        """As all sentinels see it; 0 while they differ."""
+        """Return the port on which all sentinels agree, 0 while they differ."""
         ports = set()
         for port in self.sentinels:
             with Redis(port=port) as sentinel:
@@ -102,14 +102,14 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         eventually(lambda: has_replica(first))
         for port in others:
             servers.start_sentinel(port, first)
-        eventually(lambda: all(knows_all(port) for port in others), timeout_s=PATIENCE_S)
+        eventually(lambda: all(knows_all(port) for port in others), timeout_s=TIMEOUT_S)
         yield servers
     finally:
         servers.kill()
 
 
 def load(http: httpx.Client, accepted: list[str], ended: threading.Event) -> None:
-    """Each job until it is accepted, as a client with an Idempotency-Key may."""
+    """Submit jobs, each until it is accepted, as a client with an Idempotency-Key may."""
     while not ended.is_set():
         key = {"Idempotency-Key": uuid4().hex}
         while not ended.is_set():
@@ -134,15 +134,15 @@ def test_a_failover_under_load_loses_no_accepted_job(servers: Servers, root: Pat
             for client in clients:
                 client.start()
             with worker.Redis.from_url(servers.url) as redis:
-                eventually(lambda: len(done(redis)) > 100, PATIENCE_S)
+                eventually(lambda: len(done(redis)) > 100, TIMEOUT_S)
 
             old = servers.agreed_master()
             servers.nodes[old].kill()
             servers.nodes[old].wait()
-            eventually(lambda: servers.master() not in (0, old), PATIENCE_S)
+            eventually(lambda: servers.master() not in (0, old), TIMEOUT_S)
             servers.start_node(old, "--replicaof", f"127.0.0.1 {servers.agreed_master()}")
             num_before = len(accepted)
-            eventually(lambda: len(accepted) > num_before + 100, PATIENCE_S)
+            eventually(lambda: len(accepted) > num_before + 100, TIMEOUT_S)
             waiting = http.get(f"/v1/jobs/{accepted[-1]}?wait=20").json()
         finally:
             ended.set()
@@ -151,11 +151,11 @@ def test_a_failover_under_load_loses_no_accepted_job(servers: Servers, root: Pat
 
         try:
             with worker.Redis.from_url(servers.url) as redis:
-                eventually(lambda: all(status(redis, id_) == "finished" for id_ in accepted), PATIENCE_S)
+                eventually(lambda: all(status(redis, job_id) == "finished" for job_id in accepted), TIMEOUT_S)
                 assert set(accepted) <= set(done(redis))
             assert waiting["status"] == "finished"
             assert "1 workers" in workers.rq("info", "--connection-class", "scorepool.worker.Redis")
-            assert workers.processes[0].poll() is None  # it lived through it
+            assert workers.processes[0].poll() is None  # the same process survived
         finally:
             for process in workers.processes:
                 process.kill()
@@ -163,16 +163,16 @@ def test_a_failover_under_load_loses_no_accepted_job(servers: Servers, root: Pat
             print(workers.log[-3000:])
 
 
-def test_a_job_that_no_replica_has_is_not_accepted_yet(servers: Servers, root: Path, tmp_path: Path):
+def test_a_job_without_a_replica_is_not_accepted(servers: Servers, root: Path, tmp_path: Path):
     key = {"Idempotency-Key": "k"}
     api = partial(running, root, servers.url, redis_min_replicas="1")
-    with api(tmp_path / "log") as (http, _), api(tmp_path / "other") as (other, _):  # which has a connection of its own
+    with api(tmp_path / "log") as (http, _), api(tmp_path / "other") as (other, _):  # the second has its own connection
         master = servers.agreed_master()
         [replica] = [port for port in servers.nodes if port != master]
-        servers.nodes[replica].send_signal(signal.SIGSTOP)  # it stays connected, as one that lags
+        servers.nodes[replica].send_signal(signal.SIGSTOP)  # it stays connected and lags
         try:
-            for to in (http, other):
-                refused = answers(to, key, until=lambda reply: "same Idempotency-Key" in reply.text)
+            for api_client in (http, other):
+                refused = answers(api_client, key, until=lambda reply: "same Idempotency-Key" in reply.text)
                 assert {reply.status_code for reply in refused} == {503}
         finally:
             servers.nodes[replica].send_signal(signal.SIGCONT)
@@ -183,18 +183,18 @@ def test_a_job_that_no_replica_has_is_not_accepted_yet(servers: Servers, root: P
 
 
 def answers(http: httpx.Client, key: dict[str, str], until: Callable[[httpx.Response], bool]) -> list[httpx.Response]:
-    """To one job, sent again and again: in between a Redis that is slow may be what is told."""
+    """Submit one job repeatedly until a reply matches; return all replies. Earlier ones may report a slow Redis."""
     found: list[httpx.Response] = []
 
-    def is_told() -> bool:
+    def has_matched() -> bool:
         found.append(http.post("/v1/jobs", json=generate(wait_for_model=True), headers=key))
         return until(found[-1])
 
-    eventually(is_told, PATIENCE_S)
+    eventually(has_matched, TIMEOUT_S)
     return found
 
 
-def test_a_worker_takes_a_master_without_replicas_for_one_that_is_away(servers: Servers):
+def test_a_worker_treats_a_master_without_replicas_as_unavailable(servers: Servers):
     with Redis(port=servers.agreed_master()) as master, worker.Redis.from_url(servers.url) as redis:
         master.config_set("min-replicas-to-write", 2)
         with pytest.raises(scorepool.worker.rq.worker.REDIS_UNAVAILABLE, match="Not enough good replicas"):

@@ -1,4 +1,4 @@
-"""Redis over TLS with a certificate of an authority of one's own. The embedded server has no TLS: a proxy adds it."""
+"""Redis over TLS with a certificate of a private authority. The embedded server has no TLS: a proxy adds it."""
 
 import asyncio
 import ssl
@@ -18,6 +18,7 @@ from tests.worker.conftest import Workers
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy bytes until either side closes."""
     try:
         while chunk := await reader.read(65536):
             writer.write(chunk)
@@ -30,7 +31,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @pytest.fixture
 def tls_port(redis_url: str, redis: Redis, tmp_path: Path) -> Iterator[int]:
-    """Where a TLS server stands before Redis, for 127.0.0.1; its authority is in `ca.pem`."""
+    """Run a TLS proxy to Redis for 127.0.0.1; yield its port. Its authority is in `ca.pem`."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -38,12 +39,12 @@ def tls_port(redis_url: str, redis: Redis, tmp_path: Path) -> Iterator[int]:
     loop = asyncio.new_event_loop()
     opened: list[asyncio.StreamWriter] = []
 
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await asyncio.open_unix_connection(redis_url.removeprefix("unix://"))
         opened.extend([writer, inner_writer])
         await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
 
-    server = loop.run_until_complete(asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context))
+    server = loop.run_until_complete(asyncio.start_server(forward, "127.0.0.1", 0, ssl=context))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     yield server.sockets[0].getsockname()[1]
@@ -59,15 +60,15 @@ def tls_port(redis_url: str, redis: Redis, tmp_path: Path) -> Iterator[int]:
     loop.close()
 
 
-def test_api_worker_and_tools_speak_tls_with_an_authority_from_the_url(tls_port: int, root: Path, tmp_path: Path):
+def test_api_worker_and_tools_use_tls_with_an_authority_from_the_url(tls_port: int, root: Path, tmp_path: Path):
     url = f"rediss://127.0.0.1:{tls_port}/0?ssl_ca_certs={tmp_path / 'ca.pem'}"
     (tmp_path / "workers").mkdir()
     workers = Workers(url, root, tmp_path / "workers")
     try:
         workers.start("--connection-class", "scorepool.worker.Redis", "--with-scheduler")
         with running(root, url, tmp_path / "api.log") as (http, _):
-            id_ = http.post("/v1/jobs", json=generate(max_tokens=3, wait_for_model=True)).json()["id"]
-            assert http.get(f"/v1/jobs/{id_}?wait=20").json()["status"] == "finished"
+            job_id = http.post("/v1/jobs", json=generate(max_tokens=3, wait_for_model=True)).json()["id"]
+            assert http.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "finished"
             assert "1 finished" in workers.rq("info")
     finally:
         for process in workers.processes:
@@ -76,8 +77,8 @@ def test_api_worker_and_tools_speak_tls_with_an_authority_from_the_url(tls_port:
 
 
 def test_a_certificate_of_an_unknown_authority_or_for_another_host_is_refused(tls_port: int, tmp_path: Path):
-    stranger = trustme.CA()
-    stranger.cert_pem.write_to_path(str(tmp_path / "other.pem"))
+    other_authority = trustme.CA()
+    other_authority.cert_pem.write_to_path(str(tmp_path / "other.pem"))
     for host, authority in (("127.0.0.1", "other.pem"), ("localhost", "ca.pem")):
         url = f"rediss://{host}:{tls_port}/0?ssl_ca_certs={tmp_path / authority}"
         with (

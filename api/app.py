@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from scorepool.api.batches.driver import Driver
+from scorepool.api.batches.services import BatchServices
 from scorepool.api.dialects import openai, sglang, trl
 from scorepool.api.http import errors, openapi
 from scorepool.api.http.middleware import HeadAsGet, LingeringClose, LoopbackOnly, RequestId, ShutdownMiddleware
@@ -38,7 +39,17 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the application. Redis need not be up yet. Raises SettingsError."""
     state = State.create(Settings.load() if settings is None else settings)
 
-    driver = Driver(state)
+    driver = Driver(
+        BatchServices(
+            redis=state.redis,
+            settings=state.settings,
+            files=state.files,
+            models=state.models,
+            jobs=state.jobs,
+            admission=state.admission,
+            submission=state.submission,
+        )
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

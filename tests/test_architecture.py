@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.event_cursor": {"wire"},
     "api.connection": {"store"},
     "api.auth": {"api.http", "store"},
-    "api.dialects": {"api.http", "wire"},
+    "api.dialects": {"wire"},
     "api.repositories": {"api.dialects", "api.http", "store", "wire"},
     "api.metrics": {"api.repositories", "store", "wire"},
     "api.admission": {"api.http", "api.repositories", "store", "wire"},
@@ -56,7 +56,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api.admission", "api.auth", "api.connection", "api.metrics", "api.repositories", "api.streaming",
         "api.submission", "store",
     },
-    "api.batches": {"api.dialects", "api.http", "api.repositories", "api.state", "api.submission", "store", "wire"},
+    "api.batches": {
+        "api.admission", "api.dialects", "api.http", "api.repositories", "api.submission", "store", "wire",
+    },
     "api.dependencies": {
         "api.auth", "api.http", "api.metrics", "api.repositories", "api.state", "api.streaming", "api.submission",
         "store",

@@ -1,11 +1,11 @@
-"""Batches: files of lines, each line an ordinary job at low priority, driven in turns by whichever API process is free.
+"""Batches: files of lines, each line an ordinary job at low priority, driven by whichever API process is free.
 
-    zset scorepool:batches   id -> when its next turn is due
-    a turn                   claim: due in a lease, number + 1 | read, do some work, commit (fenced by the number) ... |
+    zset scorepool:batches   id -> when the batch is due
+    one lease                claim: due after the lease, turn + 1 | read, work, commit (fenced by the turn) ... |
                              release: due soon
 
-A turn keeps nothing that is not in Redis: a process that dies leaves the batch as of its last commit, and any other
-goes on after the lease. A line's jobs have ids that follow from batch and line, and its entry is written in the
-transaction that strikes it off, so that nothing is forgotten or told twice. The driver is here and not on a worker
-because the translation of OpenAI's bodies is the API's.
+All state is in Redis: if a process dies, the batch stays as its last commit left it, and any other process continues
+after the lease. The ids of a line's jobs follow from batch and line. The line's output is written in the transaction
+that removes the line from those in progress, so no line is lost or answered twice. The driver runs in the API and not
+in a worker because the API translates OpenAI's bodies.
 """

@@ -1,4 +1,5 @@
-"""One driver's hold on a batch: every write is fenced, so that of two who believe they have it one writes nothing."""
+"""The lease of one driver on a batch. Every write is fenced: of two drivers that hold a lease, the late one writes
+nothing."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ DUE = load("due_batch.lua")
 
 
 class LeaseLost(Exception):
-    """The batch was touched: cancelled, or claimed by another driver. What is true is read again in another turn."""
+    """The batch was cancelled, or claimed by another driver. The next lease reads its state again."""
 
 
 class BatchLease:
@@ -26,87 +27,87 @@ class BatchLease:
         self,
         redis: Redis,
         lease_s: float,
-        id: str,  # noqa: A002
+        batch_id: str,
         owner: str,
         progress: BatchProgress,
         cancel_at: float | None,
-        number: int,
+        turn: int,
         claimed_at: float,
     ) -> None:
         self._redis = redis
         self._lease_s = lease_s
-        self.id = id
+        self.batch_id = batch_id
         self.owner = owner
         self.progress = progress
         self.cancel_at = cancel_at  # unix, s
-        self.number = number
-        self._ahead_s = claimed_at - time.monotonic()
-        self._whole_at = time.monotonic()  # the lease was whole
+        self._turn = turn  # the fencing token
+        self._clock_offset_s = claimed_at - time.monotonic()
+        self._renewed_at = time.monotonic()
 
     @classmethod
     async def claim(cls, redis: Redis, lease_s: float) -> Self | None:
-        """None if no batch is due."""
-        found: Any = await redis.eval(CLAIM, 1, store.Keys.batches, str(lease_s), store.Keys.batch(""))
-        if not found:
+        """Claim the batch that is due longest; return None if no batch is due."""
+        claimed: Any = await redis.eval(CLAIM, 1, store.Keys.batches, str(lease_s), store.Keys.batch(""))
+        if not claimed:
             return None
-        id_, owner, progress, cancel, number, claimed_at = found
+        batch_id, owner, progress, cancel_at, turn, claimed_at = claimed
         return cls(
             redis,
             lease_s,
-            id_.decode(),
+            batch_id.decode(),
             owner.decode(),
             wire.parse(progress, BatchProgress, "msgpack"),
-            None if cancel is None else float(cancel),
-            number,
+            None if cancel_at is None else float(cancel_at),
+            turn,
             float(claimed_at),
         )
 
     @property
     def now(self) -> float:
-        """Unix, s, by Redis's clock as it was when the turn began."""
-        return time.monotonic() + self._ahead_s
+        """Unix time in seconds, by Redis's clock at the claim."""
+        return time.monotonic() + self._clock_offset_s
 
     @property
     def batch(self) -> Batch:
         return self.progress.batch
 
     @property
-    def is_waning(self) -> bool:
-        """Whether it is time to commit what is done, which makes the lease whole again, as `extend` does. A driver that
-        lost it first would have done nothing, and the next one be no faster."""
-        return time.monotonic() - self._whole_at > self._lease_s / 3
+    def should_renew(self) -> bool:
+        """True if a third of the lease is over. `commit` and `extend` renew it. A driver that works until the lease is
+        lost has written nothing, and the next driver would not be faster."""
+        return time.monotonic() - self._renewed_at > self._lease_s / 3
 
     async def extend(self) -> None:
-        """Raises LeaseLost."""
-        if not await self._due(self._lease_s):
+        """Renew the lease; raise LeaseLost."""
+        if not await self._set_due(self._lease_s):
             raise LeaseLost
-        self._whole_at = time.monotonic()
+        self._renewed_at = time.monotonic()
 
     async def release(self, due_in_s: float) -> None:
-        """Nothing happens to a batch that has ended, nor to one that another driver has by now: two that cut each
-        other's turns short would never come to an end."""
-        await self._due(due_in_s)
+        """Make the batch due again. A batch that has ended, or that another driver has claimed, stays unchanged: two
+        drivers that cut each other's leases short would never finish."""
+        await self._set_due(due_in_s)
 
     async def commit(self, progress: BatchProgress, write: Callable[[Pipeline], None] | None = None) -> None:
-        """The new progress, and what `write` puts beside it, all or nothing. Raises LeaseLost."""
-        key = store.Keys.batch(self.id)
+        """Write the progress and what `write` adds to the transaction, all or nothing. Raise LeaseLost."""
+        key = store.Keys.batch(self.batch_id)
         async with self._redis.pipeline() as pipeline:
             try:
                 await pipeline.watch(key)
-                if await pipeline.hget(key, "turn") != str(self.number).encode():
+                if await pipeline.hget(key, "turn") != str(self._turn).encode():
                     raise LeaseLost
                 pipeline.multi()  # type: ignore[no-untyped-call]
                 pipeline.hset(key, "state", wire.encode(progress))
-                pipeline.zadd(store.Keys.batches, {self.id: self.now + self._lease_s}, xx=True)
+                pipeline.zadd(store.Keys.batches, {self.batch_id: self.now + self._lease_s}, xx=True)
                 if write is not None:
                     write(pipeline)
                 await pipeline.execute()
-            except WatchError:  # also of a connection that was lost: then it is not known whether this was written
+            except WatchError:  # also after a lost connection: it is not known whether this was written
                 raise LeaseLost from None
         self.progress = progress
-        self._whole_at = time.monotonic()
+        self._renewed_at = time.monotonic()
 
-    async def _due(self, in_s: float) -> bool:
-        """Whether the turn still was this driver's."""
-        terms = (self.id, f"{self.now + in_s:.6f}", str(self.number))
-        return bool(await self._redis.eval(DUE, 2, store.Keys.batches, store.Keys.batch(self.id), *terms))
+    async def _set_due(self, in_s: float) -> bool:
+        """Set when the batch is due; return False if the lease is lost."""
+        args = (self.batch_id, f"{self.now + in_s:.6f}", str(self._turn))
+        return bool(await self._redis.eval(DUE, 2, store.Keys.batches, store.Keys.batch(self.batch_id), *args))

@@ -1,110 +1,116 @@
-"""What a batch has going, and what it has written: read and changed as one, under its turn."""
+"""The lines in progress of a batch and its output files, read and written together under its lease."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec.structs import replace
+from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from rq.job import Job as RqJob
 
 from scorepool import store, wire
 from scorepool.api.batches.batch_lease import BatchLease
-from scorepool.api.batches.lines import Ended, LineInProgress
+from scorepool.api.batches.lines import EndedLine, LineInProgress
 from scorepool.api.dialects.openai.batch import Batch, BatchUsage, RequestCounts
 from scorepool.api.repositories.batches import BatchProgress
-from scorepool.api.repositories.files import pack
+from scorepool.api.repositories.files import compress
 from scorepool.api.repositories.jobs import status_of
-from scorepool.api.state import State
 
-LET_GO_S = 60  # how long jobs whose line is written are kept
+ENDED_JOB_TTL_S = 60  # how long jobs are kept after the output of their line is written
 
 
 class BatchStore:
-    def __init__(self, parts: State, turn: BatchLease) -> None:
-        self.parts = parts
-        self.turn = turn
-        self.lines_key = store.Keys.batch_lines(turn.id)
+    def __init__(self, redis: Redis, lease: BatchLease) -> None:
+        self._redis = redis
+        self.lease = lease
+        self._lines_key = store.Keys.batch_lines(lease.batch_id)
 
     @property
     def batch(self) -> Batch:
-        return self.turn.progress.batch
+        return self.lease.progress.batch
 
-    async def held(self) -> list[LineInProgress]:
-        """Lines that have jobs, in their order."""
-        fields: Any = await self.parts.redis.hkeys(self.lines_key)
-        return sorted(filter(None, map(LineInProgress.read, fields)))
+    async def in_progress(self) -> list[LineInProgress]:
+        """Return the lines that have jobs, in their order."""
+        fields: Any = await self._redis.hkeys(self._lines_key)
+        return sorted(filter(None, map(LineInProgress.parse, fields)))
 
-    async def texts(self, held: Sequence[LineInProgress]) -> list[bytes]:
-        if not held:
+    async def texts(self, lines: Sequence[LineInProgress]) -> list[bytes]:
+        if not lines:
             return []
-        texts: Any = await self.parts.redis.hmget(self.lines_key, [str(one) for one in held])
+        texts: Any = await self._redis.hmget(self._lines_key, [str(line) for line in lines])
         return list(texts)
 
-    async def statuses(self, held: Sequence[LineInProgress]) -> list[list[wire.Status | None]]:
-        """Of every job of every line; None for one that is not there."""
-        ids = [one.job_ids(self.turn.id) for one in held]
-        async with self.parts.redis.pipeline(transaction=False) as pipeline:
-            for of_line in ids:
-                for id_ in of_line:
-                    pipeline.hget(RqJob.key_for(id_), "status")
-            found: Any = iter(await pipeline.execute())
-        return [[status_of(status) if (status := next(found)) else None for _ in of_line] for of_line in ids]
+    async def statuses(self, lines: Sequence[LineInProgress]) -> list[list[wire.Status | None]]:
+        """Return the statuses of each line's jobs; None for a job that does not exist."""
+        job_ids = [line.job_ids(self.lease.batch_id) for line in lines]
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for ids_of_line in job_ids:
+                for job_id in ids_of_line:
+                    pipeline.hget(RqJob.key_for(job_id), "status")
+            replies: Any = iter(await pipeline.execute())
+        return [[status_of(status) if (status := next(replies)) else None for _ in of_line] for of_line in job_ids]
 
     async def write(
         self,
         progress: BatchProgress,
-        entries: Sequence[Ended],
-        dropped: Sequence[LineInProgress] = (),
-        taken: Mapping[LineInProgress, bytes] | None = None,
+        ended: Sequence[EndedLine],
+        removed: Sequence[LineInProgress] = (),
+        started: Mapping[LineInProgress, bytes] | None = None,
     ) -> None:
-        """Entries go into their files, lines come and go, and the counts follow: all or nothing. Raises LeaseLost."""
-        good = b"".join(one.text for one in entries if one.usage is not None)
-        bad = b"".join(one.text for one in entries if one.usage is None)
+        """Append ended lines to their files, change the lines in progress and update the counts, all or nothing.
+
+        Raise LeaseLost.
+        """
+        output = b"".join(line.text for line in ended if line.usage is not None)
+        errors = b"".join(line.text for line in ended if line.usage is None)
         batch = replace(
             progress.batch,
-            request_counts=_counted(progress.batch.request_counts, entries),
-            usage=_added(progress.batch.usage, entries),
+            request_counts=_add_counts(progress.batch.request_counts, ended),
+            usage=_add_usage(progress.batch.usage, ended),
         )
         after = replace(
             progress,
             batch=batch,
-            output_parts=progress.output_parts + bool(good),
-            output_bytes=progress.output_bytes + len(good),
-            error_parts=progress.error_parts + bool(bad),
-            error_bytes=progress.error_bytes + len(bad),
+            output_chunks=progress.output_chunks + bool(output),
+            output_bytes=progress.output_bytes + len(output),
+            error_chunks=progress.error_chunks + bool(errors),
+            error_bytes=progress.error_bytes + len(errors),
         )
+        batch_id = self.lease.batch_id
 
         def write(pipeline: Pipeline) -> None:
-            if good:
-                key = store.Keys.file_parts(file_id(self.turn.id, "output"))
-                pipeline.hset(key, str(progress.output_parts), pack(good))
-            if bad:
-                key = store.Keys.file_parts(file_id(self.turn.id, "error"))
-                pipeline.hset(key, str(progress.error_parts), pack(bad))
-            if taken:
-                pipeline.hset(self.lines_key, mapping={str(one): text for one, text in taken.items()})
-            for one in dropped:
-                pipeline.hdel(self.lines_key, str(one))
-                for id_ in one.job_ids(self.turn.id):
-                    for key in (RqJob.key_for(id_), store.Keys.request(id_), store.Keys.outcome(id_)):
-                        pipeline.expire(key, LET_GO_S)
+            if output:
+                key = store.Keys.file_parts(file_id_of(batch_id, "output"))
+                pipeline.hset(key, str(progress.output_chunks), compress(output))
+            if errors:
+                key = store.Keys.file_parts(file_id_of(batch_id, "error"))
+                pipeline.hset(key, str(progress.error_chunks), compress(errors))
+            if started:
+                pipeline.hset(self._lines_key, mapping={str(line): text for line, text in started.items()})
+            for line in removed:
+                pipeline.hdel(self._lines_key, str(line))
+                for job_id in line.job_ids(batch_id):
+                    for key in (RqJob.key_for(job_id), store.Keys.request(job_id), store.Keys.outcome(job_id)):
+                        pipeline.expire(key, ENDED_JOB_TTL_S)
 
-        await self.turn.commit(after, write)
+        await self.lease.commit(after, write)
 
 
-def file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
+def file_id_of(batch_id: str, kind: Literal["output", "error"]) -> str:
     return f"file-{hashlib.blake2b(f'{batch_id} {kind}'.encode(), digest_size=16).hexdigest()}"
 
 
-def _counted(counts: RequestCounts, entries: Sequence[Ended]) -> RequestCounts:
-    num_good = sum(one.usage is not None for one in entries)
+def _add_counts(counts: RequestCounts, ended: Sequence[EndedLine]) -> RequestCounts:
+    num_completed = sum(line.usage is not None for line in ended)
     return RequestCounts(
-        total=counts.total, completed=counts.completed + num_good, failed=counts.failed + len(entries) - num_good
+        total=counts.total,
+        completed=counts.completed + num_completed,
+        failed=counts.failed + len(ended) - num_completed,
     )
 
 
-def _added(usage: BatchUsage, entries: Sequence[Ended]) -> BatchUsage:
-    used = [usage, *(one.usage for one in entries if one.usage is not None)]
-    num_in, num_out = sum(one.input_tokens for one in used), sum(one.output_tokens for one in used)
+def _add_usage(usage: BatchUsage, ended: Sequence[EndedLine]) -> BatchUsage:
+    usages = [usage, *(line.usage for line in ended if line.usage is not None)]
+    num_in, num_out = sum(one.input_tokens for one in usages), sum(one.output_tokens for one in usages)
     return BatchUsage(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)

@@ -1,60 +1,68 @@
-"""The ends of lines: results of their jobs, or why there are none."""
+"""Collect the outcomes of lines: results of their jobs, or the reasons why there are none."""
 
 import asyncio
 
 from scorepool import wire
 from scorepool.api.batches import lines
 from scorepool.api.batches.batch_store import BatchStore
-from scorepool.api.batches.lines import Ended, Ending, LineInProgress
+from scorepool.api.batches.lines import EndedLine, Ending, LineInProgress
+from scorepool.api.batches.services import BatchServices
 from scorepool.api.http.errors import NotFound
 from scorepool.api.repositories.jobs import ENDED
 
 GROUP = 16  # lines whose results are in memory at once
-STOP_S = 60  # that jobs have to stop in when the batch is over
+CANCEL_TIMEOUT_S = 60  # how long jobs may go on running after their batch was cancelled or expired
 
 
-async def stop(ledger: BatchStore) -> None:
-    """What waits ends at once; what runs is told to."""
-    for one in await ledger.held():
-        await ledger.parts.submission.cancel_all(ledger.turn.owner, one.job_ids(ledger.turn.id))
+async def cancel_jobs(services: BatchServices, batch_store: BatchStore) -> None:
+    """Cancel all jobs of the batch: queued jobs end at once, running ones as soon as their worker sees it."""
+    lease = batch_store.lease
+    for line in await batch_store.in_progress():
+        await services.submission.cancel_all(lease.owner, line.job_ids(lease.batch_id))
 
 
-async def collect(ledger: BatchStore, ending: Ending | None) -> bool:
-    """Write the entries of lines whose jobs have all ended. Returns whether there were any. Raises LeaseLost."""
-    held = await ledger.held()
-    statuses = await ledger.statuses(held)
-    done = ENDED if ending is None else (*ENDED, None)  # what was not queued any more needs no end
-    over = [one for one, found in zip(held, statuses, strict=True) if all(status in done for status in found)]
-    for first in range(0, len(over), GROUP):
-        group = over[first : first + GROUP]
-        texts = await ledger.texts(group)
-        found = await asyncio.gather(
-            *(_ended(ledger, one, text, ending) for one, text in zip(group, texts, strict=True))
+async def collect(services: BatchServices, batch_store: BatchStore, ending: Ending | None) -> bool:
+    """Write the output of lines whose jobs have all ended; return False if there were none. Raise LeaseLost."""
+    in_progress = await batch_store.in_progress()
+    statuses = await batch_store.statuses(in_progress)
+    done = ENDED if ending is None else (*ENDED, None)  # a batch that ends does not wait for jobs that do not exist
+    ended = [line for line, found in zip(in_progress, statuses, strict=True) if all(status in done for status in found)]
+    for first in range(0, len(ended), GROUP):
+        group = ended[first : first + GROUP]
+        texts = await batch_store.texts(group)
+        outputs = await asyncio.gather(
+            *(_ended_line(services, batch_store, line, text, ending) for line, text in zip(group, texts, strict=True))
         )
-        entries = {one: entry for one, entry in zip(group, found, strict=True) if entry is not None}
-        await ledger.write(ledger.turn.progress, list(entries.values()), dropped=list(entries))
-    return bool(over)
+        by_line = {line: output for line, output in zip(group, outputs, strict=True) if output is not None}
+        await batch_store.write(batch_store.lease.progress, list(by_line.values()), removed=list(by_line))
+    return bool(ended)
 
 
-async def _ended(ledger: BatchStore, held: LineInProgress, text: bytes, ending: Ending | None) -> Ended | None:
-    """None for one whose jobs were deleted just now: it is run again."""
-    ids = held.job_ids(ledger.turn.id)
+async def _ended_line(
+    services: BatchServices, batch_store: BatchStore, line: LineInProgress, text: bytes, ending: Ending | None
+) -> EndedLine | None:
+    """Return the output of a line, or None if its jobs were just deleted: they are submitted again."""
+    lease = batch_store.lease
+    job_ids = line.job_ids(lease.batch_id)
     try:
-        jobs = await asyncio.gather(*(ledger.parts.jobs.read(ledger.turn.owner, id_) for id_ in ids))
-        return lines.ended(text, ledger.batch, jobs, ending)
+        jobs = await asyncio.gather(*(services.jobs.read(lease.owner, job_id) for job_id in job_ids))
+        return lines.ended_line(text, batch_store.batch, jobs, ending)
     except NotFound:
-        return None if ending is None else lines.not_run(text, ending, ids[0])
+        return None if ending is None else lines.unexecuted_line(text, ending, job_ids[0])
     except wire.Invalid as error:
-        return lines.refused(text, error, ids[0])
+        return lines.refused_line(text, error, job_ids[0])
 
 
-async def write_off(ledger: BatchStore, ending: Ending) -> None:
-    """Lines whose jobs do not stop, STOP_S after the batch was over: their worker may be gone for good."""
-    over_at = ledger.turn.cancel_at if ending == "cancelled" else ledger.batch.expires_at
-    if over_at is None or ledger.turn.now < over_at + STOP_S:
+async def fail_stuck_lines(batch_store: BatchStore, ending: Ending) -> None:
+    """Fail lines whose jobs do not end CANCEL_TIMEOUT_S after the end of the batch: their worker may be gone."""
+    lease = batch_store.lease
+    ended_at = lease.cancel_at if ending == "cancelled" else batch_store.batch.expires_at
+    if ended_at is None or lease.now < ended_at + CANCEL_TIMEOUT_S:
         return
-    held = await ledger.held()
-    ids = [one.job_ids(ledger.turn.id)[0] for one in held]
-    texts = await ledger.texts(held)
-    entries = [lines.not_run(text, ending, id_) for text, id_ in zip(texts, ids, strict=True)]
-    await ledger.write(ledger.turn.progress, entries, dropped=held)
+    stuck = await batch_store.in_progress()
+    texts = await batch_store.texts(stuck)
+    failed = [
+        lines.unexecuted_line(text, ending, line.job_ids(lease.batch_id)[0])
+        for text, line in zip(texts, stuck, strict=True)
+    ]
+    await batch_store.write(lease.progress, failed, removed=stuck)

@@ -1,48 +1,48 @@
-"""The task of an API process that gives batches their turns, one after the other."""
+"""The task of an API process that claims batches and advances them, one at a time."""
 
 import asyncio
 import logging
 
 from redis.exceptions import RedisError
 
+from scorepool.api.batches.advance import advance
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
-from scorepool.api.batches.run import run
+from scorepool.api.batches.services import BatchServices
 from scorepool.api.http import tasks
-from scorepool.api.state import State
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.5  # between looks while no batch is due
-PAUSE_S = 2.0  # after Redis did not answer
+POLL_S = 0.5  # between two looks while no batch is due
+REDIS_RETRY_S = 2.0  # after Redis did not answer
 
 
 class Driver:
-    def __init__(self, parts: State) -> None:
-        self._parts = parts
+    def __init__(self, services: BatchServices) -> None:
+        self._services = services
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="batch-driver")
 
     async def close(self) -> None:
-        """In the middle of whatever: the batch goes on elsewhere, or here later."""
+        """Cancel immediately; another process resumes the batch when the lease expires."""
         if self._task is not None:
             await tasks.cancel_and_wait([self._task])
 
     async def _run(self) -> None:
         while True:
             try:
-                turn = await BatchLease.claim(self._parts.redis, self._parts.settings.lease_s)
-                await (asyncio.sleep(POLL_S) if turn is None else self._drive(turn))
+                lease = await BatchLease.claim(self._services.redis, self._services.settings.lease_s)
+                await (asyncio.sleep(POLL_S) if lease is None else self._advance(lease))
             except (RedisError, OSError) as error:
                 logger.warning("batches wait for Redis: %r", error)
-                await asyncio.sleep(PAUSE_S)
-            except Exception:  # one batch's fault, or its record's: the others have their turns
-                logger.exception("a batch's turn failed; its next comes after the lease")
+                await asyncio.sleep(REDIS_RETRY_S)
+            except Exception:  # a fault of one batch or of its record does not stop the others
+                logger.exception("a batch failed to advance; it is due again after its lease")
 
-    async def _drive(self, turn: BatchLease) -> None:
+    async def _advance(self, lease: BatchLease) -> None:
         try:
-            due_in_s = await run(self._parts, turn)
+            due_in_s = await advance(self._services, lease)
         except LeaseLost:
             due_in_s = 0.0
-        await turn.release(due_in_s)
+        await lease.release(due_in_s)

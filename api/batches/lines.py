@@ -1,4 +1,4 @@
-"""A line's way: from its text to jobs, and from their ends to an entry of the output or the error file."""
+"""A line of a batch: from its text to jobs, and from their outcomes to a line of the output or the error file."""
 
 import hashlib
 import re
@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from scorepool import wire
+from scorepool.api.batches.services import BatchServices
 from scorepool.api.dialects.openai.batch import (
     LINE_ENDPOINTS,
     LINE_TIMEOUT_S,
@@ -21,27 +22,26 @@ from scorepool.api.dialects.openai.batch import (
 from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.api.http.errors import ApiError, BadRequest, TooLarge, error_reply, map_field_names
 from scorepool.api.repositories import decode
-from scorepool.api.state import State
 from scorepool.api.submission import job_error, locate
 
-Ending = Literal["expired", "cancelled"]
-_HELD = re.compile(rb"([0-9]{1,9})\.([0-9]{1,6})")
-LATE_S = 5  # after the batch's own end, at which its jobs end by themselves
-_SENTENCES: dict[Ending, str] = {
+Ending = Literal["expired", "cancelled"]  # why a batch ends before all of its lines were run
+EXPIRY_MARGIN_S = 5  # after the batch's own expiry, at which its jobs expire
+_IN_PROGRESS = re.compile(rb"([0-9]{1,9})\.([0-9]{1,6})")
+_MESSAGES: dict[Ending, str] = {
     "expired": "This request could not be executed before the completion window expired.",
     "cancelled": "This request was not executed because the batch was cancelled.",
 }
 
 
-class Ended(NamedTuple):
-    """A line that needs nothing more."""
+class EndedLine(NamedTuple):
+    """A line of the output file, or of the error file."""
 
-    entry: BatchOutputLine
-    usage: BatchUsage | None = None  # of one that succeeded
+    output: BatchOutputLine
+    usage: BatchUsage | None = None  # None: of the error file
 
     @property
     def text(self) -> bytes:
-        return wire.encode_json(self.entry) + b"\n"
+        return wire.encode_json(self.output) + b"\n"
 
 
 class LineInProgress(NamedTuple):
@@ -51,26 +51,21 @@ class LineInProgress(NamedTuple):
     num_jobs: int
 
     @classmethod
-    def read(cls, field: bytes) -> "LineInProgress | None":
-        """None for what nobody of ours wrote."""
-        written = _HELD.fullmatch(field)
-        return written and cls(int(written[1]), int(written[2]))
+    def parse(cls, field: bytes) -> "LineInProgress | None":
+        """Return None for a field of another form."""
+        match = _IN_PROGRESS.fullmatch(field)
+        return match and cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.number}.{self.num_jobs}"
 
     def job_ids(self, batch_id: str) -> list[str]:
-        return [job_id(batch_id, self.number, index) for index in range(self.num_jobs)]
+        return [job_id_of(batch_id, self.number, index) for index in range(self.num_jobs)]
 
 
-def job_id(batch_id: str, number: int, index: int) -> str:
-    """The same whenever and wherever it is asked: a line that is submitted twice is one job."""
-    return hashlib.blake2b(f"{batch_id}\0{number}\0{index}".encode(), digest_size=16).hexdigest()
-
-
-def custom_id_of(text: bytes) -> str:
-    line = decode.message(text, Line, "json")
-    return line.custom_id if line else ""
+def job_id_of(batch_id: str, line_number: int, index: int) -> str:
+    """Return the same id for every call: a line that is submitted twice is one job."""
+    return hashlib.blake2b(f"{batch_id}\0{line_number}\0{index}".encode(), digest_size=16).hexdigest()
 
 
 class LineCall(NamedTuple):
@@ -93,7 +88,7 @@ class LineCall(NamedTuple):
         """Build the jobs, at low priority: synchronous requests come first. They wait for their model if it is away."""
         return [
             msgspec.structs.replace(
-                request, priority="low", expires_at=float(batch.expires_at + LATE_S), wait_for_model=True
+                request, priority="low", expires_at=float(batch.expires_at + EXPIRY_MARGIN_S), wait_for_model=True
             )
             for request in self.endpoint.to_requests(self.body, self.context)
         ]
@@ -105,51 +100,63 @@ class LineCall(NamedTuple):
         return self.endpoint.field_name(self.body, field)
 
 
-async def accept(parts: State, text: bytes, batch: Batch, unique_id: str) -> list[wire.Request]:
+async def to_jobs(services: BatchServices, text: bytes, batch: Batch, unique_id: str) -> list[wire.Request]:
     """Return the jobs of a line. Raise wire.Invalid or ApiError if the line is refused: it ends without a job."""
     call = LineCall.parse(text, batch, unique_id)
     requests = call.to_requests(batch)
-    most = min(parts.settings.max_bulk_jobs, parts.settings.max_queue_depth)  # they are queued all or none
+    settings = services.settings
+    most = min(settings.max_bulk_jobs, settings.max_queue_depth)  # the jobs of a line are queued all or none
     if len(requests) > most:
         raise TooLarge(f"prompt: expected at most {most} prompts, found {len(requests)}", "prompt")
     with map_field_names(call.field_name):
-        await parts.admission.check(requests, is_bulk=len(requests) > 1)
+        await services.admission.check(requests, is_bulk=len(requests) > 1)
     return requests
 
 
-def refused(text: bytes, error: wire.Invalid | ApiError, unique: str) -> Ended:
+def refused_line(text: bytes, error: wire.Invalid | ApiError, unique_id: str) -> EndedLine:
+    """Build the error line of a request that was refused."""
     if isinstance(error, wire.Invalid):
         error = BadRequest(error.message, error.field)
-    return Ended(_entry(text, unique, error.status, error_reply(error)))
+    return EndedLine(_output_line(text, unique_id, error.status, error_reply(error)))
 
 
-def not_run(text: bytes, ending: Ending, unique: str) -> Ended:
-    error = LineError(code=f"batch_{ending}", message=_SENTENCES[ending])
-    return Ended(BatchOutputLine(id=f"batch_req_{unique}", custom_id=custom_id_of(text), error=error))
+def unexecuted_line(text: bytes, ending: Ending, unique_id: str) -> EndedLine:
+    """Build the error line of a request that was not run."""
+    error = LineError(code=f"batch_{ending}", message=_MESSAGES[ending])
+    return EndedLine(BatchOutputLine(id=f"batch_req_{unique_id}", custom_id=_custom_id(text), error=error))
 
 
-def ended(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | None) -> Ended:
-    """Of jobs that have all ended. Raises wire.Invalid where another version understood the line."""
-    unique = jobs[0].id
-    failed = next((job for job in jobs if job.result is None), None)
-    if failed is None:
-        results = [job.result for job in jobs if job.result is not None]
+def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | None) -> EndedLine:
+    """Build the output line from jobs that have all ended.
+
+    Raise wire.Invalid if the line cannot be parsed: another version accepted it.
+    """
+    unique_id = jobs[0].id
+    results = [job.result for job in jobs if job.result is not None]
+    if len(results) == len(jobs):
         usage = BatchUsage(
             input_tokens=sum(result.usage.prompt_tokens for result in results),
             output_tokens=sum(result.usage.completion_tokens for result in results),
         )
-        return Ended(_entry(text, unique, 200, LineCall.parse(text, batch, unique).to_reply(results)), usage)
+        reply = LineCall.parse(text, batch, unique_id).to_reply(results)
+        return EndedLine(_output_line(text, unique_id, 200, reply), usage)
+    index, failed = next((index, job) for index, job in enumerate(jobs) if job.result is None)
     assert failed.failure is not None
     if failed.failure.code == "expired":
-        return not_run(text, "expired", unique)
+        return unexecuted_line(text, "expired", unique_id)
     if failed.failure.code == "canceled" and ending is not None:
-        return not_run(text, ending, unique)
-    call = LineCall.parse(text, batch, unique)
-    refusal = locate(job_error(failed, 0), call.to_requests(batch), list(jobs).index(failed))
-    refusal.rename_field(call.field_name)
-    return Ended(_entry(text, unique, refusal.status, error_reply(refusal)))
+        return unexecuted_line(text, ending, unique_id)
+    call = LineCall.parse(text, batch, unique_id)
+    error = locate(job_error(failed, 0), call.to_requests(batch), index)
+    error.rename_field(call.field_name)
+    return EndedLine(_output_line(text, unique_id, error.status, error_reply(error)))
 
 
-def _entry(text: bytes, unique: str, status: int, body: Any) -> BatchOutputLine:
-    response = LineResponse(status_code=status, request_id=unique, body=body)
-    return BatchOutputLine(id=f"batch_req_{unique}", custom_id=custom_id_of(text), response=response)
+def _output_line(text: bytes, unique_id: str, status: int, body: Any) -> BatchOutputLine:
+    response = LineResponse(status_code=status, request_id=unique_id, body=body)
+    return BatchOutputLine(id=f"batch_req_{unique_id}", custom_id=_custom_id(text), response=response)
+
+
+def _custom_id(text: bytes) -> str:
+    line = decode.message(text, Line, "json")
+    return line.custom_id if line else ""

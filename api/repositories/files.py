@@ -1,8 +1,8 @@
-"""Owners' files in Redis: what a batch reads and what it writes.
+"""Owners' files in Redis: the input and output of batches.
 
-They lie there and not on this process's disk, because any API process, on any machine, may be asked for them and may
-drive the batch; and because a batch's output then grows in the same transaction in which its progress is noted. The
-price is memory of Redis: a part is whole lines, about PART_BYTES of them, compressed (JSONL to a fourth or less).
+They are in Redis and not on this process's disk because any API process on any machine may be asked for them and may
+drive the batch, and because the output of a batch grows in the transaction that writes its progress. The cost is
+memory of Redis. A chunk is whole lines, about CHUNK_BYTES, compressed (JSONL to a fourth or less).
 """
 
 import logging
@@ -23,9 +23,9 @@ from scorepool.api.repositories.pages import page_of
 
 logger = logging.getLogger(__name__)
 
-PART_BYTES = 256 * 1024
-UPLOAD_TTL_S = 3600  # of parts whose upload was cut off
-COMPRESSION = 1  # zlib's fastest: half of what is gained by its best at a tenth of the time
+CHUNK_BYTES = 256 * 1024
+UPLOAD_TTL_S = 3600  # of chunks whose upload was cut off
+COMPRESSION = 1  # zlib's fastest level: half of the gain of its best level in a tenth of the time
 
 
 class Upload(Protocol):
@@ -37,47 +37,47 @@ class Files:
         self._redis = redis
         self._settings = settings
 
-    async def store(self, owner: str, id: str, filename: str, upload: Upload, ttl_s: int) -> FileObject:  # noqa: A002
-        """For a batch to read. Raises TooLarge."""
-        num_bytes, num_parts, key = 0, 0, store.Keys.file_parts(id)
-        async for part in whole_lines(upload, self._settings.max_body_bytes):
-            packed = await run_in_threadpool(pack, part)
+    async def save(self, owner: str, file_id: str, filename: str, upload: Upload, ttl_s: int) -> FileObject:
+        """Save the input file of a batch; raise TooLarge."""
+        num_bytes, num_chunks, key = 0, 0, store.Keys.file_parts(file_id)
+        async for chunk in chunks_of_lines(upload, self._settings.max_body_bytes):
+            compressed = await run_in_threadpool(compress, chunk)
             async with self._redis.pipeline() as pipeline:
-                pipeline.hset(key, str(num_parts), packed)
+                pipeline.hset(key, str(num_chunks), compressed)
                 pipeline.expire(key, UPLOAD_TTL_S)
                 await pipeline.execute()
-            num_bytes, num_parts = num_bytes + len(part), num_parts + 1
+            num_bytes, num_chunks = num_bytes + len(chunk), num_chunks + 1
         async with self._redis.pipeline() as pipeline:
-            file = publish(pipeline, owner, id, filename, "batch", num_bytes, ttl_s)
+            file = publish_file(pipeline, owner, file_id, filename, "batch", num_bytes, ttl_s)
             await pipeline.execute()
         return file
 
-    async def read(self, owner: str, id: str) -> FileObject:  # noqa: A002
-        """Raises NotFound."""
-        [file] = await self._read(owner, [id])
+    async def read(self, owner: str, file_id: str) -> FileObject:
+        """Return the file's record; raise NotFound."""
+        [file] = await self._read(owner, [file_id])
         if file is None:
-            raise absent(id)
+            raise file_not_found(file_id)
         return file
 
-    async def part(self, id: str, number: int) -> bytes | None:  # noqa: A002
-        """None behind the last, and where it cannot be read."""
-        packed: Any = await self._redis.hget(store.Keys.file_parts(id), str(number))
+    async def read_chunk(self, file_id: str, number: int) -> bytes | None:
+        """Return a chunk, or None after the last one and for one that cannot be decompressed."""
+        compressed: Any = await self._redis.hget(store.Keys.file_parts(file_id), str(number))
         try:
-            return None if packed is None else await run_in_threadpool(zlib.decompress, packed)
+            return None if compressed is None else await run_in_threadpool(zlib.decompress, compressed)
         except zlib.error:
-            logger.warning("part %d of the file %s cannot be read", number, id)
+            logger.warning("chunk %d of the file %s cannot be decompressed", number, file_id)
             return None
 
-    async def parts(self, id: str) -> AsyncIterator[bytes]:  # noqa: A002
+    async def chunks(self, file_id: str) -> AsyncIterator[bytes]:
         number = 0
-        while (part := await self.part(id, number)) is not None:
-            yield part
+        while (chunk := await self.read_chunk(file_id, number)) is not None:
+            yield chunk
             number += 1
 
     async def page(
         self, owner: str, after: str | None, limit: int, purpose: str | None, newest_first: bool
     ) -> tuple[list[FileObject], bool]:
-        """Raises BadRequest."""
+        """Return a page of the owner's files, and True if more follow. Raise BadRequest."""
 
         async def read(ids: Sequence[str]) -> list[FileObject | None]:
             found = await self._read(owner, ids)
@@ -85,78 +85,79 @@ class Files:
 
         return await page_of(self._redis, store.Keys.files_of(owner), after, limit, read, newest_first)
 
-    async def delete(self, owner: str, id: str) -> None:  # noqa: A002
-        """Raises NotFound, Conflict."""
-        key = store.Keys.file(id)
+    async def delete(self, owner: str, file_id: str) -> None:
+        """Delete a file; raise NotFound, or Conflict while a batch reads it."""
+        key = store.Keys.file(file_id)
 
         async def write(pipeline: Pipeline) -> None:
             known: Any = await pipeline.hgetall(key)
             if known.get(b"owner") != owner.encode():
-                raise absent(id)
+                raise file_not_found(file_id)
             if any(field.startswith(b"batch:") for field in known):
                 raise Conflict("a batch that has not ended reads this file; cancel that first", "id")
             pipeline.multi()  # type: ignore[no-untyped-call]
-            pipeline.unlink(key, store.Keys.file_parts(id))
-            pipeline.zrem(store.Keys.files_of(owner), id)
+            pipeline.unlink(key, store.Keys.file_parts(file_id))
+            pipeline.zrem(store.Keys.files_of(owner), file_id)
 
         await self._redis.transaction(write, key)
 
-    async def _read(self, owner: str, ids: Sequence[str]) -> list[FileObject | None]:
+    async def _read(self, owner: str, file_ids: Sequence[str]) -> list[FileObject | None]:
         async with self._redis.pipeline(transaction=False) as pipeline:
-            for id_ in ids:
-                pipeline.hmget(store.Keys.file(id_), "owner", "file")
-            rows = await decode.replies(pipeline)
+            for file_id in file_ids:
+                pipeline.hmget(store.Keys.file(file_id), "owner", "file")
+            replies = await decode.replies(pipeline)
         return [
-            decode.message(row[1], FileObject, "msgpack") if row and row[0] == owner.encode() else None for row in rows
+            decode.message(reply[1], FileObject, "msgpack") if reply and reply[0] == owner.encode() else None
+            for reply in replies
         ]
 
 
-def publish(
+def publish_file(
     pipeline: Pipeline,
     owner: str,
-    id: str,  # noqa: A002
+    file_id: str,
     filename: str,
     purpose: Purpose,
     num_bytes: int,
     ttl_s: int,
 ) -> FileObject:
-    """Make a file of parts that are there. Ids of files that expired leave the owner's list with this one's coming."""
+    """Add the commands that make a file of chunks that exist, and remove ids of expired files from the owner's list."""
     now = time.time()
     file = FileObject(
-        id=id,
+        id=file_id,
         bytes=num_bytes,
         created_at=int(now),
         expires_at=int(now) + ttl_s,
         filename=filename,
         purpose=purpose,
     )
-    pipeline.hset(store.Keys.file(id), mapping={"owner": owner, "file": wire.encode(file)})
-    pipeline.expire(store.Keys.file(id), ttl_s)
-    pipeline.expire(store.Keys.file_parts(id), ttl_s)
-    pipeline.zadd(store.Keys.files_of(owner), {id: now})
+    pipeline.hset(store.Keys.file(file_id), mapping={"owner": owner, "file": wire.encode(file)})
+    pipeline.expire(store.Keys.file(file_id), ttl_s)
+    pipeline.expire(store.Keys.file_parts(file_id), ttl_s)
+    pipeline.zadd(store.Keys.files_of(owner), {file_id: now})
     pipeline.zremrangebyscore(store.Keys.files_of(owner), "-inf", now - 2 * FILE_KEPT_S)
     return file
 
 
-def pack(part: bytes) -> bytes:
-    return zlib.compress(part, COMPRESSION)
+def compress(chunk: bytes) -> bytes:
+    return zlib.compress(chunk, COMPRESSION)
 
 
-async def whole_lines(upload: Upload, max_line_bytes: int) -> AsyncIterator[bytes]:
-    """Parts of about PART_BYTES that end with a line. Raises TooLarge."""
-    held = bytearray()
-    while data := await upload.read(PART_BYTES):
+async def chunks_of_lines(upload: Upload, max_line_bytes: int) -> AsyncIterator[bytes]:
+    """Yield chunks of about CHUNK_BYTES that end with a line; raise TooLarge."""
+    rest = bytearray()
+    while data := await upload.read(CHUNK_BYTES):
         end = data.rfind(b"\n") + 1
         if end:
-            yield bytes(held) + data[:end]
-            held.clear()
-        held += data[end:]
-        if len(held) > max_line_bytes:
+            yield bytes(rest) + data[:end]
+            rest.clear()
+        rest += data[end:]
+        if len(rest) > max_line_bytes:
             raise TooLarge(f"file: a line is longer than {max_line_bytes} bytes, this server's limit", "file")
-    if held:
-        yield bytes(held)
+    if rest:
+        yield bytes(rest)
 
 
-def absent(id: str, field: str = "id") -> NotFound:  # noqa: A002
-    """The same for a file that never was, one that expired and one of another owner."""
-    return NotFound(f"no file {id[:64]!r}", field)
+def file_not_found(file_id: str, field: str = "id") -> NotFound:
+    """Build the same error for a file that never existed, one that expired and one of another owner."""
+    return NotFound(f"no file {file_id[:64]!r}", field)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +12,7 @@ from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
 from scorepool.api.http.formats import reply
 
+BatchId = Annotated[str, Path(alias="id")]
 router = APIRouter(prefix="/v1/batches", tags=["openai"], dependencies=[Depends(known_query)])
 
 
@@ -40,9 +41,9 @@ async def page(
 
 
 @router.get("/{id}", summary="Read a batch", responses=openapi.answers({200: Batch}, (400, 401, 404, 503)))
-async def read(id: str, owner: Owner, batches: BatchesDep) -> Response:  # noqa: A002
+async def read(batch_id: BatchId, owner: Owner, batches: BatchesDep) -> Response:
     """Read a batch. `request_counts` counts the lines whose answers are stored."""
-    return reply(await batches.read(owner, id), "json")
+    return reply(await batches.read(owner, batch_id), "json")
 
 
 @router.post(
@@ -50,6 +51,6 @@ async def read(id: str, owner: Owner, batches: BatchesDep) -> Response:  # noqa:
     summary="Cancel a batch",
     responses=openapi.answers({200: Batch}, (400, 401, 404, 409, 503)),
 )
-async def cancel(id: str, owner: Owner, batches: BatchesDep) -> Response:  # noqa: A002
+async def cancel(batch_id: BatchId, owner: Owner, batches: BatchesDep) -> Response:
     """Cancel a batch. Its files, with the answers so far, are available when the status is `cancelled`."""
-    return reply(await batches.cancel(owner, id), "json")
+    return reply(await batches.cancel(owner, batch_id), "json")

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -16,6 +16,7 @@ from scorepool.api.http.uploads import uploaded
 
 router = APIRouter(prefix="/v1/files", tags=["openai"], dependencies=[Depends(known_query)])
 
+FileId = Annotated[str, Path(alias="id")]
 FORM: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -52,7 +53,7 @@ async def create(
     async with uploaded(request, UploadFields, settings.max_file_bytes) as upload:
         after = upload.fields.expires_after
         ttl_s = FILE_KEPT_S if after is None else after.seconds
-        file = await files.store(owner, f"file-{uuid4().hex}", upload.filename, upload.file, ttl_s)
+        file = await files.save(owner, f"file-{uuid4().hex}", upload.filename, upload.file, ttl_s)
     return reply(file, "json")
 
 
@@ -73,8 +74,8 @@ async def page(
 @router.get(
     "/{id}", summary="Read the metadata of a file", responses=openapi.answers({200: FileObject}, (400, 401, 404, 503))
 )
-async def read(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: A002
-    return reply(await files.read(owner, id), "json")
+async def read(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
+    return reply(await files.read(owner, file_id), "json")
 
 
 @router.get(
@@ -83,10 +84,10 @@ async def read(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: A00
     responses=openapi.answers({}, (400, 401, 404, 503))
     | {200: {"description": "OK", "content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
 )
-async def content(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: A002
-    file = await files.read(owner, id)
-    length = {"Content-Length": str(file.bytes)}  # so that a file that is deleted meanwhile is not taken for whole
-    return StreamingResponse(files.parts(id), media_type="application/octet-stream", headers=length)
+async def content(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
+    file = await files.read(owner, file_id)
+    length = {"Content-Length": str(file.bytes)}  # a client sees that a file was deleted while it was read
+    return StreamingResponse(files.chunks(file_id), media_type="application/octet-stream", headers=length)
 
 
 @router.delete(
@@ -94,7 +95,7 @@ async def content(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: 
     summary="Delete a file",
     responses=openapi.answers({200: DeletedFile}, (400, 401, 404, 409, 503)),
 )
-async def delete(id: str, owner: Owner, files: FilesDep) -> Response:  # noqa: A002
+async def delete(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
     """Delete a file. 409: a batch is reading it."""
-    await files.delete(owner, id)
-    return reply(DeletedFile(id=id), "json")
+    await files.delete(owner, file_id)
+    return reply(DeletedFile(id=file_id), "json")

@@ -15,9 +15,9 @@ from rq.job import JobStatus
 
 import scorepool.api.repositories.queue
 from scorepool import store, wire
-from scorepool.api.batches import lines, take
+from scorepool.api.batches import lines, start_lines
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
-from scorepool.api.batches.lines import job_id
+from scorepool.api.batches.lines import job_id_of
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.worker import Queue
 from scorepool.worker.rq.leases import Leases
@@ -86,8 +86,8 @@ async def test_what_is_not_answered_in_the_window_is_told_so(serving: Serving, w
         id_ = await start(http, jsonl(5), completion_window="30m")
         await eventually(lambda: len(worker.waiting()) == 5)
         for number in (2, 4):
-            worker.end(job_id(id_, number, 0), COMPLETED)
-        running = job_id(id_, 5, 0)
+            worker.end(job_id_of(id_, number, 0), COMPLETED)
+        running = job_id_of(id_, 5, 0)
         worker.start(running)
         let_expire(redis, id_)
         await eventually(lambda: redis.hget(f"rq:job:{running}", "cancel_requested") == b"1")
@@ -115,14 +115,14 @@ async def test_a_batch_larger_than_the_queue_is_fed_to_it_as_room_comes(serving:
             answered = answered | waiting
         batch = await until(http, id_, has("completed"))
     assert batch["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
-    assert answered == {job_id(id_, number, 0) for number in range(1, 31)}
+    assert answered == {job_id_of(id_, number, 0) for number in range(1, 31)}
 
 
 async def test_a_line_that_never_fits_the_queue_is_refused_and_holds_up_no_other(serving: Serving, worker: FakeWorker):
     async with serving(max_queue_depth=4) as http:
         id_ = await start(http, jsonl(1, prompt=["a"] * 5) + jsonl(2).splitlines()[1])
         await eventually(worker.waiting)
-        worker.end(job_id(id_, 2, 0), COMPLETED)
+        worker.end(job_id_of(id_, 2, 0), COMPLETED)
         batch = await until(http, id_, has("completed"))
         bad = await lines_of(http, batch["error_file_id"])
     assert (bad["1"]["response"]["status_code"], bad["1"]["response"]["body"]["error"]["param"]) == (413, "prompt")
@@ -136,7 +136,7 @@ async def test_a_record_that_cannot_be_read_stops_no_other_batch(serving: Servin
         for _ in range(2):
             id_ = await start(http, jsonl(1))
             await eventually(worker.waiting)
-            worker.end(job_id(id_, 1, 0), COMPLETED)
+            worker.end(job_id_of(id_, 1, 0), COMPLETED)
             await until(http, id_, has("completed"))
 
 
@@ -168,7 +168,7 @@ async def test_a_line_noted_by_a_driver_that_died_is_queued_by_the_next(
 
     async with serving(lease_s=0.5) as http:
         with monkeypatch.context() as patch:
-            patch.setattr(take, "_submit", die)  # ends the task as if the process had ended there
+            patch.setattr(start_lines, "_submit", die)  # ends the task as if the process had ended there
             id_ = await start(http, jsonl(3))
             await until(http, id_, has("in_progress"))
             await asyncio.sleep(0.2)
@@ -185,13 +185,13 @@ async def test_drivers_that_are_too_slow_for_their_leases_get_on(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
     """They took the batch from each other for ever, each before the other had written anything."""
-    accept = lines.accept
+    to_jobs = lines.to_jobs
 
-    async def accept_slowly(*args: Any) -> Any:
+    async def to_jobs_slowly(*args: Any) -> Any:
         await asyncio.sleep(0.02)
-        return await accept(*args)
+        return await to_jobs(*args)
 
-    monkeypatch.setattr(lines, "accept", accept_slowly)
+    monkeypatch.setattr(lines, "to_jobs", to_jobs_slowly)
     async with serving(lease_s=0.3) as http, serving(lease_s=0.3):
         id_ = await start(http, jsonl(40))  # 0.8 s for all
         await eventually(lambda: len(worker.waiting()) == 40)
@@ -217,14 +217,14 @@ async def test_of_two_drivers_who_believe_they_have_a_batch_one_writes_nothing(
         assert current is not None
         before, due_at = redis.hget(store.Keys.batch(id_), "state"), redis.zscore(store.Keys.batches, id_)
         with pytest.raises(LeaseLost):
-            await late.commit(replace(late.progress, output_parts=7))
+            await late.commit(replace(late.progress, output_chunks=7))
         with pytest.raises(LeaseLost):
             await late.extend()
         await late.release(0.0)  # or they would take the batch from each other for ever
         assert redis.zscore(store.Keys.batches, id_) == due_at
         assert redis.hget(store.Keys.batch(id_), "state") == before
-        await current.commit(replace(current.progress, output_parts=7))
-        assert wire.parse(redis.hget(store.Keys.batch(id_), "state"), BatchProgress, "msgpack").output_parts == 7
+        await current.commit(replace(current.progress, output_chunks=7))
+        assert wire.parse(redis.hget(store.Keys.batch(id_), "state"), BatchProgress, "msgpack").output_chunks == 7
 
 
 async def test_a_failed_job_is_an_entry_of_the_error_file(serving: Serving, worker: FakeWorker):
@@ -232,8 +232,8 @@ async def test_a_failed_job_is_an_entry_of_the_error_file(serving: Serving, work
         id_ = await start(http, jsonl(2))
         await eventually(lambda: len(worker.waiting()) == 2)
         failure = wire.Failure(code="too_long", message="72 tokens, the context has 64", field="prompt")
-        worker.end(job_id(id_, 1, 0), failure)
-        worker.end(job_id(id_, 2, 0), COMPLETED)
+        worker.end(job_id_of(id_, 1, 0), failure)
+        worker.end(job_id_of(id_, 2, 0), COMPLETED)
         batch = await until(http, id_, has("completed"))
         bad = await lines_of(http, batch["error_file_id"])
     response = bad["1"]["response"]
@@ -245,7 +245,7 @@ async def test_jobs_whose_line_is_written_leave_redis_soon(serving: Serving, wor
         id_ = await start(http, jsonl(2))
         await eventually(lambda: len(worker.waiting()) == 2)
         assert (await http.get("/v1/jobs")).json()["jobs"][0]["status"] == "queued"
-        good, bad = job_id(id_, 1, 0), job_id(id_, 2, 0)
+        good, bad = job_id_of(id_, 1, 0), job_id_of(id_, 2, 0)
         worker.end(good, COMPLETED)
         worker.end(bad, wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED)  # which keeps its request
         await until(http, id_, has("completed"))
@@ -274,7 +274,7 @@ async def test_a_cancelled_batch_leaves_nothing_behind_in_a_shared_queue(
         rows = Leases(redis, "mac", "rq:worker:mac", 60.0).claim(
             [Queue(low, connection=redis)], room=10, in_flight=0, limit=10, batch=4, round_robin=False
         )
-    assert [row.job_id for row in rows or ()] == [job_id(id_, 1, 0), job_id(id_, 2, 0)]
+    assert [row.job_id for row in rows or ()] == [job_id_of(id_, 1, 0), job_id_of(id_, 2, 0)]
     assert not list(redis.scan_iter("scorepool:backlog:*")) + list(redis.scan_iter("scorepool:turns:*"))
 
 

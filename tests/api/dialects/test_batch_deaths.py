@@ -13,7 +13,7 @@ from openai import OpenAI
 from redis import Redis
 
 from scorepool import store
-from scorepool.api.batches.lines import job_id
+from scorepool.api.batches.lines import job_id_of
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 from tests.api.dialects.test_batches import ENDED, entries, line, start
@@ -61,4 +61,4 @@ def test_kill_9_of_api_and_worker_loses_no_line_and_repeats_none(mortal: Stack):
         assert set(entries(sdk, batch.output_file_id)) == {f"line-{i}" for i in range(NUM_LINES)}
     with Redis.from_url(mortal.redis_url) as redis:
         times_ended = Counter(fields[b"id"].decode() for _, fields in redis.xrange(store.DONE))
-    assert times_ended == {job_id(batch.id, number, 0): 1 for number in range(1, NUM_LINES + 1)}
+    assert times_ended == {job_id_of(batch.id, number, 0): 1 for number in range(1, NUM_LINES + 1)}

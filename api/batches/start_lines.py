@@ -1,0 +1,128 @@
+"""Start lines: read them, record them as in progress, then queue their jobs. A recorded line cannot get lost."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from scorepool import wire
+from scorepool.api.batches import lines
+from scorepool.api.batches.batch_lease import BatchLease
+from scorepool.api.batches.batch_store import BatchStore
+from scorepool.api.batches.lines import EndedLine, Ending, LineCall, LineInProgress
+from scorepool.api.batches.services import BatchServices
+from scorepool.api.batches.validate import split_lines
+from scorepool.api.http.errors import ApiError, QueueFull, Unavailable
+from scorepool.api.repositories.batches import BatchProgress
+
+MAX_JOBS = 512  # of one batch at once: enough for eight workers, and the next batch waits little
+MAX_ENDED_LINES = 500  # lines that end without a job, in one write
+
+
+class Started(NamedTuple):
+    """Lines of one chunk that were read: those with jobs, and those that ended without."""
+
+    progress: BatchProgress
+    jobs: dict[LineInProgress, tuple[bytes, list[wire.Request]]]
+    ended: list[EndedLine]
+
+
+async def resubmit(services: BatchServices, batch_store: BatchStore) -> bool:
+    """Queue recorded lines whose jobs do not exist: the queue was full, or a driver died first.
+
+    Return False if the queue is full. Raise LeaseLost.
+    """
+    in_progress = await batch_store.in_progress()
+    statuses = await batch_store.statuses(in_progress)
+    missing = [line for line, found in zip(in_progress, statuses, strict=True) if None in found]
+    for line, text in zip(missing, await batch_store.texts(missing), strict=True):
+        unique_id = line.job_ids(batch_store.lease.batch_id)[0]
+        try:
+            requests = LineCall.parse(text, batch_store.batch, unique_id).to_requests(batch_store.batch)
+        except wire.Invalid as error:
+            refused = lines.refused_line(text, error, unique_id)
+            await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
+            continue
+        if not await _submit(services, batch_store.lease, line, requests):
+            return False
+    return True
+
+
+async def start_lines(services: BatchServices, batch_store: BatchStore, ending: Ending | None) -> bool:
+    """Read lines and start them while there is room; return False if no line was left. Raise LeaseLost.
+
+    Lines of a batch that is ending get no jobs, so there always is room for them.
+    """
+    num_free = MAX_JOBS - sum(line.num_jobs for line in await batch_store.in_progress())
+    has_started, lease = False, batch_store.lease
+    while num_free > 0 and not lease.progress.is_read:
+        chunk = await services.files.read_chunk(lease.batch.input_file_id, lease.progress.chunk)
+        if chunk is None:
+            await lease.commit(replace(lease.progress, is_read=True))
+            break
+        started = await _start_chunk(services, lease, chunk, num_free, ending)
+        texts = {line: text for line, (text, _) in started.jobs.items()}
+        await batch_store.write(started.progress, started.ended, started=texts)
+        num_free -= sum(line.num_jobs for line in started.jobs)
+        has_started = True
+        for line, (_, requests) in started.jobs.items():
+            if not await _submit(services, lease, line, requests):
+                return True
+    return has_started
+
+
+async def _start_chunk(
+    services: BatchServices, lease: BatchLease, chunk: bytes, num_free: int, ending: Ending | None
+) -> Started:
+    """Parse lines of a chunk while there is room and the lease is fresh, at least one."""
+    before = lease.progress
+    texts = split_lines(chunk)
+    ended: list[EndedLine] = []
+    jobs: dict[LineInProgress, tuple[bytes, list[wire.Request]]] = {}
+    line, number = before.line, before.line_number
+    while line < len(texts) and num_free > 0 and len(ended) < MAX_ENDED_LINES:
+        if line > before.line and lease.should_renew:
+            break
+        text, line, number = texts[line], line + 1, number + 1
+        if not text:
+            continue
+        requests = await _start_line(services, lease, text, number, ending)
+        if isinstance(requests, EndedLine):
+            ended.append(requests)
+        else:
+            jobs[LineInProgress(number, len(requests))] = (text, requests)
+            num_free -= len(requests)
+    is_whole = line == len(texts)
+    progress = replace(
+        before,
+        chunk=before.chunk + is_whole,
+        line=0 if is_whole else line,
+        line_number=number,
+        num_started=before.num_started + len(ended) + len(jobs),
+    )
+    return Started(progress, jobs, ended)
+
+
+async def _start_line(
+    services: BatchServices, lease: BatchLease, text: bytes, number: int, ending: Ending | None
+) -> EndedLine | list[wire.Request]:
+    unique_id = lines.job_id_of(lease.batch_id, number, 0)
+    if ending is not None:
+        return lines.unexecuted_line(text, ending, unique_id)
+    try:
+        return await lines.to_jobs(services, text, lease.batch, unique_id)
+    except (wire.Invalid, ApiError) as error:
+        return lines.refused_line(text, error, unique_id)
+
+
+async def _submit(
+    services: BatchServices, lease: BatchLease, line: LineInProgress, requests: Sequence[wire.Request]
+) -> bool:
+    """Queue the jobs of a line; jobs that exist stay unchanged. Return False if the queue is full or lacks replicas."""
+    await services.models.serving(request.model for request in requests)
+    job_ids = line.job_ids(lease.batch_id)
+    try:
+        await services.submission.enqueue(lease.owner, requests, job_ids, lease.batch_id, batch_id=lease.batch_id)
+    except (QueueFull, Unavailable):
+        return False
+    return True

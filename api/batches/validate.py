@@ -1,0 +1,81 @@
+"""Validation of an input file before its batch runs: the frame and the model of every line. A line's body is parsed
+when the line starts."""
+
+from msgspec import Struct
+
+from scorepool import wire
+from scorepool.api.batches.batch_lease import BatchLease
+from scorepool.api.batches.services import BatchServices
+from scorepool.api.dialects.openai.batch import MAX_LINES, Batch, BatchError, Line, LineModel
+
+MAX_ERRORS = 100  # in a batch's `errors`
+
+
+class Validation(Struct):
+    num_lines: int
+    model: str | None  # if all lines name the same
+    errors: list[BatchError]
+
+
+async def validate(services: BatchServices, lease: BatchLease) -> Validation:
+    """Read the whole file under one lease and write nothing: after a crash the next driver begins again."""
+    errors: list[BatchError] = []
+    custom_ids: set[str] = set()
+    models: dict[str, int] = {}  # by name: the first line that names it
+    number = num_lines = 0
+    async for chunk in services.files.chunks(lease.batch.input_file_id):
+        for text in split_lines(chunk):
+            number += 1
+            if not text:
+                continue
+            num_lines += 1
+            error = _validate_line(text, number, lease.batch, custom_ids, models)
+            if error is not None and len(errors) < MAX_ERRORS:
+                errors.append(error)
+        if num_lines > MAX_LINES:
+            message = f"expected at most {MAX_LINES} lines, found more"
+            return Validation(num_lines, None, [BatchError(code="too_many_lines", message=message)])
+        await lease.extend()
+    if num_lines == 0:
+        errors.append(BatchError(code="empty_file", message="the input file has no line"))
+    errors += await _unknown_models(services, models)
+    return Validation(num_lines, next(iter(models)) if len(models) == 1 else None, errors[:MAX_ERRORS])
+
+
+async def _unknown_models(services: BatchServices, models: dict[str, int]) -> list[BatchError]:
+    serving = await services.models.serving(models)
+    return [
+        BatchError(code="model_not_found", message=f"no live worker serves {model!r}", line=number, param="body.model")
+        for model, number in models.items()
+        if not serving[model]
+    ]
+
+
+def split_lines(chunk: bytes) -> list[bytes]:
+    """Split a chunk into lines. Blank lines are empty: they only count in line numbers."""
+    lines = [line.strip() for line in chunk.split(b"\n")]
+    return lines[:-1] if not lines[-1] else lines
+
+
+def _validate_line(
+    text: bytes, number: int, batch: Batch, custom_ids: set[str], models: dict[str, int]
+) -> BatchError | None:
+    """Return what is wrong with a line; add its custom_id and its model to those of the file."""
+    try:
+        line = wire.parse(text, Line)
+    except wire.Invalid as error:
+        code = "invalid_json_line" if error.field is None else "invalid_line"
+        return BatchError(code=code, message=error.message, line=number, param=error.field)
+    if line.custom_id in custom_ids:
+        message = f"custom_id: {line.custom_id[:80]!r} is the custom_id of an earlier line"
+        return BatchError(code="duplicate_custom_id", message=message, line=number, param="custom_id")
+    custom_ids.add(line.custom_id)
+    if line.url != batch.endpoint:
+        message = f"url: expected {batch.endpoint}, the batch's endpoint, found {line.url}"
+        return BatchError(code="mismatched_url", message=message, line=number, param="url")
+    try:
+        models.setdefault(wire.parse(bytes(line.body), LineModel).model, number)
+    except wire.Invalid as error:
+        field = f"body.{error.field}" if error.field else "body"
+        return BatchError(code="invalid_line", message=f"body: {error.message}", line=number, param=field)
+    return None

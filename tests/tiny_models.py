@@ -1,6 +1,6 @@
-"""Tiny models in Hugging Face form, with a tokenizer: seeded random weights that make peaked distributions.
+"""Tiny models in Hugging Face form with a tokenizer. Their seeded random weights give peaked distributions.
 
-`TinyModels(folder)("llama")` builds once a session; the fixture `tiny_models` is in conftest.py.
+`TinyModels(folder)("llama")` builds a model on first use; the fixture `tiny_models` is in conftest.py.
 """
 
 import json
@@ -17,7 +17,7 @@ VOCAB_SIZE = 512
 CONTEXT_LENGTH = 512
 BOS, EOS, PAD = 0, 1, 2
 SLIDING_WINDOW = 16
-ORACLE_FOLDER = "transformers"  # in a model's folder, where transformers reads another layout
+ORACLE_FOLDER = "transformers"  # in a model's folder if transformers reads another layout of the weights
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -159,7 +159,7 @@ _KINDS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         },
     },
-    "gemma2": {  # softcaps that bend, as the default 30 and 50 hardly do at this size
+    "gemma2": {  # low softcaps, because the default 30 and 50 have little effect at this size
         "model_type": "gemma2",
         "sliding_window": 4096,
         "query_pre_attn_scalar": 16,
@@ -199,7 +199,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "gemma3": {
         "model_type": "gemma3_text",
-        "hidden_size": 96,  # whose square root no dtype of 16 bits holds
+        "hidden_size": 96,  # its square root is exact in no 16-bit dtype
         "num_hidden_layers": 3,
         "sliding_window": SLIDING_WINDOW,
         "query_pre_attn_scalar": 16,
@@ -214,7 +214,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "layer_types": ["conv", "full_attention", "conv"],
         "conv_L_cache": 3,
-        "block_dim": 64,  # mlx-lm asks for it, transformers does not
+        "block_dim": 64,  # required by mlx-lm, not by transformers
         "block_ff_dim": 128,
         "block_auto_adjust_ff_dim": False,
         "tie_embedding": True,
@@ -262,7 +262,7 @@ _TRAINING_TEXT = [
 
 
 class TinyModels:
-    """Folders of tiny models by name, built on first use below `folder`."""
+    """Folders of tiny models by name, built below `folder` on first use."""
 
     names = tuple(_KINDS)
 
@@ -283,7 +283,7 @@ def build(name: str, folder: Path) -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for path, weight in model.named_parameters():
-            if any(part in path for part in ("embed", "lm_head", "wte", "wpe")):
+            if any(key in path for key in ("embed", "lm_head", "wte", "wpe")):
                 weight.normal_(0, _EMBEDDING_SCALE.get(name, 0.3))
             elif "norm" in path or "ln_" in path:
                 weight.add_(0.1 * torch.randn_like(weight))
@@ -295,11 +295,11 @@ def build(name: str, folder: Path) -> None:
     model.save_pretrained(folder)
     if name == "gpt_oss":
         _split_experts(folder)
-    _write_layer_types_as_checkpoints_do(folder / "config.json", _KINDS[name])
+    _restore_layer_types(folder / "config.json", _KINDS[name])
 
 
-def _write_layer_types_as_checkpoints_do(path: Path, kind: dict[str, Any]) -> None:
-    """transformers 5 renames layer types ("mamba") on saving; mlx-lm knows the published checkpoints' names."""
+def _restore_layer_types(path: Path, kind: dict[str, Any]) -> None:
+    """Write the published checkpoints' layer types, which mlx-lm expects. transformers 5 renames some on save."""
     config = json.loads(path.read_text())
     if "layer_types" in kind:
         config["layer_types"] = kind["layer_types"]
@@ -307,10 +307,10 @@ def _write_layer_types_as_checkpoints_do(path: Path, kind: dict[str, Any]) -> No
 
 
 def _split_experts(folder: Path) -> None:
-    """gpt-oss as mlx-lm's converter publishes it. Gate and up lie interleaved in what transformers saves, and
-    unquantised experts have no `.weight` there: mlx-lm reads OpenAI's own mxfp4 blocks and its own layout.
+    """Write gpt-oss in the layout of mlx-lm's converter, and keep transformers' layout in ORACLE_FOLDER for the oracle.
 
-    transformers' layout goes into the folder `transformers` beside, for the oracle.
+    transformers saves gate and up interleaved, and unquantised experts without `.weight`. mlx-lm reads OpenAI's mxfp4
+    blocks and its own layout.
     """
     (folder / ORACLE_FOLDER).mkdir()
     for file in ("config.json", "model.safetensors"):
@@ -320,9 +320,9 @@ def _split_experts(folder: Path) -> None:
         experts, _, last = path.rpartition(".")
         if last in ("gate_up_proj", "gate_up_proj_bias"):
             kind = "bias" if last.endswith("bias") else "weight"
-            for start, part in enumerate(("gate_proj", "up_proj")):
+            for start, projection in enumerate(("gate_proj", "up_proj")):
                 half = weight[..., start::2]
-                weights[f"{experts}.{part}.{kind}"] = half if kind == "bias" else half.transpose(-1, -2)
+                weights[f"{experts}.{projection}.{kind}"] = half if kind == "bias" else half.transpose(-1, -2)
         elif last in ("down_proj", "down_proj_bias") and experts.endswith("experts"):
             kind = "bias" if last.endswith("bias") else "weight"
             weights[f"{experts}.down_proj.{kind}"] = weight if kind == "bias" else weight.transpose(-1, -2)
@@ -333,12 +333,12 @@ def _split_experts(folder: Path) -> None:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE that puts <bos> before a text."""
+    """Train a byte-level BPE that adds <bos> before a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - 12,  # as in many checkpoints, the embedding has more rows than the vocabulary
+        vocab_size=VOCAB_SIZE - 12,  # like many checkpoints, the embedding has more rows than the vocabulary
         special_tokens=["<bos>", "<eos>", "<pad>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -1,8 +1,7 @@
-"""The demo model that scorepool ships, and the script that trains it from text that every machine has.
+"""The demo model that scorepool ships, and the scripts that train it from text that every Python installation has.
 
-`corpus` reads the running Python's own documentation and sources, `tokenizer` learns the vocabulary, `train` the
-weights with `muon`, and `card` measures and describes the outcome.
-Nothing outside tests and the command line imports this package; `DEMO` needs no library at all.
+`corpus` reads the running Python's documentation and sources, `tokenizer` learns the vocabulary, `train` trains the
+weights with `muon`, and `card` measures the model and writes its README. `DEMO`, the model's folder, needs no library.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is said about the trained model: held-out passages, their perplexity, and the model card (README.md)."""
+"""Measure the trained model on held-out passages, and write them and the model card (README.md)."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from scorepool.models.corpus import Document, Kind
 MAX_PASSAGE_CHARS = 1200
 MIN_PASSAGE_CHARS = 400
 MAX_PASSAGES: dict[Kind, int] = {"prose": 40, "code": 8}
-HELDOUT = "heldout.jsonl"  # shipped, so that the stated perplexity can be checked under any Python
+HELDOUT = "heldout.jsonl"  # shipped, so that the perplexity can be checked under any Python
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Passage:
 
 
 def heldout_passages(held_out: list[Document]) -> list[Passage]:
-    """The beginning of the longest held-out document of each source, cut after a whole line; the same on every run."""
+    """Select the beginning of each source's longest held-out document, cut after a whole line. Deterministic."""
     passages = []
     for kind, max_passages in MAX_PASSAGES.items():
         by_length = sorted((d for d in held_out if d.kind == kind), key=lambda d: len(d.text))
-        longest = {document.source: document for document in by_length}  # the last of a source is its longest
+        longest = {document.source: document for document in by_length}  # the last document of a source is its longest
         texts = {source: _beginning(document.text) for source, document in sorted(longest.items())}
         long_enough = [Passage(s, kind, t) for s, t in texts.items() if len(t) >= MIN_PASSAGE_CHARS]
         passages += long_enough[:max_passages]
@@ -45,7 +45,7 @@ def read_heldout(folder: Path) -> list[Passage]:
 
 
 def perplexity(folder: Path, passages: list[Passage]) -> float:
-    """exp of the mean of -log p(token | the passage before it), over all tokens but each passage's first. float32."""
+    """Return exp(mean of -log p(token | passage before it)) over all tokens but each passage's first, in float32."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # in evaluation mode
     logprobs = []

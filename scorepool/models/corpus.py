@@ -1,8 +1,8 @@
-"""The text the demo model learns from: the running Python's own documentation and sources. Standard library only.
+"""Read the demo model's training text: the running Python's documentation and sources. Standard library only.
 
 A `Document` is named after its source: `functools.py` (a file), `topic/assert` (an entry of `help()`),
-`built-in/math` (the documentation strings of a compiled module). The split is by that name, so no source is on
-both sides of it.
+`built-in/math` (the documentation strings of a compiled module). Training and held-out documents are split by that
+name, so no source is in both.
 """
 
 import ast
@@ -21,7 +21,7 @@ from typing import Literal
 
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 
-# Not prose and not code that a person wrote: tables, tests, generated or machine-specific files, installed packages.
+# Excluded because nobody wrote them as prose or code: tables, tests, generated files, installed packages.
 EXCLUDED_FOLDERS = {
     "test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "__pycache__", "_bundled",
     "lib-dynload", "pydoc_data", "turtledemo", "pgen2",
@@ -30,7 +30,7 @@ EXCLUDED_NAMES = re.compile(
     r"_sysconfigdata.*|config-.*|_pydecimal.*|entities\.py|this\.py|__phello__.*|sitecustomize.*"
 )
 
-# Compiled modules of every CPython on Linux and macOS; their documentation is in the interpreter, not in files.
+# Compiled modules of every CPython on Linux and macOS. Their documentation is in the interpreter, not in files.
 COMPILED_MODULES = [
     "array", "atexit", "binascii", "builtins", "cmath", "errno", "faulthandler", "gc", "itertools", "marshal", "math",
     "posix", "pyexpat", "select", "sys", "time", "unicodedata", "zlib", "_bisect", "_codecs", "_collections", "_csv",
@@ -38,7 +38,7 @@ COMPILED_MODULES = [
     "_signal", "_socket", "_sre", "_string", "_struct", "_thread", "_warnings", "_weakref",
 ]  # fmt: skip
 
-MIN_SHARED_CHARS = 60  # shorter paragraphs ("See above.") may stand on both sides of the split
+MIN_SHARED_CHARS = 60  # shorter paragraphs ("See above.") may be in both
 
 Kind = Literal["prose", "code", "chat"]
 
@@ -51,18 +51,18 @@ class Document:
 
 
 def is_held_out(source: str) -> bool:
-    """Whether `source` is never trained on: one name in twenty, the same on every machine."""
+    """True if `source` is not trained on: one name in twenty, the same on every machine."""
     return hashlib.sha256(source.encode()).digest()[0] % 20 == 0
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """(train, held out). A paragraph that a held-out source contains is taken out of the training side too."""
+    """Return (train, held out). A paragraph of a held-out source is removed from the training documents too."""
     held_out = [d for d in documents if is_held_out(d.source)]
-    secret = {key for d in held_out for key in map(_key, _paragraphs(d.text)) if len(key) >= MIN_SHARED_CHARS}
+    held_out_keys = {key for d in held_out for key in map(_key, _paragraphs(d.text)) if len(key) >= MIN_SHARED_CHARS}
     train = []
     for document in documents:
         if not is_held_out(document.source):
-            kept = [p for p in _paragraphs(document.text) if _key(p) not in secret]
+            kept = [p for p in _paragraphs(document.text) if _key(p) not in held_out_keys]
             train.append(Document(document.source, document.kind, "\n\n".join(kept).strip("\n") + "\n"))
     return [d for d in train if d.text.strip()], held_out
 
@@ -72,12 +72,12 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _key(paragraph: str) -> str:
-    """Equal for paragraphs that differ only in layout or in comment signs."""
+    """Normalise a paragraph: the keys are equal if only layout or comment signs differ."""
     return " ".join(word for word in paragraph.split() if word not in {"#", '"""', '"'})
 
 
 def read_documents() -> list[Document]:
-    """All documents, in an order that depends on the Python version alone."""
+    """Read all documents, in an order that depends only on the Python version."""
     documents = [*_topics(), *_compiled_modules()]
     for path in _source_files():
         source = path.relative_to(STANDARD_LIBRARY).as_posix()
@@ -95,7 +95,7 @@ def _source_files() -> Iterator[Path]:
         if EXCLUDED_FOLDERS.isdisjoint(parts) and not any(map(EXCLUDED_NAMES.fullmatch, parts)):
             try:
                 path.read_text("utf-8")
-            except UnicodeDecodeError:  # a few old files declare latin-1; too few to matter
+            except UnicodeDecodeError:  # a few old files declare latin-1
                 continue
             yield path
 
@@ -119,7 +119,7 @@ def _compiled_modules() -> Iterator[Document]:
 
 
 def _docstrings(tree: ast.Module, source: str) -> str:
-    """One file's documentation strings as one page: the module's, then each function's under its signature."""
+    """Join a file's documentation strings to one page: the module's, then each function's after its signature."""
     pages = [ast.get_docstring(tree) or ""]
     for name, node in _definitions(tree, _module_name(source)):
         if documentation := ast.get_docstring(node):
@@ -129,7 +129,7 @@ def _docstrings(tree: ast.Module, source: str) -> str:
 
 
 def _comments(text: str) -> Iterator[str]:
-    """Blocks of at least three comment lines, without their signs."""
+    """Yield blocks of at least three comment lines, without the comment signs."""
     block: list[str] = []
     last_line = -1
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -155,7 +155,7 @@ QUESTIONS = [
 
 
 def _chats(tree: ast.Module, source: str) -> Iterator[str]:
-    """A question about each documented function or class, answered by the first sentence of its documentation."""
+    """Yield a question about each documented function or class, answered by its documentation's first sentence."""
     for name, node in _definitions(tree, _module_name(source)):
         first_paragraph = (ast.get_docstring(node) or "").split("\n\n")[0]
         sentence = re.split(r"(?<=\.)\s", " ".join(first_paragraph.split()))[0]
@@ -165,7 +165,7 @@ def _chats(tree: ast.Module, source: str) -> Iterator[str]:
 
 
 def chat(question: str, answer: str) -> str:
-    """The ChatML text of one exchange, as the chat template renders it."""
+    """Return the ChatML text of one exchange, as the chat template renders it."""
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
 
 
@@ -173,7 +173,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _definitions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
-    """(dotted name, node) of each function and class, outer before inner, as in the file."""
+    """Yield (dotted name, node) of each function and class in the file's order, outer before inner."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, Definition):
             name = f"{prefix}.{node.name}"

@@ -1,6 +1,6 @@
-"""Byte-level BPE for the demo model: learns it, and writes the files that transformers and mlx-lm load.
+"""Learn the demo model's byte-level BPE, and write the files that transformers and mlx-lm load.
 
-Every text has an encoding and decodes to itself: no normaliser, all 256 bytes in the vocabulary. No BOS is added.
+Every text can be encoded and decodes to itself: no normaliser, all 256 bytes in the vocabulary. No BOS is added.
 """
 
 import json
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def learn(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Deterministic: the same texts give the same vocabulary and merges."""
+    """Learn vocabulary and merges. Deterministic: the same texts give the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

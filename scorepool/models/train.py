@@ -1,9 +1,7 @@
 """Train the demo model: `python -m scorepool.models.train [--out FOLDER] [--tokens N] [--seed N]`.
 
-One core, about half an hour.
-
-Needs the `dev` extra (torch, transformers). Seeded; the same Python, torch and processor give the same weights. On
-another processor rounding differs, so the weights do, but not what they are worth.
+Takes about half an hour on one core and needs the `dev` extra (torch, transformers). The same seed, Python, torch and
+processor give the same weights. On another processor rounding differs, so the weights do too; their quality does not.
 """
 
 import argparse
@@ -32,14 +30,14 @@ EPOCHS: dict[Kind, int] = {
     "prose": 3,
     "code": 1,
     "chat": 1,
-}  # how often a document is seen if all tokens are used
+}  # how often each document is seen if all tokens are used
 BATCH_TOKENS = 2048  # small: the data is short, and more steps learn more of it
 PHASES = [
     (0.70, 256),
     (0.20, 512),
     (0.10, CONTEXT_LENGTH),
-]  # (share of the tokens, length of a row): short is cheap
-MIN_TOKENS = 25_000  # the last phase, a tenth, then holds a row of CONTEXT_LENGTH
+]  # (share of the tokens, length of a row): short rows are cheap
+MIN_TOKENS = 25_000  # so that the last phase, a tenth, has a row of CONTEXT_LENGTH
 WARMUP_STEPS = 60
 MATRIX_LR, OTHER_LR = 0.025, 1e-2
 
@@ -65,7 +63,7 @@ def architecture() -> Qwen3Config:
 
 
 def stream(documents: list[Document], tokenizer: Tokenizer, rng: random.Random) -> Tensor:
-    """All documents, repeated by EPOCHS, in random order, each behind an <|endoftext|>. Returns [num_tokens] int64."""
+    """Return [num_tokens] int64: all documents, EPOCHS times each, shuffled, each after an <|endoftext|>."""
     ids = [e.ids for e in tokenizer.encode_batch([d.text for d in documents])]
     order = [i for i, d in enumerate(documents) for _ in range(EPOCHS[d.kind])]
     rng.shuffle(order)
@@ -74,7 +72,7 @@ def stream(documents: list[Document], tokenizer: Tokenizer, rng: random.Random) 
 
 
 def batches(tokens: Tensor, rng: random.Random) -> Iterator[Tensor]:
-    """[rows, length + 1] int64: inputs and, one to the right, targets. Each phase reads its own part of the stream."""
+    """Yield [rows, length + 1] int64: inputs and, one to the right, targets. Each phase reads its own share."""
     start = 0
     for share, length in PHASES:
         end = start + int(share * len(tokens))
@@ -96,7 +94,7 @@ def train(model: Qwen3ForCausalLM, tokens: Tensor, rng: random.Random) -> None:
     num_steps = sum(1 for _ in batches(tokens, random.Random(0)))
 
     def schedule(step: int) -> float:
-        """Linear warmup, then a cosine to zero."""
+        """Return the factor of the learning rate: linear warmup, then a cosine to zero."""
         return min(1.0, (step + 1) / WARMUP_STEPS) * (1 + math.cos(math.pi * step / num_steps)) / 2
 
     schedulers = [torch.optim.lr_scheduler.LambdaLR(o, schedule) for o in optimizers]
@@ -123,13 +121,15 @@ def train(model: Qwen3ForCausalLM, tokens: Tensor, rng: random.Random) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=DEMO)
-    parser.add_argument("--tokens", type=int, default=4_500_000, help="how many tokens to train on at most")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=DEMO, help="folder to write (default: the shipped model's)")
+    parser.add_argument(
+        "--tokens", type=int, default=4_500_000, help="tokens to train on, at most (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and order (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.tokens < MIN_TOKENS:
-        parser.error(f"--tokens {arguments.tokens}: at least {MIN_TOKENS}, for one row of each length")
+        parser.error(f"--tokens is {arguments.tokens}, and must be at least {MIN_TOKENS}: one row of each length")
     started = time.monotonic()
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Nonsense in any key that the API reads is no fault of the server's: it is told as what it is, and hides no other."""
+"""Invalid data in any key that the API reads gives no 5xx, is reported as what it is, and hides no other job."""
 
 import asyncio
 import random
@@ -18,16 +18,16 @@ pytestmark = pytest.mark.anyio
 NUMERIC = wire.Failure(code="numeric", message="NaN")
 SEED = 20_261_122
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"demo","prompt":"a"}}\n'
-NONSENSE = [
+INVALID_VALUES = [
     *(b"\xff\xfe\x80nonsense", b"", b"-1", b"9" * 400, b"null", b"\x80\x04K\x01.", b"{}", b"[]", b"NaN", b"inf"),
     *(b"\x91\x91", b"\x80", b"0", b"a b"),
 ]
-FOREIGN = (b"rq:job:", b"scorepool:outcome:", b"scorepool:card:", b"scorepool:file:", b"scorepool:batch:")
-Routes = list[tuple[str, str, Any]]
+PREFIXES = (b"rq:job:", b"scorepool:outcome:", b"scorepool:card:", b"scorepool:file:", b"scorepool:batch:")
+Routes = list[tuple[str, str, Any]]  # method, path, JSON body
 
 
 async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Routes:
-    """Make one of each thing. Returns every route that reads, then those that write, with the things' ids."""
+    """Create one object of each kind. Return every route that reads and then every one that writes, with their ids."""
     made = await http.post("/v1/webhooks/endpoints", json={"url": "https://a.example/"})
     endpoint = made.json()["endpoint"]["id"]
     body = score(webhook="https://a.example/")
@@ -40,9 +40,9 @@ async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Rou
     file = (await http.post("/v1/files", **upload)).json()["id"]
     create = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
     batch = (await http.post("/v1/batches", json=create)).json()["id"]
-    await eventually(lambda: redis.llen("rq:queue:demo:low"))  # its line has a job
+    await eventually(lambda: redis.llen("rq:queue:demo:low"))  # the job of its line
 
-    jobs = [f"/v1/jobs/{id_}" for id_ in (queued, finished, failed)]
+    jobs = [f"/v1/jobs/{job_id}" for job_id in (queued, finished, failed)]
     read = [
         *jobs,
         f"{jobs[1]}/events",
@@ -71,7 +71,7 @@ async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Rou
 
 
 def mutations(redis: Redis, key: bytes, values: list[bytes]) -> Iterator[Callable[[], object]]:
-    """Calls that put nonsense into a key, each in one place."""
+    """Yield calls that each write one invalid value into a key."""
     match redis.type(key):
         case b"string":
             yield from (lambda value=value: redis.set(key, value) for value in values)
@@ -89,67 +89,67 @@ def mutations(redis: Redis, key: bytes, values: list[bytes]) -> Iterator[Callabl
             yield from (lambda value=value: redis.lpush(key, value) for value in values)
 
 
-async def faults(http: httpx.AsyncClient, routes: Routes) -> list[tuple[str, str, str]]:
-    """What is answered with a fault; a request that only reads, and names things rightly, may not be called bad."""
-    found = []
+async def find_faults(http: httpx.AsyncClient, routes: Routes) -> list[tuple[str, str, str]]:
+    """Return the requests that get a 5xx, and the GET requests that get a 400 although they are valid."""
+    faults = []
     for method, path, body in routes:
         reply = await (http.request(method, path, json=body) if body else http.request(method, path))
         if reply.status_code >= 500 or (method == "GET" and reply.status_code == 400):
-            found.append((method, path, reply.text[:200]))
-    return found
+            faults.append((method, path, reply.text[:200]))
+    return faults
 
 
 @pytest.fixture
-async def again(redis: Redis, worker: FakeWorker) -> Callable[[dict[bytes, bytes]], Awaitable[None]]:
-    async def again(kept: dict[bytes, bytes]) -> None:
-        """All keys as they were."""
+def restore(redis: Redis, worker: FakeWorker) -> Callable[[dict[bytes, bytes]], Awaitable[None]]:
+    async def restore(dump: dict[bytes, bytes]) -> None:
+        """Replace the database by the dumped keys."""
         redis.flushdb()
         with redis.pipeline() as pipeline:
-            for key, value in kept.items():
+            for key, value in dump.items():
                 pipeline.restore(key, 0, value)
             pipeline.execute()
         worker.show_card()
 
-    return again
+    return restore
 
 
-def kept(redis: Redis) -> dict[bytes, bytes]:
+def dump_keys(redis: Redis) -> dict[bytes, bytes]:
     return {key: value for key in sorted(redis.scan_iter()) if (value := redis.dump(key)) is not None}
 
 
 @pytest.mark.parametrize(
     "is_thorough", [False, pytest.param(True, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 )
-async def test_nonsense_in_any_field_of_any_key_is_no_fault(
-    serving: Serving, redis: Redis, worker: FakeWorker, again: Any, is_thorough: bool
+async def test_invalid_data_in_any_field_of_any_key_gives_no_5xx(
+    serving: Serving, redis: Redis, worker: FakeWorker, restore: Any, is_thorough: bool
 ):
     async with serving(max_wait_s=0.01) as http:
         routes = await fill(http, redis, worker)
         if not is_thorough:
             routes = [route for route in routes if route[0] == "GET"]
-        whole = kept(redis)
-        every = [(key, mutate) for key in whole for mutate in mutations(redis, key, NONSENSE)]
-        for key, mutate in every if is_thorough else random.Random(SEED).sample(every, 40):
+        dump = dump_keys(redis)
+        mutations_by_key = [(key, mutate) for key in dump for mutate in mutations(redis, key, INVALID_VALUES)]
+        for key, mutate in mutations_by_key if is_thorough else random.Random(SEED).sample(mutations_by_key, 40):
             mutate()
-            assert await faults(http, routes) == [], (key, mutate.__defaults__)
-            await again(whole)
+            assert await find_faults(http, routes) == [], (key, mutate.__defaults__)
+            await restore(dump)
 
 
-async def test_a_record_of_another_type_of_redis_hides_no_other(
-    serving: Serving, redis: Redis, worker: FakeWorker, again: Any
+async def test_a_key_of_a_wrong_redis_type_hides_no_other(
+    serving: Serving, redis: Redis, worker: FakeWorker, restore: Any
 ):
     async with serving(max_wait_s=0.01) as http:
         routes = [route for route in await fill(http, redis, worker) if route[0] == "GET"]
-        whole = kept(redis)
-        for key in [key for key in whole if key.startswith(FOREIGN)]:
+        dump = dump_keys(redis)
+        for key in [key for key in dump if key.startswith(PREFIXES)]:
             is_hash = redis.type(key) == b"hash"
             redis.delete(key)
             redis.set(key, "x") if is_hash else redis.hset(key, "x", "y")
-            assert await faults(http, routes) == [], key
-            await again(whole)
+            assert await find_faults(http, routes) == [], key
+            await restore(dump)
 
 
-async def test_a_record_that_cannot_be_read_is_told_as_a_failed_job_and_hides_no_other(
+async def test_an_unreadable_job_is_reported_as_failed_and_hides_no_other(
     serving: Serving, redis: Redis, worker: FakeWorker
 ):
     async with serving() as http:
@@ -165,13 +165,15 @@ async def test_a_record_that_cannot_be_read_is_told_as_a_failed_job_and_hides_no
     assert jobs[0]["status"] == listed[bad[0]]["status"] == "failed"
     assert jobs[0]["failure"]["code"] == "internal"
     assert "cannot be read" in jobs[0]["failure"]["message"]
-    assert [job["status"] for job in jobs[1:]] == ["finished"] * 4  # what can be read of them is told
+    assert [job["status"] for job in jobs[1:]] == ["finished"] * 4  # their readable fields are reported
     assert all(job["result"]["sequences"] for job in jobs[1:])
     assert (jobs[1]["kind"], jobs[2]["created_at"], jobs[3]["ended_at"]) == (None, None, None)
 
 
-@pytest.mark.parametrize("outcome", [b"", b"\xff", b"\x80", wire.encode({"type": "failure", "code": "of a later one"})])
-async def test_an_outcome_that_cannot_be_read_is_a_failure_that_says_so(
+@pytest.mark.parametrize(
+    "outcome", [b"", b"\xff", b"\x80", wire.encode({"type": "failure", "code": "of a later version"})]
+)
+async def test_an_unreadable_outcome_is_reported_as_a_failure(
     serving: Serving, redis: Redis, worker: FakeWorker, outcome: bytes
 ):
     async with serving() as http:
@@ -186,29 +188,29 @@ async def test_an_outcome_that_cannot_be_read_is_a_failure_that_says_so(
     assert '"status":"failed"' in events
 
 
-async def test_openais_clients_are_told_of_such_an_end_as_of_any_failed_job(
+async def test_the_openai_api_reports_an_unreadable_outcome_as_a_failed_job(
     serving: Serving, redis: Redis, worker: FakeWorker
 ):
-    """With a status at which the SDK tries again: the next job may end well."""
+    """The status is one that the SDK retries, because the next job may succeed."""
     async with serving() as http:
-        asked = asyncio.create_task(http.post("/v1/completions", json={"model": "demo", "prompt": "a"}))
+        request = asyncio.create_task(http.post("/v1/completions", json={"model": "demo", "prompt": "a"}))
         await eventually(worker.waiting)
         [job_id] = worker.waiting()
         redis.lrem("rq:queue:demo", 1, job_id)
         redis.hset(f"rq:job:{job_id}", "status", "finished")
         redis.set(store.Keys.outcome(job_id), b"\xff")
         redis.xadd(store.DONE, {"id": job_id})
-        reply = await asked
+        reply = await request
 
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["type"]) == (500, "job_failed", "server_error")
     assert "cannot be read" in error["message"]
 
 
-async def test_a_worker_whose_card_cannot_be_read_keeps_no_client_from_the_others(
+async def test_an_unreadable_worker_registration_does_not_hide_the_other_workers(
     serving: Serving, redis: Redis, worker: FakeWorker
 ):
-    """As of a worker of another version."""
+    """A worker of another version may write such a registration."""
     redis.zadd(store.Keys.models, {"w0": 1e11, b"\xff": 1e11})
     redis.set(store.Keys.card("w0"), wire.encode({"id": "demo", "of": "another version"}))
     async with serving() as http:

@@ -1,4 +1,4 @@
-"""What real processes write at INFO holds no prompt, no completion, no key, no secret and no query of a URL."""
+"""Logs of real processes at INFO contain no prompt, completion, key, secret or query string of a URL."""
 
 import os
 import subprocess
@@ -36,20 +36,18 @@ def environ(redis_url: str, root: Path) -> dict[str, str]:
 
 @pytest.fixture
 def log(root: Path, environ: dict[str, str], tmp_path: Path) -> Iterator[Path]:
-    """Of the API and the webhook worker, which run meanwhile."""
+    """Run the API and the webhook worker, and yield the path of their log."""
     path = tmp_path / "processes"
     with path.open("wb") as out:
         commands = [[sys.executable, "-m", "scorepool.api"], webhook_command()]
-        processes = [subprocess.Popen(one, cwd=root, env=environ, stdout=out, stderr=out) for one in commands]
+        processes = [subprocess.Popen(command, cwd=root, env=environ, stdout=out, stderr=out) for command in commands]
         yield path
         for process in processes:
             process.terminate()
             process.wait(60)
 
 
-def test_the_logs_of_api_worker_and_webhook_worker_keep_secrets(
-    redis: Redis, workers: Workers, environ: dict[str, str], log: Path
-):
+def test_logs_contain_no_secrets(redis: Redis, workers: Workers, environ: dict[str, str], log: Path):
     workers.start(SCOREPOOL_LEASE_S="20")
     jobs = [
         score(items=[{"prompt": PROMPT, "completion": COMPLETION}]),
@@ -69,13 +67,13 @@ def test_the_logs_of_api_worker_and_webhook_worker_keep_secrets(
         http.post("/v1/jobs", content=PROMPT, headers={"Content-Type": "application/json"})
         http.get("/v1/jobs", headers={"Authorization": f"Bearer {ALICE}-mistyped"})
         ids = [reply.json()["id"] for reply in replies if reply.status_code == 202]
-        eventually(lambda: all(outcome(redis, id_) for id_ in ids))
+        eventually(lambda: all(outcome(redis, job_id) for job_id in ids))
         eventually(lambda: len(hook.received) >= 2 * len(ids))
         http.post(f"/v1/webhooks/endpoints/{registered['endpoint']['id']}/secret")
 
-    said = log.read_text() + workers.log
+    logged = log.read_text() + workers.log
     assert len(ids) == 4
-    assert "delivered to 127.0.0.1" in said
-    assert "POST /v1/jobs" in said
+    assert "delivered to 127.0.0.1" in logged
+    assert "POST /v1/jobs" in logged
     for secret in (PROMPT, COMPLETION, CHAT, ALICE, SECRET, registered["secret"], "hush", KEYS.partition(":")[2][:64]):
-        assert secret not in said
+        assert secret not in logged

@@ -1,6 +1,6 @@
-"""Redis, two APIs, two workers of one model, a webhook worker: started, and started again whenever one dies.
+"""Run Redis, two APIs, two workers of one model and a webhook worker, and restart each whenever it dies.
 
-With `appendfsync` "everysec" a kill -9 of Redis is a power cut as well: what it wrote in the last second is gone.
+With `appendfsync` "everysec" a kill -9 of Redis is also a power cut: what it wrote in the last second is removed.
 """
 
 import os
@@ -24,20 +24,22 @@ from scorepool.local.redis_server import RedisServer, RedisServerError
 from scorepool.local.stack import api_command, rq, webhook_command
 
 RESTART_DELAY_S = 0.2
-LOST_S = 1.0
+LOST_S = 1.0  # seconds of writes that a power cut loses
 APIS = ("api 0", "api 1")
 WORKERS = ("worker 0", "worker 1")
-PARTS = (*APIS, *WORKERS, "webhooks", "redis")
+PROCESSES = (*APIS, *WORKERS, "webhooks", "redis")
 
 
 class Cluster:
-    """`worker` is the class of the model's workers, `model` the folder that they load. Use as a context."""
+    """A context manager that runs the processes. `worker` is the class of the workers, `model` the folder they load."""
 
     def __init__(
         self, folder: Path, root: Path, *, worker: str, model: str, settings: Mapping[str, str], appendfsync: str
     ) -> None:
         self.redis_server = RedisServer(folder / "redis", appendfsync=appendfsync)
-        self._sizes: deque[tuple[float, Path, int]] = deque()  # of the append-only file, in the last second
+        self._sizes: deque[tuple[float, Path, int]] = (
+            deque()
+        )  # time, path and bytes of the append-only file in the last second
         self.ports = [free_port() for _ in APIS]
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         self.log_path = folder / "processes.log"
@@ -52,18 +54,18 @@ class Cluster:
         queues = store.queue_names("demo")
         self._commands = {
             "webhooks": webhook_command(),
-            **{part: api_command() for part in APIS},
-            **{part: [rq(), "worker", "-w", worker, "--with-scheduler", *queues] for part in WORKERS},
+            **{name: api_command() for name in APIS},
+            **{name: [rq(), "worker", "-w", worker, "--with-scheduler", *queues] for name in WORKERS},
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ended = threading.Event()
-        self._reviver = threading.Thread(target=self._revive)
+        self._stopping = threading.Event()
+        self._restarter = threading.Thread(target=self._restart_dead)
 
     def __enter__(self) -> Self:
         self.redis_server.__enter__()
-        for part in self._commands:
-            self._start(part)
-        self._reviver.start()
+        for name in self._commands:
+            self._start(name)
+        self._restarter.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -73,22 +75,22 @@ class Cluster:
     def connect(self) -> Redis:
         return Redis.from_url(self.redis_server.url)
 
-    def pid(self, part: str) -> int:
-        process = self.redis_server.process if part == "redis" else self._processes[part]
+    def pid(self, name: str) -> int:
+        process = self.redis_server.process if name == "redis" else self._processes[name]
         assert process is not None
         return process.pid
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         for url in self.urls:
-            while not _serves(url):
+            while not _serves_demo(url):
                 assert time.monotonic() < deadline, self.log_path.read_text()[-3000:]
                 time.sleep(0.1)
 
     def stop(self) -> None:
-        """Everything but Redis, by SIGTERM."""
-        self._ended.set()
-        self._reviver.join()
+        """Stop everything but Redis with SIGTERM."""
+        self._stopping.set()
+        self._restarter.join()
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
         for process in self._processes.values():
@@ -98,28 +100,28 @@ class Cluster:
                 process.kill()
                 process.wait()
 
-    def _start(self, part: str) -> None:
+    def _start(self, name: str) -> None:
         environ = dict(self._environ)
-        if part in APIS:
-            environ["SCOREPOOL_PORT"] = str(self.ports[APIS.index(part)])
+        if name in APIS:
+            environ["SCOREPOOL_PORT"] = str(self.ports[APIS.index(name)])
         with self.log_path.open("ab") as log:
-            self._processes[part] = subprocess.Popen(
-                self._commands[part], cwd=self._root, env=environ, stdout=log, stderr=subprocess.STDOUT
+            self._processes[name] = subprocess.Popen(
+                self._commands[name], cwd=self._root, env=environ, stdout=log, stderr=subprocess.STDOUT
             )
 
-    def _revive(self) -> None:
-        while not self._ended.wait(RESTART_DELAY_S):
+    def _restart_dead(self) -> None:
+        while not self._stopping.wait(RESTART_DELAY_S):
             if self.redis_server.process is not None and self.redis_server.process.poll() is not None:
                 if self.redis_server.process.returncode == -signal.SIGKILL:
                     self._cut_power()
-                with suppress(RedisServerError):  # it was killed while it loaded its data
+                with suppress(RedisServerError):  # it was killed while loading its data
                     self.redis_server.start()
-            self._note_size()
-            for part, process in self._processes.items():
+            self._record_file_size()
+            for name, process in self._processes.items():
                 if process.poll() is not None:
-                    self._start(part)
+                    self._start(name)
 
-    def _note_size(self) -> None:
+    def _record_file_size(self) -> None:
         if self.redis_server.appendfsync == "everysec":
             for path in sorted(self.redis_server.folder.glob("appendonlydir/*.incr.aof"))[-1:]:
                 self._sizes.append((time.monotonic(), path, path.stat().st_size))
@@ -127,14 +129,14 @@ class Cluster:
                 self._sizes.popleft()
 
     def _cut_power(self) -> None:
-        """Cut off what was written since the oldest size that is known."""
+        """Truncate the file to its size one second ago."""
         if self._sizes:
             _, path, num_bytes = self._sizes[0]
             os.truncate(path, num_bytes)
             self._sizes.clear()
 
 
-def _serves(url: str) -> bool:
+def _serves_demo(url: str) -> bool:
     try:
         reply = httpx.get(f"{url}/readyz", timeout=5.0, trust_env=False)
     except httpx.HTTPError:

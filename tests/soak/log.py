@@ -1,4 +1,4 @@
-"""What happened, one JSON object a line, in a file: all that the auditor gets to see besides Redis."""
+"""A log of events, one JSON object per line. The auditor reads only such logs and Redis."""
 
 import json
 import threading
@@ -10,15 +10,15 @@ from typing import Any, Self
 
 
 class Log:
-    """Thread-safe. Use as a context; it can be read afterwards."""
+    """A thread-safe context manager that appends events to a file. It can be read after it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._file = path.open("a", buffering=1)
 
-    def write(self, event: str, **about: Any) -> None:
-        line = json.dumps({"at": round(time.time(), 3), "event": event, **about})
+    def write(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"at": round(time.time(), 3), "event": event, **fields})
         with self._lock:
             self._file.write(line + "\n")
 

@@ -1,4 +1,4 @@
-"""The webhook's other side: logs every POST, and fails the first attempt of some."""
+"""Receive webhooks: log every POST, and answer 500 to the first attempt of some."""
 
 import threading
 import zlib
@@ -10,29 +10,29 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from tests.soak.log import Log
 
-FAIL_ONE_IN = 20  # messages whose first attempt is answered 500
+FAIL_ONE_IN = 20  # one message in so many gets 500 for its first attempt
 
 
 @contextmanager
 def receiver(secret: str, log: Log) -> Iterator[str]:
-    """Yields the URL."""
+    """Run the receiver and yield its URL."""
     failed: set[str] = set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            id_ = headers["webhook-id"]
+            webhook_id = headers["webhook-id"]
             try:
                 Webhook(secret).verify(body, headers)
                 is_signed = True
             except WebhookVerificationError:
                 is_signed = False
             status = 204
-            if zlib.crc32(id_.encode()) % FAIL_ONE_IN == 0 and id_ not in failed:
-                failed.add(id_)
+            if zlib.crc32(webhook_id.encode()) % FAIL_ONE_IN == 0 and webhook_id not in failed:
+                failed.add(webhook_id)
                 status = 500
-            log.write("delivery", id=id_, body=body.decode(), is_signed=is_signed, status=status)
+            log.write("delivery", id=webhook_id, body=body.decode(), is_signed=is_signed, status=status)
             self.send_response(status)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -42,7 +42,7 @@ def receiver(secret: str, log: Log) -> Iterator[str]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            """A sender that was killed hangs up."""
+            """Ignore connections that a killed sender closed."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

@@ -1,4 +1,4 @@
-"""Ten times what the worker can do: memory stays flat, 429 says when, and accepted jobs keep their order."""
+"""Under ten times the worker's rate memory stays flat, 429 has Retry-After, and accepted jobs keep their order."""
 
 import subprocess
 import time
@@ -13,11 +13,11 @@ from tests.api.conftest import generate
 from tests.api.test_process import eventually, running
 from tests.worker.conftest import Workers, done
 
-WARM_UP_S = 40.0  # until results expire as fast as they come
+WARM_UP_S = 40.0  # after it, results expire as fast as they are written
 DURATION_S = 600.0
 RESULT_TTL_S = 20
 BULK = 20
-BULK_PERIOD_S = 0.025  # 800 jobs/s; the worker ends 4 every 0.05 s
+BULK_PERIOD_S = 0.025  # 800 jobs/s; the worker finishes 4 every 0.05 s
 
 
 def rss_bytes(pid: int) -> int:
@@ -27,7 +27,7 @@ def rss_bytes(pid: int) -> int:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_ten_times_too_much_keeps_memory_flat_and_the_order(root: Path, tmp_path: Path):
+def test_overload_keeps_memory_flat_and_jobs_in_order(root: Path, tmp_path: Path):
     (tmp_path / "workers").mkdir()
     settings = {"max_queue_depth": "500", "result_ttl_s": str(RESULT_TTL_S)}
     with (
@@ -53,19 +53,19 @@ def test_ten_times_too_much_keeps_memory_flat_and_the_order(root: Path, tmp_path
     accepted += more_accepted
     refused += more_refused
     print(f"accepted {len(accepted)}, refused {len(refused) * BULK}, Retry-After {min(refused)} to {max(refused)} s")
-    for name, was, is_ in zip(("API, RSS", "Redis"), before, after, strict=True):
-        print(f"{name}: {was / 2**20:.1f} -> {is_ / 2**20:.1f} MiB")
+    for name, first, last in zip(("API, RSS", "Redis"), before, after, strict=True):
+        print(f"{name}: {first / 2**20:.1f} -> {last / 2**20:.1f} MiB")
     assert len(refused) * BULK > 5 * len(accepted)
     assert after[0] - before[0] < 16 * 2**20
     assert after[1] - before[1] < 4 * 2**20  # the registry of ended jobs is cleaned every ten minutes
     assert len(ended) > 1000
-    have_ended = set(ended)
-    assert [id_ for id_ in accepted if id_ in have_ended] == ended
+    ended_set = set(ended)
+    assert [job_id for job_id in accepted if job_id in ended_set] == ended
     assert max(refused) <= 2
 
 
 def overload(http: httpx.Client, until: float) -> tuple[list[str], list[int]]:
-    """Ids in the order of their acceptance, and the Retry-After of each refusal."""
+    """Submit until the time `until`. Return the accepted ids in order, and the Retry-After of each refusal."""
     accepted: list[str] = []
     refused: list[int] = []
     jobs = [generate(max_tokens=1)] * BULK

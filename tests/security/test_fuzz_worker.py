@@ -1,4 +1,4 @@
-"""Nonsense in any key that a worker reads ends in a Failure, and the worker goes on; the API goes on, too."""
+"""Random data in any key that a worker reads fails only that job; worker and API go on."""
 
 import asyncio
 import random
@@ -22,8 +22,8 @@ FIELDS = [
 ]
 
 
-def nonsense(rng: random.Random, depth: int = 0) -> Any:
-    """Any value that msgpack carries."""
+def random_value(rng: random.Random, depth: int = 0) -> Any:
+    """Draw any value that msgpack can encode."""
     kind = rng.randrange(9 if depth < 4 else 7)
     if kind == 0:
         return rng.choice([None, True, False, 0, -1, 2**31, 2**63, -(2**63), 2**64 - 1])
@@ -36,16 +36,16 @@ def nonsense(rng: random.Random, depth: int = 0) -> Any:
     if kind == 6:
         return [rng.randrange(-5, 2**40) for _ in range(rng.randrange(6))]
     if kind == 7:
-        return [nonsense(rng, depth + 1) for _ in range(rng.randrange(5))]
+        return [random_value(rng, depth + 1) for _ in range(rng.randrange(5))]
     names = ["type", "model", "items", "prompt", "completion", "messages", "max_tokens", "stop", "n", "seed", "z"]
-    return {rng.choice(names): nonsense(rng, depth + 1) for _ in range(rng.randrange(6))}
+    return {rng.choice(names): random_value(rng, depth + 1) for _ in range(rng.randrange(6))}
 
 
-def mutant(rng: random.Random, body: bytes) -> bytes:
-    """A message with bytes changed, cut off, doubled, or replaced by something else altogether."""
+def mutate(rng: random.Random, body: bytes) -> bytes:
+    """Change bytes of a message, truncate it, append to it, or replace it."""
     kind = rng.randrange(5)
     if kind == 0:
-        return msgspec.msgpack.encode(nonsense(rng))
+        return msgspec.msgpack.encode(random_value(rng))
     if kind == 1:
         return body[: rng.randrange(len(body))]
     if kind == 2:
@@ -58,24 +58,24 @@ def mutant(rng: random.Random, body: bytes) -> bytes:
     return bytes(changed)
 
 
-def test_fuzzed_requests_fail_one_by_one(redis: Redis, workers: Workers):
+def test_fuzzed_requests_fail_only_themselves(redis: Redis, workers: Workers):
     rng = random.Random(SEED)
     body = wire.encode(generate(max_tokens=2))
-    bad = [submit(redis, mutant(rng, body)) for _ in range(NUM_MUTANTS)]
+    bad = [submit(redis, mutate(rng, body)) for _ in range(NUM_MUTANTS)]
     good = submit(redis, generate())
 
     assert workers.start("--burst").wait(timeout=60) == 0
 
     assert isinstance(outcome(redis, good), wire.Result)
-    ends = [outcome(redis, job_id) for job_id in bad]
-    assert None not in ends  # a mutant may still be a good request
-    codes = {end.code for end in ends if isinstance(end, wire.Failure)}
+    outcomes = [outcome(redis, job_id) for job_id in bad]
+    assert None not in outcomes
+    codes = {end.code for end in outcomes if isinstance(end, wire.Failure)}
     assert "invalid" in codes
     assert not codes & {"crashed", "canceled"}
-    assert sum(isinstance(end, wire.Failure) for end in ends) > NUM_MUTANTS / 2
+    assert sum(isinstance(end, wire.Failure) for end in outcomes) > NUM_MUTANTS / 2  # some mutants are valid requests
 
 
-def test_fuzzed_fields_of_jobs_harm_only_their_job(redis: Redis, workers: Workers):
+def test_fuzzed_job_fields_fail_only_their_job(redis: Redis, workers: Workers):
     rng = random.Random(SEED)
     values = [
         b"",
@@ -91,9 +91,9 @@ def test_fuzzed_fields_of_jobs_harm_only_their_job(redis: Redis, workers: Worker
         b"x" * 100_000,
     ]
     bad = [submit(redis, generate(), fields={field: rng.choice(values)}) for field in FIELDS for _ in range(3)]
-    for strange in ("", ":", "a:b", "\xff", "../x", "x" * 5000):
-        redis.rpush("rq:queue:demo", strange.encode("latin-1"))
-        redis.zadd("rq:wip:demo", {strange.encode("latin-1"): 1.0})
+    for member in ("", ":", "a:b", "\xff", "../x", "x" * 5000):
+        redis.rpush("rq:queue:demo", member.encode("latin-1"))
+        redis.zadd("rq:wip:demo", {member.encode("latin-1"): 1.0})
     good = submit(redis, generate())
 
     assert workers.start("--burst").wait(timeout=60) == 0
@@ -105,15 +105,15 @@ def test_fuzzed_fields_of_jobs_harm_only_their_job(redis: Redis, workers: Worker
         assert status(redis, job_id) != "started"
 
 
-def test_keys_of_another_type_of_redis_harm_only_their_job(redis: Redis, workers: Workers):
-    """A script of ours that stumbled over one would stop every worker of the queue."""
+def test_keys_of_a_wrong_redis_type_fail_only_their_job(redis: Redis, workers: Workers):
+    """A Lua script that fails on such a key would stop every worker of the queue."""
     strings = [submit(redis, generate()) for _ in range(3)]
     request = submit(redis, generate())
     owned = submit(redis, generate(), webhook=True)
     good = submit(redis, generate())
-    for id_ in strings:
-        redis.delete(f"rq:job:{id_}")
-        redis.set(f"rq:job:{id_}", "a string")
+    for job_id in strings:
+        redis.delete(f"rq:job:{job_id}")
+        redis.set(f"rq:job:{job_id}", "a string")
     redis.zadd("rq:wip:demo", {f"{strings[0]}:gone": 1.0})
     redis.lrem("rq:queue:demo", 1, strings[1])
     redis.rpush("scorepool:backlog:demo:alice", strings[1])
@@ -124,7 +124,7 @@ def test_keys_of_another_type_of_redis_harm_only_their_job(redis: Redis, workers
 
     assert workers.start("--burst").wait(timeout=60) == 0
 
-    assert [isinstance(outcome(redis, id_), wire.Result) for id_ in (owned, good)] == [True, True]
+    assert [isinstance(outcome(redis, job_id), wire.Result) for job_id in (owned, good)] == [True, True]
     assert redis.lrange("rq:queue:webhooks", 0, -1) == [f"wh_{owned}".encode()]
     end = outcome(redis, request)
     assert isinstance(end, wire.Failure)
@@ -132,7 +132,7 @@ def test_keys_of_another_type_of_redis_harm_only_their_job(redis: Redis, workers
     assert redis.zcard("rq:wip:demo") == redis.llen("rq:queue:demo") == 0
 
 
-def test_a_job_that_becomes_another_type_of_redis_while_it_runs_is_dropped(redis: Redis, workers: Workers):
+def test_a_running_job_whose_hash_gets_a_wrong_redis_type_is_dropped(redis: Redis, workers: Workers):
     bad, good = submit(redis, generate(max_tokens=100_000)), submit(redis, generate(max_tokens=300))
     worker = workers.start("--burst")
     until(lambda: status(redis, bad) == "started")
@@ -145,7 +145,7 @@ def test_a_job_that_becomes_another_type_of_redis_while_it_runs_is_dropped(redis
     assert outcome(redis, bad) is None
 
 
-def test_a_count_of_crashes_that_is_none_keeps_no_worker_from_taking_jobs_back(redis: Redis, workers: Workers):
+def test_an_invalid_crash_count_does_not_stop_the_recovery_of_jobs(redis: Redis, workers: Workers):
     bad = submit(redis, generate(), fields={"company": "1", "crashes": "nonsense"})
     redis.lrem("rq:queue:demo", 1, bad)
     redis.zadd("rq:wip:demo", {f"{bad}:gone": 1.0})
@@ -156,19 +156,21 @@ def test_a_count_of_crashes_that_is_none_keeps_no_worker_from_taking_jobs_back(r
 
 
 @pytest.mark.anyio
-async def test_fuzzed_entries_of_the_streams_do_not_deafen_the_api(serving: Serving, redis: Redis, worker: FakeWorker):
+async def test_fuzzed_stream_entries_do_not_stop_the_api_from_reading(
+    serving: Serving, redis: Redis, worker: FakeWorker
+):
     rng = random.Random(SEED)
     async with serving() as http:
         job_id = (await http.post("/v1/jobs", json=score())).json()["id"]
-        followed = asyncio.create_task(http.get(f"/v1/jobs/{job_id}/events"))
+        events_request = asyncio.create_task(http.get(f"/v1/jobs/{job_id}/events"))
         while (await http.get("/readyz")).status_code != 200:
             pass
         for _ in range(NUM_MUTANTS):
-            nothing = msgspec.msgpack.encode(nonsense(rng))
+            value = msgspec.msgpack.encode(random_value(rng))
             for stream, field in ((store.TOKENS, "step"), (store.DONE, "id"), (store.DONE, "x"), (store.TOKENS, "x")):
-                redis.xadd(stream, {field: nothing})
+                redis.xadd(stream, {field: value})
         worker.end(job_id)
-        events = (await followed).text
+        events = (await events_request).text
         late = await http.get(f"/v1/jobs/{(await http.post('/v1/jobs', json=score())).json()['id']}?wait=0.1")
 
         assert "event: end" in events

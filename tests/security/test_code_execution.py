@@ -1,4 +1,4 @@
-"""Whoever can write to Redis cannot make any process of ours run code: not by a pickle, not by a function's name."""
+"""Write access to Redis is not enough to run code in any process: neither a pickle nor a function's name does."""
 
 import os
 import pickle
@@ -18,7 +18,7 @@ from tests.worker.conftest import Workers, failure, generate, status, submit
 
 
 class Bomb:
-    """Whoever unpickles it leaves a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -33,8 +33,8 @@ def canary(tmp_path: Path) -> Path:
     return tmp_path / "canary" / "pickled"
 
 
-def poison(redis: Redis, canary: Path) -> list[str]:
-    """Jobs whose every field that RQ would read with its serializer, or import, is an attack."""
+def submit_attacks(redis: Redis, canary: Path) -> list[str]:
+    """Submit jobs with an attack in each field that RQ would deserialise or import."""
     bomb = pickle.dumps(Bomb(canary))
     system = JSONSerializer.dumps(["os.system", None, [f"touch {canary}"], {}])
     attacks: list[dict[str, object]] = [
@@ -50,60 +50,60 @@ def poison(redis: Redis, canary: Path) -> list[str]:
         {"webhooks": f'[{{"url": "file://{canary}"}}]'},
     ]
     ids = [submit(redis, generate(), fields=attack) for attack in attacks]
-    for id_ in ids:
+    for job_id in ids:
         result = {"type": "1", "created_at": "2026-01-01T00:00:00.000000Z", "return_value": b64encode(bomb)}
-        redis.xadd(f"rq:results:{id_}", result)
+        redis.xadd(f"rq:results:{job_id}", result)
     return ids
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Of an operator as docs/operations.md has it: RQ's tools load our classes."""
-    ours = {
+    """Return the environment that docs/operations.md recommends: RQ's tools load scorepool's classes."""
+    classes = {
         "RQ_WORKER_CLASS": "scorepool.worker.BatchWorker",
         "RQ_JOB_CLASS": "scorepool.worker.Job",
         "RQ_QUEUE_CLASS": "scorepool.worker.Queue",
     }
-    return {**os.environ, "PYTHONPATH": str(root), **ours}
+    return {**os.environ, "PYTHONPATH": str(root), **classes}
 
 
-def test_a_worker_and_rqs_own_tools_run_nothing_of_it(redis: Redis, workers: Workers, root: Path, canary: Path):
-    ids = poison(redis, canary)
+def test_workers_and_rqs_tools_run_no_code_from_redis(redis: Redis, workers: Workers, root: Path, canary: Path):
+    ids = submit_attacks(redis, canary)
     redis.zadd("rq:wip:demo", {f"{ids[5]}:gone": 1.0})  # an abandoned job, which `rq info` cleans up
     commands = [["info"], ["info", "--by-queue"], ["requeue", "--queue", "demo", "--all"], ["info", "-R"]]
 
-    def operate() -> None:
+    def run_rq_tools() -> None:
         for command in commands:
             arguments = [str(Path(sys.executable).with_name("rq")), *command, "--url", workers.redis_url]
-            done = subprocess.run(arguments, cwd=root, env=environment(root), capture_output=True, timeout=60)
-            assert done.returncode == 0, (command, done.stderr)
+            completed = subprocess.run(arguments, cwd=root, env=environment(root), capture_output=True, timeout=60)
+            assert completed.returncode == 0, (command, completed.stderr)
 
-    operate()
+    run_rq_tools()
     workers.start("--burst").wait(timeout=60)
-    operate()
+    run_rq_tools()
     workers.start("--burst").wait(timeout=60)
 
     assert list(canary.parent.iterdir()) == []
-    assert {status(redis, id_) for id_ in ids} <= {"failed", "finished"}
-    for id_ in ids[:5]:
-        assert failure(redis, id_).code == "invalid"
+    assert {status(redis, job_id) for job_id in ids} <= {"failed", "finished"}
+    for job_id in ids[:5]:
+        assert failure(redis, job_id).code == "invalid"
 
 
-def test_the_bomb_of_these_tests_goes_off(canary: Path):
+def test_unpickling_the_bomb_runs_its_code(canary: Path):
     pickle.loads(pickle.dumps(Bomb(canary)))
     assert canary.exists()
 
 
 @pytest.mark.anyio
-async def test_the_api_reads_none_of_it(serving: Serving, redis: Redis, canary: Path):
+async def test_the_api_runs_no_code_from_redis(serving: Serving, redis: Redis, canary: Path):
     async with serving() as http:
-        ids = poison(redis, canary)
-        for id_ in ids:
-            redis.hset(f"rq:job:{id_}", mapping={"owner": "local", "created": "1.000001"})
-            redis.zadd(store.Keys.owned("local"), {id_: 1.0})
+        ids = submit_attacks(redis, canary)
+        for job_id in ids:
+            redis.hset(f"rq:job:{job_id}", mapping={"owner": "local", "created": "1.000001"})
+            redis.zadd(store.Keys.owned("local"), {job_id: 1.0})
             for reply in (
-                await http.get(f"/v1/jobs/{id_}"),
-                await http.post(f"/v1/jobs/{id_}/cancel"),
-                await http.delete(f"/v1/jobs/{id_}"),
+                await http.get(f"/v1/jobs/{job_id}"),
+                await http.post(f"/v1/jobs/{job_id}/cancel"),
+                await http.delete(f"/v1/jobs/{job_id}"),
             ):
                 assert reply.status_code < 500
         assert (await http.get("/v1/jobs")).status_code == 200

@@ -1,4 +1,4 @@
-"""What one key made, no other key reads, changes or learns of: on every route of the OpenAPI, new ones included."""
+"""No route of the OpenAPI document lets a key read, change or detect what another key created."""
 
 from itertools import product
 from typing import Any
@@ -14,19 +14,19 @@ from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
 DOCUMENT = create_app(store.Settings()).openapi()
-OPEN = {"/healthz", "/readyz", "/health", "/metrics"}  # no route else is without a key
+OPEN = {"/healthz", "/readyz", "/health", "/metrics"}  # the only routes that need no key
 OPERATIONS = [
     (method, path, operation)
     for path, methods in DOCUMENT["paths"].items()
     for method, operation in methods.items()
     if path not in OPEN
 ]
-MARK = "alices-own"
+MARK = "created-by-alice"
 ABSENT = "0" * 32
 
 
-async def alices(http: httpx.AsyncClient, worker: FakeWorker) -> list[str]:
-    """Ids of one of each thing that a key can make."""
+async def create_objects_of_alice(http: httpx.AsyncClient, worker: FakeWorker) -> list[str]:
+    """Create one object of each kind as Alice, and return their ids."""
     headers = bearer(ALICE)
     endpoint = {"url": f"https://{MARK}.example/", "description": MARK}
     endpoint_id = (await http.post("/v1/webhooks/endpoints", json=endpoint, headers=headers)).json()["endpoint"]["id"]
@@ -42,12 +42,12 @@ async def alices(http: httpx.AsyncClient, worker: FakeWorker) -> list[str]:
     file = (await http.post("/v1/files", **upload, headers=headers)).json()["id"]
     body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {MARK: MARK}}
     batch = (await http.post("/v1/batches", json=body, headers=headers)).json()["id"]
-    await eventually(lambda: not worker.redis.exists(store.Keys.batches))  # it has ended: an empty file is no batch
+    await eventually(lambda: not worker.redis.exists(store.Keys.batches))  # the batch ended: its file is empty
     return [*jobs, endpoint_id, *deliveries, file, batch]
 
 
-def state(redis: Redis) -> dict[bytes, bytes | None]:
-    """All that is Alice's: every key but those that any request may touch."""
+def dump_state(redis: Redis) -> dict[bytes, bytes | None]:
+    """Dump Alice's state: all keys but Bob's and the one that any request may write."""
     return {key: redis.dump(key) for key in redis.scan_iter() if b"bob" not in key and key != b"scorepool:probe"}
 
 
@@ -57,53 +57,59 @@ def resolve(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def addressed(path: str, operation: dict[str, Any], id_: str) -> tuple[str, dict[str, str]]:
-    """The URL and query that name a thing of hers wherever the route names one."""
+def url_and_query(path: str, operation: dict[str, Any], object_id: str) -> tuple[str, dict[str, str]]:
+    """Return the URL and query with `object_id` wherever the route takes an id."""
     parameters = operation.get("parameters", [])
-    for name in [one["name"] for one in parameters if one["in"] == "path"]:
-        path = path.replace(f"{{{name}}}", id_)
-    return path, {one["name"]: id_ for one in parameters if one["in"] == "query" and one["name"].endswith("_id")}
+    for name in [parameter["name"] for parameter in parameters if parameter["in"] == "path"]:
+        path = path.replace(f"{{{name}}}", object_id)
+    return path, {
+        parameter["name"]: object_id
+        for parameter in parameters
+        if parameter["in"] == "query" and parameter["name"].endswith("_id")
+    }
 
 
-def bodies(operation: dict[str, Any], id_: str) -> list[Any]:
-    """JSON bodies in which every field that could name a thing names hers."""
+def bodies_with_id(operation: dict[str, Any], object_id: str) -> list[Any]:
+    """Return JSON bodies with `object_id` in every field that takes an id."""
     content = operation.get("requestBody", {}).get("content", {})
     if "application/json" not in content:
         return [None]
     schema = resolve(content["application/json"]["schema"])
     properties = schema.get("properties", {})
-    named = {name: id_ for name in properties if name.endswith("_id") or name == "id"}
-    rests: list[dict[str, Any]] = [
+    named = {name: object_id for name in properties if name.endswith("_id") or name == "id"}
+    other_fields: list[dict[str, Any]] = [
         {},
         {"since": 0},
         {"disabled": True},
         {"url": "https://bob.example/"},
         {"endpoint": "/v1/completions", "completion_window": "24h"},
     ]
-    return [named | rest for rest in rests]
+    return [named | fields for fields in other_fields]
 
 
-async def test_bob_meets_none_of_alices_things_on_any_route(serving: Serving, redis: Redis, worker: FakeWorker):
-    """Every route, with the id of every thing that is hers in every place that takes an id."""
+async def test_no_route_lets_bob_read_change_or_detect_alices_objects(
+    serving: Serving, redis: Redis, worker: FakeWorker
+):
+    """Call every route with the id of each of her objects in every place that takes an id."""
     async with serving(api_keys=KEYS) as http:
-        ids = await alices(http, worker)
-        before = state(redis)
-        for (method, path, operation), id_ in product(OPERATIONS, ids):
-            url, query = addressed(path, operation, id_)
-            for body in bodies(operation, id_):
-                foreign = await http.request(method, url, json=body, params=query, headers=bearer(BOB))
-                told = foreign.text.replace(id_, "")
-                assert not any(other in told for other in ids), (method, path)
-                assert MARK not in told, (method, path)
+        ids = await create_objects_of_alice(http, worker)
+        before = dump_state(redis)
+        for (method, path, operation), object_id in product(OPERATIONS, ids):
+            url, query = url_and_query(path, operation, object_id)
+            for body in bodies_with_id(operation, object_id):
+                reply = await http.request(method, url, json=body, params=query, headers=bearer(BOB))
+                shown = reply.text.replace(object_id, "")
+                assert not any(other in shown for other in ids), (method, path)
+                assert MARK not in shown, (method, path)
                 if "{" in path:
-                    assert foreign.status_code in (400, 404), (method, path, foreign.status_code)
-                    absent = await http.request(method, url.replace(id_, ABSENT), json=body, headers=bearer(BOB))
-                    assert foreign.status_code == absent.status_code
-        after = state(redis)
+                    assert reply.status_code in (400, 404), (method, path, reply.status_code)
+                    absent = await http.request(method, url.replace(object_id, ABSENT), json=body, headers=bearer(BOB))
+                    assert reply.status_code == absent.status_code
+        after = dump_state(redis)
         assert {key: after.get(key) for key in before} == before
 
 
-async def test_every_route_but_those_of_operations_asks_for_a_key(serving: Serving):
+async def test_every_route_but_the_health_routes_requires_a_key(serving: Serving):
     async with serving(api_keys=KEYS) as http:
         for method, path, _ in OPERATIONS:
             for headers in ({}, bearer("no"), {"Authorization": "Basic YTpi"}, {"Authorization": f"Bearer {ALICE}x"}):

@@ -184,7 +184,7 @@ async def test_an_unreadable_outcome_is_reported_as_a_failure(
         events = (await http.get(f"/v1/jobs/{job_id}/events")).text
 
     assert (job["status"], job["failure"]["code"]) == ("failed", "internal")
-    assert "what the queue holds of its end cannot be read" in job["failure"]["message"]
+    assert "the queue's record of its end cannot be read" in job["failure"]["message"]
     assert '"status":"failed"' in events
 
 

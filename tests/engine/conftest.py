@@ -1,4 +1,4 @@
-"""Engines of tiny models, and what transformers says about the same weights. Both are made once a session."""
+"""Engines of tiny models, and transformers with the same weights. Both are opened once per session."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -16,13 +16,13 @@ blas.load()  # before a test module imports mlx
 
 @pytest.fixture(scope="session")
 def folder_of(tiny_models: TinyModels, root: Path) -> Callable[[str], Path]:
-    """A tiny model's folder, or that of the one in the repository: "demo"."""
+    """Return the folder of a tiny model, or of the shipped model for "demo"."""
     return lambda name: root / "scorepool" / "models" / "demo" if name == "demo" else tiny_models(name)
 
 
 @pytest.fixture(scope="session")
 def engine_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Engine]]:
-    """`engine_of("llama", max_batch_tokens=64)`: the same settings give the same engine."""
+    """Return a cached engine for a model and settings, as in `engine_of("llama", max_batch_tokens=64)`."""
     engines: list[Engine] = []
 
     @cache
@@ -37,7 +37,7 @@ def engine_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Engine
 
 @pytest.fixture
 def open_engine() -> Iterator[Callable[[Path], Engine]]:
-    """An engine of a folder, for one test."""
+    """Open an engine of a folder for one test."""
     engines: list[Engine] = []
 
     def open_(folder: Path) -> Engine:

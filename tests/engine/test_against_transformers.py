@@ -1,4 +1,4 @@
-"""The numbers are those of transformers on the same weights: alone, and in a batch of everything at once."""
+"""The numbers equal those of transformers with the same weights, alone and in a mixed batch."""
 
 from collections.abc import Callable
 from random import Random
@@ -31,8 +31,8 @@ BATCHED = [
     "nemotron_h",
     "starcoder2",
 ]
-ALONE = ["gemma2", "gpt_bigcode", "mamba"]  # mlx-lm's batched decoding raises, or is off by nats
-MODELS = [*BATCHED, *ALONE]
+SEQUENTIAL = ["gemma2", "gpt_bigcode", "mamba"]  # mlx-lm's batched decoding raises or is wrong by nats
+MODELS = [*BATCHED, *SEQUENTIAL]
 
 
 @pytest.fixture(params=MODELS)
@@ -50,63 +50,65 @@ def tokens(length: int, seed: int = 0) -> list[int]:
     return [BOS] + [draw.randrange(3, VOCAB_SIZE) for _ in range(length - 1)]
 
 
-def test_scores_of_a_row_alone_are_transformers(
+def test_scores_of_a_single_sequence_equal_transformers(
     name: str, tolerance: float, engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle]
 ):
-    row = Sequence(token_ids=tokens(3 * SLIDING_WINDOW), score_from=0, top_logprobs=20, rank=True, entropy=True)
+    sequence = Sequence(token_ids=tokens(3 * SLIDING_WINDOW), score_from=0, top_logprobs=20, rank=True, entropy=True)
 
-    engine_of(name).add([row]).result(60)
+    engine_of(name).add([sequence]).result(60)
 
-    assert_agrees(row, oracle_of(name), tolerance)
+    assert_agrees(sequence, oracle_of(name), tolerance)
 
 
-def test_scores_beside_generating_rows_are_transformers(
+def test_scores_and_generation_in_one_batch_equal_transformers(
     name: str, tolerance: float, engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle]
 ):
     engine, oracle = engine_of(name, max_batch_tokens=200), oracle_of(name)
-    rows = [
+    sequences = [
         Sequence(token_ids=tokens(5, 1), sampling=Sampling(max_tokens=40, temperature=0)),
         Sequence(token_ids=tokens(60, 2), score_from=30, top_logprobs=5),
         Sequence(token_ids=tokens(3, 3), score_from=1, temperature=0.7, rank=True),
         Sequence(token_ids=tokens(33, 4), sampling=Sampling(max_tokens=9, seed=1), top_logprobs=3, entropy=True),
         Sequence(token_ids=tokens(21, 5), score_from=0, sampling=Sampling(max_tokens=20, temperature=0)),
-        Sequence(token_ids=tokens(250, 6), score_from=2),  # longer than the budget: in chunks
+        Sequence(token_ids=tokens(250, 6), score_from=2),  # longer than the budget, so in chunks
         Sequence(token_ids=tokens(230, 7), sampling=Sampling(max_tokens=12, temperature=0)),
         Sequence(token_ids=tokens(2, 8), sampling=Sampling(max_tokens=30, temperature=0.5, top_k=20, seed=2)),
     ]
 
-    futures = [engine.add([row]) for row in rows]
+    futures = [engine.add([sequence]) for sequence in sequences]
     for future in futures:
         future.result(60)
 
-    for row in rows:
-        assert_agrees(row, oracle, tolerance)
-        if row.sampling and row.sampling.temperature == 0:
-            generated = row.token_ids[row.num_input_tokens :]
-            assert generated == oracle.greedy(row.token_ids, row.num_input_tokens)
-            assert len(generated) == row.sampling.max_tokens or generated[-1] in engine.tokenizer.eos_ids
+    for sequence in sequences:
+        assert_agrees(sequence, oracle, tolerance)
+        if sequence.sampling and sequence.sampling.temperature == 0:
+            generated = sequence.token_ids[sequence.num_input_tokens :]
+            assert generated == oracle.greedy(sequence.token_ids, sequence.num_input_tokens)
+            assert len(generated) == sequence.sampling.max_tokens or generated[-1] in engine.tokenizer.eos_ids
 
 
-def test_a_sampled_tokens_logprob_is_what_scoring_it_gives(
+def test_logprobs_of_sampled_tokens_equal_the_scores_of_the_same_tokens(
     name: str, tolerance: float, engine_of: Callable[..., Engine]
 ):
     engine = engine_of(name)
     prompt = tokens(11)
-    row = Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=2 * SLIDING_WINDOW, seed=5))
-    engine.add([row]).result(60)
+    sequence = Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=2 * SLIDING_WINDOW, seed=5))
+    engine.add([sequence]).result(60)
 
-    again = Sequence(token_ids=list(row.token_ids), score_from=len(prompt))
-    engine.add([again]).result(60)
+    rescored = Sequence(token_ids=list(sequence.token_ids), score_from=len(prompt))
+    engine.add([rescored]).result(60)
 
-    assert row.columns.logprobs == pytest.approx(again.columns.logprobs, abs=tolerance)
-    assert row.columns.sampled_logprobs == pytest.approx(row.columns.logprobs, abs=1e-5)  # temperature 1, no filters
+    assert sequence.columns.logprobs == pytest.approx(rescored.columns.logprobs, abs=tolerance)
+    assert sequence.columns.sampled_logprobs == pytest.approx(
+        sequence.columns.logprobs, abs=1e-5
+    )  # temperature 1, no filters
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_a_model_that_mlx_lm_cannot_batch_is_served_one_row_at_a_time(name: str, engine_of: Callable[..., Engine]):
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_a_model_that_mlx_lm_cannot_batch_runs_one_row_at_a_time(name: str, engine_of: Callable[..., Engine]):
     model_info = engine_of(name).model_info
 
-    assert model_info.mode == "one row at a time"
+    assert model_info.mode == "one sequence at a time"
     assert "batch" in model_info.self_test
 
 

@@ -60,5 +60,5 @@ def test_greedy_tokens_equal_those_of_transformers_and_mlx_lm(
 
     for sequence, prompt in zip(sequences, prompts, strict=True):
         generated = sequence.token_ids[len(prompt) :]
-        assert generated == oracle_of(name).continued(prompt, NUM_TOKENS)
+        assert generated == oracle_of(name).generate(prompt, NUM_TOKENS)
         assert generated == generate_with_mlx_lm(folder_of(name), prompt, engine.tokenizer.eos_ids)

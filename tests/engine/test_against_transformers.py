@@ -108,7 +108,7 @@ def test_logprobs_of_sampled_tokens_equal_the_scores_of_the_same_tokens(
 def test_a_model_that_mlx_lm_cannot_batch_runs_one_row_at_a_time(name: str, engine_of: Callable[..., Engine]):
     model_info = engine_of(name).model_info
 
-    assert model_info.mode == "one sequence at a time"
+    assert model_info.mode == "one row at a time"
     assert "batch" in model_info.self_test
 
 

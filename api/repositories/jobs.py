@@ -13,7 +13,7 @@ from scorepool.api.http.errors import BadRequest, NotFound
 from scorepool.api.repositories import decode
 
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
-FIELDS = ("owner", "kind", "model", "status", "created", "started_at", "ended_at")
+FIELDS = ("owner", "kind", "model", "status", "created", "started_at", "ended_at", "expires_at")
 
 STATUSES: dict[str, wire.Status] = {  # RQ's status: ours
     "created": "queued",
@@ -33,6 +33,10 @@ GIVEN_UP = wire.Failure(
     code="crashed", message="the queue holds no result of this job: its worker died, or another tool ended it"
 )
 CANCELED_ELSEWHERE = wire.Failure(code="canceled", message="the job was canceled with the queue's own tools")
+# For jobs that no worker took in time. A worker that takes one later fails it in the same way.
+EXPIRED = wire.Failure(
+    code="expired", message="the job had not ended at its expires_at: no worker took it", field="expires_at"
+)
 # For records that scorepool did not write.
 BROKEN_RECORD = wire.Failure(code="internal", message="the queue's record of this job cannot be read; submit it again")
 BROKEN_OUTCOME = wire.Failure(
@@ -41,24 +45,27 @@ BROKEN_OUTCOME = wire.Failure(
 
 _ID = re.compile(r"[0-9a-f]{32}")
 CURSOR = r"^[0-9]{1,12}\.[0-9]{6}$"
-SCAN = 200  # jobs looked at per round trip while a page is filled
+SCAN = 200  # jobs that are read in one round trip while a page is filled
 MAX_SCANNED = 2000  # per page: a filter that matches little gives short pages, not slow ones
 
 
-def summary(job_id: str, fields: Sequence[bytes | None], has_outcome: bool) -> wire.Job:
-    """Build a job without result or failure. `fields` are the values of FIELDS."""
-    _, kind, model, rq_status, created, started_at, ended_at = fields
+def summary(job_id: str, fields: Sequence[bytes | None], has_outcome: bool, now_s: float) -> wire.Job:
+    """Build a job without result or failure. `fields` are the values of FIELDS. A queued job can have expired."""
+    _, kind, model, rq_status, created, started_at, ended_at, expires_at = fields
     status = status_of(rq_status)
     if status == "finished" and not has_outcome:
         status = "failed"
+    ended = decode.parse_iso(ended_at) if status in ENDED else None
+    expired = decode.unix_s(expires_at) if status == "queued" else None
+    is_expired = expired is not None and expired <= now_s
     return wire.Job(
         id=job_id,
         kind=KINDS.get(decode.text(kind)),
         model=decode.text(model),
-        status=status,
+        status="failed" if is_expired else status,
         created_at=decode.unix_s(created),
         started_at=decode.parse_iso(started_at),
-        ended_at=decode.parse_iso(ended_at) if status in ENDED else None,
+        ended_at=expired if is_expired else ended,
     )
 
 
@@ -71,6 +78,8 @@ def _with_outcome(job: wire.Job, rq_status: bytes | None, outcome: bytes | None)
     """Return the job with its result or its failure."""
     if job.status not in ENDED:
         return job  # the outcome of a job that is on its queue again is an old one
+    if status_of(rq_status) == "queued":
+        return replace(job, failure=EXPIRED)
     if outcome is not None:
         ending: wire.Outcome = decode.message(outcome, wire.Outcome) or BROKEN_OUTCOME  # type: ignore[arg-type]
     elif job.status == "canceled":
@@ -105,10 +114,12 @@ class Jobs:
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hmget(RqJob.key_for(job_id), FIELDS)
             pipeline.get(store.Keys.outcome(job_id))
-            fields, outcome = await decode.replies(pipeline)
+            pipeline.time()
+            fields, outcome, (seconds, _) = await decode.replies(pipeline)
         if fields is None or fields[0] != owner.encode():
             raise absent(job_id)
-        return _with_outcome(summary(job_id, fields, outcome is not None), fields[FIELDS.index("status")], outcome)
+        job = summary(job_id, fields, outcome is not None, seconds)
+        return _with_outcome(job, fields[FIELDS.index("status")], outcome)
 
     async def page(
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int
@@ -143,8 +154,12 @@ class Jobs:
             for job_id, _ in entries:
                 pipeline.hmget(RqJob.key_for(decode.text(job_id)), FIELDS)
                 pipeline.exists(store.Keys.outcome(decode.text(job_id)))
-            rows = await decode.replies(pipeline)
+            pipeline.time()
+            *rows, (seconds, _) = await decode.replies(pipeline)
         return [
-            (f"{created:.6f}", summary(decode.text(job_id), fields, bool(exists)) if fields and fields[0] else None)
+            (
+                f"{created:.6f}",
+                summary(decode.text(job_id), fields, bool(exists), seconds) if fields and fields[0] else None,
+            )
             for (job_id, created), fields, exists in zip(entries, rows[::2], rows[1::2], strict=True)
         ]

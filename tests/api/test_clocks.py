@@ -31,6 +31,24 @@ async def test_a_time_to_come_is_accepted_and_one_gone_by_refused(serving: Servi
     assert job["created_at"] == pytest.approx(right, abs=60)
 
 
+async def test_a_job_that_no_worker_takes_in_time_is_shown_as_expired(
+    serving: Serving, worker: FakeWorker, redis: Redis, right: float
+):
+    """No worker is there to fail it, so the API says so, by Redis's clock."""
+    async with serving() as http:
+        ids = [(await http.post("/v1/jobs", json=score(expires_at=right + 600))).json()["id"] for _ in range(3)]
+        for job_id in ids[:2]:
+            redis.hset(f"rq:job:{job_id}", "expires_at", str(right - 1))
+        worker.start(ids[1])  # a worker that runs a job fails it itself
+        expired, running, queued = [(await http.get(f"/v1/jobs/{job_id}?wait=0")).json() for job_id in ids]
+        listed = (await http.get("/v1/jobs?status=failed")).json()["jobs"]
+
+    assert (expired["status"], expired["failure"]["code"]) == ("failed", "expired")
+    assert expired["ended_at"] == pytest.approx(right - 1, abs=1)
+    assert (running["status"], queued["status"]) == ("started", "queued")
+    assert [job["id"] for job in listed] == [ids[0]]
+
+
 async def test_a_batch_runs_until_its_window_is_over(serving: Serving, redis: Redis, right: float):
     """It is driven by whichever process is free: their clocks may differ."""
     async with serving() as http:

@@ -1,4 +1,4 @@
-"""Chats: render them with the model's template, constrain and parse the answers. codec.py is the entrance.
+"""Chats: render them with the model's template, constrain and parse the answers. ChatCodec in codec.py combines these modules.
 
 template            messages and tools to the prompt's text
 chat_format         the markers of the model's answers

@@ -19,7 +19,8 @@ from bench.generate import to_generate
 from bench.peers import to_sequence
 from bench.unique_prompts import draw_items, geometric_lengths
 from scorepool.engine import Engine, EngineSettings, Sequence
-from scorepool.engine.engine import Runner, open_runner
+from scorepool.engine.core import Runner
+from scorepool.engine.engine import open_runner
 
 _WAITING = ("threading.py", "acquire")  # of an engine without work
 _Key = tuple[str, int, str]  # file, line, function
@@ -83,7 +84,7 @@ def print_profile(stats: dict[_Key, tuple[float, float]], num_functions: int) ->
         for (file, _, function), (_, cumulative) in stats.items()
         if short_path(file) == "engine/scheduling/scheduler.py"
     }
-    share = sum(scheduler.get(name, 0.0) for name in ("plan", "advance")) / total
+    share = sum(scheduler.get(name, 0.0) for name in ("schedule", "commit")) / total
     print(f"scheduler with everything it calls, ratio to the total: {share:.2%}")
 
 

@@ -22,16 +22,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.model_info": set(),
     "engine.mlx_thread": set(),
     "engine.validation": {"engine.errors", "engine.model_info", "engine.sequence"},
-    "engine.scheduling": {"engine.sequence"},
+    "engine.core": {
+        "engine.errors", "engine.model_info", "engine.scheduling", "engine.sequence", "engine.settings", "engine.text",
+    },
+    "engine.control": {"engine.core", "engine.errors"},
+    "engine.scheduling": {"engine.errors", "engine.sequence"},
     "engine.text": {"engine.errors"},
     "engine.text.vocabulary": set(),
     "engine.text.tokenizer": {"engine.errors", "engine.text.vocabulary"},
     "engine.text.chat": {"engine.errors", "engine.text.tokenizer"},
-    "engine.sampling": {"engine.errors", "engine.sequence"},
+    "engine.sampling": {"engine.sequence"},
     "engine.model": {
         "engine.errors", "engine.model_info", "engine.sampling", "engine.scheduling", "engine.sequence",
         "engine.settings", "engine.text",
     },
+    "engine.model.kv_cache": set(),
     # worker
     "worker": set(),
     "worker.version": set(),
@@ -203,6 +208,10 @@ def test_every_room_imports_only_what_the_architecture_allows(root: Path):
         ("engine/engine.py", "\nfrom scorepool import wire", "engine/engine.py:2 engine may not import scorepool.wire"),
         ("engine/scheduling/policy.py", "import mlx.core",
          "engine/scheduling/policy.py:1 engine.scheduling may not import mlx.core"),
+        ("engine/core.py", "from scorepool.engine.model import runner",
+         "engine/core.py:1 engine.core may not import scorepool.engine.model.runner"),
+        ("engine/model/kv_cache.py", "from scorepool.engine.scheduling import slice",
+         "engine/model/kv_cache.py:1 engine.model.kv_cache may not import scorepool.engine.scheduling.slice"),
         ("engine/sampling/stop.py", "from scorepool.engine.model import load",
          "engine/sampling/stop.py:1 engine.sampling may not import scorepool.engine.model.load"),
         ("engine/text/tokenizer.py", "from scorepool.engine.text.chat.codec import ChatCodec",
@@ -221,6 +230,16 @@ def test_every_room_imports_only_what_the_architecture_allows(root: Path):
 )  # fmt: skip
 def test_a_seeded_violation_is_found(path: str, source: str, complaint: str):
     assert violations(path, source) == [complaint]
+
+
+def test_only_kv_cache_touches_the_caches_of_mlx_lm(root: Path):
+    found = {
+        str(file.relative_to(root))
+        for file in sorted((root / "engine").rglob("*.py"))
+        for _, module in imports(ast.parse(file.read_text()))
+        if module.startswith("mlx_lm.models")
+    }
+    assert found == {"engine/model/kv_cache.py"}
 
 
 @pytest.mark.parametrize("module", NEVER_LOADS)

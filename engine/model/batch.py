@@ -1,4 +1,4 @@
-"""Rows through the model, with their caches: what one forward is, and what rows go on with after it.
+"""Batches: one forward pass of the model, and the KV caches that sequences continue with after it.
 
 A prefill is right-padded: pads come after the tokens, so no causal model sees them. What generates joins the
 decoding batch, whose caches are left-padded to the longest row:
@@ -7,12 +7,12 @@ decoding batch, whose caches are left-padded to the longest row:
                 b b . . .  ──►             . . . b b | next
                 c c c c c                  c c c c c | next
 
-Three ways to run rows:
+Three ways to run sequences:
 
-    Merged   all rows in one forward
-    Single   one row a forward, for a model whose caches cannot be batched
-    Exact    one row a forward, in tiles of one size, so that a row's numbers are bit for bit the same whatever
-             runs beside it, before it or after it
+    PaddedBatch       all rows in one forward pass
+    SequentialBatch   one row a forward pass, for a model whose caches cannot be batched
+    BatchInvariant    one row a forward pass, in tiles of one size: a sequence's numbers are bit for bit the same,
+                      whatever runs beside it, before it or after it
 """
 
 import sys
@@ -25,251 +25,277 @@ from scorepool.engine.model import kv_cache
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.kv_cache import Cache
 from scorepool.engine.scheduling.prefix_cache import Prefix
-from scorepool.engine.scheduling.scheduler import Chunk
+from scorepool.engine.scheduling.slice import Slice
 from scorepool.engine.sequence import Sequence
 
-CPU_QUERIES = 256  # tokens of one row that a CPU runs at a time
-TILE = 64  # tokens; every forward of Exact has this length
+MAX_CPU_QUERIES = 256  # tokens of one row that a CPU runs at a time
+TILE = 64  # tokens in every forward pass of BatchInvariant
 
 
 class BatchRunner(Protocol):
-    """Nothing here waits for the device: results are on their way, or lazy."""
+    """Runs forward passes. Nothing here waits for the device: results are on their way, or lazy."""
 
-    can_share: bool  # rows can go on from a computed prefix
+    can_share: bool  # sequences can continue from a computed prefix
 
-    def prefill(self, chunks: list[Chunk]) -> mx.array:
-        """Hidden states [n, width] of the chunks' predictors, in order. Keeps what rows go on with."""
+    def prefill(self, slices: list[Slice]) -> mx.array:
+        """Return hidden states [n, width] of the slices' predictors, in order. Keeps what sequences continue with."""
 
-    def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
-        """Hidden states [rows, width] of each row's last token. `sequences` are all that decode."""
+    def decode(self, slices: list[Slice], last_ids: mx.array) -> mx.array:
+        """Return hidden states [rows, width] of the last tokens. `slices` are those of all decoding sequences."""
 
     def release(self, sequences: list[Sequence]) -> None:
-        """Drop their caches; a row without one is passed over."""
+        """Drop the caches of these sequences. One without a cache is ignored."""
 
 
 class PaddedBatch:
-    """All rows in one forward."""
+    """Runs all rows in one forward pass."""
 
-    def __init__(self, model: Any, halves: BackboneAndHead, can_share: bool = True) -> None:
+    def __init__(self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True) -> None:
+        """Start without sequences."""
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
         self._model = model
-        self._halves = halves
-        # A CPU computes all of the attention's rectangle, of which a causal model uses half: less, in slices.
-        self._max_queries = CPU_QUERIES if mx.default_device() == mx.cpu else sys.maxsize
-        self._half_way: dict[Sequence, Cache] = {}  # prompts that go on in the next chunk
-        self._rows: list[Sequence] = []  # decoding, in the order of the cache's rows
+        self._backbone = backbone_and_head
+        # A CPU computes the whole rectangle of the attention, of which a causal model uses half: it runs fewer queries.
+        self._max_queries = MAX_CPU_QUERIES if mx.default_device() == mx.cpu else sys.maxsize
+        self._chunked: dict[Sequence, Cache] = {}  # prefills that continue with the next chunk
+        self._decoding: list[Sequence] = []  # in the order of the cache's rows
         self._cache: Cache = []
 
-    def prefill(self, chunks: list[Chunk]) -> mx.array:
-        chunk = chunks[0]  # the longest
-        if chunk.is_part or chunk.num_tokens > self._max_queries:
-            return mx.concatenate([self._prefill_alone(chunk) for chunk in chunks])
-        if chunk.leaves_cache:
-            return self._prefill_joining(chunks)
-        bases = [chunk.base.cache for chunk in chunks if chunk.base]
-        hidden = self._forward(chunks, kv_cache.as_shared(bases) if bases else None) if chunk.num_tokens else None
-        return _launched(_of_predictors(chunks, hidden), [])
+    def prefill(self, slices: list[Slice]) -> mx.array:
+        """Run right-padded slices; see BatchRunner."""
+        longest = slices[0]
+        if longest.runs_alone or longest.num_tokens > self._max_queries:
+            return mx.concatenate([self._prefill_alone(slice_) for slice_ in slices])
+        if longest.keeps_cache:
+            return self._prefill_generating(slices)
+        prefixes = [slice_.cached_prefix.cache for slice_ in slices if slice_.cached_prefix and longest.num_tokens]
+        hidden = self._forward(slices, kv_cache.as_shared(prefixes) if prefixes else None)
+        return _start(_select_predictors(slices, hidden), [])
 
-    def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
-        if sequences != self._rows:
-            raise RuntimeError("the scheduler's decoding rows are not those that have caches")
-        kv_cache.set_padding(self._cache, {sequence.num_computed for sequence in sequences})
+    def decode(self, slices: list[Slice], last_ids: mx.array) -> mx.array:
+        """Run the next token of every row; see BatchRunner."""
+        if [slice_.sequence for slice_ in slices] != self._decoding:
+            raise RuntimeError("the scheduler's decoding sequences are not those that have caches")
+        kv_cache.set_padding(self._cache, {slice_.start for slice_ in slices})
         # The whole cache is computed together with the hidden states.
-        return self._halves.forward_hidden(last_ids[:, None], self._cache).squeeze(1)
+        return self._backbone.forward_hidden(last_ids[:, None], self._cache).squeeze(1)
 
     def release(self, sequences: list[Sequence]) -> None:
+        """Drop the caches of these sequences; see BatchRunner."""
         for sequence in sequences:
-            self._half_way.pop(sequence, None)
+            self._chunked.pop(sequence, None)
         gone = set(sequences)
-        kept = [row for row, sequence in enumerate(self._rows) if sequence not in gone]
-        if len(kept) == len(self._rows):
+        kept = [row for row, sequence in enumerate(self._decoding) if sequence not in gone]
+        if len(kept) == len(self._decoding):
             return
-        self._rows = [self._rows[row] for row in kept]
+        self._decoding = [self._decoding[row] for row in kept]
         if kept:
             kv_cache.keep_rows(self._cache, kept)
         else:
             self._cache = []
 
-    def _prefill_alone(self, chunk: Chunk) -> mx.array:
-        """One row in a cache of its own: a chunk of a long prompt, a prefix, or a row of many tokens."""
-        cache = self._half_way.pop(chunk.sequence, None) or _first(chunk, self._model)
-        parts: list[mx.array] = []
-        for part in _cut(chunk, self._max_queries):
-            mx.eval(parts[-1:])  # or the memory of several is taken at once
-            hidden = self._forward([part], cache)
-            parts.append(_launched(_of_predictors([part], hidden), cache))
-        if not chunk.is_last:
-            self._half_way[chunk.sequence] = cache
-        elif chunk.into:
-            cache = _kept(chunk.into, cache, hidden[0, -1:])
-        elif chunk.leaves_cache:
-            self._join([chunk.sequence], kv_cache.merge([cache]))
+    def _prefill_alone(self, slice_: Slice) -> mx.array:
+        """Run one row in a cache of its own: a chunk of a long prompt, a prefix, or a row of many tokens."""
+        cache = self._chunked.pop(slice_.sequence, None) or _initial_cache(slice_, self._model)
+        hidden_of_predictors: list[mx.array] = []
+        for piece in _cut(slice_, self._max_queries):
+            mx.eval(hidden_of_predictors[-1:])  # otherwise several pieces take their memory at once
+            hidden = _forward_row(self._backbone, piece, cache)
+            hidden_of_predictors.append(_start(_select_predictors([piece], hidden), cache))
+        if not slice_.completes_prefill:
+            self._chunked[slice_.sequence] = cache
+        elif slice_.fills_prefix:
+            cache = _fill_prefix(slice_.fills_prefix, cache, hidden[0, -1:])
+        elif slice_.keeps_cache:
+            self._join([slice_.sequence], kv_cache.merge([cache]))
             cache = self._cache
-        return _launched(mx.concatenate(parts), cache)
+        return _start(mx.concatenate(hidden_of_predictors), cache)
 
-    def _prefill_joining(self, chunks: list[Chunk]) -> mx.array:
-        """Whole prompts that are to generate."""
-        cache = kv_cache.merge([chunk.base.cache if chunk.base else kv_cache.new(self._model) for chunk in chunks])
-        lengths = [chunk.num_tokens for chunk in chunks]
+    def _prefill_generating(self, slices: list[Slice]) -> mx.array:
+        """Run whole prompts whose sequences join the decoding batch."""
+        prefixes = [slice_.cached_prefix for slice_ in slices]
+        cache = kv_cache.merge([prefix.cache if prefix else kv_cache.new(self._model) for prefix in prefixes])
+        lengths = [slice_.num_tokens for slice_ in slices]
         is_padded = len(set(lengths)) > 1
         if is_padded:
             kv_cache.begin_right_padding(cache, lengths)
-        hidden = self._forward(chunks, cache) if any(lengths) else None
+        hidden = self._forward(slices, cache)
         if is_padded:
             kv_cache.end_right_padding(cache)
-        self._join([chunk.sequence for chunk in chunks], cache)
-        return _launched(_of_predictors(chunks, hidden), self._cache)
+        self._join([slice_.sequence for slice_ in slices], cache)
+        return _start(_select_predictors(slices, hidden), self._cache)
 
     def _join(self, sequences: list[Sequence], cache: Cache) -> None:
         if self._cache:
             kv_cache.extend(self._cache, cache)
         else:
             self._cache = cache
-        self._rows += sequences
+        self._decoding += sequences
 
-    def _forward(self, chunks: list[Chunk], cache: Cache | None) -> mx.array:
-        """Hidden states [rows, longest, width]."""
-        longest = max(chunk.num_tokens for chunk in chunks)
-        return self._halves.forward_hidden(mx.array([_padded(_tokens(chunk), longest) for chunk in chunks]), cache)
+    def _forward(self, slices: list[Slice], cache: Cache | None) -> mx.array | None:
+        """Return hidden states [rows, longest, width]; None if all slices are empty."""
+        longest = max(slice_.num_tokens for slice_ in slices)
+        if not longest:
+            return None
+        rows = [_token_ids(slice_) + [0] * (longest - slice_.num_tokens) for slice_ in slices]
+        return self._backbone.forward_hidden(mx.array(rows), cache)
 
 
 class SequentialBatch:
-    """One row a forward, with the caches that mlx-lm gives a single row."""
+    """Runs one row a forward pass, with the caches that mlx-lm gives a single row."""
 
-    def __init__(self, model: Any, halves: BackboneAndHead, can_share: bool = True) -> None:
+    def __init__(self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True) -> None:
+        """Start without sequences."""
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
         self._model = model
-        self._halves = halves
-        self._cache_of: dict[Sequence, Cache] = {}
+        self._backbone = backbone_and_head
+        self._caches: dict[Sequence, Cache] = {}
 
-    def prefill(self, chunks: list[Chunk]) -> mx.array:
-        return mx.concatenate([self._prefill(chunk) for chunk in chunks])
+    def prefill(self, slices: list[Slice]) -> mx.array:
+        """Run one slice after the other; see BatchRunner."""
+        return mx.concatenate([self._prefill(slice_) for slice_ in slices])
 
-    def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
-        rows = zip(sequences, last_ids, strict=True)
-        return mx.concatenate([self._forward(last_id[None, None], self._cache_of[row])[0] for row, last_id in rows])
+    def decode(self, slices: list[Slice], last_ids: mx.array) -> mx.array:
+        """Run one token after the other; see BatchRunner."""
+        rows = zip(slices, last_ids, strict=True)
+        return mx.concatenate(
+            [self._forward(last_id[None, None], self._caches[slice_.sequence])[0] for slice_, last_id in rows]
+        )
 
     def release(self, sequences: list[Sequence]) -> None:
+        """Drop the caches of these sequences; see BatchRunner."""
         for sequence in sequences:
-            self._cache_of.pop(sequence, None)
+            self._caches.pop(sequence, None)
 
-    def _prefill(self, chunk: Chunk) -> mx.array:
-        cache = self._cache_of.pop(chunk.sequence, None) or _first(chunk, self._model)
-        hidden = self._forward(mx.array([_tokens(chunk)]), cache) if chunk.num_tokens else None
-        if chunk.into and chunk.is_last and hidden is not None:
-            _launched(hidden, _kept(chunk.into, cache, hidden[0, -1:]))
-        elif chunk.leaves_cache:
-            self._cache_of[chunk.sequence] = cache
-        return _of_predictors([chunk], hidden)
+    def _prefill(self, slice_: Slice) -> mx.array:
+        cache = self._caches.pop(slice_.sequence, None) or _initial_cache(slice_, self._model)
+        hidden = self._forward(mx.array([_token_ids(slice_)]), cache) if slice_.num_tokens else None
+        if slice_.fills_prefix and slice_.completes_prefill and hidden is not None:
+            _start(hidden, _fill_prefix(slice_.fills_prefix, cache, hidden[0, -1:]))
+        elif slice_.keeps_cache:
+            self._caches[slice_.sequence] = cache
+        return _select_predictors([slice_], hidden)
 
     def _forward(self, token_ids: mx.array, cache: Cache) -> mx.array:
-        return _launched(self._halves.forward_hidden(token_ids, cache), cache)
+        return _start(self._backbone.forward_hidden(token_ids, cache), cache)
 
 
 class BatchInvariant:
-    """One row a forward, cut into tiles at the multiples of TILE and padded to a whole one.
+    """Runs one row a forward pass, cut into tiles at the multiples of TILE and padded to a whole one.
 
-    A kernel's rounding follows the shapes that it is given. Here they follow from a token's position alone: which
-    tile it is in, and how many tiles came before. A tile that is not full yet runs on a copy of the cache and is run
-    again, from its beginning, when more of its tokens are there; so a generated token costs a tile.
+    A kernel's rounding depends on the shapes that it is given. Here they depend on a token's position alone: which tile
+    it is in, and how many tiles came before. A tile that is not full yet runs on a copy of the cache, and runs again
+    from its beginning when more of its tokens are known; so a generated token costs a tile.
     """
 
-    def __init__(self, model: Any, halves: BackboneAndHead, can_share: bool = True) -> None:
+    def __init__(self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True) -> None:
+        """Start without sequences."""
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
         self._model = model
-        self._halves = halves
-        self._cache_of: dict[Sequence, Cache] = {}  # of the full tiles
+        self._backbone = backbone_and_head
+        self._caches: dict[Sequence, Cache] = {}  # of the full tiles
 
-    def prefill(self, chunks: list[Chunk]) -> mx.array:
-        return mx.concatenate([self._prefill(chunk) for chunk in chunks])
+    def prefill(self, slices: list[Slice]) -> mx.array:
+        """Run one slice after the other; see BatchRunner."""
+        return mx.concatenate([self._prefill(slice_) for slice_ in slices])
 
-    def decode(self, sequences: list[Sequence], last_ids: mx.array) -> mx.array:
-        return mx.concatenate([self._decode(row, last_id) for row, last_id in zip(sequences, last_ids, strict=True)])
+    def decode(self, slices: list[Slice], last_ids: mx.array) -> mx.array:
+        """Run the last tile of one sequence after the other; see BatchRunner."""
+        rows = zip(slices, last_ids, strict=True)
+        return mx.concatenate([self._decode(slice_, last_id) for slice_, last_id in rows])
 
     def release(self, sequences: list[Sequence]) -> None:
+        """Drop the caches of these sequences; see BatchRunner."""
         for sequence in sequences:
-            self._cache_of.pop(sequence, None)
+            self._caches.pop(sequence, None)
 
-    def _prefill(self, chunk: Chunk) -> mx.array:
-        cache = self._cache_of.pop(chunk.sequence, None) or _first(chunk, self._model)
-        first = start = chunk.start // TILE * TILE
+    def _prefill(self, slice_: Slice) -> mx.array:
+        cache = self._caches.pop(slice_.sequence, None) or _initial_cache(slice_, self._model)
+        first = start = slice_.start // TILE * TILE
         tiles: list[mx.array] = []
-        while chunk.num_tokens and start < chunk.end:
-            end = min(start + TILE, chunk.end)
-            tile, cache = self._tile(mx.array(chunk.sequence.token_ids[start:end]), cache)
+        while slice_.num_tokens and start < slice_.end:
+            end = min(start + TILE, slice_.end)
+            tile, cache = self._run_tile(mx.array(slice_.sequence.token_ids[start:end]), cache)
             tiles.append(tile)
             start = end
-        hidden = mx.concatenate(tiles)[None, chunk.start - first :] if tiles else None
-        if chunk.into and chunk.is_last and hidden is not None:
-            last = hidden[0, chunk.num_tokens - 1 : chunk.num_tokens]
-            _launched(last, _kept(chunk.into, cache, last))
-        elif chunk.leaves_cache:
-            self._cache_of[chunk.sequence] = cache
-        return _of_predictors([chunk], hidden)
+        hidden = mx.concatenate(tiles)[None, slice_.start - first :] if tiles else None
+        if slice_.fills_prefix and slice_.completes_prefill and hidden is not None:
+            last_hidden = hidden[0, slice_.num_tokens - 1 : slice_.num_tokens]
+            _start(last_hidden, _fill_prefix(slice_.fills_prefix, cache, last_hidden))
+        elif slice_.keeps_cache:
+            self._caches[slice_.sequence] = cache
+        return _select_predictors([slice_], hidden)
 
-    def _decode(self, sequence: Sequence, last_id: mx.array) -> mx.array:
-        position = sequence.num_computed
+    def _decode(self, slice_: Slice, last_id: mx.array) -> mx.array:
+        sequence, position = slice_.sequence, slice_.start
         start = position // TILE * TILE
         known = mx.array(sequence.token_ids[start:position], dtype=last_id.dtype)
-        hidden, self._cache_of[sequence] = self._tile(mx.concatenate([known, last_id[None]]), self._cache_of[sequence])
+        token_ids = mx.concatenate([known, last_id[None]])
+        hidden, self._caches[sequence] = self._run_tile(token_ids, self._caches[sequence])
         return hidden[position - start][None]
 
-    def _tile(self, token_ids: mx.array, cache: Cache) -> tuple[mx.array, Cache]:
-        """Hidden states [TILE, width], and the cache of all full tiles."""
+    def _run_tile(self, token_ids: mx.array, cache: Cache) -> tuple[mx.array, Cache]:
+        """Return hidden states [TILE, width], and the cache of all full tiles."""
         missing = TILE - token_ids.shape[0]
         grown = kv_cache.clone(cache)
-        hidden = self._halves.forward_hidden(mx.pad(token_ids, (0, missing))[None], grown)[0]
-        return (_launched(hidden, []), cache) if missing else (_launched(hidden, grown), grown)
+        hidden = self._backbone.forward_hidden(mx.pad(token_ids, (0, missing))[None], grown)[0]
+        return (_start(hidden, []), cache) if missing else (_start(hidden, grown), grown)
 
 
-def _tokens(chunk: Chunk) -> list[int]:
-    return chunk.sequence.token_ids[chunk.start : chunk.end]
+def _token_ids(slice_: Slice) -> list[int]:
+    return slice_.sequence.token_ids[slice_.start : slice_.end]
 
 
-def _padded(token_ids: list[int], length: int) -> list[int]:
-    return token_ids + [0] * (length - len(token_ids))
+def _forward_row(backbone: BackboneAndHead, slice_: Slice, cache: Cache) -> mx.array:
+    """Return hidden states [1, length, width]."""
+    return backbone.forward_hidden(mx.array([_token_ids(slice_)]), cache)
 
 
-def _first(chunk: Chunk, model: Any) -> Cache:
-    """The cache that a row begins with."""
-    return kv_cache.clone(chunk.base.cache) if chunk.base else kv_cache.new(model)
+def _initial_cache(slice_: Slice, model: Any) -> Cache:
+    """Return the cache with which a sequence begins."""
+    return kv_cache.clone(slice_.cached_prefix.cache) if slice_.cached_prefix else kv_cache.new(model)
 
 
-def _cut(chunk: Chunk, max_tokens: int) -> list[Chunk]:
-    starts = range(chunk.start, chunk.end, max_tokens)
-    bases = [chunk.base, *[None] * (len(starts) - 1)]
+def _cut(slice_: Slice, max_tokens: int) -> list[Slice]:
+    """Cut a slice into pieces; the first keeps the cached prefix."""
+    starts = range(slice_.start, slice_.end, max_tokens)
+    prefixes = [slice_.cached_prefix, *[None] * (len(starts) - 1)]
     return [
-        replace(chunk, start=start, end=min(start + max_tokens, chunk.end), base=base)
-        for start, base in zip(starts, bases, strict=True)
+        replace(slice_, start=start, end=min(start + max_tokens, slice_.end), cached_prefix=prefix)
+        for start, prefix in zip(starts, prefixes, strict=True)
     ]
 
 
-def _kept(prefix: Prefix, cache: Cache, last: mx.array) -> Cache:
-    """What rows are to go on from; compact, so not what the row that computed it had. `last` [1, width]."""
+def _fill_prefix(prefix: Prefix, cache: Cache, last_hidden: mx.array) -> Cache:
+    """Store what sequences continue from, and return its compact cache. `last_hidden` [1, width]."""
     compact = kv_cache.compact(cache)
-    prefix.cache, prefix.num_bytes, prefix.last = compact, kv_cache.num_bytes(compact), mx.contiguous(last)
-    mx.async_eval(prefix.last)  # until it is computed it holds the hidden states of the whole chunk
+    prefix.cache, prefix.num_bytes = compact, kv_cache.num_bytes(compact)
+    prefix.last_hidden = mx.contiguous(last_hidden)
+    mx.async_eval(prefix.last_hidden)  # until it is computed it holds the hidden states of the whole slice
     return compact
 
 
-def _of_predictors(chunks: list[Chunk], hidden: mx.array | None) -> mx.array:
-    """[n, width] of hidden states [rows, length, width] that begin where each chunk does. None: all are empty."""
-    lasts = [chunk.base.last for chunk in chunks if chunk.base and chunk.is_predicted_by_base]
-    states = lasts if hidden is None else [*lasts, hidden.reshape(-1, hidden.shape[-1])]
+def _select_predictors(slices: list[Slice], hidden: mx.array | None) -> mx.array:
+    """Return [n, width]: the rows of the predictors.
+
+    hidden [rows, length, width] begins where each slice does; None if all slices are empty.
+    """
+    last_hidden = [one.cached_prefix.last_hidden for one in slices if one.cached_prefix and one.is_predicted_by_prefix]
+    states = last_hidden if hidden is None else [*last_hidden, hidden.reshape(-1, hidden.shape[-1])]
     length = 0 if hidden is None else hidden.shape[1]
     index: list[int] = []
-    num_lasts = 0
-    for row, chunk in enumerate(chunks):
-        for position in chunk.predictors:
-            if position < chunk.start:
-                index.append(num_lasts)
-                num_lasts += 1
+    num_from_prefix = 0
+    for row, slice_ in enumerate(slices):
+        for position in slice_.predictors:
+            if position < slice_.start:
+                index.append(num_from_prefix)
+                num_from_prefix += 1
             else:
-                index.append(len(lasts) + row * length + position - chunk.start)
+                index.append(len(last_hidden) + row * length + position - slice_.start)
     return mx.concatenate(states)[mx.array(index, dtype=mx.int32)]
 
 
-def _launched(hidden: mx.array, cache: Cache) -> mx.array:
-    """Hidden states, on their way together with what is kept."""
+def _start(hidden: mx.array, cache: Cache) -> mx.array:
+    """Start computing hidden states together with the caches that are kept."""
     mx.async_eval(hidden, kv_cache.arrays(cache))
     return hidden

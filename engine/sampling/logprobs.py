@@ -1,184 +1,262 @@
-"""From rows of logits to the numbers that were asked of each row: launched first, read as Python numbers later.
+"""Compute what is reported per token from rows of logits: launched first, read as Python numbers later.
 
-Every row has a token (given, or sampled here) and its logprob. Rank, entropy and the likeliest tokens are
-computed for the rows that ask for them and for no others.
+Every row has a token, given or sampled here, and its logprob. Rank, entropy and the most likely tokens are computed for
+the rows of sequences that ask for them, and for no others.
+
+To add a value per token: a field of TokenColumns, and a column in `compute_logprobs`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import isfinite, isnan
 from typing import Any
 
 import mlx.core as mx
 
 from scorepool.engine.sampling import logits_processors, sample, scoring
-from scorepool.engine.sequence import Sequence
+from scorepool.engine.sequence import Sequence, TokenColumns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class LogprobQuery:
-    """One row of logits: what is reported about the token at `position`, which is given, or sampled now."""
+    """Rows of logits of one sequence: one for each of `positions`, whose tokens are reported.
+
+    The tokens are given, except that the last one is sampled now if the sequence does not have it yet.
+    """
 
     sequence: Sequence
-    position: int
-    last_id: mx.array | None = None  # [1]: of a row whose logits are moved, the token before, which may not be read yet
-    banned_ids: AbstractSet[int] = frozenset()  # are not sampled now
+    positions: range
+    last_id: mx.array | None = None  # [1]: the token before the sampled one, for logits processors; may not be read yet
+    banned_ids: AbstractSet[int] = frozenset()  # must not be sampled now
 
     @property
-    def is_sampled(self) -> bool:
-        return self.position >= self.sequence.num_input_tokens
+    def samples(self) -> bool:
+        """True if the token at the last position is sampled now."""
+        return self.positions.stop > self.sequence.num_input_tokens
 
     @property
-    def temperature(self) -> float:
-        """Of the reported logprobs: a sampled token's are the model's own."""
-        return 1.0 if self.is_sampled else self.sequence.temperature
+    def temperatures(self) -> list[float]:
+        """The temperature of each reported logprob: 1 for a sampled token, which reports the model's own."""
+        num_given = len(self.positions) - self.samples
+        return [self.sequence.temperature] * num_given + [1.0] * self.samples
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenLogprobs:
-    """What is known about one token. None where it was not asked for."""
+    """The values that were computed for one query."""
 
-    token_id: int
-    normalizer: float  # not finite, or logprob NaN: the logits are no distribution
-    logprob: float
-    sampled_logprob: float | None
-    rank: int | None
-    entropy: float | None
-    top_ids: list[int] | None  # with their values: at least as many as asked for, likeliest first
-    top_values: list[float] | None
+    query: LogprobQuery
+    columns: TokenColumns
+    sampled_id: int | None = None
+    non_finite_position: int | None = None  # the first token whose logits are no distribution
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """values[i] belongs to row rows[i]. On its way; `read` waits for it."""
+@dataclass(slots=True)
+class PendingColumn:
+    """A column of values that may still be computed: `counts[i]` of them for query number `indices[i]`."""
 
-    rows: list[int]
-    values: mx.array | None  # None: of no rows
-
-    def read(self, num_rows: int) -> list[Any]:
-        """One a row: None where there is no value."""
-        found: list[Any] = [None] * num_rows
-        if self.values is not None:
-            values: list[Any] = self.values.tolist()  # type: ignore[assignment]
-            for row, value in zip(self.rows, values, strict=True):
-                found[row] = value
-        return found
+    name: str  # a field of TokenColumns
+    indices: list[int]
+    counts: list[int]
+    values: mx.array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingLogprobs:
-    """Of one chunk of logits: `asks`, one a row, and their columns in the order of Entry's fields."""
+    """The values of one chunk of logits, on their way."""
 
-    asks: list[LogprobQuery]
+    queries: list[LogprobQuery]
     token_ids: mx.array  # [rows], sampled ones included
-    columns: list[Column]
+    normalizers: mx.array  # [rows]; not finite for a row that has no distribution
+    columns: list[PendingColumn]
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [column.values for column in self.columns if column.values is not None]
+        """List the arrays to evaluate."""
+        return [self.token_ids, self.normalizers, *(column.values for column in self.columns)]
 
     def read(self) -> list[TokenLogprobs]:
-        """One an ask. Waits for the device."""
-        columns = [column.read(len(self.asks)) for column in self.columns]
-        return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]
+        """Wait for the device and return the values of each query."""
+        found = [TokenLogprobs(query, TokenColumns()) for query in self.queries]
+        for column in self.columns:
+            values: list[Any] = column.values.tolist()  # type: ignore[assignment]
+            start = 0
+            for index, count in zip(column.indices, column.counts, strict=True):
+                setattr(found[index].columns, column.name, values[start : start + count])
+                start += count
+        token_ids: list[int] = self.token_ids.tolist()  # type: ignore[assignment]
+        normalizers: list[float] = self.normalizers.tolist()  # type: ignore[assignment]
+        start = 0
+        for one in found:
+            stop = start + len(one.query.positions)
+            if one.query.samples:
+                one.sampled_id = token_ids[stop - 1]
+            one.non_finite_position = _first_non_finite(one, normalizers[start:stop])
+            if one.columns.top_ids:
+                _sort_top(one.columns, one.query.sequence.top_logprobs)
+            start = stop
+        return found
 
 
-def compute_logprobs(asks: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:
-    """Launch the computation. logits [rows, vocab] float32 of the model; there may be more rows than asks."""
-    logits = logits[: len(asks)]
-    sampled_rows = [row for row, ask in enumerate(asks) if ask.is_sampled]
-    token_ids, sampled = _tokens(asks, sampled_rows, logits)
-    if any(ask.temperature != 1 for ask in asks):
-        logits = logits / mx.array([ask.temperature for ask in asks])[:, None]
+def split_rows(queries: list[LogprobQuery], max_rows: int) -> Iterator[list[LogprobQuery]]:
+    """Cut queries into groups of at most `max_rows` rows of logits. Their order stays."""
+    group: list[LogprobQuery] = []
+    room = max_rows
+    for query in queries:
+        positions = query.positions
+        while len(positions) > room:
+            if room:
+                group.append(replace(query, positions=positions[:room]))
+            yield group
+            group, positions, room = [], positions[room:], max_rows
+        group.append(query if positions == query.positions else replace(query, positions=positions))
+        room -= len(positions)
+    if group:
+        yield group
+
+
+def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:
+    """Launch the computation. logits [rows, vocab] float32 of the model, one row per position of the queries."""
+    token_ids, sampled_logprobs = _tokens(queries, logits)
+    if any(query.sequence.temperature != 1 for query in queries):
+        temperatures = [temperature for query in queries for temperature in query.temperatures]
+        logits = logits / mx.array(temperatures)[:, None]
     normalizers = scoring.log_normalizer(logits)
-    all_rows = list(range(len(asks)))
-    columns = [
-        Column(all_rows, token_ids),
-        Column(all_rows, normalizers),
-        Column(all_rows, scoring.logprobs(logits, normalizers, token_ids)),
-        Column(sampled_rows, sampled),
-        _column(asks, lambda s: s.rank, scoring.ranks, logits, token_ids),
-        _column(asks, lambda s: s.entropy, scoring.entropies, logits, normalizers),
-        *_likeliest(asks, logits, normalizers),
-    ]
-    measured = PendingLogprobs(asks, token_ids, columns)
-    mx.async_eval(measured.arrays)
-    return measured
+    columns: list[PendingColumn] = []
+    if rows := _select(queries, lambda sequence: True):
+        columns.append(rows.column("logprobs", scoring.logprobs(logits, normalizers, token_ids)))
+    if sampled_logprobs is not None:
+        indices = [index for index, query in enumerate(queries) if query.samples]
+        columns.append(PendingColumn("sampled_logprobs", indices, [1] * len(indices), sampled_logprobs))
+    if rows := _select(queries, lambda sequence: sequence.rank):
+        columns.append(rows.column("ranks", scoring.ranks(rows.take(logits), rows.take(token_ids))))
+    if rows := _select(queries, lambda sequence: sequence.entropy):
+        columns.append(rows.column("entropies", scoring.entropies(rows.take(logits), rows.take(normalizers))))
+    if rows := _select(queries, lambda sequence: sequence.top_logprobs):
+        top_logits = rows.take(logits)
+        top_ids = scoring.top_k(top_logits, max(query.sequence.top_logprobs for query in queries))
+        columns.append(rows.column("top_ids", top_ids))
+        values = scoring.logprobs_of_many(top_logits, rows.take(normalizers), top_ids)
+        columns.append(rows.column("top_logprobs", values))
+    pending = PendingLogprobs(queries, token_ids, normalizers, columns)
+    mx.async_eval(pending.arrays)
+    return pending
 
 
-def _column(
-    asks: list[LogprobQuery], wanted: Callable[[Sequence], object], compute: Callable[..., mx.array], *arrays: mx.array
-) -> Column:
-    """Computed from `arrays` [all rows, ...] for the rows whose sequence wants it."""
-    rows = [row for row, ask in enumerate(asks) if wanted(ask.sequence)]
-    return Column(rows, compute(*(_only(rows, array) for array in arrays)) if rows else None)
+@dataclass(slots=True)
+class _Selection:
+    """The rows of the queries that ask for one value."""
+
+    indices: list[int]  # of these queries
+    counts: list[int]  # rows of each
+    rows: list[int] | None  # None: all rows
+
+    def take(self, array: mx.array) -> mx.array:
+        """Index the rows; return the array itself if they are all, because an index copies and logits are large."""
+        return array if self.rows is None else array[mx.array(self.rows)]
+
+    def column(self, name: str, values: mx.array) -> PendingColumn:
+        return PendingColumn(name, self.indices, self.counts, values)
 
 
-def _likeliest(asks: list[LogprobQuery], logits: mx.array, normalizers: mx.array) -> tuple[Column, Column]:
-    """Columns of their ids and of their logprobs."""
-    rows = [row for row, ask in enumerate(asks) if ask.sequence.top_logprobs]
-    if not rows:
-        return Column([], None), Column([], None)
-    logits, normalizers = _only(rows, logits), _only(rows, normalizers)
-    ids = scoring.top_k(logits, max(ask.sequence.top_logprobs for ask in asks))
-    return Column(rows, ids), Column(rows, scoring.logprobs_of_many(logits, normalizers, ids))
+def _select(queries: list[LogprobQuery], wants: Callable[[Sequence], object]) -> _Selection | None:
+    """Find the queries whose sequence wants a value; None if there are none."""
+    indices = [index for index, query in enumerate(queries) if wants(query.sequence)]
+    if not indices:
+        return None
+    counts = [len(queries[index].positions) for index in indices]
+    if len(indices) == len(queries):
+        return _Selection(indices, counts, None)
+    starts = list(accumulate((len(query.positions) for query in queries), initial=0))
+    rows = [row for index in indices for row in range(starts[index], starts[index + 1])]
+    return _Selection(indices, counts, rows)
 
 
-def _only(rows: list[int], array: mx.array) -> mx.array:
-    """These of its rows; the very array where they are all: an index copies, and logits are large."""
-    return array if len(rows) == array.shape[0] else array[mx.array(rows)]
+def _first_non_finite(found: TokenLogprobs, normalizers: list[float]) -> int | None:
+    """Find the first position whose row has no distribution, or no logprob; None if there is none."""
+    logprobs: list[float] = found.columns.logprobs  # type: ignore[assignment] # all were computed
+    if all(map(isfinite, normalizers)) and not any(map(isnan, logprobs)):
+        return None
+    rows = zip(found.query.positions, normalizers, logprobs, strict=True)
+    return next(position for position, normalizer, value in rows if not isfinite(normalizer) or isnan(value))
 
 
-def _tokens(asks: list[LogprobQuery], sampled_rows: list[int], logits: mx.array) -> tuple[mx.array, mx.array | None]:
-    """The token of every row, and the sampled ones' logprobs under the distribution sampled from."""
-    samplings, keys = [], []
-    for row in sampled_rows:
-        sequence = asks[row].sequence
-        if sequence.sampling is None:
-            raise ValueError("a row is asked for a token that it does not generate")
-        samplings.append(sequence.sampling)
-        keys.append(sample.noise_key(sequence.noise_seed, asks[row].position - sequence.num_input_tokens))
-    if len(sampled_rows) == len(asks):  # a step that only decodes
-        return sample.sample(_moved(logits, asks), samplings, keys)
-    given = [0 if ask.is_sampled else ask.sequence.token_ids[ask.position] for ask in asks]
-    token_ids = mx.array(given, dtype=mx.int32)
-    if not sampled_rows:
-        return token_ids, None
-    rows = mx.array(sampled_rows)
-    wanted = _moved(logits[rows], [asks[row] for row in sampled_rows])
-    token_ids[rows], logprobs = sample.sample(wanted, samplings, keys)
+def _sort_top(columns: TokenColumns, num_top: int) -> None:
+    """Keep the first `num_top` of each row, sorted by logprob, then by token id.
+
+    float32 logprobs may be equal where the logits were not, so the order of the logits is not enough.
+    """
+    for entry, (ids, values) in enumerate(zip(columns.top_ids, columns.top_logprobs, strict=True)):
+        top = sorted(zip(ids[:num_top], values[:num_top], strict=True), key=lambda one: (-one[1], one[0]))
+        columns.top_ids[entry] = [token_id for token_id, _ in top]
+        columns.top_logprobs[entry] = [value for _, value in top]
+
+
+def _tokens(queries: list[LogprobQuery], logits: mx.array) -> tuple[mx.array, mx.array | None]:
+    """Return the token of every row, and the logprobs of sampled ones under the distribution they are sampled from."""
+    given: list[int] = []
+    rows: list[int] = []  # that sample
+    sampling: list[LogprobQuery] = []
+    num_rows = 0
+    for query in queries:
+        num_rows += len(query.positions)
+        given += query.sequence.token_ids[query.positions.start : query.positions.stop]
+        if query.samples:
+            given.append(0)
+            rows.append(num_rows - 1)
+            sampling.append(query)
+    if not sampling:
+        return mx.array(given, dtype=mx.int32), None
+    if len(rows) == num_rows:  # a step that only decodes
+        return _sample(sampling, logits)
+    token_ids, index = mx.array(given, dtype=mx.int32), mx.array(rows)
+    token_ids[index], logprobs = _sample(sampling, logits[index])
     return token_ids, logprobs
 
 
-def _moved(logits: mx.array, asks: list[LogprobQuery]) -> mx.array:
-    """[rows, vocab]: what is sampled from; the very `logits` where no row asks for another."""
-    if any(ask.sequence.needs_logits_processing for ask in asks):
-        logits = mx.stack([_steered(row, ask) for row, ask in zip(logits, asks, strict=True)])
-    return logits_processors.mask_banned(logits, [ask.banned_ids for ask in asks])
+def _sample(queries: list[LogprobQuery], logits: mx.array) -> tuple[mx.array, mx.array]:
+    """Sample the token at each query's last position from its row of logits; return tokens and their logprobs."""
+    samplings, keys = [], []
+    for query in queries:
+        sequence = query.sequence
+        if sequence.sampling is None:
+            raise ValueError("the query samples a token of a sequence that does not generate")
+        samplings.append(sequence.sampling)
+        keys.append(sample.noise_key(sequence.noise_seed, query.positions[-1] - sequence.num_input_tokens))
+    if any(query.sequence.needs_logits_processing for query in queries):
+        logits = mx.stack([_process(row, query) for row, query in zip(logits, queries, strict=True)])
+    return sample.sample(
+        logits_processors.mask_banned(logits, [query.banned_ids for query in queries]), samplings, keys
+    )
 
 
-def _steered(row: mx.array, ask: LogprobQuery) -> mx.array:
-    sequence = ask.sequence
+def _process(row: mx.array, query: LogprobQuery) -> mx.array:
+    """Apply a sequence's logits processors to its row of logits [vocab]."""
+    sequence = query.sequence
     if sequence.sampling is not None and sequence.sampling.needs_logits_processing:
-        row = logits_processors.apply_penalties(
-            row, sequence.sampling, sequence.token_ids[: sequence.num_input_tokens], _generated(ask)
-        )
+        prompt_ids = sequence.token_ids[: sequence.num_input_tokens]
+        row = logits_processors.apply_penalties(row, sequence.sampling, prompt_ids, _generated(query))
     if sequence.constraint is not None:
-        row = logits_processors.apply_grammar_bitmask(row, sequence.constraint.token_bitmask(_known(ask)))
+        bitmask = sequence.constraint.token_bitmask(_generated_on_host(query))
+        row = logits_processors.apply_grammar_bitmask(row, bitmask)
     return row
 
 
-def _generated(ask: LogprobQuery) -> mx.array:
-    """[n]: the row's generated tokens before the one that is sampled now."""
-    read = mx.array(_read(ask), dtype=mx.int32)
-    return read if ask.last_id is None else mx.concatenate([read, ask.last_id])
+def _generated(query: LogprobQuery) -> mx.array:
+    """Return [n]: the generated tokens before the one that is sampled now. Does not wait for the device."""
+    read = mx.array(_read_ids(query), dtype=mx.int32)
+    return read if query.last_id is None else mx.concatenate([read, query.last_id])
 
 
-def _known(ask: LogprobQuery) -> list[int]:
-    """The same, on the host: waits for the device."""
-    return _read(ask) if ask.last_id is None else [*_read(ask), int(ask.last_id.item())]  # type: ignore[arg-type]
+def _generated_on_host(query: LogprobQuery) -> list[int]:
+    """Return the same as Python numbers. Waits for the device."""
+    read_ids = _read_ids(query)
+    return read_ids if query.last_id is None else [*read_ids, int(query.last_id.item())]  # type: ignore[arg-type]
 
 
-def _read(ask: LogprobQuery) -> list[int]:
-    sequence = ask.sequence
-    return sequence.token_ids[sequence.num_input_tokens : ask.position - 1]
+def _read_ids(query: LogprobQuery) -> list[int]:
+    """Return the generated tokens before `last_id`, which the host has read."""
+    sequence = query.sequence
+    return sequence.token_ids[sequence.num_input_tokens : query.positions[-1] - 1]

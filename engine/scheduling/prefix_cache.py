@@ -1,39 +1,39 @@
-"""Which rows begin alike, and where it pays to compute their beginning once. No tensors, no clock.
+"""The prefix cache: which sequences begin alike, and which prefixes are worth computing once. No tensors, no clock.
 
-A radix tree over the tokens that rows begin with, up to the one that predicts the first token reported:
+A radix tree over the tokens that sequences begin with, up to the one that predicts the first reported token:
 
-    rows                     tree
+    sequences                tree
     q u e s t i o n 1 a                       ┌─ 1 ─┬─ a
     q u e s t i o n 1 b      q u e s t i o n ─┤     └─ b
     q u e s t i o n 2 c                       └─ 2 ─── c
 
-A beginning is computed once two rows have had it: together, or one after the other, so that a prompt seen
-once costs no memory. It is kept, least recently used out first, within `max_bytes`. Nothing is ever rolled
-back: a row goes on from the whole of a computed beginning or from none of it, for recurrent caches and
-sliding windows have no way back.
+A prefix is computed once two sequences have begun with it, together or one after the other, so that a prompt seen
+once costs no memory. Computed prefixes are kept within `max_bytes`; the least recently used is evicted first. No cache
+is ever rolled back, because recurrent caches and sliding windows cannot be: a sequence continues from the end of a
+computed prefix, or computes all of it.
 """
 
 from typing import Any
 
 from scorepool.engine.sequence import Sequence
 
-LEAST_TOKENS = 16  # a shorter beginning is not worth a forward of its own
-LEAST_SAVED_TOKENS = 64  # over all rows that were seen to have it
-REMEMBERED_TOKENS = 1_000_000  # of the tree; what is beyond is forgotten, oldest first
+MIN_TOKENS = 16  # a shorter prefix is not worth a forward pass of its own
+MIN_SAVED_TOKENS = 64  # over all sequences that were seen to begin with the prefix
+MAX_TREE_TOKENS = 1_000_000  # in the tree; beyond it the oldest paths are removed
 
 
 class Prefix:
-    """The tokens from the root to here, which `num_rows` rows began with."""
+    """A node of the tree: the tokens from the root to here, with which `num_sequences` sequences began."""
 
     __slots__ = (
         "cache",
         "children",
         "edge",
         "is_computed",
-        "last",
+        "last_hidden",
         "length",
         "num_bytes",
-        "num_rows",
+        "num_sequences",
         "num_waiting",
         "parent",
     )
@@ -43,23 +43,24 @@ class Prefix:
         self.edge = edge  # tokens between the parent and here
         self.length: int = len(edge) + (parent.length if parent else 0)
         self.children: dict[int, Prefix] = {}  # by the first token of the edge
-        self.num_rows = 0
-        self.num_waiting = 0  # of them, not yet in a step
-        self.is_computed = False  # or will be, in the step that is planned, before it is needed
-        # The batch's own, set when the computation is launched: what rows go on from, its size, and the hidden
-        # state of the last token, which predicts what follows.
+        self.num_sequences = 0
+        self.num_waiting = 0  # of these sequences, not yet in a step
+        self.is_computed = False  # True from the moment that its last slice is scheduled
+        # Set by the batch when the computation is launched: the KV cache that sequences continue from, its size, and
+        # the hidden state of the last token, which predicts what follows.
         self.cache: Any = None
         self.num_bytes = 0
-        self.last: Any = None
+        self.last_hidden: Any = None
 
     @property
     def token_ids(self) -> list[int]:
+        """The tokens from the root to here."""
         edges = [prefix.edge for prefix in self.path]
         return [token_id for edge in edges for token_id in edge]
 
     @property
     def path(self) -> list["Prefix"]:
-        """From below the root down to here."""
+        """The nodes from below the root down to this one."""
         found: list[Prefix] = []
         prefix: Prefix | None = self
         while prefix is not None and prefix.parent is not None:
@@ -69,74 +70,88 @@ class Prefix:
 
 
 class PrefixCache:
-    def __init__(self, max_bytes: int, remembered_tokens: int = REMEMBERED_TOKENS) -> None:
+    """The tree, the sequences that wait, and the prefixes that are computed."""
+
+    def __init__(self, max_bytes: int, max_tree_tokens: int = MAX_TREE_TOKENS) -> None:
+        """Start with an empty tree."""
         self.max_bytes = max_bytes
-        self._remembered_tokens = remembered_tokens
+        self._max_tree_tokens = max_tree_tokens
         self._num_tokens = 0
         self._root = Prefix(None, [])
-        self._of_waiting: dict[Sequence, Prefix] = {}  # the whole of what a row may share
-        self._ends: dict[Prefix, None] = {}  # where some row's shareable tokens end; least recently used first
+        self._waiting: dict[Sequence, Prefix] = {}  # all tokens that the sequence may share
+        self._ends: dict[
+            Prefix, None
+        ] = {}  # where the shareable tokens of some sequence end; least recently used first
         self._computed: dict[Prefix, None] = {}  # least recently used first
 
     @property
     def num_bytes(self) -> int:
+        """The size of all computed prefixes."""
         return sum(prefix.num_bytes for prefix in self._computed)
 
     def add(self, sequence: Sequence) -> None:
-        """A row waits."""
+        """Enter a waiting sequence into the tree."""
         token_ids = sequence.token_ids[: sequence.first_predictor + 1]
-        if len(token_ids) < LEAST_TOKENS:
+        if len(token_ids) < MIN_TOKENS:
             return
         end = self._add_path(token_ids)
         for prefix in end.path:
-            prefix.num_rows += 1
+            prefix.num_sequences += 1
             prefix.num_waiting += 1
-        self._of_waiting[sequence] = end
+        self._waiting[sequence] = end
         self._ends.pop(end, None)
         self._ends[end] = None
-        self._forget_oldest()
+        self._remove_oldest_paths()
 
     def remove(self, sequence: Sequence) -> None:
-        """It waits no longer. One that is not here is passed over."""
-        end = self._of_waiting.pop(sequence, None)
+        """Note that a sequence waits no longer. One that is not here is ignored."""
+        end = self._waiting.pop(sequence, None)
         for prefix in end.path if end else ():
             prefix.num_waiting -= 1
 
     def match(self, sequence: Sequence) -> tuple[Prefix | None, list[Prefix]]:
-        """The computed prefix that a waiting row can go on from, and those worth computing after it, in order."""
-        end = self._of_waiting.get(sequence)
+        """Return the computed prefix that a waiting sequence can continue from, and those worth computing after it."""
+        end = self._waiting.get(sequence)
         if end is None:
             return None, []
         path = end.path
-        base = next((prefix for prefix in reversed(path) if prefix.is_computed), None)
-        if base is not None:
-            self._computed.pop(base, None)
-            self._computed[base] = None
+        cached = next((prefix for prefix in reversed(path) if prefix.is_computed), None)
+        if cached is not None:
+            self._computed.pop(cached, None)
+            self._computed[cached] = None
         missing: list[Prefix] = []
-        start = base.length if base else 0
+        start = cached.length if cached else 0
         for prefix, below in zip(path, [*path[1:], None], strict=True):
-            is_shared_by_more = below is None or prefix.num_rows > below.num_rows
+            is_shared_by_more = below is None or prefix.num_sequences > below.num_sequences
             length = prefix.length - start
-            if is_shared_by_more and length >= LEAST_TOKENS and (prefix.num_rows - 1) * length >= LEAST_SAVED_TOKENS:
+            if is_shared_by_more and length >= MIN_TOKENS and (prefix.num_sequences - 1) * length >= MIN_SAVED_TOKENS:
                 missing.append(prefix)
                 start = prefix.length
-        return base, missing
+        return cached, missing
 
     def insert(self, prefix: Prefix) -> None:
-        """The step that is planned computes it."""
+        """Make a prefix available: the step that is being scheduled completes it."""
         prefix.is_computed = True
         self._computed[prefix] = None
 
     def evict(self) -> None:
-        """Drop caches beyond `max_bytes`, but for those that waiting rows are to go on from."""
+        """Drop caches beyond `max_bytes`, except those that waiting sequences will continue from."""
         excess = self.num_bytes - self.max_bytes
         for prefix in list(self._computed):
             if excess <= 0:
                 break
             if not prefix.num_waiting:
-                del self._computed[prefix]
-                excess -= prefix.num_bytes
-                prefix.is_computed, prefix.cache, prefix.last, prefix.num_bytes = False, None, None, 0
+                excess -= self._drop(prefix)
+
+    def clear(self) -> int:
+        """Drop every cache and return the number of bytes freed. Not between `schedule` and the launch of its step."""
+        return sum(self._drop(prefix) for prefix in list(self._computed))
+
+    def _drop(self, prefix: Prefix) -> int:
+        num_bytes: int = prefix.num_bytes
+        del self._computed[prefix]
+        prefix.is_computed, prefix.cache, prefix.last_hidden, prefix.num_bytes = False, None, None, 0
+        return num_bytes
 
     def _add_path(self, token_ids: list[int]) -> Prefix:
         prefix, at = self._root, 0
@@ -150,29 +165,29 @@ class PrefixCache:
             at += common
         return prefix
 
-    def _forget_oldest(self) -> None:
-        while self._num_tokens > self._remembered_tokens and len(self._ends) > 1:
+    def _remove_oldest_paths(self) -> None:
+        while self._num_tokens > self._max_tree_tokens and len(self._ends) > 1:
             oldest = next(iter(self._ends))
             del self._ends[oldest]
-            num_rows = oldest.num_rows
+            num_sequences = oldest.num_sequences
             prefix = oldest
             while prefix.parent is not None and not prefix.children and prefix not in self._ends:
                 self._num_tokens -= len(prefix.edge)
                 del prefix.parent.children[prefix.edge[0]]
-                num_rows = prefix.num_rows
+                num_sequences = prefix.num_sequences
                 prefix = prefix.parent
             if prefix is not oldest:
                 for above in prefix.path:
-                    above.num_rows -= num_rows
+                    above.num_sequences -= num_sequences
 
 
 def _split(child: Prefix, at: int) -> Prefix:
-    """A new prefix in the middle of the edge to `child`, `at` tokens from its parent."""
+    """Insert a node in the middle of the edge to `child`, `at` tokens below its parent."""
     parent = child.parent
     if parent is None:
         raise ValueError("the root has no edge")
     middle = Prefix(parent, child.edge[:at])
-    middle.num_rows, middle.num_waiting = child.num_rows, child.num_waiting
+    middle.num_sequences, middle.num_waiting = child.num_sequences, child.num_waiting
     parent.children[middle.edge[0]] = middle
     child.parent, child.edge = middle, child.edge[at:]
     middle.children[child.edge[0]] = child
@@ -180,7 +195,7 @@ def _split(child: Prefix, at: int) -> Prefix:
 
 
 def _num_common(edge: list[int], token_ids: list[int], start: int) -> int:
-    """How many tokens of the edge are those of the row from `start` on. In slices: Python compares them quickly."""
+    """Count the leading tokens of the edge that equal `token_ids` from `start` on. Compares slices, which is fast."""
     low, high = 0, min(len(edge), len(token_ids) - start)
     if edge[:high] == token_ids[start : start + high]:
         return high

@@ -1,230 +1,151 @@
-"""Which rows run in the next step. No Redis, no clock, no tensors.
+"""Decide which sequences run in the next step. Knows no Redis, no clock, no tensors.
 
-A step computes prompts (prefill) beside one token of every decoding row, so that neither waits for the other:
+A step computes prompts (prefill) beside one token of every decoding sequence, so that neither waits for the other:
 
-    waiting ──admit──► [ prefill, in chunks ] ──► decoding ──► gone
-                              └──(score only)──────────────────► gone
+    waiting ──policy──► [ prefill, in chunks ] ──► decoding ──► gone
+                               └──(score only)────────────────► gone
 
-A step is planned before the one before it has been read, so a row goes by what was launched: it has left here
-when its last step is launched. What only the tokens tell, a stop string, the engine tells by `remove`.
-
-Waiting rows are admitted in order of arrival. One that does not fit now is passed over, but never overtaken
-for good: the first waiting row that may run is always admitted unless a long row is half way, and a row that
-needs a place among `max_running_rows`, or room for its cache, waits only for rows that came before it.
+A step is scheduled before the step before it was read, so `schedule` advances sequences as if the step had run: a
+sequence is gone from here once its last step is scheduled. What only the tokens tell arrives with `commit`: a stop
+string, or proposed tokens that were rejected.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from itertools import chain
 
+from scorepool.engine.scheduling.kv_budget import KVBudget
+from scorepool.engine.scheduling.packing import pack_forwards
+from scorepool.engine.scheduling.policy import PrefillPolicy
 from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
+from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 from scorepool.engine.sequence import Sequence
 
-SHARE_BESIDE_DECODING = 8  # rows that decode wait for a prefill of no more than this part of the budget
-MOST_PASSED_OVER = 64  # waiting rows that do not fit, until no more are looked at in this step
-LEAST_FORWARD_TOKENS = 256  # fewer in a forward leave the machine idle: it takes rows in at any padding
-LEAST_SHARED_TOKENS = 64  # fewer on one prefix go with others, on a prefix each
-MOST_PADDING = 1 / 8  # of a row, in a forward of LEAST_FORWARD_TOKENS
-MOST_KEYS = 16_384  # rows times tokens, of a forward whose rows go on from prefix_cache: a layer has keys of them all
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Given tokens [start, end) of a row, which go through the model together."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    base: Prefix | None = None  # what the row's first chunk goes on from: its first `start` tokens
-    into: Prefix | None = None  # the row is no caller's: its last chunk completes this prefix
-
-    @property
-    def predictors(self) -> range:
-        """Positions whose logits are asked for: p predicts token p + 1. The base's last token may be the first."""
-        first = self.start - 1 if self.is_predicted_by_base else self.start
-        return range(max(first, self.sequence.first_predictor), self.end)
-
-    @property
-    def is_predicted_by_base(self) -> bool:
-        """The first entry is: its hidden state is the base's last."""
-        return self.base is not None and self.base.length == self.sequence.first_predictor + 1
-
-    @property
-    def is_last(self) -> bool:
-        return self.end == self.sequence.num_prefill
-
-    @property
-    def leaves_cache(self) -> bool:
-        """The row, or one that shares it, goes on after this chunk."""
-        return not self.is_last or self.sequence.sampling is not None or self.into is not None
-
-    @property
-    def is_part(self) -> bool:
-        """Of a prompt in several chunks, or of a prefix: it has a forward of its own."""
-        is_first = self.start == (self.base.length if self.base else 0)
-        return self.into is not None or not (is_first and self.is_last)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step: the decoding rows are one forward, then each list of chunks is a padded one.
-
-    Of the chunks in one forward either all leave a cache or none does, and either all are empty or none is.
-    """
-
-    decode: list[Sequence] = field(default_factory=list)
-    prefill: list[list[Chunk]] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.decode and not self.prefill
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A row, or a prefix that rows share: what is computed in one chunk if it fits."""
-
-    sequence: Sequence
-    base: Prefix | None = None
-    into: Prefix | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return self.sequence.num_prefill - (self.base.length if self.base else 0)
-
-    def chunk(self, max_tokens: int) -> Chunk:
-        """The next."""
-        is_first = self.sequence.num_computed == 0
-        start = self.base.length if self.base and is_first else self.sequence.num_computed
-        end = min(start + max_tokens, self.sequence.num_prefill)
-        return Chunk(self.sequence, start, end, self.base if is_first else None, self.into)
+SHARE_BESIDE_DECODING = 8  # beside decoding sequences, a step prefills at most this fraction of its token budget
 
 
 class Scheduler:
-    def __init__(
-        self,
-        max_batch_tokens: int,
-        max_running_rows: int,
-        max_cached_tokens: int,
-        prefix_cache: PrefixCache | None = None,
-    ) -> None:
-        """`prefix_cache` None: every row is computed by itself."""
+    """Two containers, waiting and decoding, and at most one chunked prefill between them."""
+
+    def __init__(self, max_batch_tokens: int, kv_budget: KVBudget, prefix_cache: PrefixCache | None = None) -> None:
+        """Start empty. Without a prefix cache, every sequence computes its whole prompt."""
         self.max_batch_tokens = max_batch_tokens
-        self.max_running_rows = max_running_rows
-        self.max_cached_tokens = max_cached_tokens  # rows that hold a cache, times the longest that one may get
+        self.kv_budget = kv_budget
         self.prefix_cache = prefix_cache
         self.waiting: dict[Sequence, None] = {}  # in order of arrival
-        self.long: Part | None = None  # too long for one step, and half way
+        self.chunked_prefill: Slice | None = None  # what is left of a prefill too long for one step
         self.decoding: list[Sequence] = []
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.long or self.decoding)
+        """True if there is something to schedule."""
+        return bool(self.waiting or self.chunked_prefill or self.decoding)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
+        """Append sequences to those that wait."""
         for sequence in sequences:
             self.waiting[sequence] = None
             if self.prefix_cache:
                 self.prefix_cache.add(sequence)
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
-        """Wherever they are. A row that is not here is passed over."""
+        """Remove sequences, whatever their state. One that is not here is ignored."""
         gone = set(sequences)
         for sequence in gone:
             self._stop_waiting(sequence)
-        if self.long is not None and self.long.sequence in gone:
-            self.long = None
+        if self.chunked_prefill is not None and self.chunked_prefill.sequence in gone:
+            self.chunked_prefill = None
         self.decoding = [sequence for sequence in self.decoding if sequence not in gone]
 
-    def plan(self) -> Plan:
-        """The next step. Nothing moves until `advance`, except that admitted rows stop waiting."""
+    def schedule(self) -> SchedulerOutput:
+        """Choose the slices of the next step, and advance their sequences as if it had run."""
         if self.prefix_cache:
             self.prefix_cache.evict()
+        decode = [Slice(sequence, sequence.num_computed, sequence.num_computed + 1) for sequence in self.decoding]
+        forwards = pack_forwards(decode, self._schedule_prefill())
+        return SchedulerOutput(forwards, self._advance(forwards))
+
+    def commit(self, results: Iterable[SliceResult]) -> list[Sequence]:
+        """Take back the proposed tokens that were rejected. Remove and return the sequences that are done."""
+        done: list[Sequence] = []
+        for result in results:
+            sequence = result.slice.sequence
+            sequence.num_computed -= result.slice.num_tokens - result.num_accepted
+            if sequence.is_done:
+                done.append(sequence)
+        if done:
+            self.remove(done)  # a stop string ends a sequence that was scheduled again since
+        return done
+
+    def _schedule_prefill(self) -> list[Slice]:
+        """Choose the prefills of the next step; a chunked one that is half way gets at least half of the tokens."""
         share = SHARE_BESIDE_DECODING if self.decoding else 1
         budget = max(1, self.max_batch_tokens // share - len(self.decoding))
-        long = self.long
-        admitted = self._admit(budget // 2 if long else budget, budget)
-        if long is not None:
-            chunk = long.chunk(max(1, budget - sum(chunk.num_tokens for chunk in admitted)))
-            self._note(chunk)
-            admitted.append(chunk)
-        return Plan(list(self.decoding), forwards(admitted))
+        chunked = self.chunked_prefill
+        policy = PrefillPolicy(
+            step_tokens=budget,
+            free_tokens=budget // 2 if chunked else budget,
+            kv_budget=self.kv_budget,
+            running=self.decoding + ([chunked.sequence] if chunked else []),
+            may_chunk=chunked is None,
+        )
+        slices = self._admit(policy)
+        if chunked:
+            slices.append(chunked.first(max(1, budget - sum(slice_.num_tokens for slice_ in slices))))
+            self._note_prefix(slices[-1])
+        return slices
 
-    def advance(self, plan: Plan) -> list[Sequence]:
-        """After the launch: move its rows on. Returns those that have generated all they may and decode no more."""
-        chunks = [chunk for forward in plan.prefill for chunk in forward]
-        for chunk in chunks:
-            chunk.sequence.num_computed = chunk.end
-        for sequence in plan.decode:
-            sequence.num_computed += 1
-        if self.long is not None and self.long.sequence.num_computed == self.long.sequence.num_prefill:
-            self.long = None
-        rows = self.decoding + [chunk.sequence for chunk in chunks if chunk.is_last and chunk.sequence.sampling]
-        self.decoding = [sequence for sequence in rows if not sequence.is_fully_scheduled]
-        return [sequence for sequence in rows if sequence.is_fully_scheduled]
-
-    def _admit(self, budget: int, whole_budget: int) -> list[Chunk]:
-        """Chunks of waiting rows, and of the prefix_cache that they share."""
-        admitted: list[Chunk] = []
-        running = self.decoding + ([self.long.sequence] if self.long else [])
-        num_passed_over = 0
-        is_full = False  # a row waits for a place, and those behind it that need one do too
+    def _admit(self, policy: PrefillPolicy) -> list[Slice]:
+        """Offer waiting sequences, and the prefixes that they share, to the policy."""
+        admitted: list[Slice] = []
         for sequence in list(self.waiting):
-            if budget <= 0 or num_passed_over > MOST_PASSED_OVER:
+            if policy.is_exhausted:
                 break
-            if sequence.sampling and (is_full or not self._has_place([*running, sequence])):
-                is_full = True
+            if sequence.sampling and not policy.has_place(sequence):
                 continue
-            for part in self._parts(sequence):
-                is_long = part.num_tokens > whole_budget
-                if is_long and (admitted or self.long):
-                    num_passed_over += 1  # it starts alone, once no other is half way
+            for prefill in self._prefills(sequence):
+                slice_ = policy.try_admit(prefill)
+                if slice_ is None:
                     break
-                if is_long and (is_full or not self._has_place([*running, part.sequence])):
-                    num_passed_over += 1
-                    is_full = True
+                admitted.append(slice_)
+                self._note_prefix(slice_)
+                self._stop_waiting(slice_.sequence)
+                if not slice_.completes_prefill:
                     break
-                if not is_long and part.num_tokens > budget:
-                    num_passed_over += 1
-                    break
-                chunk = part.chunk(budget)
-                budget -= chunk.num_tokens
-                admitted.append(chunk)
-                self._note(chunk)
-                self._stop_waiting(part.sequence)
-                if is_long:
-                    self.long = part
-                    return admitted
-                if part.sequence.sampling:
-                    running.append(part.sequence)
         return admitted
 
-    def _has_place(self, rows: list[Sequence]) -> bool:
-        """Room for the caches of these rows. A row alone always has: it was refused otherwise."""
-        if len(rows) == 1:
-            return True
-        longest = max(sequence.max_length for sequence in rows)
-        return len(rows) <= self.max_running_rows and longest * len(rows) <= self.max_cached_tokens
-
-    def _parts(self, sequence: Sequence) -> Iterator[Part]:
-        """What is to be computed for a row, in order. Nothing while a prefix of it is half way."""
-        base: Prefix | None = None
+    def _prefills(self, sequence: Sequence) -> Iterator[Slice]:
+        """Yield what must be computed for a waiting sequence, in order. Nothing while a prefix of it is half way."""
+        cached: Prefix | None = None
         if self.prefix_cache:
-            base, missing = self.prefix_cache.match(sequence)
-            if self.long is not None and self.long.into in missing:
+            cached, missing = self.prefix_cache.match(sequence)
+            if self.chunked_prefill is not None and self.chunked_prefill.fills_prefix in missing:
                 return
             for prefix in missing:
-                yield Part(Sequence(token_ids=prefix.token_ids), base, prefix)
-                base = prefix
-        yield Part(sequence, base)
+                internal = Sequence(token_ids=prefix.token_ids)
+                yield _whole_prefill(internal, cached, fills_prefix=prefix)
+                cached = prefix
+        yield _whole_prefill(sequence, cached)
 
-    def _note(self, chunk: Chunk) -> None:
-        """Rows may go on from a prefix that this step completes."""
-        if self.prefix_cache and chunk.into and chunk.is_last:
-            self.prefix_cache.insert(chunk.into)
+    def _advance(self, forwards: list[list[Slice]]) -> list[Sequence]:
+        """Move sequences to where the step leaves them. Return those that generate all they may and decode no more."""
+        running = self.decoding
+        self.chunked_prefill = None
+        for slice_ in chain.from_iterable(forwards):
+            slice_.sequence.num_computed = slice_.end
+            if not slice_.is_decode:
+                self.chunked_prefill = slice_.rest or self.chunked_prefill
+                if slice_.completes_prefill and slice_.sequence.sampling:
+                    running.append(slice_.sequence)
+        leaving: list[Sequence] = []
+        self.decoding = []
+        for sequence in running:
+            (leaving if sequence.is_fully_scheduled else self.decoding).append(sequence)
+        return leaving
+
+    def _note_prefix(self, slice_: Slice) -> None:
+        """Let sequences continue from a prefix that this step completes."""
+        if self.prefix_cache and slice_.fills_prefix and slice_.completes_prefill:
+            self.prefix_cache.insert(slice_.fills_prefix)
 
     def _stop_waiting(self, sequence: Sequence) -> None:
         self.waiting.pop(sequence, None)
@@ -232,46 +153,7 @@ class Scheduler:
             self.prefix_cache.remove(sequence)
 
 
-def forwards(chunks: list[Chunk]) -> list[list[Chunk]]:
-    """What goes through the model together: chunks of one kind and about one length, on one prefix if they are many.
-
-    A prefix comes before the rows that go on from it. An empty chunk is a row whose prefix is its whole prompt.
-    """
-    found = [[chunk] for chunk in chunks if chunk.is_part]
-    empty = [chunk for chunk in chunks if not chunk.is_part and not chunk.num_tokens]
-    found += [kind for leaves in (False, True) if (kind := [chunk for chunk in empty if chunk.leaves_cache is leaves])]
-    whole = [chunk for chunk in chunks if not chunk.is_part and chunk.num_tokens]
-    of_base: dict[Prefix, list[Chunk]] = {}
-    for chunk in whole:
-        if chunk.base and not chunk.leaves_cache:
-            of_base.setdefault(chunk.base, []).append(chunk)
-    few: list[Chunk] = []
-    for rows in of_base.values():
-        if sum(chunk.num_tokens for chunk in rows) < LEAST_SHARED_TOKENS:
-            few += rows
-        else:
-            found += _of_like_length(rows)
-    found += _of_like_length(few)
-    found += _of_like_length([chunk for chunk in whole if not chunk.base and not chunk.leaves_cache])
-    found += _of_like_length([chunk for chunk in whole if chunk.leaves_cache])
-    return found
-
-
-def _of_like_length(chunks: list[Chunk]) -> list[list[Chunk]]:
-    """Longest first. A forward is a rectangle, its rows padded to the first of them."""
-    found: list[list[Chunk]] = []
-    for chunk in sorted(chunks, key=lambda chunk: -chunk.num_tokens):
-        if found and _joins(chunk, found[-1]):
-            found[-1].append(chunk)
-        else:
-            found.append([chunk])
-    return found
-
-
-def _joins(chunk: Chunk, rows: list[Chunk]) -> bool:
-    longest = rows[0].num_tokens
-    padding = longest - chunk.num_tokens
-    if longest * len(rows) >= LEAST_FORWARD_TOKENS and padding > MOST_PADDING * longest:
-        return False
-    num_keys = max(row.end for row in [*rows, chunk])
-    return not chunk.base or num_keys * (len(rows) + 1) <= MOST_KEYS
+def _whole_prefill(sequence: Sequence, cached: Prefix | None, fills_prefix: Prefix | None = None) -> Slice:
+    """Make the slice of all given tokens that follow the cached prefix."""
+    start = cached.length if cached else 0
+    return Slice(sequence, start, sequence.num_prefill, cached_prefix=cached, fills_prefix=fills_prefix)

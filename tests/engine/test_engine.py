@@ -14,7 +14,6 @@ from scorepool.engine import (
     Engine,
     EngineClosed,
     EngineDeadError,
-    EngineError,
     EngineSettings,
     InvalidRequest,
     LoadError,
@@ -23,9 +22,9 @@ from scorepool.engine import (
     Sampling,
     Sequence,
 )
-from scorepool.engine.scheduling.scheduler import Plan
+from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 
-FACTS = ModelInfo(
+MODEL_INFO = ModelInfo(
     fingerprint="f",
     dtype="float32",
     quantization=None,
@@ -44,7 +43,7 @@ FAILS, FAULTS = 13, 31  # tokens that make a row, and the whole runner, fail
 class FakeRunner:
     """Every token's logprob is -1. Steps wait for `may_step`."""
 
-    model_info = FACTS
+    model_info = MODEL_INFO
     tokenizer = None
     chat = None
 
@@ -57,32 +56,30 @@ class FakeRunner:
 
     can_share = False
 
-    def launch(self, plan: Plan) -> list[Sequence]:
+    def launch(self, output: SchedulerOutput) -> list[Slice]:
         self.threads.add(threading.current_thread().name)
         self.in_step.set()
         assert self.may_step.wait(30)
-        sequences = [chunk.sequence for forward in plan.prefill for chunk in forward] + plan.decode
-        if any(FAULTS in sequence.token_ids for sequence in sequences):
+        if any(FAULTS in slice_.sequence.token_ids for slice_ in output.slices):
             raise ZeroDivisionError("a bug")
-        return sequences
+        return output.slices
 
-    def read(self, step: list[Sequence]) -> dict[Sequence, EngineError | None]:
-        read: dict[Sequence, EngineError | None] = {}
-        for sequence in step:
+    def read(self, step: list[Slice]) -> list[SliceResult]:
+        results: list[SliceResult] = []
+        for slice_ in step:
+            sequence = slice_.sequence
             if sequence.finish_reason is not None:
                 continue
-            read[sequence] = NonFiniteLogits("NaN") if FAILS in sequence.token_ids else None
-            missing = (
-                1
-                if sequence.sampling
-                else sequence.num_input_tokens - sequence.score_from - len(sequence.columns.logprobs)
-            )
+            error = NonFiniteLogits("NaN") if FAILS in sequence.token_ids else None
+            results.append(SliceResult(slice_, slice_.num_tokens, error))
+            num_given = sequence.num_input_tokens - (sequence.score_from or 0)
+            missing = 1 if sequence.sampling else num_given - len(sequence.columns)
             sequence.columns.logprobs += [-1.0] * missing
             if sequence.sampling:
                 sequence.token_ids.append(1)
                 if sequence.num_generated == sequence.sampling.max_tokens:
                     sequence.finish_reason = "length"
-        return read
+        return results
 
     def release(self, sequences: list[Sequence]) -> None:
         self.released += sequences

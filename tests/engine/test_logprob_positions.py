@@ -12,40 +12,41 @@ from random import Random
 import pytest
 
 from scorepool.engine import Engine, EngineError, EngineSettings, Sampling, Sequence
-from scorepool.engine.scheduling.scheduler import Chunk, Plan, Scheduler
+from scorepool.engine.scheduling.scheduler import Scheduler
+from scorepool.engine.scheduling.slice import SchedulerOutput, Slice
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import BOS, VOCAB_SIZE, TinyModels
 
 PROMPT = [BOS] + [Random(4).randrange(3, VOCAB_SIZE) for _ in range(99)]
-RIGHT = Chunk.predictors.fget
+RIGHT = Slice.predictors.fget
 
 
-def first_wanted(chunk: Chunk) -> int:
-    sequence = chunk.sequence
+def first_wanted(slice_: Slice) -> int:
+    sequence = slice_.sequence
     return max(0, (sequence.num_input_tokens if sequence.score_from is None else sequence.score_from) - 1)
 
 
-def one_late(chunk: Chunk) -> range:
-    return range(max(chunk.start, first_wanted(chunk) + 1), chunk.end)
+def one_late(slice_: Slice) -> range:
+    return range(max(slice_.start, first_wanted(slice_) + 1), slice_.end)
 
 
-def last_chunk_alone(chunk: Chunk) -> range:
-    return RIGHT(chunk) if chunk.is_last else range(0)
+def last_chunk_alone(slice_: Slice) -> range:
+    return RIGHT(slice_) if slice_.completes_prefill else range(0)
 
 
-def first_chunk_alone(chunk: Chunk) -> range:
-    return RIGHT(chunk) if first_wanted(chunk) >= chunk.start else range(0)
+def first_chunk_alone(slice_: Slice) -> range:
+    return RIGHT(slice_) if first_wanted(slice_) >= slice_.start else range(0)
 
 
-def all_or_none(chunk: Chunk) -> range:
-    beside = getattr(all_or_none, "chunks", [])
+def all_or_none(slice_: Slice) -> range:
+    beside = getattr(all_or_none, "slices", [])
     is_plain = any(other.sequence.score_from is None for other in beside)
-    return range(chunk.end - 1, chunk.end) if is_plain else RIGHT(chunk)
+    return range(slice_.end - 1, slice_.end) if is_plain else RIGHT(slice_)
 
 
-def after_a_border(chunk: Chunk) -> range:
+def after_a_border(slice_: Slice) -> range:
     """What a hit of a cached prefix leaves when its end is the window's begin."""
-    return range(max(chunk.start, first_wanted(chunk) + (chunk.start > 0)), chunk.end)
+    return range(max(slice_.start, first_wanted(slice_) + (slice_.start > 0)), slice_.end)
 
 
 def scored(length: int, score_from: int) -> Sequence:
@@ -81,16 +82,16 @@ def test_windows_in_chunks_beside_a_generating_row_are_whole(engine: Engine, ora
 
 @pytest.mark.parametrize("bug", [one_late, last_chunk_alone, first_chunk_alone, all_or_none, after_a_border])
 def test_each_known_bug_is_seen(
-    engine: Engine, oracle: Oracle, bug: Callable[[Chunk], range], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, oracle: Oracle, bug: Callable[[Slice], range], monkeypatch: pytest.MonkeyPatch
 ):
-    def plan(scheduler: Scheduler) -> Plan:
-        found = right_plan(scheduler)
-        all_or_none.chunks = [chunk for forward in found.prefill for chunk in forward]
-        return found
+    def schedule(scheduler: Scheduler) -> SchedulerOutput:
+        output = right_schedule(scheduler)
+        all_or_none.slices = [slice_ for slice_ in output.slices if not slice_.is_decode]
+        return output
 
-    right_plan = Scheduler.plan
-    monkeypatch.setattr(Scheduler, "plan", plan)
-    monkeypatch.setattr(Chunk, "predictors", property(bug))
+    right_schedule = Scheduler.schedule
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
+    monkeypatch.setattr(Slice, "predictors", property(bug))
 
     with pytest.raises((AssertionError, EngineError)):
         assert_every_entry_is_there(engine, oracle, timeout_s=1)  # some rows never end

@@ -14,7 +14,7 @@ from scorepool.engine.model.backbone import split_model
 from scorepool.engine.model.batch import PaddedBatch
 from scorepool.engine.model.config import read_config
 from scorepool.engine.scheduling.prefix_cache import Prefix
-from scorepool.engine.scheduling.scheduler import Chunk, Plan
+from scorepool.engine.scheduling.slice import SchedulerOutput, Slice
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import BOS, SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
@@ -50,9 +50,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     launch = runner.ModelRunner.launch
 
-    def count(self: runner.ModelRunner, plan: Plan) -> runner.LaunchedStep:
-        counted.append(sum(chunk.num_tokens for forward in plan.prefill for chunk in forward))
-        return launch(self, plan)
+    def count(self: runner.ModelRunner, output: SchedulerOutput) -> runner.LaunchedStep:
+        counted.append(sum(slice_.num_tokens for slice_ in output.slices if not slice_.is_decode))
+        return launch(self, output)
 
     monkeypatch.setattr(runner.ModelRunner, "launch", count)
     return counted
@@ -94,6 +94,26 @@ def test_completions_of_one_prompt_that_come_one_by_one_hit_the_cache(engine: En
     assert again.columns.logprobs == pytest.approx(first, abs=5e-5)
 
 
+def test_a_cleared_prefix_cache_is_computed_again_and_changes_no_number(engine: Engine, computed: list[int]):
+    prompt = [BOS, *tokens(200)]
+
+    def score() -> list[float | None]:
+        sequence = Sequence(token_ids=[*prompt, 7, 8], score_from=len(prompt))
+        engine.add([sequence]).result(60)
+        return sequence.columns.logprobs
+
+    engine.clear_prefix_cache().result(60)
+    before = [score() for _ in range(3)]
+    num_bytes = engine.clear_prefix_cache().result(60)
+    after = [score() for _ in range(2)]
+
+    assert num_bytes > 0
+    assert engine.clear_prefix_cache().result(60) > 0
+    assert [count for count in computed if count] == [202, 202, 1, 202, 1]
+    for values in [*before, *after]:
+        assert values == pytest.approx(before[0], abs=5e-5)
+
+
 def test_n_completions_are_sampled_from_one_prefill(engine: Engine, computed: list[int]):
     prompt = [BOS, *tokens(100)]
 
@@ -111,7 +131,7 @@ def test_a_computed_prompt_holds_no_memory_that_is_not_counted(tiny_models: Tiny
     def uncounted() -> int:
         prefix = Prefix(Prefix(None, []), tokens(250))
         before = mx.get_active_memory()
-        batch.prefill([Chunk(Sequence(token_ids=prefix.token_ids), 0, prefix.length, into=prefix)])
+        batch.prefill([Slice(Sequence(token_ids=prefix.token_ids), 0, prefix.length, fills_prefix=prefix)])
         gc.collect()
         mx.synchronize()
         return mx.get_active_memory() - before - prefix.num_bytes

@@ -8,7 +8,7 @@ import pytest
 from scorepool.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from scorepool.engine.sequence import Sampling, Sequence
 from scorepool.engine.validation import check
-from tests.engine.test_engine import FACTS
+from tests.engine.test_engine import MODEL_INFO
 
 
 def scored(token_ids: list[int] | None = None, score_from: int | None = 1, **options: object) -> Sequence:
@@ -56,17 +56,17 @@ def generating(**options: object) -> Sequence:
 )
 def test_a_row_that_cannot_be_run_is_refused(row: Sequence, error: type[EngineError], message: str):
     with pytest.raises(error, match=message):
-        check([row], FACTS)
+        check([row], MODEL_INFO)
     with pytest.raises(error, match="row 1 "):
-        check([scored(), row], FACTS)
+        check([scored(), row], MODEL_INFO)
 
 
 def test_a_row_that_just_fits_is_taken():
-    check([scored([0] * 100, score_from=100), generating(max_tokens=97, seed=2**64 - 1)], FACTS)
+    check([scored([0] * 100, score_from=100), generating(max_tokens=97, seed=2**64 - 1)], MODEL_INFO)
 
 
 def test_a_row_whose_cache_does_not_fit_into_memory_is_refused_with_the_numbers():
-    model_info = replace(FACTS, context_length=10_000, max_cached_tokens=500)
+    model_info = replace(MODEL_INFO, context_length=10_000, max_cached_tokens=500)
 
     check([scored([0] * 500), generating(max_tokens=400)], model_info)
     with pytest.raises(ContextLengthExceeded, match=r"has 501 tokens .* memory .* 500 tokens"):
@@ -76,9 +76,9 @@ def test_a_row_whose_cache_does_not_fit_into_memory_is_refused_with_the_numbers(
 def test_a_group_is_of_fresh_and_different_rows():
     row = scored()
     with pytest.raises(InvalidRequest, match="twice"):
-        check([row, row], FACTS)
+        check([row, row], MODEL_INFO)
     with pytest.raises(InvalidRequest, match="no rows"):
-        check([], FACTS)
+        check([], MODEL_INFO)
     row.columns.logprobs.append(-1.0)
     with pytest.raises(InvalidRequest, match="run before"):
-        check([row], FACTS)
+        check([row], MODEL_INFO)

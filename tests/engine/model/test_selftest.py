@@ -78,7 +78,7 @@ def test_a_window_that_slides_wrongly_is_found(tiny_models: TinyModels):
 
 def test_a_window_too_long_to_cross_in_time_is_named(tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch):
     assert selftest.window_row(4096, VOCAB_SIZE, seconds=1.0) is None
-    monkeypatch.setattr(selftest, "_MOST_WINDOW_S", 0.0)
+    monkeypatch.setattr(selftest, "_MAX_WINDOW_S", 0.0)
 
     engine = Engine(EngineSettings(model=str(tiny_models("gemma3"))))
     engine.close()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorepool.engine.scheduling.prefix_cache import LEAST_SAVED_TOKENS, LEAST_TOKENS, Prefix, PrefixCache
+from scorepool.engine.scheduling.prefix_cache import MIN_SAVED_TOKENS, MIN_TOKENS, Prefix, PrefixCache
 from scorepool.engine.sequence import Sequence
 
 
@@ -26,9 +26,9 @@ segments = st.lists(st.sampled_from([[1] * 20, [2] * 20, [1] * 7 + [3] * 30, [4]
 prompts = segments.map(lambda parts: [token_id for part in parts for token_id in part])
 
 
-@given(prompts=st.lists(prompts, min_size=1, max_size=30), remembered=st.sampled_from([50, 10_000]))
-def test_a_row_goes_on_from_its_own_tokens_only(prompts: list[list[int]], remembered: int):
-    prefix_cache = PrefixCache(max_bytes=3, remembered_tokens=remembered)
+@given(prompts=st.lists(prompts, min_size=1, max_size=30), max_tree_tokens=st.sampled_from([50, 10_000]))
+def test_a_row_goes_on_from_its_own_tokens_only(prompts: list[list[int]], max_tree_tokens: int):
+    prefix_cache = PrefixCache(max_bytes=3, max_tree_tokens=max_tree_tokens)
     for prompt in prompts:
         sequence = row(prompt)
         prefix_cache.add(sequence)
@@ -36,7 +36,7 @@ def test_a_row_goes_on_from_its_own_tokens_only(prompts: list[list[int]], rememb
         start = 0
         for prefix in [base, *missing] if base else missing:
             assert prefix.token_ids == prompt[: prefix.length]
-            assert prefix.length - start >= LEAST_TOKENS
+            assert prefix.length - start >= MIN_TOKENS
             start = prefix.length
         if base:
             assert base.cache == "computed"
@@ -70,11 +70,11 @@ def test_a_system_prompt_and_its_questions_are_computed_one_after_the_other():
 
 def test_what_saves_little_is_not_computed_by_itself():
     prefix_cache = PrefixCache(max_bytes=0)
-    short, rare = [row([1] * (LEAST_TOKENS - 1)) for _ in range(99)], [row([2] * LEAST_TOKENS) for _ in range(2)]
+    short, rare = [row([1] * (MIN_TOKENS - 1)) for _ in range(99)], [row([2] * MIN_TOKENS) for _ in range(2)]
     for sequence in short + rare:
         prefix_cache.add(sequence)
 
-    assert LEAST_SAVED_TOKENS > LEAST_TOKENS
+    assert MIN_SAVED_TOKENS > MIN_TOKENS
     assert [take(prefix_cache, sequence) for sequence in short + rare] == [(None, [])] * 101
 
 
@@ -101,7 +101,7 @@ def test_the_least_recently_used_goes_first_but_for_those_that_rows_wait_for():
 
 
 def test_prompts_seen_long_ago_are_forgotten():
-    prefix_cache = PrefixCache(max_bytes=0, remembered_tokens=1000)
+    prefix_cache = PrefixCache(max_bytes=0, max_tree_tokens=1000)
     for token_id in range(50):
         old = row([token_id] * 100)
         prefix_cache.add(old)

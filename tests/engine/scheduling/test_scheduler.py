@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scorepool.engine.scheduling.kv_budget import KVBudget
+from scorepool.engine.scheduling.packing import MAX_PADDING, MIN_FORWARD_TOKENS
 from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
-from scorepool.engine.scheduling.scheduler import LEAST_FORWARD_TOKENS, MOST_PADDING, Chunk, Plan, Scheduler
+from scorepool.engine.scheduling.scheduler import Scheduler
+from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 from scorepool.engine.sequence import Sampling, Sequence
 
 ENDLESS = 10**9
@@ -27,20 +30,24 @@ def asking(prompt: list[int], completion: list[int]) -> Sequence:
 
 
 def scheduler_of(rows: list[Sequence], budget: int = 100, places: int = 4, cached: int = ENDLESS) -> Scheduler:
-    scheduler = Scheduler(budget, places, cached, PrefixCache(max_bytes=0))
+    scheduler = Scheduler(budget, KVBudget(places, cached), PrefixCache(max_bytes=0))
     scheduler.add(rows)
     return scheduler
 
 
-def chunks_of(plan: Plan) -> list[Chunk]:
-    return [chunk for forward in plan.prefill for chunk in forward]
+def prefills(output: SchedulerOutput) -> list[Slice]:
+    return [slice_ for slice_ in output.slices if not slice_.is_decode]
 
 
-def step(scheduler: Scheduler) -> tuple[Plan, list[Sequence]]:
-    """A step, and the rows whose last it was."""
-    plan = scheduler.plan()
-    scored = [chunk.sequence for chunk in chunks_of(plan) if chunk.is_last and not chunk.leaves_cache]
-    return plan, scored + scheduler.advance(plan)
+def decoded(output: SchedulerOutput) -> list[Sequence]:
+    return [slice_.sequence for slice_ in output.slices if slice_.is_decode]
+
+
+def step(scheduler: Scheduler) -> tuple[SchedulerOutput, list[Sequence]]:
+    """Schedule a step; return it with the sequences whose last step it is."""
+    output = scheduler.schedule()
+    scored = [slice_.sequence for slice_ in prefills(output) if slice_.completes_prefill and not slice_.keeps_cache]
+    return output, scored + output.leaving
 
 
 row_lists = st.lists(
@@ -64,24 +71,24 @@ def test_every_row_ends_once_and_every_token_that_it_needs_is_computed_once(
     asked: dict[Sequence, list[int]] = {}
     prefixes: set[Prefix] = set()
     while scheduler.has_work:
-        plan, done = step(scheduler)
+        output, done = step(scheduler)
         ended += done
-        assert not plan.is_empty
-        for chunk in chunks_of(plan):
-            start = covered.get(chunk.sequence, 0)
-            if chunk.base is not None:
+        assert not output.is_empty
+        for slice_ in prefills(output):
+            start = covered.get(slice_.sequence, 0)
+            if slice_.cached_prefix is not None:
                 assert start == 0
-                assert chunk.base in prefixes
-                assert chunk.base.token_ids == chunk.sequence.token_ids[: chunk.base.length]
-                assert chunk.base.length <= chunk.sequence.first_predictor + 1
-                start = chunk.base.length
-            assert chunk.start == start
-            assert start < chunk.end or chunk.is_predicted_by_base
-            covered[chunk.sequence] = chunk.end
-            asked.setdefault(chunk.sequence, []).extend(chunk.predictors)
-            if chunk.into and chunk.is_last:
-                assert chunk.sequence.token_ids == chunk.into.token_ids
-                prefixes.add(chunk.into)
+                assert slice_.cached_prefix in prefixes
+                assert slice_.cached_prefix.token_ids == slice_.sequence.token_ids[: slice_.cached_prefix.length]
+                assert slice_.cached_prefix.length <= slice_.sequence.first_predictor + 1
+                start = slice_.cached_prefix.length
+            assert slice_.start == start
+            assert start < slice_.end or slice_.is_predicted_by_prefix
+            covered[slice_.sequence] = slice_.end
+            asked.setdefault(slice_.sequence, []).extend(slice_.predictors)
+            if slice_.fills_prefix and slice_.completes_prefill:
+                assert slice_.sequence.token_ids == slice_.fills_prefix.token_ids
+                prefixes.add(slice_.fills_prefix)
     assert sorted(map(id, ended)) == sorted(map(id, rows))
     assert all(covered[row] == row.num_prefill for row in rows)
     assert all(asked[row] == list(range(row.first_predictor, row.num_prefill)) for row in rows)
@@ -91,10 +98,10 @@ def test_every_row_ends_once_and_every_token_that_it_needs_is_computed_once(
 def test_a_step_stays_within_its_budgets(rows: list[Sequence], budget: int, places: int, cached: int):
     scheduler = scheduler_of(rows, budget, places, cached)
     while scheduler.has_work:
-        plan, _ = step(scheduler)
-        num_tokens = sum(chunk.num_tokens for chunk in chunks_of(plan))
-        assert num_tokens <= max(1, budget - len(plan.decode))
-        assert len(scheduler.decoding) + (scheduler.long is not None) <= places
+        output, _ = step(scheduler)
+        num_tokens = sum(slice_.num_tokens for slice_ in prefills(output))
+        assert num_tokens <= max(1, budget - len(decoded(output)))
+        assert len(scheduler.decoding) + (scheduler.chunked_prefill is not None) <= places
         longest = max((row.max_length for row in scheduler.decoding), default=0)
         assert len(scheduler.decoding) == 1 or longest * len(scheduler.decoding) <= cached
 
@@ -103,38 +110,40 @@ def test_a_step_stays_within_its_budgets(rows: list[Sequence], budget: int, plac
 def test_a_forward_is_of_one_kind_and_wastes_little(rows: list[Sequence], budget: int, places: int):
     scheduler = scheduler_of(rows, budget * 50, places)
     while scheduler.has_work:
-        for chunks in step(scheduler)[0].prefill:
-            assert len({chunk.leaves_cache for chunk in chunks}) == 1
-            assert len(chunks) == 1 or not any(chunk.is_part for chunk in chunks)
-            assert len({chunk.base is None for chunk in chunks}) == 1 or chunks[0].leaves_cache
-            assert len({chunk.num_tokens == 0 for chunk in chunks}) == 1
-            longest = max(chunk.num_tokens for chunk in chunks)
-            padding = sum(longest - chunk.num_tokens for chunk in chunks)
-            assert padding <= LEAST_FORWARD_TOKENS + MOST_PADDING * longest * len(chunks)
+        for forward in step(scheduler)[0].forwards:
+            if forward[0].is_decode:
+                continue
+            assert len({slice_.keeps_cache for slice_ in forward}) == 1
+            assert len(forward) == 1 or not any(slice_.runs_alone for slice_ in forward)
+            assert len({slice_.cached_prefix is None for slice_ in forward}) == 1 or forward[0].keeps_cache
+            assert len({slice_.num_tokens == 0 for slice_ in forward}) == 1
+            longest = max(slice_.num_tokens for slice_ in forward)
+            padding = sum(longest - slice_.num_tokens for slice_ in forward)
+            assert padding <= MIN_FORWARD_TOKENS + MAX_PADDING * longest * len(forward)
 
 
 def test_one_prompt_of_many_rows_is_computed_once_and_in_the_same_step():
     prompt = list(range(100))
     rows = [asking(prompt, [7] * length) for length in (3, 5, 8)]
 
-    plan, done = step(scheduler_of(rows, budget=1000))
+    output, done = step(scheduler_of(rows, budget=1000))
 
-    prefix, *others = chunks_of(plan)
-    assert prefix.into is not None
+    prefix, *others = prefills(output)
+    assert prefix.fills_prefix is not None
     assert (prefix.start, prefix.end) == (0, 100)
-    assert {(chunk.start, chunk.end) for chunk in others} == {(100, 102), (100, 104), (100, 107)}
-    assert {chunk.predictors.start for chunk in others} == {99}  # the prompt's last token predicts for every row
-    assert {chunk.base for chunk in others} == {prefix.into}
+    assert {(slice_.start, slice_.end) for slice_ in others} == {(100, 102), (100, 104), (100, 107)}
+    assert {slice_.predictors.start for slice_ in others} == {99}  # the prompt's last token predicts for every row
+    assert {slice_.cached_prefix for slice_ in others} == {prefix.fills_prefix}
     assert set(done) == set(rows)
 
 
 def test_a_prompt_that_is_asked_again_later_is_computed_once_more_and_then_kept():
     prompt = list(range(100))
-    scheduler = Scheduler(1000, 4, ENDLESS, PrefixCache(max_bytes=1000))
+    scheduler = Scheduler(1000, KVBudget(4, ENDLESS), PrefixCache(max_bytes=1000))
     computed = []
     for _ in range(4):
         scheduler.add([asking(prompt, [7])])
-        computed.append(sum(chunk.num_tokens for chunk in chunks_of(step(scheduler)[0])))
+        computed.append(sum(slice_.num_tokens for slice_ in prefills(step(scheduler)[0])))
 
     assert computed == [100, 100, 0, 0]
 
@@ -143,20 +152,20 @@ def test_a_prompt_longer_than_a_step_is_shared_too():
     prompt = list(range(95))
     rows = [asking(prompt, [7]), asking(prompt, [8])]
     scheduler = scheduler_of(rows, budget=40)
-    plans = []
+    steps = []
     while scheduler.has_work:
-        plans.append(chunks_of(step(scheduler)[0]))
+        steps.append(prefills(step(scheduler)[0]))
 
-    assert sum(chunk.num_tokens for plan in plans for chunk in plan) == 95
+    assert sum(slice_.num_tokens for slices in steps for slice_ in slices) == 95
 
 
 def test_what_is_reported_is_never_shared():
     document = list(range(100))
     rows = [Sequence(token_ids=[*document, last], score_from=0) for last in range(3)]
 
-    plan, _ = step(scheduler_of(rows, budget=1000))
+    output, _ = step(scheduler_of(rows, budget=1000))
 
-    assert [chunk.base or chunk.into for chunk in chunks_of(plan)] == [None] * 3
+    assert [slice_.cached_prefix or slice_.fills_prefix for slice_ in prefills(output)] == [None] * 3
 
 
 @given(
@@ -170,7 +179,7 @@ def test_chunks_of_any_size_ask_for_the_same_predictors(length: int, score_from:
     row = Sequence(token_ids=[0] * length, score_from=min(score_from, length), sampling=sampling)
     borders = sorted({0, row.num_prefill, *(cut for cut in cuts if cut < row.num_prefill)})
 
-    asked = [p for start, end in pairwise(borders) for p in Chunk(row, start, end).predictors]
+    asked = [p for start, end in pairwise(borders) for p in Slice(row, start, end).predictors]
 
     # Token t is predicted at t - 1; the last given token predicts the first generated one.
     assert [p + 1 for p in asked] == list(range(max(1, row.score_from), length + generates))
@@ -183,9 +192,9 @@ def test_decoding_goes_on_while_a_long_prompt_is_prefilled():
     scheduler.add([long])
 
     for _ in range(5):
-        plan, _ = step(scheduler)
-        assert plan.decode == [short]
-        assert [chunk.sequence for chunk in chunks_of(plan)] == [long]
+        output, _ = step(scheduler)
+        assert decoded(output) == [short]
+        assert [slice_.sequence for slice_ in prefills(output)] == [long]
 
 
 def test_short_rows_pass_while_a_long_prompt_is_prefilled():
@@ -222,7 +231,7 @@ def test_a_row_that_needs_room_for_its_cache_is_not_passed_for_good():
     scheduler = scheduler_of([generating(3, max_tokens=9), generating(3, max_tokens=9), large], cached=100)
     for _ in range(20):
         scheduler.add([generating(3, max_tokens=9)])
-        if large in [chunk.sequence for chunk in chunks_of(step(scheduler)[0])]:
+        if large in [slice_.sequence for slice_ in prefills(step(scheduler)[0])]:
             return
     raise AssertionError("rows that came later went first, again and again")
 
@@ -231,13 +240,13 @@ def test_rows_that_wait_for_a_place_are_not_weighed_one_by_one(monkeypatch: pyte
     scheduler = scheduler_of([generating(3, max_tokens=50) for _ in range(1000)], places=4)
     step(scheduler)
     weighed: list[list[Sequence]] = []
-    has_place = Scheduler._has_place
+    fits = KVBudget.fits
 
-    def weigh(self: Scheduler, rows: list[Sequence]) -> bool:
-        weighed.append(rows)
-        return has_place(self, rows)
+    def weigh(self: KVBudget, sequences: list[Sequence]) -> bool:
+        weighed.append(sequences)
+        return fits(self, sequences)
 
-    monkeypatch.setattr(Scheduler, "_has_place", weigh)
+    monkeypatch.setattr(KVBudget, "fits", weigh)
 
     step(scheduler)
 
@@ -253,3 +262,43 @@ def test_removed_rows_are_planned_no_more():
     scheduler.remove([decoding, half_way, waiting])
 
     assert not scheduler.has_work
+
+
+def test_proposed_tokens_that_are_rejected_are_computed_again():
+    row = generating(3, max_tokens=50)
+    scheduler = scheduler_of([row])
+    step(scheduler)
+    speculated = Slice(row, 3, 7, proposed_ids=(11, 12, 13))  # the last sampled token and three proposals
+    row.num_computed = speculated.end
+
+    done = scheduler.commit([SliceResult(speculated, num_accepted=2)])
+
+    assert (done, row.num_computed) == ([], 5)
+    ((decode,),) = step(scheduler)[0].forwards
+    assert (decode.sequence, decode.start, decode.end) == (row, 5, 6)
+
+
+def test_a_sequence_that_a_stop_string_ended_is_scheduled_no_more():
+    row, other = generating(3, max_tokens=50), generating(3, max_tokens=50)
+    scheduler = scheduler_of([row, other])
+    output, _ = step(scheduler)
+    row.finish_reason = "stop"
+
+    done = scheduler.commit([SliceResult(slice_, slice_.num_tokens) for slice_ in output.slices])
+
+    assert done == [row]
+    assert decoded(step(scheduler)[0]) == [other]
+
+
+def test_a_slice_is_cut_into_its_first_tokens_and_the_rest():
+    prompt = Prefix(Prefix(None, []), [0] * 4)
+    whole = Slice(scored(21), 4, 20, cached_prefix=prompt)
+
+    first = whole.first(6)
+    rest = first.rest
+
+    assert (first.start, first.end, first.cached_prefix) == (4, 10, prompt)
+    assert rest is not None
+    assert (rest.start, rest.end, rest.cached_prefix) == (10, 20, None)
+    assert whole.first(16) is whole
+    assert whole.rest is None

@@ -1,0 +1,60 @@
+"""Control messages: what changes the model or its caches, between two steps, on the MLX thread.
+
+To add one, write a class with `apply`. What `apply` raises ends the message's future; EngineDeadError ends the engine
+too, for a message that leaves the model unusable.
+"""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from scorepool.engine.core import EngineCore
+from scorepool.engine.errors import EngineDeadError, EngineError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ControlMessage(Protocol[T_co]):
+    """A change to make between two steps."""
+
+    def apply(self, core: EngineCore) -> T_co:
+        """Make the change and return its result. Runs on the MLX thread while no step is in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClearPrefixCache:
+    """Drop the KV caches of all shared prompts. The result is the number of bytes freed."""
+
+    def apply(self, core: EngineCore) -> int:
+        """Clear the prefix cache, if the model has one."""
+        return 0 if core.prefix_cache is None else core.prefix_cache.clear()
+
+
+@dataclass(eq=False, slots=True)
+class ControlCall(Generic[T]):
+    """A control message that waits for its turn."""
+
+    message: ControlMessage[T]
+    future: Future[T]
+
+    def run(self, core: EngineCore) -> None:
+        """Apply the message and end its future. Raise only what is a fault of the engine."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.message.apply(core)
+        except Exception as error:
+            self.future.set_exception(error)
+            if isinstance(error, EngineDeadError):
+                raise
+        except BaseException as error:
+            self.future.set_exception(error)
+            raise
+        else:
+            self.future.set_result(result)
+
+    def fail(self, error: EngineError) -> None:
+        """End the future with an error, unless it was canceled."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)

@@ -1,0 +1,155 @@
+"""The part of the engine that lives on the MLX thread: groups of sequences, and the steps that compute them.
+
+    add ──► scheduler ──schedule──► runner.launch ┄┄ runner.read ──► commit ──► Future
+
+Knows no tensors (model/runner.py), and no other thread (engine.py).
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scorepool.engine.errors import EngineError
+from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.scheduling.kv_budget import KVBudget
+from scorepool.engine.scheduling.prefix_cache import PrefixCache
+from scorepool.engine.scheduling.scheduler import Scheduler
+from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
+from scorepool.engine.sequence import Sequence
+from scorepool.engine.settings import EngineSettings
+from scorepool.engine.text.chat.codec import ChatCodec
+from scorepool.engine.text.tokenizer import Tokenizer
+
+
+class Runner(Protocol):
+    """The model. Made, used and dropped on the MLX thread. Steps are read in the order of their launch."""
+
+    model_info: ModelInfo
+    tokenizer: Tokenizer
+    chat: ChatCodec
+    can_share: bool  # sequences can continue from a prefix that was computed for several
+
+    def launch(self, output: SchedulerOutput) -> Any:
+        """Start one step and return its handle for `read`."""
+
+    def read(self, step: Any) -> list[SliceResult]:
+        """Wait for a step and append to the columns. Return a result for each slice that gave new entries."""
+
+    def release(self, sequences: list[Sequence]) -> None:
+        """Drop the caches of these sequences. One without a cache is ignored."""
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """The sequences of one `Engine.add`."""
+
+    sequences: list[Sequence]
+    future: Future[list[Sequence]]
+    on_step: Callable[[list[Sequence]], None] | None
+
+    def fail(self, error: EngineError) -> None:
+        """End the future with an error, unless it was canceled."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+class EngineCore:
+    """Schedules, runs and commits steps. Every method must be called on the MLX thread."""
+
+    def __init__(self, runner: Runner, settings: EngineSettings) -> None:
+        """Start without sequences."""
+        self.runner = runner
+        self.prefix_cache = PrefixCache(settings.prefix_cache_bytes) if runner.can_share else None
+        kv_budget = KVBudget(settings.max_running_rows, runner.model_info.max_cached_tokens)
+        self.scheduler = Scheduler(settings.max_batch_tokens, kv_budget, self.prefix_cache)
+        self._groups: dict[Sequence, Group] = {}
+        self._launched: Any = None  # the step that was launched and not read yet
+
+    @property
+    def has_work(self) -> bool:
+        """True if `step` has something to launch or to read."""
+        return self._launched is not None or self.scheduler.has_work
+
+    @property
+    def groups(self) -> list[Group]:
+        """All groups that are not done, in order of arrival."""
+        return list(dict.fromkeys(self._groups.values()))
+
+    def add(self, group: Group) -> None:
+        """Append a group to those that wait."""
+        for sequence in group.sequences:
+            self._groups[sequence] = group
+            if sequence.score_from == 0:
+                sequence.append_unpredicted()
+        unfinished = [sequence for sequence in group.sequences if not sequence.is_done]
+        self.scheduler.add(unfinished)
+        if not unfinished:
+            self._resolve(group)
+
+    def drop_canceled(self) -> None:
+        """Take canceled groups out of the batch."""
+        canceled = [group for group in self.groups if group.future.cancelled()]
+        self._forget([sequence for group in canceled for sequence in group.sequences])
+        for group in canceled:  # last, because a future that was notified cannot be failed if `_forget` raises
+            group.future.set_running_or_notify_cancel()
+
+    def step(self) -> None:
+        """Schedule and launch a step, then commit the step before it, so that neither host nor device waits."""
+        output = self.scheduler.schedule()
+        previous, self._launched = self._launched, self._launch(output)
+        self._commit(previous)
+
+    def drain(self) -> None:
+        """Commit the launched step, so that none is in flight."""
+        previous, self._launched = self._launched, None
+        self._commit(previous)
+
+    def _launch(self, output: SchedulerOutput) -> Any:
+        if output.is_empty:
+            return None
+        launched = self.runner.launch(output)
+        self.runner.release(output.leaving)
+        return launched
+
+    def _commit(self, launched: Any) -> None:
+        """Read a step, end what is done or failed, and tell the groups that have new entries."""
+        if launched is None:
+            return
+        results = self.runner.read(launched)
+        for result in results:
+            if result.error is not None:
+                self._fail(result.slice.sequence, result.error)
+        self.runner.release(self.scheduler.commit(results))
+        changed: dict[Group, list[Sequence]] = {}
+        for result in results:
+            if group := self._groups.get(result.slice.sequence):
+                changed.setdefault(group, []).append(result.slice.sequence)
+        for group, sequences in changed.items():
+            if group.on_step is not None:
+                group.on_step(sequences)
+            if all(sequence.is_done for sequence in group.sequences):
+                self._resolve(group)
+
+    def _fail(self, sequence: Sequence, error: EngineError) -> None:
+        """End the group of a sequence that cannot continue. Nothing to do if its group has ended in this step."""
+        if group := self._groups.get(sequence):
+            self._forget(group.sequences)
+            group.fail(error)
+
+    def _resolve(self, group: Group) -> None:
+        """Give a group its result, computed by the model that is loaded now."""
+        for sequence in group.sequences:
+            sequence.model_info = self.runner.model_info
+            del self._groups[sequence]
+        if group.future.set_running_or_notify_cancel():
+            group.future.set_result(group.sequences)
+
+    def _forget(self, sequences: list[Sequence]) -> None:
+        """Remove sequences from the batch."""
+        if not sequences:
+            return
+        self.scheduler.remove(sequences)
+        self.runner.release(sequences)
+        for sequence in sequences:
+            self._groups.pop(sequence, None)

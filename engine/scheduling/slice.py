@@ -1,0 +1,103 @@
+"""The unit of work: consecutive tokens of one sequence, and a step as a list of them.
+
+prefill       given tokens, in one slice or in several chunks
+decode        the token that was sampled last: a slice of one
+speculation   the token that was sampled last and k proposed ones: a slice of k + 1 (no scheduler proposes any yet)
+"""
+
+from dataclasses import dataclass, replace
+
+from scorepool.engine.errors import EngineError
+from scorepool.engine.scheduling.prefix_cache import Prefix
+from scorepool.engine.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """Tokens [start, end) of a sequence, which go through the model together."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    proposed_ids: tuple[int, ...] = ()  # the slice's last tokens, which the model may reject
+    cached_prefix: Prefix | None = None  # holds the first `start` tokens of the sequence; set on its first slice only
+    fills_prefix: Prefix | None = None  # the sequence is internal, and its last slice completes this prefix
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that go through the model: 0 if the cached prefix is the whole prompt."""
+        return self.end - self.start
+
+    @property
+    def is_decode(self) -> bool:
+        """True if the slice begins with a generated token."""
+        return self.end > self.sequence.num_input_tokens
+
+    @property
+    def predictors(self) -> range:
+        """Positions whose logits are needed: p predicts token p + 1. The first may be the last of the cached prefix."""
+        first = self.start - 1 if self.is_predicted_by_prefix else self.start
+        return range(max(first, self.sequence.first_predictor), self.end)
+
+    @property
+    def is_predicted_by_prefix(self) -> bool:
+        """True if the cached prefix predicts the first reported token."""
+        return self.cached_prefix is not None and self.cached_prefix.length == self.sequence.first_predictor + 1
+
+    @property
+    def completes_prefill(self) -> bool:
+        """True if no given token is left after this slice."""
+        return self.end == self.sequence.num_prefill
+
+    @property
+    def keeps_cache(self) -> bool:
+        """True if the sequence, or one that shares its prefix, continues after this slice."""
+        return not self.completes_prefill or self.sequence.sampling is not None or self.fills_prefix is not None
+
+    @property
+    def runs_alone(self) -> bool:
+        """True if the slice must run in a forward pass of its own: a chunk of a prompt, or a prefix."""
+        is_first = self.start == (self.cached_prefix.length if self.cached_prefix else 0)
+        return self.fills_prefix is not None or not (is_first and self.completes_prefill)
+
+    def first(self, max_tokens: int) -> "Slice":
+        """Return the first tokens of this slice, at most `max_tokens`."""
+        return self if self.num_tokens <= max_tokens else replace(self, end=self.start + max_tokens)
+
+    @property
+    def rest(self) -> "Slice | None":
+        """The given tokens after this slice; None if there are none."""
+        if self.end >= self.sequence.num_prefill:
+            return None
+        return Slice(self.sequence, self.end, self.sequence.num_prefill, fills_prefix=self.fills_prefix)
+
+
+@dataclass(slots=True)
+class SliceResult:
+    """The outcome of a slice that gave its sequence new entries."""
+
+    slice: Slice
+    num_accepted: int  # leading tokens of the slice that are part of the sequence: all but rejected proposals
+    error: EngineError | None = None  # why the sequence cannot continue
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step: its slices, packed into forward passes that run in this order.
+
+    The decoding sequences come first, in one pass. In each of the others, either all slices keep a cache or none does,
+    and either all are empty or none is.
+    """
+
+    forwards: list[list[Slice]]
+    leaving: list[Sequence]  # generate their last token in this step; their caches are free once it is launched
+
+    @property
+    def slices(self) -> list[Slice]:
+        """All slices of the step."""
+        return [slice_ for forward in self.forwards for slice_ in forward]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to run."""
+        return not self.forwards

@@ -1,17 +1,17 @@
-"""What the engine raises.
+"""The errors of the engine.
 
 EngineError
-├── LoadError   the model cannot be served; raised by Engine()
-├── Refused     the rows ask for what the model cannot do; raised by add()
-├── TooLong     more tokens than the model's context; raised by add()
-├── Numeric     the model computed NaN or infinite logits for a row; ends that row's group
-├── Closed      the engine was closed; ends every group, and add() raises it from then on
-└── Fault       the engine itself failed; ends every group, add() raises it from then on: end the process
+├── LoadError               the model cannot be served; raised by Engine()
+├── InvalidRequest          a sequence asks for what the model cannot do; raised by add()
+├── ContextLengthExceeded   a sequence has more tokens than the model's context; raised by add()
+├── NonFiniteLogits         the model computed NaN or infinite logits for a sequence; ends its group
+├── EngineClosed            the engine was closed; ends every group and control message, later calls raise it
+└── EngineDeadError         the engine itself failed; as EngineClosed, and the process must end
 """
 
 
 class EngineError(Exception):
-    """`message` is a sentence for the user: what was wrong, where, what would be right."""
+    """Base of all errors. `message` is a sentence for the user: what was wrong, where, what would be right."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

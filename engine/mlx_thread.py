@@ -1,8 +1,8 @@
-"""Threads for MLX, which do not end: each does one engine's work, then waits for the next engine's.
+"""Threads for MLX that never end: each does the work of one engine, then waits for the next engine's.
 
-MLX keeps Python objects in thread-local storage. Where its thread ends, C++ takes the interpreter's lock once more to
+MLX keeps Python objects in thread-local storage. When its thread ends, C++ takes the interpreter's lock once more to
 drop them, after `Thread.join` has returned; if the interpreter is being finalised by then, the process is aborted. A
-thread that waits for ever is left alone.
+thread that waits for ever avoids this.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,14 @@ _idle: list["MLXThread"] = []  # append and pop are atomic
 
 
 class MLXThread:
+    """A daemon thread that runs one piece of work after the other."""
+
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         Thread(target=self._run, name="mlx", daemon=True).start()
 
-    def give(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run `work` after what was submitted before."""
         self._work.put(work)
 
     def _run(self) -> None:
@@ -26,17 +29,17 @@ class MLXThread:
 
 
 def start(work: Callable[[], None]) -> Event:
-    """Run `work`, which raises nothing, on a thread of its own. The event is set when it has returned."""
+    """Run `work`, which must not raise, on a thread of its own. The event is set when it has returned."""
     try:
-        lane = _idle.pop()
+        thread = _idle.pop()
     except IndexError:
-        lane = MLXThread()
+        thread = MLXThread()
     returned = Event()
 
-    def then_idle() -> None:
+    def run_and_idle() -> None:
         work()
-        _idle.append(lane)
+        _idle.append(thread)
         returned.set()
 
-    lane.give(then_idle)
+    thread.submit(run_and_idle)
     return returned

@@ -1,18 +1,20 @@
-"""What an engine turned out to be, for the stamp on every result."""
+"""Facts about the model that is loaded, for the provenance of every result."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
+    """Which model an engine runs, and how."""
+
     fingerprint: str  # sha256 of the contents of the weights, the configuration and the tokenizer
-    dtype: str  # in which the model computes; logprobs are float32 always
+    dtype: str  # that the model computes in; logprobs are always float32
     quantization: str | None  # e.g. "4-bit affine, groups of 64"
     adapter: str | None
     mode: str  # "default", "exact", or "one row at a time" for a model whose batched path failed its self-test
     backend: str  # "metal", "cpu (openblas)", "cpu (reference blas)"
     versions: dict[str, str]  # of mlx and mlx-lm
     context_length: int  # tokens, prompt and completion together
-    max_cached_tokens: int  # memory's limit: tokens of rows that hold a KV cache, each as long as the longest
+    max_cached_tokens: int  # that fit into memory: sequences that hold a KV cache, times the longest of them
     vocab_size: int  # rows of logits; token ids run from 0 to vocab_size - 1
     self_test: str  # "passed", or what failed and what the engine does about it

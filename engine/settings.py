@@ -1,4 +1,4 @@
-"""What an engine is asked to be."""
+"""Settings of an engine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,13 +6,15 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
+    """Which model to load, and the limits of its batches and caches."""
+
     model: str  # a folder in Hugging Face form, or a hub id
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on a CPU, else the checkpoint's
-    mode: Literal["default", "exact"] = "default"  # exact: bit for bit the same in any batch, slower
-    max_batch_tokens: int = 2048  # of a step: prompt tokens of its prefill and one per decoding row
-    max_running_rows: int = 32  # rows that hold a KV cache between steps
-    prefix_cache_bytes: int = 2**30  # of KV caches of prompts that several rows begin with
-    memory_bytes: int | None = None  # for weights and caches; None: what the machine has, less a fifth
+    mode: Literal["default", "exact"] = "default"  # exact: the same numbers to the bit in any batch; slower
+    max_batch_tokens: int = 2048  # in a step: prompt tokens of its prefill, and one per decoding sequence
+    max_running_rows: int = 32  # sequences that hold a KV cache between steps
+    prefix_cache_bytes: int = 2**30  # for the KV caches of prompts that several sequences begin with
+    memory_bytes: int | None = None  # for weights and caches; None: four fifths of the memory of the machine
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_running_rows"):

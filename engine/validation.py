@@ -1,4 +1,4 @@
-"""What a row may ask for. Runs in the caller's thread, before the row waits for anything."""
+"""Check what sequences ask for. Runs in the caller's thread, before they wait for anything."""
 
 from math import inf, isfinite
 
@@ -8,13 +8,13 @@ from scorepool.engine.sequence import Sampling, Sequence
 
 
 def check(sequences: list[Sequence], model_info: ModelInfo) -> None:
-    """Raise InvalidRequest or ContextLengthExceeded with a sentence: which row, which value, what would be right."""
+    """Check a group; raise InvalidRequest or ContextLengthExceeded with the sequence, the value and the expectation."""
     if not sequences:
-        raise InvalidRequest("the group has no rows; give at least one")
+        raise InvalidRequest("the group has no sequences; expected at least one")
     if len(set(sequences)) != len(sequences):
-        raise InvalidRequest("the group holds the same row twice; make one Sequence a row")
+        raise InvalidRequest("the group holds the same Sequence twice; expected a new object for each")
     for number, sequence in enumerate(sequences):
-        where = f"row {number}" if len(sequences) > 1 else "the row"
+        where = f"sequence {number}" if len(sequences) > 1 else "the sequence"
         _check_tokens(sequence, where, model_info)
         _check_report(sequence, where, model_info)
         if sequence.sampling is not None:
@@ -24,32 +24,28 @@ def check(sequences: list[Sequence], model_info: ModelInfo) -> None:
 
 def _check_tokens(sequence: Sequence, where: str, model_info: ModelInfo) -> None:
     if sequence.num_computed or sequence.columns or len(sequence.token_ids) != sequence.num_input_tokens:
-        raise InvalidRequest(f"{where} was run before; make a new Sequence")
+        raise InvalidRequest(f"{where} was run before; expected a new Sequence")
     if not sequence.token_ids:
-        raise InvalidRequest(f"{where} has no tokens; give at least one (BOS where there is nothing else)")
+        raise InvalidRequest(f"{where} has no tokens; expected at least one (BOS if there is nothing else)")
     lowest, highest = min(sequence.token_ids), max(sequence.token_ids)
     if lowest < 0 or highest >= model_info.vocab_size:
         bad = lowest if lowest < 0 else highest
         position = sequence.token_ids.index(bad)
         raise InvalidRequest(
             f"{where} has token id {bad} at position {position}; "
-            f"this model's vocabulary goes from 0 to {model_info.vocab_size - 1}"
+            f"expected ids from 0 to {model_info.vocab_size - 1}, the model's vocabulary"
         )
 
 
 def _check_report(sequence: Sequence, where: str, model_info: ModelInfo) -> None:
     if sequence.score_from is None and sequence.sampling is None:
-        raise InvalidRequest(f"{where} asks for nothing; set score_from, sampling or both")
+        raise InvalidRequest(f"{where} asks for nothing; expected score_from, sampling or both")
     if sequence.score_from is not None and not 0 <= sequence.score_from <= sequence.num_input_tokens:
-        raise InvalidRequest(
-            f"{where} has score_from {sequence.score_from}; from 0 to {sequence.num_input_tokens} is right"
-        )
+        raise InvalidRequest(f"{where} has score_from {sequence.score_from}; expected 0 to {sequence.num_input_tokens}")
     if not 0 <= sequence.top_logprobs <= model_info.vocab_size:
-        raise InvalidRequest(
-            f"{where} has top_logprobs {sequence.top_logprobs}; from 0 to {model_info.vocab_size} is right"
-        )
+        raise InvalidRequest(f"{where} has top_logprobs {sequence.top_logprobs}; expected 0 to {model_info.vocab_size}")
     if not 0 < sequence.temperature < inf:
-        raise InvalidRequest(f"{where} is scored at temperature {sequence.temperature}; a number above 0 is right")
+        raise InvalidRequest(f"{where} has temperature {sequence.temperature}; expected a finite value above 0")
 
 
 def _check_sampling(sampling: Sampling, where: str, model_info: ModelInfo) -> None:
@@ -60,26 +56,26 @@ def _check_sampling(sampling: Sampling, where: str, model_info: ModelInfo) -> No
         "top_k 0 or more": sampling.top_k >= 0,
         "min_p from 0 to 1": 0 <= sampling.min_p <= 1,
         "seed from 0 to 2**64 - 1": sampling.seed is None or 0 <= sampling.seed < 2**64,
-        "presence_penalty that is finite": isfinite(sampling.presence_penalty),
-        "frequency_penalty that is finite": isfinite(sampling.frequency_penalty),
+        "presence_penalty a finite number": isfinite(sampling.presence_penalty),
+        "frequency_penalty a finite number": isfinite(sampling.frequency_penalty),
         "repetition_penalty above 0, and finite": 0 < sampling.repetition_penalty < inf,
         f"logit_bias of finite numbers for token ids from 0 to {model_info.vocab_size - 1}": all(
             0 <= token_id < model_info.vocab_size and isfinite(bias) for token_id, bias in sampling.logit_bias
         ),
-        "stop strings that are not empty": all(sampling.stop),
+        "stop without empty strings": all(sampling.stop),
         f"stop_token_ids from 0 to {model_info.vocab_size - 1}": all(
             0 <= token_id < model_info.vocab_size for token_id in sampling.stop_token_ids
         ),
         f"min_tokens from 0 to max_tokens, {sampling.max_tokens}": 0 <= sampling.min_tokens <= sampling.max_tokens,
     }
-    for right, is_met in limits.items():
+    for expected, is_met in limits.items():
         if not is_met:
-            name = right.split()[0]
-            raise InvalidRequest(f"{where} has sampling {name} {getattr(sampling, name)!r:.80}; it needs {right}")
+            name = expected.split()[0]
+            raise InvalidRequest(f"{where} has sampling {name} {getattr(sampling, name)!r:.80}; expected {expected}")
 
 
 def _check_length(sequence: Sequence, where: str, model_info: ModelInfo) -> None:
-    num_more = sequence.max_length - sequence.num_input_tokens
+    max_new_tokens = sequence.max_length - sequence.num_input_tokens
     limits = {
         "this model's context is": model_info.context_length,
         "the memory of this worker holds a KV cache of": model_info.max_cached_tokens,
@@ -87,6 +83,6 @@ def _check_length(sequence: Sequence, where: str, model_info: ModelInfo) -> None
     for limit, num_tokens in limits.items():
         if sequence.max_length > num_tokens:
             raise ContextLengthExceeded(
-                f"{where} has {sequence.num_input_tokens} tokens and may generate {num_more} more; "
+                f"{where} has {sequence.num_input_tokens} tokens and may generate {max_new_tokens} more; "
                 f"{limit} {num_tokens} tokens, prompt and completion together"
             )

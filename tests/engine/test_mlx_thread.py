@@ -1,4 +1,4 @@
-"""Threads that do not end, and are taken by one engine at a time."""
+"""MLX threads never end, and each is used by one engine at a time."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from scorepool.engine import mlx_thread
 
 
 class JustTaken(list[mlx_thread.MLXThread]):
-    """Another thread takes the last idle lane between a look at it and the pop."""
+    """A list of idle threads whose last one is taken between a check and the pop."""
 
     def __bool__(self) -> bool:
         return True
@@ -15,7 +15,7 @@ class JustTaken(list[mlx_thread.MLXThread]):
         return 1
 
 
-def test_two_engines_that_want_the_last_idle_lane_both_get_one(monkeypatch: pytest.MonkeyPatch):
+def test_two_engines_that_race_for_the_last_idle_thread_both_get_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mlx_thread, "_idle", JustTaken())
     done: list[int] = []
     assert mlx_thread.start(lambda: done.append(1)).wait(10)

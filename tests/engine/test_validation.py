@@ -1,4 +1,4 @@
-"""What add() refuses, and that it says what would be right."""
+"""add() refuses what the model cannot do, and says what would be right."""
 
 from dataclasses import replace
 from math import inf, nan
@@ -20,16 +20,16 @@ def generating(**options: object) -> Sequence:
 
 
 @pytest.mark.parametrize(
-    ("row", "error", "message"),
+    ("sequence", "error", "message"),
     [
         (scored([]), InvalidRequest, "no tokens"),
         (scored([0, -1]), InvalidRequest, "token id -1 at position 1.* 0 to 49"),
         (scored([0, 49, 50]), InvalidRequest, "token id 50 at position 2"),
         (scored(score_from=None), InvalidRequest, "asks for nothing"),
-        (scored(score_from=4), InvalidRequest, "score_from 4; from 0 to 3"),
+        (scored(score_from=4), InvalidRequest, "score_from 4; expected 0 to 3"),
         (scored(score_from=-1), InvalidRequest, "score_from -1"),
-        (scored(top_logprobs=51), InvalidRequest, "top_logprobs 51; from 0 to 50"),
-        (scored(temperature=0), InvalidRequest, "temperature 0; a number above 0"),
+        (scored(top_logprobs=51), InvalidRequest, "top_logprobs 51; expected 0 to 50"),
+        (scored(temperature=0), InvalidRequest, "temperature 0; expected a finite value above 0"),
         (scored(temperature=inf), InvalidRequest, "temperature inf"),
         (scored(temperature=nan), InvalidRequest, "temperature nan"),
         (scored([0] * 101), ContextLengthExceeded, "101 tokens .* context is 100"),
@@ -43,9 +43,9 @@ def generating(**options: object) -> Sequence:
         (generating(min_p=2), InvalidRequest, "min_p 2"),
         (generating(seed=-1), InvalidRequest, "seed -1"),
         (generating(seed=2**64), InvalidRequest, "seed 18446744073709551616"),
-        (generating(stop=(b"a", b"")), InvalidRequest, "stop .*not empty"),
-        (generating(stop_token_ids=(5, 50)), InvalidRequest, r"stop_token_ids \(5, 50\); it needs .* from 0 to 49"),
-        (generating(min_tokens=6), InvalidRequest, "min_tokens 6; it needs min_tokens from 0 to max_tokens, 5"),
+        (generating(stop=(b"a", b"")), InvalidRequest, "stop .*without empty strings"),
+        (generating(stop_token_ids=(5, 50)), InvalidRequest, r"stop_token_ids \(5, 50\); expected .* from 0 to 49"),
+        (generating(min_tokens=6), InvalidRequest, "min_tokens 6; expected min_tokens from 0 to max_tokens, 5"),
         (generating(min_tokens=-1), InvalidRequest, "min_tokens -1"),
         (generating(presence_penalty=nan), InvalidRequest, "presence_penalty nan"),
         (generating(frequency_penalty=inf), InvalidRequest, "frequency_penalty inf"),
@@ -54,18 +54,18 @@ def generating(**options: object) -> Sequence:
         (generating(logit_bias=((5, nan),)), InvalidRequest, "logit_bias .* finite"),
     ],
 )
-def test_a_row_that_cannot_be_run_is_refused(row: Sequence, error: type[EngineError], message: str):
+def test_a_sequence_that_cannot_be_run_is_refused(sequence: Sequence, error: type[EngineError], message: str):
     with pytest.raises(error, match=message):
-        check([row], MODEL_INFO)
-    with pytest.raises(error, match="row 1 "):
-        check([scored(), row], MODEL_INFO)
+        check([sequence], MODEL_INFO)
+    with pytest.raises(error, match="sequence 1 "):
+        check([scored(), sequence], MODEL_INFO)
 
 
-def test_a_row_that_just_fits_is_taken():
+def test_a_sequence_that_just_fits_is_accepted():
     check([scored([0] * 100, score_from=100), generating(max_tokens=97, seed=2**64 - 1)], MODEL_INFO)
 
 
-def test_a_row_whose_cache_does_not_fit_into_memory_is_refused_with_the_numbers():
+def test_a_sequence_whose_cache_does_not_fit_into_memory_is_refused_with_the_numbers():
     model_info = replace(MODEL_INFO, context_length=10_000, max_cached_tokens=500)
 
     check([scored([0] * 500), generating(max_tokens=400)], model_info)
@@ -73,12 +73,12 @@ def test_a_row_whose_cache_does_not_fit_into_memory_is_refused_with_the_numbers(
         check([scored([0] * 501)], model_info)
 
 
-def test_a_group_is_of_fresh_and_different_rows():
-    row = scored()
+def test_a_group_needs_new_and_different_sequences():
+    sequence = scored()
     with pytest.raises(InvalidRequest, match="twice"):
-        check([row, row], MODEL_INFO)
-    with pytest.raises(InvalidRequest, match="no rows"):
+        check([sequence, sequence], MODEL_INFO)
+    with pytest.raises(InvalidRequest, match="no sequences"):
         check([], MODEL_INFO)
-    row.columns.logprobs.append(-1.0)
+    sequence.columns.logprobs.append(-1.0)
     with pytest.raises(InvalidRequest, match="run before"):
-        check([row], MODEL_INFO)
+        check([sequence], MODEL_INFO)

@@ -55,7 +55,8 @@ class InferenceRunner:
         self.tokenizing_since = None
 
     def _finish(self, request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
-        model_info = prepared[-1].sequence.model_info or self.engine.model_info  # a tokenize job runs on no model
+        last = prepared[-1].recomputed or prepared[-1].sequence
+        model_info = last.model_info or self.engine.model_info  # a tokenize job runs on no model
         try:
             return to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
         except EngineError as error:

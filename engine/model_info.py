@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Which model an engine runs, and how."""
+    """The identity of the model, how it is computed, and its limits."""
 
     fingerprint: str  # sha256 of the contents of the weights, the configuration and the tokenizer
     dtype: str  # that the model computes in; logprobs are always float32

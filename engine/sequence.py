@@ -10,7 +10,7 @@ from scorepool.engine.model_info import ModelInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a sequence picks its next token.
+    """Parameters that pick the next token of a sequence.
 
     Every filter judges softmax(logits / temperature). A token is kept if all filters keep it; the most likely token
     is always kept.

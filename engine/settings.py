@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Which model to load, and the limits of its batches and caches."""
+    """The model to load, and the limits of its batches and caches."""
 
     model: str  # a folder in Hugging Face form, or a hub id
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on a CPU, else the checkpoint's

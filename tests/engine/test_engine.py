@@ -1,4 +1,4 @@
-"""The thread and its futures, with a faked model: faults are loud, groups are apart, ends are clean."""
+"""The engine's thread and futures, with a faked model: faults end all groups, groups are independent of each other."""
 
 import subprocess
 import sys
@@ -37,11 +37,11 @@ MODEL_INFO = ModelInfo(
     vocab_size=50,
     self_test="passed",
 )
-FAILS, FAULTS = 13, 31  # tokens that make a row, and the whole runner, fail
+FAILS, FAULTS = 13, 31  # tokens that make a sequence, and the whole runner, fail
 
 
 class FakeRunner:
-    """Every token's logprob is -1. Steps wait for `may_step`."""
+    """A runner for which every token's logprob is -1. Steps wait for `may_step`."""
 
     model_info = MODEL_INFO
     tokenizer = None
@@ -106,7 +106,7 @@ def generating(max_tokens: int) -> Sequence:
     return Sequence(token_ids=[0], sampling=Sampling(max_tokens=max_tokens))
 
 
-def test_a_group_gives_the_same_objects_when_all_of_it_is_done(engine: Engine, runner: FakeRunner):
+def test_a_groups_future_gives_the_same_objects_when_all_are_done(engine: Engine, runner: FakeRunner):
     rows = [scored(1), generating(5), scored(2, 3)]
 
     assert engine.add(rows).result(10) == rows
@@ -116,7 +116,7 @@ def test_a_group_gives_the_same_objects_when_all_of_it_is_done(engine: Engine, r
     assert runner.threads == {"mlx"}
 
 
-def test_a_failed_row_ends_its_group_and_no_other(engine: Engine):
+def test_a_failed_sequence_ends_its_group_and_no_other(engine: Engine):
     good, bad = engine.add([generating(5)]), engine.add([generating(20), scored(FAILS)])
 
     with pytest.raises(NonFiniteLogits, match="NaN"):
@@ -125,7 +125,9 @@ def test_a_failed_row_ends_its_group_and_no_other(engine: Engine):
     engine.add([scored(1)]).result(10)
 
 
-def test_a_fault_of_the_engine_is_loud_and_final(engine: Engine, runner: FakeRunner, caplog: pytest.LogCaptureFixture):
+def test_an_engine_fault_ends_every_group_and_later_calls(
+    engine: Engine, runner: FakeRunner, caplog: pytest.LogCaptureFixture
+):
     runner.may_step.clear()
     innocent, guilty = engine.add([generating(90)]), engine.add([scored(FAULTS)])
     runner.may_step.set()
@@ -138,11 +140,11 @@ def test_a_fault_of_the_engine_is_loud_and_final(engine: Engine, runner: FakeRun
     assert "Traceback" in caplog.text
     assert engine.step_started_at is None
     engine.close()
-    with pytest.raises(EngineDeadError):  # closing hides no fault
+    with pytest.raises(EngineDeadError):  # closing does not hide the fault
         engine.add([scored(1)])
 
 
-def test_close_ends_what_is_pending(engine: Engine, runner: FakeRunner):
+def test_close_ends_pending_groups(engine: Engine, runner: FakeRunner):
     runner.may_step.clear()
     running = engine.add([generating(90)])
     assert runner.in_step.wait(10)
@@ -158,7 +160,7 @@ def test_close_ends_what_is_pending(engine: Engine, runner: FakeRunner):
         engine.add([scored(1)])
 
 
-def test_cancel_releases_the_rows_and_wakes_who_waits(engine: Engine, runner: FakeRunner):
+def test_cancel_releases_the_sequences_and_ends_the_wait(engine: Engine, runner: FakeRunner):
     runner.may_step.clear()
     row = generating(90)
     future = engine.add([row])
@@ -172,7 +174,7 @@ def test_cancel_releases_the_rows_and_wakes_who_waits(engine: Engine, runner: Fa
         future.result(10)
     engine.add([scored(1)]).result(10)
     assert row in runner.released
-    engine.cancel(future)  # twice is harmless
+    engine.cancel(future)  # a second cancellation is ignored
 
 
 def test_a_group_canceled_before_it_runs_never_runs(engine: Engine, runner: FakeRunner):
@@ -188,7 +190,7 @@ def test_a_group_canceled_before_it_runs_never_runs(engine: Engine, runner: Fake
     assert row.columns.logprobs == []
 
 
-def test_the_watchdog_sees_since_when_a_step_runs(engine: Engine, runner: FakeRunner):
+def test_the_start_of_the_running_step_is_visible(engine: Engine, runner: FakeRunner):
     assert engine.step_started_at is None
     runner.may_step.clear()
     before = time.monotonic()
@@ -202,7 +204,7 @@ def test_the_watchdog_sees_since_when_a_step_runs(engine: Engine, runner: FakeRu
     future.result(10)
 
 
-def test_what_the_model_cannot_do_is_refused_in_the_callers_thread(engine: Engine, runner: FakeRunner):
+def test_an_invalid_request_is_refused_in_the_callers_thread(engine: Engine, runner: FakeRunner):
     with pytest.raises(InvalidRequest, match="token id 50 at position 1"):
         engine.add([scored(50)])
     assert runner.threads == set()
@@ -212,7 +214,7 @@ def test_what_the_model_cannot_do_is_refused_in_the_callers_thread(engine: Engin
     ("error", "message"),
     [(LoadError("no such model"), "no such model"), (OSError("disk on fire"), "OSError: disk on fire")],
 )
-def test_an_engine_that_cannot_load_says_why(error: Exception, message: str):
+def test_a_load_error_says_why(error: Exception, message: str):
     def fail(settings: EngineSettings) -> FakeRunner:
         raise error
 
@@ -224,7 +226,7 @@ def test_an_engine_that_cannot_load_says_why(error: Exception, message: str):
     "module",
     [f"scorepool.engine{module}" for module in ("", ".scheduling.scheduler", ".text.tokenizer", ".sampling.stop")],
 )
-def test_importing_loads_no_mlx(module: str, root: Path):
+def test_an_import_does_not_load_mlx(module: str, root: Path):
     code = f"import sys, {module}; print([name for name in sys.modules if name.startswith('mlx')])"
 
     found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
@@ -232,7 +234,7 @@ def test_importing_loads_no_mlx(module: str, root: Path):
     assert found.stdout.strip() == "[]"
 
 
-def test_a_fault_at_the_release_of_a_canceled_group_ends_the_engine_for_all(
+def test_a_fault_while_a_canceled_group_is_released_ends_every_group(
     engine: Engine, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch
 ):
     runner.may_step.clear()

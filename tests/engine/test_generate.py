@@ -1,4 +1,4 @@
-"""Generation: seeds, ends, cancellation, and rows that fail beside rows that do not."""
+"""Generation: seeds, ends, cancellation, and sequences that fail beside others that do not."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(engine: Engine):
     assert generated(beside) == generated(alone)
 
 
-def test_rows_of_one_prompt_differ_by_their_seeds(engine: Engine):
+def test_sequences_of_one_prompt_differ_by_their_seeds(engine: Engine):
     rows = [generating(seed=seed) for seed in range(8)]
 
     run(engine, *rows)
@@ -47,7 +47,7 @@ def test_rows_of_one_prompt_differ_by_their_seeds(engine: Engine):
     assert len({tuple(generated(row)) for row in rows}) == 8
 
 
-def test_rows_without_a_seed_differ(engine: Engine):
+def test_sequences_without_a_seed_differ(engine: Engine):
     rows = [generating(), generating()]
 
     run(engine, *rows)
@@ -55,7 +55,7 @@ def test_rows_without_a_seed_differ(engine: Engine):
     assert generated(rows[0]) != generated(rows[1])
 
 
-def test_a_greedy_rows_sampling_distribution_is_certain(engine: Engine, oracle: Oracle):
+def test_the_sampled_logprobs_of_a_greedy_sequence_are_0(engine: Engine, oracle: Oracle):
     row = generating(temperature=0)
 
     run(engine, row)
@@ -64,7 +64,7 @@ def test_a_greedy_rows_sampling_distribution_is_certain(engine: Engine, oracle: 
     assert_agrees(row, oracle)  # and logprobs stay the model's own
 
 
-def test_the_end_of_sequence_token_stays_in_the_columns_and_out_of_the_text(
+def test_the_eos_token_is_in_the_columns_and_not_in_the_text(
     engine: Engine, oracle: Oracle, tiny_models: TinyModels, tmp_path: Path
 ):
     first = generating(temperature=0, max_tokens=2)
@@ -112,7 +112,7 @@ def test_a_stop_string_across_tokens_cuts_the_text_and_the_columns(engine: Engin
     )
 
 
-def test_a_row_that_uses_its_max_tokens_ends_with_length(engine: Engine):
+def test_a_sequence_that_uses_its_max_tokens_ends_with_length(engine: Engine):
     row = generating(max_tokens=CONTEXT_LENGTH - len(PROMPT), temperature=0)
 
     run(engine, row)
@@ -121,7 +121,7 @@ def test_a_row_that_uses_its_max_tokens_ends_with_length(engine: Engine):
     assert row.finish_reason == "stop" or row.num_generated == CONTEXT_LENGTH - len(PROMPT)
 
 
-def test_a_canceled_group_leaves_the_batch_and_the_others_go_on(engine_of: Callable[..., Engine], oracle: Oracle):
+def test_a_canceled_group_leaves_the_batch_and_others_continue(engine_of: Callable[..., Engine], oracle: Oracle):
     engine = engine_of("llama")
     long_group = engine.add([generating(max_tokens=500, seed=seed) for seed in range(4)])
     kept = generating(seed=9, max_tokens=30)
@@ -135,7 +135,7 @@ def test_a_canceled_group_leaves_the_batch_and_the_others_go_on(engine_of: Calla
     assert_agrees(kept, oracle)
 
 
-def test_a_row_with_nan_fails_its_own_group_alone(tiny_models: TinyModels, tmp_path: Path, oracle: Oracle):
+def test_a_sequence_with_nan_fails_only_its_own_group(tiny_models: TinyModels, tmp_path: Path, oracle: Oracle):
     poison = 333
     folder = shutil.copytree(tiny_models("llama"), tmp_path / "model")
     weights = load_file(folder / "model.safetensors")

@@ -1,8 +1,8 @@
-"""The known ways to lose or move an entry, each put into the engine to see that the checks go red.
+"""Known bugs that lose or move an entry are put into the engine, and the checks must fail.
 
-They are what reviewers found in another engine: a window that begins one token late, chunks whose entries are dropped
-or that are passed over after the first, one ordinary row that switches scoring off for all, and a cached prefix that
-swallows the position which predicts the first new token.
+Reviewers found these bugs in another engine: a window that begins one token late, chunks whose entries are dropped or
+skipped after the first, one generating sequence that switches scoring off for all, and a cached prefix that drops the
+position which predicts the first new token.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def all_or_none(slice_: Slice) -> range:
 
 
 def after_a_border(slice_: Slice) -> range:
-    """What a hit of a cached prefix leaves when its end is the window's begin."""
+    """Drop the first predictor of a slice that continues from a cached prefix."""
     return range(max(slice_.start, first_wanted(slice_) + (slice_.start > 0)), slice_.end)
 
 
@@ -55,7 +55,7 @@ def scored(length: int, score_from: int) -> Sequence:
 
 
 def rows() -> list[Sequence]:
-    """Beside a row that generates: a one-token prompt, windows that begin at, before and behind borders of chunks."""
+    """Make a generating sequence, a one-token prompt, and windows that begin at, before and after chunk borders."""
     plain = Sequence(token_ids=[BOS, 9], sampling=Sampling(max_tokens=3, seed=1))
     windows = [(3, 1), (5, 4), (80, 0), (80, 17), (70, 33), (70, 69), (66, 2)]
     return [plain, *(scored(length, score_from) for length, score_from in windows)]
@@ -63,7 +63,7 @@ def rows() -> list[Sequence]:
 
 @pytest.fixture
 def engine(tiny_models: TinyModels) -> Iterator[Engine]:
-    """One that may be broken."""
+    """An engine that a test may break."""
     engine = Engine(EngineSettings(model=str(tiny_models("llama")), max_batch_tokens=32))
     yield engine
     engine.close()
@@ -76,12 +76,12 @@ def assert_every_entry_is_there(engine: Engine, oracle: Oracle, timeout_s: float
         assert_agrees(sequence, oracle)
 
 
-def test_windows_in_chunks_beside_a_generating_row_are_whole(engine: Engine, oracle: Oracle):
+def test_windows_in_chunks_beside_a_generating_sequence_are_complete(engine: Engine, oracle: Oracle):
     assert_every_entry_is_there(engine, oracle)
 
 
 @pytest.mark.parametrize("bug", [one_late, last_chunk_alone, first_chunk_alone, all_or_none, after_a_border])
-def test_each_known_bug_is_seen(
+def test_each_known_bug_is_found(
     engine: Engine, oracle: Oracle, bug: Callable[[Slice], range], monkeypatch: pytest.MonkeyPatch
 ):
     def schedule(scheduler: Scheduler) -> SchedulerOutput:
@@ -94,7 +94,7 @@ def test_each_known_bug_is_seen(
     monkeypatch.setattr(Slice, "predictors", property(bug))
 
     with pytest.raises((AssertionError, EngineError)):
-        assert_every_entry_is_there(engine, oracle, timeout_s=1)  # some rows never end
+        assert_every_entry_is_there(engine, oracle, timeout_s=1)  # some sequences never end
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "granitehybrid", "mamba2"])
@@ -102,7 +102,7 @@ def test_each_known_bug_is_seen(
 def test_a_shared_prompt_keeps_the_entry_that_its_last_token_predicts(
     engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle], name: str, together: bool
 ):
-    """Completions of one prompt, scored one after the other and at once: a hit must not swallow the predictor."""
+    """Score completions of one prompt one after the other and at once: a cache hit must keep the predictor."""
     engine = engine_of(name)
     completions = [[7], [7, 8, 9], [30, 31], [7, 8, 40, 41, 42], []]
     sequences = [

@@ -1,4 +1,4 @@
-"""Rows that begin alike share the computation of their beginning, and nothing of it shows in their numbers."""
+"""Sequences that begin alike share the computation of their prefix, and their numbers do not change."""
 
 import gc
 from collections.abc import Callable
@@ -30,7 +30,7 @@ PROMPTS = [SYSTEM + tokens(length) for length in (40, 21, 70)]
 
 
 def rows() -> list[Sequence]:
-    """Completions of one token and of many after each prompt, and rows that generate."""
+    """Make completions of one token and of many after each prompt, and sequences that generate."""
     found = []
     for prompt in PROMPTS:
         found += [
@@ -46,7 +46,7 @@ def rows() -> list[Sequence]:
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Prompt tokens that went through the model, a step."""
+    """Count the prompt tokens of every step."""
     counted: list[int] = []
     launch = runner.ModelRunner.launch
 
@@ -61,7 +61,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("mode", ["default", "exact"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "granitehybrid", "lfm2"])
 @pytest.mark.parametrize("budget", [64, 2048])
-def test_rows_on_shared_prompts_are_transformers(
+def test_sequences_on_shared_prompts_agree_with_transformers(
     name: str,
     mode: str,
     budget: int,
@@ -80,7 +80,7 @@ def test_rows_on_shared_prompts_are_transformers(
     assert sum(computed) < 0.5 * sum(row.num_prefill for row in given)
 
 
-def test_completions_of_one_prompt_that_come_one_by_one_hit_the_cache(engine: Engine, computed: list[int]):
+def test_completions_that_arrive_one_by_one_hit_the_prefix_cache(engine: Engine, computed: list[int]):
     prompt = [BOS, *tokens(200)]
     completions = [tokens(4) for _ in range(5)]
 
@@ -123,7 +123,7 @@ def test_n_completions_are_sampled_from_one_prefill(engine: Engine, computed: li
 
 
 @pytest.mark.parametrize("name", ["gemma3", "granitehybrid", "lfm2", "qwen3_next"])
-def test_a_computed_prompt_holds_no_memory_that_is_not_counted(tiny_models: TinyModels, name: str):
+def test_num_bytes_counts_all_memory_of_a_cached_prefix(tiny_models: TinyModels, name: str):
     folder = tiny_models(name)
     model = load_model(folder, model_config=read_config(folder))[0]
     batch = PaddedBatch(model, split_model(model))
@@ -136,12 +136,12 @@ def test_a_computed_prompt_holds_no_memory_that_is_not_counted(tiny_models: Tiny
         mx.synchronize()
         return mx.get_active_memory() - before - prefix.num_bytes
 
-    uncounted()  # the model's weights are read with it
+    uncounted()  # the first run loads the model's weights
 
-    assert uncounted() < 32_000  # the chunk's hidden states are 64,000; kept buffers are somewhat larger than asked for
+    assert uncounted() < 32_000  # the slice's hidden states take 64,000; buffers are somewhat larger than requested
 
 
-def test_exact_mode_is_bit_for_bit_the_same_alone_together_and_on_a_computed_prompt(engine_of: Callable[..., Engine]):
+def test_exact_mode_is_the_same_to_the_bit_alone_together_and_on_a_cached_prompt(engine_of: Callable[..., Engine]):
     alone = engine_of("llama", mode="exact", prefix_cache_bytes=0)
     together = engine_of("llama", mode="exact", max_batch_tokens=100)
     assert together.model_info.mode == "exact"

@@ -1,4 +1,4 @@
-"""No chunking, order or company moves, drops or changes an entry (the tiny llama, real engine)."""
+"""Chunking, order and batch neither move nor drop nor change an entry (tiny models, real engine)."""
 
 from collections.abc import Callable
 from random import Random
@@ -91,7 +91,7 @@ def test_a_one_token_prompt_scores_its_first_completion_token(
     assert_agrees(row, oracle)
 
 
-def test_a_row_without_anything_to_predict_is_done_at_once(engine: Engine):
+def test_a_sequence_without_anything_to_predict_is_done_at_once(engine: Engine):
     first, last = (
         Sequence(token_ids=[7], score_from=0, top_logprobs=2, rank=True),
         Sequence(token_ids=[7, 8], score_from=2),

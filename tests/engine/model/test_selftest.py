@@ -1,4 +1,4 @@
-"""The self-test finds models whose caches or padding are wrong. The faults are put into a right model."""
+"""The self-test finds models whose caches or padding are wrong. The tests put the faults into a right model."""
 
 import shutil
 import time
@@ -28,9 +28,9 @@ def model(tiny_models: TinyModels) -> Any:
 def find_fault(model: Any, kind: type[PaddedBatch] | type[SequentialBatch], faulty: Any = None) -> str | None:
     rows = selftest.trial_rows(VOCAB_SIZE)
     reference = selftest.reference_logprobs(model, rows)
-    halves = FullLogits(faulty) if faulty else split_model(model)
-    batch: BatchRunner = kind(model, halves)
-    return selftest.find_fault(batch, halves, reference, rows)
+    backbone_and_head = FullLogits(faulty) if faulty else split_model(model)
+    batch: BatchRunner = kind(model, backbone_and_head)
+    return selftest.find_fault(batch, backbone_and_head, reference, rows)
 
 
 @pytest.mark.parametrize("kind", [PaddedBatch, SequentialBatch])
@@ -39,7 +39,7 @@ def test_a_right_model_passes_with_and_without_a_tap(model: Any, kind: type[Padd
     assert find_fault(model, kind, lambda token_ids, cache=None: model(token_ids, cache=cache)) is None
 
 
-def test_padding_that_is_seen_is_found(model: Any):
+def test_attention_to_padding_is_found(model: Any):
     def sees_padding(token_ids: mx.array, cache: Any = None) -> mx.array:
         return model(token_ids, cache=cache) + (token_ids[:, -1:] == 0)[:, :, None] * mx.arange(VOCAB_SIZE)
 
@@ -57,11 +57,11 @@ def test_a_cache_that_forgets_is_found(model: Any):
     assert "off by" in (find_fault(model, SequentialBatch, forgets) or "")
 
 
-def test_a_window_that_slides_wrongly_is_found(tiny_models: TinyModels):
+def test_a_wrong_sliding_window_is_found(tiny_models: TinyModels):
     model, _ = load_model(tiny_models("gemma3"), model_config=read_config(tiny_models("gemma3")))
 
     def slips(token_ids: mx.array, cache: Any = None) -> mx.array:
-        """Wrong once the window is full, and in a cache alone."""
+        """Be wrong once the window is full, and only with a cache."""
         is_full = cache is not None and mx.max(mx.array(cache[0].offset)).item() + token_ids.shape[1] > SLIDING_WINDOW
         return model(token_ids, cache=cache) + is_full * mx.arange(VOCAB_SIZE)
 
@@ -76,7 +76,9 @@ def test_a_window_that_slides_wrongly_is_found(tiny_models: TinyModels):
         assert fault is not None
 
 
-def test_a_window_too_long_to_cross_in_time_is_named(tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch):
+def test_a_window_that_is_too_slow_to_test_is_named_in_the_outcome(
+    tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
+):
     assert selftest.window_row(4096, VOCAB_SIZE, seconds=1.0) is None
     monkeypatch.setattr(selftest, "_MAX_WINDOW_S", 0.0)
 
@@ -86,7 +88,7 @@ def test_a_window_too_long_to_cross_in_time_is_named(tiny_models: TinyModels, mo
     assert engine.model_info.self_test == f"passed; too slow to test beyond its window of {SLIDING_WINDOW} tokens"
 
 
-def test_a_machine_that_stood_still_once_is_not_taken_for_a_slow_one(
+def test_one_pause_of_the_machine_does_not_skip_the_window_test(
     tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ):
     right, pauses_s = time.perf_counter, iter([0.0, 60.0])

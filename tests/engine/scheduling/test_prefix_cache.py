@@ -1,4 +1,4 @@
-"""What rows share is found exactly, kept within its bytes, and forgotten in the end."""
+"""Shared prefixes are found exactly, kept within their bytes, and forgotten in the end."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,18 +8,18 @@ from scorepool.engine.sequence import Sequence
 
 
 def row(prompt: list[int]) -> Sequence:
-    """One whose shareable tokens are `prompt`."""
+    """Make a sequence whose shareable tokens are `prompt`."""
     return Sequence(token_ids=[*prompt, 0], score_from=len(prompt))
 
 
 def take(prefix_cache: PrefixCache, sequence: Sequence, num_bytes: int = 0) -> tuple[Prefix | None, list[Prefix]]:
-    """What a scheduler and a batch do with a waiting row."""
-    base, missing = prefix_cache.match(sequence)
+    """Do with a waiting sequence what a scheduler and a batch do."""
+    cached, missing = prefix_cache.match(sequence)
     for prefix in missing:
         prefix.cache, prefix.num_bytes = "computed", num_bytes
         prefix_cache.insert(prefix)
     prefix_cache.remove(sequence)
-    return base, missing
+    return cached, missing
 
 
 segments = st.lists(st.sampled_from([[1] * 20, [2] * 20, [1] * 7 + [3] * 30, [4]]), max_size=5)
@@ -27,24 +27,24 @@ prompts = segments.map(lambda parts: [token_id for part in parts for token_id in
 
 
 @given(prompts=st.lists(prompts, min_size=1, max_size=30), max_tree_tokens=st.sampled_from([50, 10_000]))
-def test_a_row_goes_on_from_its_own_tokens_only(prompts: list[list[int]], max_tree_tokens: int):
+def test_a_sequence_continues_from_its_own_tokens_only(prompts: list[list[int]], max_tree_tokens: int):
     prefix_cache = PrefixCache(max_bytes=3, max_tree_tokens=max_tree_tokens)
     for prompt in prompts:
         sequence = row(prompt)
         prefix_cache.add(sequence)
-        base, missing = take(prefix_cache, sequence, num_bytes=1)
+        cached, missing = take(prefix_cache, sequence, num_bytes=1)
         start = 0
-        for prefix in [base, *missing] if base else missing:
+        for prefix in [cached, *missing] if cached else missing:
             assert prefix.token_ids == prompt[: prefix.length]
             assert prefix.length - start >= MIN_TOKENS
             start = prefix.length
-        if base:
-            assert base.cache == "computed"
+        if cached:
+            assert cached.cache == "computed"
         prefix_cache.evict()
         assert prefix_cache.num_bytes <= 3
 
 
-def test_a_prompt_that_was_seen_once_is_not_worth_computing():
+def test_a_prompt_that_was_seen_once_is_not_cached():
     prefix_cache = PrefixCache(max_bytes=0)
     first, second = row([1] * 100), row([1] * 100)
     prefix_cache.add(first)
@@ -68,7 +68,7 @@ def test_a_system_prompt_and_its_questions_are_computed_one_after_the_other():
     assert lengths == [[200, 280], [], [280], []]
 
 
-def test_what_saves_little_is_not_computed_by_itself():
+def test_a_prefix_that_saves_little_is_not_computed_by_itself():
     prefix_cache = PrefixCache(max_bytes=0)
     short, rare = [row([1] * (MIN_TOKENS - 1)) for _ in range(99)], [row([2] * MIN_TOKENS) for _ in range(2)]
     for sequence in short + rare:
@@ -78,7 +78,7 @@ def test_what_saves_little_is_not_computed_by_itself():
     assert [take(prefix_cache, sequence) for sequence in short + rare] == [(None, [])] * 101
 
 
-def test_the_least_recently_used_goes_first_but_for_those_that_rows_wait_for():
+def test_the_least_recently_used_is_evicted_first_unless_a_sequence_waits_for_it():
     prefix_cache = PrefixCache(max_bytes=20)
     for token_id in (1, 2, 3):
         rows = [row([token_id] * 100) for _ in range(2)]
@@ -95,8 +95,8 @@ def test_the_least_recently_used_goes_first_but_for_those_that_rows_wait_for():
     assert prefix_cache.num_bytes == 20
     assert prefix_cache.match(waits)[0] is not None
     prefix_cache.add(fresh)
-    base, missing = prefix_cache.match(fresh)
-    assert base is None
+    cached, missing = prefix_cache.match(fresh)
+    assert cached is None
     assert [prefix.length for prefix in missing] == [100]
 
 

@@ -1,4 +1,4 @@
-"""Which rows run: budgets hold, nobody starves, every token goes through the model once and in order."""
+"""The scheduler keeps its budgets, starves no sequence, and runs every token through the model once and in order."""
 
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ def generating(length: int, max_tokens: int = 3) -> Sequence:
 
 
 def asking(prompt: list[int], completion: list[int]) -> Sequence:
-    """A completion to score after a prompt."""
+    """Make a completion to score after a prompt."""
     return Sequence(token_ids=prompt + completion, score_from=len(prompt))
 
 
@@ -61,7 +61,7 @@ batches = {"rows": row_lists, "budget": st.integers(1, 80), "places": st.integer
 
 
 @given(**batches)
-def test_every_row_ends_once_and_every_token_that_it_needs_is_computed_once(
+def test_every_sequence_ends_once_and_every_token_it_needs_is_computed_once(
     rows: list[Sequence], budget: int, places: int
 ):
     rows = [row for row in rows if row.score_from is None or row.score_from < row.num_input_tokens]
@@ -107,7 +107,7 @@ def test_a_step_stays_within_its_budgets(rows: list[Sequence], budget: int, plac
 
 
 @given(**batches)
-def test_a_forward_is_of_one_kind_and_wastes_little(rows: list[Sequence], budget: int, places: int):
+def test_a_forward_pass_holds_slices_of_one_kind_and_little_padding(rows: list[Sequence], budget: int, places: int):
     scheduler = scheduler_of(rows, budget * 50, places)
     while scheduler.has_work:
         for forward in step(scheduler)[0].forwards:
@@ -122,7 +122,7 @@ def test_a_forward_is_of_one_kind_and_wastes_little(rows: list[Sequence], budget
             assert padding <= MIN_FORWARD_TOKENS + MAX_PADDING * longest * len(forward)
 
 
-def test_one_prompt_of_many_rows_is_computed_once_and_in_the_same_step():
+def test_a_prompt_of_many_sequences_is_computed_once_and_in_the_same_step():
     prompt = list(range(100))
     rows = [asking(prompt, [7] * length) for length in (3, 5, 8)]
 
@@ -137,7 +137,7 @@ def test_one_prompt_of_many_rows_is_computed_once_and_in_the_same_step():
     assert set(done) == set(rows)
 
 
-def test_a_prompt_that_is_asked_again_later_is_computed_once_more_and_then_kept():
+def test_a_prompt_that_comes_again_later_is_computed_once_more_and_then_cached():
     prompt = list(range(100))
     scheduler = Scheduler(1000, KVBudget(4, ENDLESS), PrefixCache(max_bytes=1000))
     computed = []
@@ -159,7 +159,7 @@ def test_a_prompt_longer_than_a_step_is_shared_too():
     assert sum(slice_.num_tokens for slices in steps for slice_ in slices) == 95
 
 
-def test_what_is_reported_is_never_shared():
+def test_reported_tokens_are_never_shared():
     document = list(range(100))
     rows = [Sequence(token_ids=[*document, last], score_from=0) for last in range(3)]
 
@@ -197,7 +197,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_prefilled():
         assert [slice_.sequence for slice_ in prefills(output)] == [long]
 
 
-def test_short_rows_pass_while_a_long_prompt_is_prefilled():
+def test_short_sequences_pass_while_a_long_prompt_is_prefilled():
     long, short = scored(100), scored(4)
     scheduler = scheduler_of([long], budget=10)
     step(scheduler)
@@ -208,7 +208,7 @@ def test_short_rows_pass_while_a_long_prompt_is_prefilled():
     assert done == [short]
 
 
-def test_score_rows_pass_generating_rows_that_wait_for_a_place():
+def test_scores_pass_generating_sequences_that_wait_for_a_place():
     scheduler = scheduler_of([generating(3, max_tokens=50), generating(3), scored(5)], places=1)
 
     _, done = step(scheduler)
@@ -216,44 +216,44 @@ def test_score_rows_pass_generating_rows_that_wait_for_a_place():
     assert [row.sampling for row in done] == [None]
 
 
-def test_a_row_that_needs_the_whole_budget_is_not_passed_for_good():
+def test_a_sequence_that_needs_the_whole_budget_is_not_passed_for_good():
     large = scored(21)
     scheduler = scheduler_of([scored(5) for _ in range(3)] + [large], budget=20)
     for _ in range(4):
         scheduler.add([scored(5) for _ in range(3)])
         if large in step(scheduler)[1]:
             return
-    raise AssertionError("rows that came later went first, again and again")
+    raise AssertionError("sequences that arrived later went first, again and again")
 
 
-def test_a_row_that_needs_room_for_its_cache_is_not_passed_for_good():
+def test_a_sequence_that_needs_room_for_its_cache_is_not_passed_for_good():
     large = generating(60, max_tokens=20)
     scheduler = scheduler_of([generating(3, max_tokens=9), generating(3, max_tokens=9), large], cached=100)
     for _ in range(20):
         scheduler.add([generating(3, max_tokens=9)])
         if large in [slice_.sequence for slice_ in prefills(step(scheduler)[0])]:
             return
-    raise AssertionError("rows that came later went first, again and again")
+    raise AssertionError("sequences that arrived later went first, again and again")
 
 
-def test_rows_that_wait_for_a_place_are_not_weighed_one_by_one(monkeypatch: pytest.MonkeyPatch):
+def test_sequences_that_wait_for_a_place_are_not_checked_one_by_one(monkeypatch: pytest.MonkeyPatch):
     scheduler = scheduler_of([generating(3, max_tokens=50) for _ in range(1000)], places=4)
     step(scheduler)
-    weighed: list[list[Sequence]] = []
+    checked: list[list[Sequence]] = []
     fits = KVBudget.fits
 
-    def weigh(self: KVBudget, sequences: list[Sequence]) -> bool:
-        weighed.append(sequences)
+    def check(self: KVBudget, sequences: list[Sequence]) -> bool:
+        checked.append(sequences)
         return fits(self, sequences)
 
-    monkeypatch.setattr(KVBudget, "fits", weigh)
+    monkeypatch.setattr(KVBudget, "fits", check)
 
     step(scheduler)
 
-    assert len(weighed) == 1
+    assert len(checked) == 1
 
 
-def test_removed_rows_are_planned_no_more():
+def test_removed_sequences_are_scheduled_no_more():
     decoding, half_way, waiting = generating(3, max_tokens=50), scored(90), generating(2)
     scheduler = scheduler_of([decoding, half_way, waiting], budget=10)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Chats: render them with the model's template, constrain and parse the answers. ChatCodec in codec.py combines these modules.
+"""Chats: render them, constrain the answers and parse them. ChatCodec in codec.py combines these modules.
 
 template            messages and tools to the prompt's text
 chat_format         the markers of the model's answers

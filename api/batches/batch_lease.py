@@ -40,7 +40,7 @@ class BatchLease:
         self.owner = owner
         self.progress = progress
         self.cancel_at = cancel_at  # unix, s
-        self._turn = turn  # the fencing token
+        self._fencing_token = turn
         self._clock_offset_s = claimed_at - time.monotonic()
         self._renewed_at = time.monotonic()
 
@@ -94,7 +94,7 @@ class BatchLease:
         async with self._redis.pipeline() as pipeline:
             try:
                 await pipeline.watch(key)
-                if await pipeline.hget(key, "turn") != str(self._turn).encode():
+                if await pipeline.hget(key, "turn") != str(self._fencing_token).encode():
                     raise LeaseLost
                 pipeline.multi()  # type: ignore[no-untyped-call]
                 pipeline.hset(key, "state", wire.encode(progress))
@@ -109,5 +109,5 @@ class BatchLease:
 
     async def _set_due(self, in_s: float) -> bool:
         """Set when the batch is due; return False if the lease is lost."""
-        args = (self.batch_id, f"{self.now + in_s:.6f}", str(self._turn))
+        args = (self.batch_id, f"{self.now + in_s:.6f}", str(self._fencing_token))
         return bool(await self._redis.eval(DUE, 2, store.Keys.batches, store.Keys.batch(self.batch_id), *args))

@@ -126,14 +126,14 @@ def _of_channel(name: wire.Channel, contents: list[bytes], channels: list[wire.C
 
 def columns_from(sequence: wire.SequenceResult, start: int, end: int | None = None) -> wire.SequenceResult:
     """Slice the columns that dialects show."""
-    part = slice(start, end)
+    span = slice(start, end)
     return wire.SequenceResult(
-        token_ids=sequence.token_ids[part],
-        token_bytes=sequence.token_bytes[part],
+        token_ids=sequence.token_ids[span],
+        token_bytes=sequence.token_bytes[span],
         text="",
-        logprobs=None if sequence.logprobs is None else wire.Floats(sequence.logprobs[part]),
-        top_ids=None if sequence.top_ids is None else sequence.top_ids[part],
-        top_bytes=None if sequence.top_bytes is None else sequence.top_bytes[part],
-        top_logprobs=None if sequence.top_logprobs is None else sequence.top_logprobs[part],
-        channels=None if sequence.channels is None else sequence.channels[part],
+        logprobs=None if sequence.logprobs is None else wire.Floats(sequence.logprobs[span]),
+        top_ids=None if sequence.top_ids is None else sequence.top_ids[span],
+        top_bytes=None if sequence.top_bytes is None else sequence.top_bytes[span],
+        top_logprobs=None if sequence.top_logprobs is None else sequence.top_logprobs[span],
+        channels=None if sequence.channels is None else sequence.channels[span],
     )

@@ -20,7 +20,7 @@ from scorepool.wire.codec import Encoding
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What a translation knows besides the body."""
+    """The facts about a request that are not in its body."""
 
     unique_id: str
     timeout_s: int
@@ -76,7 +76,7 @@ class Endpoint(ABC, Generic[Body]):
     reply_type: ClassVar[Any]
     chunk_type: ClassVar[Any] = None  # of a stream; None: the endpoint does not stream
     foreign_fields: ClassVar[Mapping[str, object]] = {}  # of other servers, with the defaults that pass
-    needs_model: ClassVar[bool] = False  # `to_requests` needs the model's card, and the only model may go unnamed
+    needs_model: ClassVar[bool] = False  # `to_requests` needs the served model; it may be unnamed if it is the only one
     has_large_replies: ClassVar[bool] = False  # `to_reply` may take a second, so it runs in a thread
 
     def parse(self, body: bytes, encoding: Encoding = "json") -> Body:

@@ -14,7 +14,6 @@ from scorepool.api.http.errors import ApiError, error_reply, internal_error, red
 
 logger = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"  # the end of a stream in OpenAI's dialect
 KEEP_ALIVE_S = 15.0  # of silence, after which a comment is sent: proxies close silent connections
 
 

@@ -1,4 +1,4 @@
-"""Batches where a worker's side is played, so that every moment can be chosen: expiry, full queues, two drivers."""
+"""Batches with a fake worker, so that every moment can be chosen: expiry, full queues, two drivers."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from tests.api.fake_worker import COMPLETED, FakeWorker
 
 pytestmark = pytest.mark.anyio
 FORM = "multipart/form-data; boundary=b"
-PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+FORM_PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 
 
 def jsonl(count: int, **body: Any) -> bytes:
@@ -54,9 +54,9 @@ async def start(http: httpx.AsyncClient, text: bytes, **changes: Any) -> str:
     return reply.json()["id"]
 
 
-async def until(http: httpx.AsyncClient, id_: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def until(http: httpx.AsyncClient, batch_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     async with asyncio.timeout(60):
-        while not condition(batch := (await http.get(f"/v1/batches/{id_}")).json()):  # noqa: ASYNC110 - it is in Redis
+        while not condition(batch := (await http.get(f"/v1/batches/{batch_id}")).json()):  # noqa: ASYNC110 - it is in Redis
             await asyncio.sleep(0.02)
     return batch
 
@@ -72,27 +72,29 @@ async def lines_of(http: httpx.AsyncClient, file_id: str) -> dict[str, Any]:
     return {one["custom_id"]: one for one in found}
 
 
-def let_expire(redis: Redis, id_: str) -> None:
-    key = store.Keys.batch(id_)
+def let_expire(redis: Redis, batch_id: str) -> None:
+    key = store.Keys.batch(batch_id)
     before = wire.parse(redis.hget(key, "state"), BatchProgress, "msgpack")
     after = replace(before, batch=replace(before.batch, expires_at=int(time.time()) - 1))
     redis.hset(key, mapping={"state": wire.encode(after)})
-    redis.hincrby(key, "turn", 1)  # so that a turn that is under way does not write it over
-    redis.zadd(store.Keys.batches, {id_: 0})
+    redis.hincrby(key, "turn", 1)  # so that a driver that holds the batch does not overwrite it
+    redis.zadd(store.Keys.batches, {batch_id: 0})
 
 
-async def test_what_is_not_answered_in_the_window_is_told_so(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_lines_that_are_not_answered_in_the_window_are_expired(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
     async with serving() as http:
-        id_ = await start(http, jsonl(5), completion_window="30m")
+        batch_id = await start(http, jsonl(5), completion_window="30m")
         await eventually(lambda: len(worker.waiting()) == 5)
         for number in (2, 4):
-            worker.end(job_id_of(id_, number, 0), COMPLETED)
-        running = job_id_of(id_, 5, 0)
+            worker.end(job_id_of(batch_id, number, 0), COMPLETED)
+        running = job_id_of(batch_id, 5, 0)
         worker.start(running)
-        let_expire(redis, id_)
+        let_expire(redis, batch_id)
         await eventually(lambda: redis.hget(f"rq:job:{running}", "cancel_requested") == b"1")
         worker.cancel(running)
-        batch = await until(http, id_, has("expired"))
+        batch = await until(http, batch_id, has("expired"))
         good, bad = [await lines_of(http, batch[name]) for name in ("output_file_id", "error_file_id")]
 
     assert batch["expired_at"] is not None
@@ -102,28 +104,28 @@ async def test_what_is_not_answered_in_the_window_is_told_so(serving: Serving, w
     assert worker.waiting() == set()
 
 
-async def test_a_batch_larger_than_the_queue_is_fed_to_it_as_room_comes(serving: Serving, worker: FakeWorker):
+async def test_a_batch_larger_than_the_queue_is_queued_as_room_comes(serving: Serving, worker: FakeWorker):
     async with serving(max_queue_depth=4) as http:
-        id_ = await start(http, jsonl(30))
+        batch_id = await start(http, jsonl(30))
         answered: set[str] = set()
         while len(answered) < 30:
             await eventually(lambda before=answered: worker.waiting() - before)
             waiting = worker.waiting() - answered
             assert len(waiting) <= 4
-            for one in waiting:
-                worker.end(one, COMPLETED)
+            for job_id in waiting:
+                worker.end(job_id, COMPLETED)
             answered = answered | waiting
-        batch = await until(http, id_, has("completed"))
+        batch = await until(http, batch_id, has("completed"))
     assert batch["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
-    assert answered == {job_id_of(id_, number, 0) for number in range(1, 31)}
+    assert answered == {job_id_of(batch_id, number, 0) for number in range(1, 31)}
 
 
-async def test_a_line_that_never_fits_the_queue_is_refused_and_holds_up_no_other(serving: Serving, worker: FakeWorker):
+async def test_a_line_that_never_fits_the_queue_is_refused_and_delays_no_other(serving: Serving, worker: FakeWorker):
     async with serving(max_queue_depth=4) as http:
-        id_ = await start(http, jsonl(1, prompt=["a"] * 5) + jsonl(2).splitlines()[1])
+        batch_id = await start(http, jsonl(1, prompt=["a"] * 5) + jsonl(2).splitlines()[1])
         await eventually(worker.waiting)
-        worker.end(job_id_of(id_, 2, 0), COMPLETED)
-        batch = await until(http, id_, has("completed"))
+        worker.end(job_id_of(batch_id, 2, 0), COMPLETED)
+        batch = await until(http, batch_id, has("completed"))
         bad = await lines_of(http, batch["error_file_id"])
     assert (bad["1"]["response"]["status_code"], bad["1"]["response"]["body"]["error"]["param"]) == (413, "prompt")
     assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
@@ -134,33 +136,33 @@ async def test_a_record_that_cannot_be_read_stops_no_other_batch(serving: Servin
     redis.zadd(store.Keys.batches, {"batch_bad": 0})
     async with serving(lease_s=0.5) as http:
         for _ in range(2):
-            id_ = await start(http, jsonl(1))
+            batch_id = await start(http, jsonl(1))
             await eventually(worker.waiting)
-            worker.end(job_id_of(id_, 1, 0), COMPLETED)
-            await until(http, id_, has("completed"))
+            worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
+            await until(http, batch_id, has("completed"))
 
 
-async def test_of_many_bad_lines_the_first_hundred_are_told(serving: Serving, worker: FakeWorker):
+async def test_the_errors_of_a_batch_list_the_first_hundred_bad_lines(serving: Serving, worker: FakeWorker):
     lines = [jsonl(number, model=f"nobody-{number}").splitlines(keepends=True)[-1] for number in range(1, 151)]
     async with serving() as http:
         batch = await until(http, await start(http, b"".join(lines)), has("failed"))
     assert [error["line"] for error in batch["errors"]["data"]] == list(range(1, 101))
 
 
-async def test_a_batch_goes_on_where_replicas_are_missing(
+async def test_a_batch_continues_while_replicas_are_missing(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(scorepool.api.repositories.queue, "REPLICAS_TIMEOUT_S", 0.01)
     async with serving(redis_min_replicas=1) as http:
-        id_ = await start(http, jsonl(2))
+        batch_id = await start(http, jsonl(2))
         await eventually(lambda: len(worker.waiting()) == 2)
-        for one in worker.waiting():
-            worker.end(one, COMPLETED)
-        batch = await until(http, id_, has("completed"))
+        for job_id in worker.waiting():
+            worker.end(job_id, COMPLETED)
+        batch = await until(http, batch_id, has("completed"))
     assert batch["request_counts"]["completed"] == 2
 
 
-async def test_a_line_noted_by_a_driver_that_died_is_queued_by_the_next(
+async def test_a_line_recorded_by_a_dead_driver_is_queued_by_the_next(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
     async def die(*_: object) -> bool:
@@ -168,23 +170,23 @@ async def test_a_line_noted_by_a_driver_that_died_is_queued_by_the_next(
 
     async with serving(lease_s=0.5) as http:
         with monkeypatch.context() as patch:
-            patch.setattr(start_lines, "_submit", die)  # ends the task as if the process had ended there
-            id_ = await start(http, jsonl(3))
-            await until(http, id_, has("in_progress"))
+            patch.setattr(start_lines, "_submit", die)  # ends the task as a crash of the process would
+            batch_id = await start(http, jsonl(3))
+            await until(http, batch_id, has("in_progress"))
             await asyncio.sleep(0.2)
             assert worker.waiting() == set()
         async with serving(lease_s=0.5):
             await eventually(lambda: len(worker.waiting()) == 3)
-            for one in worker.waiting():
-                worker.end(one, COMPLETED)
-            batch = await until(http, id_, has("completed"))
+            for job_id in worker.waiting():
+                worker.end(job_id, COMPLETED)
+            batch = await until(http, batch_id, has("completed"))
     assert batch["request_counts"]["completed"] == 3
 
 
-async def test_drivers_that_are_too_slow_for_their_leases_get_on(
+async def test_drivers_slower_than_their_lease_make_progress(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
-    """They took the batch from each other for ever, each before the other had written anything."""
+    """Without early commits each driver would take the batch before the other has written anything."""
     to_jobs = lines.to_jobs
 
     async def to_jobs_slowly(*args: Any) -> Any:
@@ -193,92 +195,92 @@ async def test_drivers_that_are_too_slow_for_their_leases_get_on(
 
     monkeypatch.setattr(lines, "to_jobs", to_jobs_slowly)
     async with serving(lease_s=0.3) as http, serving(lease_s=0.3):
-        id_ = await start(http, jsonl(40))  # 0.8 s for all
+        batch_id = await start(http, jsonl(40))  # 0.8 s for all lines
         await eventually(lambda: len(worker.waiting()) == 40)
-        for one in worker.waiting():
-            worker.end(one, COMPLETED)
-        batch = await until(http, id_, has("completed"))
+        for job_id in worker.waiting():
+            worker.end(job_id, COMPLETED)
+        batch = await until(http, batch_id, has("completed"))
     assert batch["request_counts"]["completed"] == 40
 
 
-async def test_of_two_drivers_who_believe_they_have_a_batch_one_writes_nothing(
+async def test_of_two_drivers_with_a_lease_the_late_one_writes_nothing(
     serving: Serving, worker: FakeWorker, redis: Redis, redis_url: str
 ):
     async with serving() as http:
-        id_ = await start(http, jsonl(2))
+        batch_id = await start(http, jsonl(2))
         await eventually(lambda: len(worker.waiting()) == 2)
     async with AsyncRedis.from_url(redis_url) as connection:
-        redis.zadd(store.Keys.batches, {id_: 0})
+        redis.zadd(store.Keys.batches, {batch_id: 0})
         late = await BatchLease.claim(connection, lease_s=5)
         assert late is not None
         assert await BatchLease.claim(connection, lease_s=5) is None
-        redis.zadd(store.Keys.batches, {id_: 0})
+        redis.zadd(store.Keys.batches, {batch_id: 0})
         current = await BatchLease.claim(connection, lease_s=5)
         assert current is not None
-        before, due_at = redis.hget(store.Keys.batch(id_), "state"), redis.zscore(store.Keys.batches, id_)
+        before, due_at = redis.hget(store.Keys.batch(batch_id), "state"), redis.zscore(store.Keys.batches, batch_id)
         with pytest.raises(LeaseLost):
             await late.commit(replace(late.progress, output_chunks=7))
         with pytest.raises(LeaseLost):
             await late.extend()
-        await late.release(0.0)  # or they would take the batch from each other for ever
-        assert redis.zscore(store.Keys.batches, id_) == due_at
-        assert redis.hget(store.Keys.batch(id_), "state") == before
+        await late.release(0.0)  # otherwise they would take the batch from each other forever
+        assert redis.zscore(store.Keys.batches, batch_id) == due_at
+        assert redis.hget(store.Keys.batch(batch_id), "state") == before
         await current.commit(replace(current.progress, output_chunks=7))
-        assert wire.parse(redis.hget(store.Keys.batch(id_), "state"), BatchProgress, "msgpack").output_chunks == 7
+        assert wire.parse(redis.hget(store.Keys.batch(batch_id), "state"), BatchProgress, "msgpack").output_chunks == 7
 
 
-async def test_a_failed_job_is_an_entry_of_the_error_file(serving: Serving, worker: FakeWorker):
+async def test_a_failed_job_is_a_line_of_the_error_file(serving: Serving, worker: FakeWorker):
     async with serving() as http:
-        id_ = await start(http, jsonl(2))
+        batch_id = await start(http, jsonl(2))
         await eventually(lambda: len(worker.waiting()) == 2)
         failure = wire.Failure(code="too_long", message="72 tokens, the context has 64", field="prompt")
-        worker.end(job_id_of(id_, 1, 0), failure)
-        worker.end(job_id_of(id_, 2, 0), COMPLETED)
-        batch = await until(http, id_, has("completed"))
+        worker.end(job_id_of(batch_id, 1, 0), failure)
+        worker.end(job_id_of(batch_id, 2, 0), COMPLETED)
+        batch = await until(http, batch_id, has("completed"))
         bad = await lines_of(http, batch["error_file_id"])
     response = bad["1"]["response"]
     assert (response["status_code"], response["body"]["error"]["code"]) == (400, "context_length_exceeded")
 
 
-async def test_jobs_whose_line_is_written_leave_redis_soon(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_jobs_of_a_written_line_expire_soon(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
-        id_ = await start(http, jsonl(2))
+        batch_id = await start(http, jsonl(2))
         await eventually(lambda: len(worker.waiting()) == 2)
         assert (await http.get("/v1/jobs")).json()["jobs"][0]["status"] == "queued"
-        good, bad = job_id_of(id_, 1, 0), job_id_of(id_, 2, 0)
+        good, bad = job_id_of(batch_id, 1, 0), job_id_of(batch_id, 2, 0)
         worker.end(good, COMPLETED)
-        worker.end(bad, wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED)  # which keeps its request
-        await until(http, id_, has("completed"))
+        worker.end(
+            bad, wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED
+        )  # RQ keeps the request of a failed job
+        await until(http, batch_id, has("completed"))
     for key in (f"rq:job:{good}", store.Keys.outcome(good), store.Keys.outcome(bad), store.Keys.request(bad)):
         assert 0 < redis.ttl(key) <= 60
     assert redis.exists(store.Keys.request(good)) == 0
-    assert redis.exists(store.Keys.batch_lines(id_)) == 0
+    assert redis.exists(store.Keys.batch_lines(batch_id)) == 0
     assert redis.zcard(store.Keys.batches) == 0
 
 
-async def test_a_cancelled_batch_leaves_nothing_behind_in_a_shared_queue(
-    serving: Serving, worker: FakeWorker, redis: Redis
-):
+async def test_a_cancelled_batch_leaves_nothing_in_a_shared_queue(serving: Serving, worker: FakeWorker, redis: Redis):
     low = "demo:low"
     async with serving(api_keys=KEYS, max_jobs_in_flight=4) as http:
         http.headers.update(bearer(ALICE))
-        id_ = await start(http, jsonl(20))
+        batch_id = await start(http, jsonl(20))
         await eventually(lambda: (len(worker.waiting()), redis.zcard(f"rq:deferred:{low}")) == (4, 16))
-        await http.post(f"/v1/batches/{id_}/cancel")
-        batch = await until(http, id_, has("cancelled"))
+        await http.post(f"/v1/batches/{batch_id}/cancel")
+        batch = await until(http, batch_id, has("cancelled"))
         assert batch["request_counts"] == {"total": 20, "completed": 0, "failed": 20}
         assert len(await lines_of(http, batch["error_file_id"])) == 20
         http.headers.update(bearer(BOB))
-        id_ = await start(http, jsonl(2))
-        await eventually(lambda: redis.zcard(f"rq:deferred:{low}") == 2)  # behind what was alice's
+        batch_id = await start(http, jsonl(2))
+        await eventually(lambda: redis.zcard(f"rq:deferred:{low}") == 2)  # after alice's jobs
         rows = Leases(redis, "mac", "rq:worker:mac", 60.0).claim(
             [Queue(low, connection=redis)], room=10, in_flight=0, limit=10, batch=4, round_robin=False
         )
-    assert [row.job_id for row in rows or ()] == [job_id_of(id_, 1, 0), job_id_of(id_, 2, 0)]
+    assert [row.job_id for row in rows or ()] == [job_id_of(batch_id, 1, 0), job_id_of(batch_id, 2, 0)]
     assert not list(redis.scan_iter("scorepool:backlog:*")) + list(redis.scan_iter("scorepool:turns:*"))
 
 
-async def test_another_keys_files_and_batches_are_as_if_they_were_not_there(serving: Serving, worker: FakeWorker):
+async def test_files_and_batches_of_another_key_do_not_exist(serving: Serving, worker: FakeWorker):
     async with serving(api_keys=KEYS) as http:
         file = (await upload(http, jsonl(1), headers=bearer(ALICE))).json()["id"]
         body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
@@ -298,7 +300,7 @@ async def test_another_keys_files_and_batches_are_as_if_they_were_not_there(serv
             assert len((await http.get(path, headers=bearer(ALICE))).json()["data"]) == 1
 
 
-async def test_an_upload_that_is_too_large_or_no_upload_is_refused(serving: Serving, redis: Redis):
+async def test_a_large_or_malformed_upload_is_refused(serving: Serving, redis: Redis):
     async with serving(max_file_bytes=100_000, max_body_bytes=10_000) as http:
         too_large = await upload(http, jsonl(5000))
         large = await upload(http, jsonl(1000))
@@ -309,11 +311,13 @@ async def test_an_upload_that_is_too_large_or_no_upload_is_refused(serving: Serv
             await http.post("/v1/files", **form),
             await http.post("/v1/files", content=b"--b\r\nnonsense", headers={"Content-Type": "multipart/form-data"}),
             await http.post("/v1/files", content=b"--b\r\nnonsense", headers={"Content-Type": FORM}),
-            await http.post("/v1/files", content=PART + b"{}", headers={"Content-Type": FORM}),  # it was cut off
+            await http.post("/v1/files", content=FORM_PART + b"{}", headers={"Content-Type": FORM}),  # cut off
             await upload(http, jsonl(1), headers={"Origin": "https://evil.example"}),
         ]
         assert (await http.get("/v1/files")).json()["data"] == []
     assert [(reply.status_code, reply.json()["error"]["param"]) for reply in (large, long)] == [(413, "file")] * 2
     assert too_large.status_code == 413
     assert [reply.status_code for reply in replies] == [415, 400, 400, 400, 400, 403]
-    assert all(redis.ttl(key) > 0 for key in redis.scan_iter("scorepool:file:*"))  # what was begun goes by itself
+    assert all(
+        redis.ttl(key) > 0 for key in redis.scan_iter("scorepool:file:*")
+    )  # the chunks of refused uploads expire

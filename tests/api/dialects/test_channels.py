@@ -228,14 +228,14 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
     markers = [ids_of(name, text.removeprefix("+")) for text in (*chat_format.tokens, EOS)]
     halves = [ids_of(name, "🙂")[:2], ids_of(name, "ä")[1:]]
     part = st.sampled_from([part for part in parts if part])
-    piece = st.one_of(
+    fragment = st.one_of(
         part,
         st.sampled_from([*markers, *halves]),
         st.builds(
             lambda ids, start, end: ids[start % len(ids) :][: end + 1], part, st.integers(0, 40), st.integers(0, 9)
         ),
     )
-    token_ids = [token_id for ids in draw(st.lists(piece, min_size=1, max_size=9)) for token_id in ids]
+    token_ids = [token_id for ids in draw(st.lists(fragment, min_size=1, max_size=9)) for token_id in ids]
     if draw(st.booleans()):
         token_ids += ids_of(name, EOS)
     stops = st.lists(st.sampled_from(["a", "ook", '": ', "}<", ">\n", "l>", "ä", "call"]), max_size=2)

@@ -7,11 +7,11 @@ import httpx
 
 from scorepool.local.stack import Stack
 
-NO_END = {"0": -100, "2": -100}  # neither of the tokens that end a text
+NO_END = {"0": -100, "2": -100}  # bans both end tokens
 
 
 def read(stack: Stack, id_: str, last: str | None, count: int | None) -> list[dict[str, Any]]:
-    """Events until the end, or `count` of them."""
+    """Return the events until the end, or the first `count`."""
     headers = {} if last is None else {"Last-Event-ID": last}
     events: list[dict[str, Any]] = []
     event: dict[str, Any] = {}
@@ -32,13 +32,15 @@ def read(stack: Stack, id_: str, last: str | None, count: int | None) -> list[di
     return events
 
 
-def test_a_client_that_loses_its_connection_misses_nothing_and_sees_nothing_twice(stack: Stack):
+def test_a_client_that_reconnects_gets_every_event_once(stack: Stack):
     job = {"type": "generate", "model": "demo", "prompt": "import", "n": 2, "max_tokens": 300, "stream": True}
     id_ = httpx.post(f"{stack.url}/v1/jobs", json=job | {"logit_bias": NO_END}, timeout=60).json()["id"]
 
     events: list[dict[str, Any]] = []
     for count in (3, 10, None):
-        if not events or events[-1]["event"] != "end":  # what ends before it is read is told from its result
+        if (
+            not events or events[-1]["event"] != "end"
+        ):  # the events of a job that ended before it was read come from its result
             events += read(stack, id_, events[-1]["id"] if events else None, count)
 
     assert [event["event"] for event in events] == ["tokens"] * (len(events) - 1) + ["end"]
@@ -50,7 +52,7 @@ def test_a_client_that_loses_its_connection_misses_nothing_and_sees_nothing_twic
     assert events[-1]["id"] == ",".join(str(len(scored["token_ids"])) for scored in result["sequences"])
 
 
-def test_a_job_that_has_ended_is_told_from_its_result(stack: Stack):
+def test_the_events_of_an_ended_job_come_from_its_result(stack: Stack):
     job = {"type": "generate", "model": "demo", "prompt": "import", "max_tokens": 5}
     headers = {"Prefer": "wait=30"}
     ended = httpx.post(f"{stack.url}/v1/jobs", json=job, headers=headers, timeout=60).json()

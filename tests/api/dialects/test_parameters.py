@@ -198,7 +198,7 @@ def test_null_and_the_default_of_every_foreign_field_pass(kind: str, table: dict
 
 
 def test_the_defaults_of_sglang_pass():
-    """Also those of `sampling_params`, in msgpack too."""
+    """Check the defaults of `sampling_params` too, in JSON and in msgpack."""
     params = {name.partition(".")[2]: None for name in GENERATE.foreign_fields if "." in name}
     body = dict.fromkeys(name for name in GENERATE.foreign_fields if "." not in name)
     body |= {"text": "a", "sampling_params": params | {"n": 2}, "rid": "r-1"}

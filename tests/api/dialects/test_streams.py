@@ -18,7 +18,7 @@ from scorepool.local.stack import Stack
 
 PROMPTS = ["import", "If the file does not exist,", "x = '🙂"]
 CHAT = [{"role": "user", "content": "What does os.listdir do?"}]
-NO_END = {"0": -100, "2": -100}  # neither of the tokens that end a text
+NO_END = {"0": -100, "2": -100}  # bans both end tokens
 SHORT = {"temperature": 0, "max_tokens": 8, "logprobs": 2}
 
 
@@ -230,6 +230,25 @@ def test_a_client_that_goes_away_cancels_its_jobs(stack: Stack, stream: bool):
 
     wait_for(lambda: "finished" in statuses() or set(statuses()) == {"canceled"})
     assert statuses() == ["canceled"] * 3
+
+
+def test_a_client_that_goes_away_before_the_first_token_cancels_its_jobs(stack: Stack):
+    """Nothing was sent yet: the status waits for the first token, which a stopped worker does not compute."""
+    content = json.dumps({"model": "demo", "prompt": "import", "max_tokens": 2000, "stream": True}).encode()
+    head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    known = set(jobs(stack))
+    worker = stack.pid("worker demo")
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        with socket.create_connection(("127.0.0.1", stack.settings.port), timeout=0.2) as connection:
+            connection.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}".encode() + content)
+            wait_for(lambda: bool(set(jobs(stack)) - known))
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+        [job_id] = set(jobs(stack)) - known
+        wait_for(lambda: jobs(stack)[job_id] == "canceled")
+    finally:
+        os.kill(worker, signal.SIGCONT)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -142,7 +142,7 @@ def test_constrained_calls_follow_their_schema(
 @pytest.mark.parametrize("name", CALLING)
 @pytest.mark.parametrize("options", [{"tools": [STRICT]}, {"parallel_tool_calls": False}, {"tool_choice": ALLOWED}])
 def test_content_before_a_call_is_free(name: str, options: dict[str, Any]):
-    """Without the constraint the model would write other arguments."""
+    """The model alone would write other arguments."""
     form = FORMATS[name]
     before = "Hm.".join(form.reasoning) if form.reasoning[1] else ""
     before += "I look. ä".join(form.content)

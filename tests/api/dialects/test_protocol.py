@@ -1,0 +1,138 @@
+"""A new dialect is an Endpoint and one entry in DIALECTS: its route, errors, stream and OpenAPI entry follow."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+import scorepool.api.app
+from scorepool import wire
+from scorepool.api.app import DIALECTS, create_app
+from scorepool.api.dialects.deltas import Diverged
+from scorepool.api.dialects.protocol import Context, Dialect, Endpoint
+from scorepool.store import Settings
+from tests.api.conftest import Serving, eventually
+from tests.api.fake_worker import COMPLETED, FakeWorker
+
+pytestmark = pytest.mark.anyio
+
+
+class ShoutRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model: str
+    quiet: str
+    stream: bool = False
+    diverges: bool = False
+
+
+class ShoutReply(Struct, frozen=True):
+    loud: str
+
+
+class ShoutWriter:
+    def __init__(self, body: ShoutRequest) -> None:
+        self._body = body
+
+    def add(self, event: wire.TokenDelta | wire.Job) -> Sequence[object]:
+        if self._body.diverges:
+            raise Diverged
+        assert isinstance(event, wire.Job)
+        assert event.result is not None
+        return [ShoutReply(loud=event.result.sequences[0].text.upper())]
+
+    def end(self) -> Sequence[object]:
+        return [b"data: over\n\n"]
+
+
+class Shout(Endpoint[ShoutRequest]):
+    name = "shout"
+    path = "/shout"
+    summary = "Shout"
+    description = "Continue a text loudly."
+    body_type = ShoutRequest
+    reply_type = ShoutReply
+    chunk_type = ShoutReply
+    foreign_fields = {"whisper": False}  # noqa: RUF012 - a ClassVar of Endpoint
+
+    def to_requests(self, body: ShoutRequest, context: Context) -> Sequence[wire.Request]:
+        return [wire.Generate(model=body.model, prompt=body.quiet, max_tokens=1, timeout_s=context.timeout_s)]
+
+    def to_reply(self, body: ShoutRequest, results: Sequence[wire.Result], context: Context) -> ShoutReply:
+        return ShoutReply(loud=results[0].sequences[0].text.upper())
+
+    def is_streamed(self, body: ShoutRequest) -> bool:
+        return body.stream
+
+    def to_events(self, body: ShoutRequest, job_ids: Sequence[str], context: Context) -> ShoutWriter:
+        return ShoutWriter(body)
+
+    def field_name(self, body: ShoutRequest, field: str) -> str:
+        return field.replace("prompt", "quiet")
+
+
+@pytest.fixture(autouse=True)
+def dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    shout = Dialect(tag="shout", endpoints=(Shout(),), error_codes={"model_not_served": "nobody_home"})
+    monkeypatch.setattr(scorepool.api.app, "DIALECTS", (*DIALECTS, shout))
+
+
+async def post(serving: Serving, worker: FakeWorker, outcome: wire.Outcome | None = COMPLETED, **body: Any) -> Any:
+    async with serving() as http:
+        asking = asyncio.create_task(http.post("/shout", json={"model": "demo", "quiet": "a"} | body))
+        if outcome is not None:
+            await eventually(worker.waiting)
+            [job_id] = worker.waiting()
+            worker.end(job_id, outcome)
+        return await asking
+
+
+async def test_a_body_becomes_jobs_and_their_results_a_reply(serving: Serving, worker: FakeWorker):
+    reply = await post(serving, worker, whisper=False)
+
+    assert (reply.status_code, reply.json()) == (200, {"loud": "B"})
+
+
+async def test_events_become_chunks(serving: Serving, worker: FakeWorker):
+    reply = await post(serving, worker, stream=True)
+
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert reply.text == 'data: {"loud":"B"}\n\ndata: over\n\n'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_of_the_worker_has_its_status_and_the_dialects_field(
+    serving: Serving, worker: FakeWorker, stream: bool
+):
+    failure = wire.Failure(code="too_long", message="72 tokens, the context has 64")
+    reply = await post(serving, worker, failure, stream=stream)
+
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "quiet")
+    assert error["message"] == "quiet: 72 tokens, the context has 64"
+
+
+async def test_an_error_code_has_the_dialects_name(serving: Serving, worker: FakeWorker):
+    reply = await post(serving, worker, None, model="other")
+
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "nobody_home")
+
+
+async def test_another_value_of_a_foreign_field_is_refused_by_name(serving: Serving, worker: FakeWorker):
+    reply = await post(serving, worker, None, whisper=True)
+
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "whisper")
+
+
+async def test_a_second_run_with_other_tokens_is_an_error_event(serving: Serving, worker: FakeWorker):
+    reply = await post(serving, worker, stream=True, diverges=True)
+
+    assert (reply.status_code, reply.text.count("data:")) == (200, 1)
+    assert "could not be computed again" in reply.text
+
+
+async def test_the_route_is_in_the_openapi_document():
+    operation = create_app(Settings()).openapi()["paths"]["/shout"]["post"]
+
+    assert (operation["tags"], operation["operationId"]) == (["shout"], "shout_shout_post")
+    assert set(operation["responses"]["200"]["content"]) >= {"application/json", "text/event-stream"}

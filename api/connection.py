@@ -48,7 +48,7 @@ def connect(url: str, timeout_s: float, max_connections: int) -> Redis:
 
 
 async def check_login(url: str) -> None:
-    """Refuse a URL with which Redis lets nobody in: a wrong password or user, a database that does not exist.
+    """Refuse a URL that Redis rejects: a wrong user or password, a database that does not exist.
 
     A Redis that does not answer yet is no error: the API waits for it. Raises SettingsError, without the password.
     """

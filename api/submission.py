@@ -57,7 +57,7 @@ class Submission:
 
     @property
     def time_limit_s(self) -> int:
-        """How long a job of a synchronous request may run: no longer than its client waits."""
+        """Seconds that a job of a synchronous request may run: no longer than its client waits."""
         return min(math.ceil(self._settings.max_wait_s), 86_400)
 
     def check_count(self, count: int, field: str, noun: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/operations.md on real processes: a backup under load, a restore, and RQ's tools."""
+"""docs/operations.md works on real processes: a backup under load, a restore, and RQ's tools."""
 
 import os
 import re

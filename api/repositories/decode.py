@@ -43,7 +43,7 @@ async def now_s(redis: Redis) -> float:
 
 
 def message(packed: object, message_type: type[T], form: Literal["json", "msgpack"] = "msgpack") -> T | None:
-    """Decode a message of ours; None if it is missing or cannot be decoded."""
+    """Decode a message of `wire`; None if it is missing or cannot be decoded."""
     if not isinstance(packed, bytes):
         return None
     try:

@@ -15,7 +15,7 @@ from scorepool.api.repositories import decode
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
 FIELDS = ("owner", "kind", "model", "status", "created", "started_at", "ended_at", "expires_at")
 
-STATUSES: dict[str, wire.Status] = {  # RQ's status: ours
+STATUSES: dict[str, wire.Status] = {  # by RQ's status
     "created": "queued",
     "queued": "queued",
     "deferred": "queued",
@@ -28,7 +28,7 @@ STATUSES: dict[str, wire.Status] = {  # RQ's status: ours
 }
 ENDED: tuple[wire.Status, ...] = ("finished", "failed", "canceled")
 
-# For jobs that something other than our worker ended: `rq` on the command line, a dashboard, RQ's own cleanup.
+# For jobs that something other than a scorepool worker ended: `rq` on the command line, a dashboard, RQ's own cleanup.
 GIVEN_UP = wire.Failure(
     code="crashed", message="the queue holds no result of this job: its worker died, or another tool ended it"
 )
@@ -46,7 +46,7 @@ BROKEN_OUTCOME = wire.Failure(
 _ID = re.compile(r"[0-9a-f]{32}")
 CURSOR = r"^[0-9]{1,12}\.[0-9]{6}$"
 SCAN = 200  # jobs that are read in one round trip while a page is filled
-MAX_SCANNED = 2000  # per page: a filter that matches little gives short pages, not slow ones
+MAX_SCANNED = 2000  # per page, so that a filter with few matches gives short pages and not slow ones
 
 
 def summary(job_id: str, fields: Sequence[bytes | None], has_outcome: bool, now_s: float) -> wire.Job:
@@ -70,7 +70,7 @@ def summary(job_id: str, fields: Sequence[bytes | None], has_outcome: bool, now_
 
 
 def status_of(rq_status: bytes | None) -> wire.Status:
-    """Map RQ's status to ours; an unknown one to failed."""
+    """Map RQ's status to one of the API; an unknown one to failed."""
     return STATUSES.get(decode.text(rq_status), "failed")
 
 

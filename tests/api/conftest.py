@@ -1,4 +1,4 @@
-"""The application in this process on a real Redis, spoken to over ASGI; a worker's side played by FakeWorker."""
+"""Run the application in this process on a real Redis, called over ASGI. FakeWorker stands for the worker."""
 
 import asyncio
 import hashlib
@@ -36,7 +36,7 @@ def generate(**changes: Any) -> dict[str, Any]:
 
 
 async def trickle() -> AsyncIterator[bytes]:
-    """A body that never ends, one byte at a time."""
+    """Yield a body that never ends, one byte at a time."""
     while True:
         yield b" "
         await asyncio.sleep(0.02)
@@ -44,7 +44,7 @@ async def trickle() -> AsyncIterator[bytes]:
 
 async def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - it happens in Redis
+        while not condition():  # noqa: ASYNC110 - Redis changes, not this loop
             await asyncio.sleep(0.01)
 
 
@@ -55,7 +55,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def worker(redis: Redis) -> FakeWorker:
-    """Serves `demo`: 1000 ids, 64 tokens of context."""
+    """Return a live worker that serves `demo`: 1000 token ids, 64 tokens of context."""
     worker = FakeWorker(redis)
     worker.show_card()
     return worker
@@ -63,9 +63,9 @@ def worker(redis: Redis) -> FakeWorker:
 
 @pytest.fixture
 def serving(redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Serving:
-    """`async with serving(**settings) as http`: a client of an application of its own, whose lifetime is run.
+    """Return `serving`: `async with serving(**settings) as http` runs an application and gives a client of it.
 
-    It is patient with Redis: a machine that stands still for seconds is no fault of either.
+    Its timeouts for Redis are long, so that a machine that pauses for seconds fails no test.
     """
     for module, name in [
         (scorepool.api.connection, "REDIS_TIMEOUT_S"),

@@ -1,4 +1,4 @@
-"""The worker's side of Redis, as the rooms agreed on it, without RQ's loop, leases or a model."""
+"""Write to Redis what a worker writes, without RQ's loop, leases or a model."""
 
 import time
 from collections.abc import Sequence
@@ -77,43 +77,43 @@ class FakeWorker:
         self.redis.zrem(store.Keys.models, self.name)
 
     def waiting(self) -> set[str]:
-        """Ids of what waits in the queues."""
+        """Return the ids of the jobs that wait in the queues."""
         queues = [self.redis.lrange(f"rq:queue:{name}", 0, -1) for name in store.queue_names(self.model)]
         return {id_.decode() for queue in queues for id_ in queue}
 
-    def job(self, id: str) -> Job:  # noqa: A002
-        return Job.fetch(id, connection=self.redis, serializer=JSONSerializer)
+    def job(self, job_id: str) -> Job:
+        return Job.fetch(job_id, connection=self.redis, serializer=JSONSerializer)
 
-    def start(self, id: str) -> wire.Request:  # noqa: A002
-        job = self.job(id)
+    def start(self, job_id: str) -> wire.Request:
+        job = self.job(job_id)
         assert job.func_name == store.INFER
-        self.redis.lrem(f"rq:queue:{job.origin}", 1, id)
+        self.redis.lrem(f"rq:queue:{job.origin}", 1, job_id)
         started = {"status": "started", "started_at": utcformat(now()), "worker_name": self.name}
         self.redis.hset(job.key, mapping=started)
-        self.redis.zadd(f"rq:wip:{job.origin}", {f"{id}:execution": time.time() + 20})
-        return wire.decode_request(self.redis.get(store.Keys.request(id)))
+        self.redis.zadd(f"rq:wip:{job.origin}", {f"{job_id}:execution": time.time() + 20})
+        return wire.decode_request(self.redis.get(store.Keys.request(job_id)))
 
-    def cancel(self, id: str) -> None:  # noqa: A002
-        self.end(id, CANCELED, JobStatus.STOPPED)
+    def cancel(self, job_id: str) -> None:
+        self.end(job_id, CANCELED, JobStatus.STOPPED)
 
-    def fail_delivery(self, id: str, reason: str = "HTTP 410") -> None:  # noqa: A002
-        job = self.job(id)
-        self.redis.lrem(f"rq:queue:{job.origin}", 1, id)
+    def fail_delivery(self, job_id: str, reason: str = "HTTP 410") -> None:
+        job = self.job(job_id)
+        self.redis.lrem(f"rq:queue:{job.origin}", 1, job_id)
         self.redis.hset(job.key, mapping={"status": "failed", "reason": reason})
-        self.redis.zadd(f"rq:failed:{job.origin}", {id: time.time() + 86_400})
+        self.redis.zadd(f"rq:failed:{job.origin}", {job_id: time.time() + 86_400})
 
-    def end(self, id: str, outcome: wire.Outcome = RESULT, status: JobStatus = JobStatus.FINISHED) -> None:  # noqa: A002
-        job = self.job(id)
+    def end(self, job_id: str, outcome: wire.Outcome = RESULT, status: JobStatus = JobStatus.FINISHED) -> None:
+        job = self.job(job_id)
         with self.redis.pipeline(transaction=True) as pipeline:
             pipeline.hset(job.key, mapping={"status": status.value, "ended_at": utcformat(now())})
             pipeline.expire(job.key, 100)
-            pipeline.lrem(f"rq:queue:{job.origin}", 1, id)
-            pipeline.zrem(f"rq:wip:{job.origin}", f"{id}:execution")
-            pipeline.zadd(f"rq:{REGISTRIES[status]}:{job.origin}", {id: time.time() + 86_400})
+            pipeline.lrem(f"rq:queue:{job.origin}", 1, job_id)
+            pipeline.zrem(f"rq:wip:{job.origin}", f"{job_id}:execution")
+            pipeline.zadd(f"rq:{REGISTRIES[status]}:{job.origin}", {job_id: time.time() + 86_400})
             if status is not JobStatus.FAILED:
-                pipeline.delete(store.Keys.request(id))
-            pipeline.set(store.Keys.outcome(id), wire.encode(outcome), ex=100)
-            pipeline.xadd(f"rq:results:{id}", {"type": "1"})
-            pipeline.xadd(store.DONE, {"id": id}, maxlen=10_000)
-            pipeline.eval(f"{store.OUTBOX}\nannounce(ARGV[1], ARGV[2], 100)", 0, id, utcformat(now()))
+                pipeline.delete(store.Keys.request(job_id))
+            pipeline.set(store.Keys.outcome(job_id), wire.encode(outcome), ex=100)
+            pipeline.xadd(f"rq:results:{job_id}", {"type": "1"})
+            pipeline.xadd(store.DONE, {"id": job_id}, maxlen=10_000)
+            pipeline.eval(f"{store.OUTBOX}\nannounce(ARGV[1], ARGV[2], 100)", 0, job_id, utcformat(now()))
             pipeline.execute()

@@ -1,4 +1,4 @@
-"""What is wrong is refused at the door: the status, the field that is named, and nothing left in Redis."""
+"""Bad input is refused with a 4xx that names the field, and leaves nothing in Redis."""
 
 import json
 from typing import Any
@@ -115,7 +115,7 @@ BODIES: list[tuple[Any, str | None]] = [
     (generate(logprobs=5), "logprobs"),
     (generate(logprobs=False, top_logprobs=1), "top_logprobs"),
     (generate(items=[ITEM]), "items"),
-    # what the live worker's card tells
+    # limits of the live worker's model
     (item(prompt=[1, 1000], completion=[1]), "items[0].prompt[1]"),
     (item(prompt=[1], completion=[999, 5000]), "items[0].completion[1]"),
     (item(prompt=[1] * 40, completion=[1] * 25), "items[0]"),
@@ -163,7 +163,7 @@ BODIES: list[tuple[Any, str | None]] = [
 
 
 async def test_each_bad_request_is_400_and_names_its_field(serving: Serving, worker: FakeWorker, redis: Redis):
-    """Alone in JSON, alone in msgpack, and as the fourth of a bulk, where the field's path begins with [3]."""
+    """Each is sent as JSON, as msgpack, and as the fourth request of a bulk, where the field begins with [3]."""
     keys = set(redis.keys())
     plain, packed = {"Content-Type": "application/json"}, {"Content-Type": "application/msgpack"}
     wrong = []
@@ -187,7 +187,7 @@ async def test_each_bad_request_is_400_and_names_its_field(serving: Serving, wor
 
 
 def _msgpack(body: Any) -> bytes:
-    """10**30 has no msgpack form; the largest that has takes its place."""
+    """Encode as msgpack. 10**30 does not fit, so the largest integer that fits replaces it."""
     return msgspec.msgpack.encode(body if body != generate(seed=10**30) else generate(seed=2**64 - 1))
 
 
@@ -204,7 +204,7 @@ def _msgpack(body: Any) -> bytes:
     ],
     ids=["empty", "cut", "trailing comma", "not utf-8", "lone surrogate", "deep", "NaN"],
 )
-async def test_bytes_that_are_no_json_are_400(serving: Serving, worker: FakeWorker, content: bytes, says: str):
+async def test_bytes_that_are_not_json_are_400(serving: Serving, worker: FakeWorker, content: bytes, says: str):
     async with serving() as http:
         reply = await http.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
@@ -212,7 +212,7 @@ async def test_bytes_that_are_no_json_are_400(serving: Serving, worker: FakeWork
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-async def test_msgpack_cannot_smuggle_in_what_json_has_no_word_for(serving: Serving, worker: FakeWorker, value: float):
+async def test_msgpack_values_that_json_does_not_have_are_refused(serving: Serving, worker: FakeWorker, value: float):
     async with serving() as http:
         for field in ("temperature", "top_p", "min_p"):
             body = msgspec.msgpack.encode(generate(**{field: value}))
@@ -298,7 +298,7 @@ async def test_a_bulk_is_a_list_of_one_to_max_bulk_jobs_requests(
     assert reply.json()["error"]["message"]
 
 
-async def test_an_error_comes_in_the_form_that_was_accepted(serving: Serving):
+async def test_an_error_has_the_format_that_the_client_accepts(serving: Serving):
     async with serving() as http:
         reply = await http.get("/v1/nothing", headers={"Accept": "text/html;q=0.9, application/x-msgpack"})
     assert reply.headers["content-type"] == "application/msgpack"
@@ -317,7 +317,7 @@ async def test_an_unknown_model_is_404_with_the_list_unless_the_job_may_wait(ser
     assert in_bulk.json()["error"]["field"] == "[1].model"
 
 
-async def test_a_model_of_several_workers_takes_what_its_widest_worker_takes(
+async def test_a_model_accepts_what_its_worker_with_the_longest_context_accepts(
     serving: Serving, worker: FakeWorker, redis: Redis
 ):
     FakeWorker(redis, name="w2").show_card(vocab_size=2000, context_length=128)
@@ -368,7 +368,7 @@ async def test_405_names_every_method_of_the_path(serving: Serving, path: str, a
 
 @pytest.mark.parametrize("arguments", [{"n": 2**64}, {"n": [{"m": -(2**63) - 1}]}])
 async def test_a_number_that_fits_json_but_not_msgpack_is_refused(serving: Serving, arguments: dict[str, Any]):
-    """JSON's integers have no end; a request is kept as msgpack, whose integers have 64 bits."""
+    """Requests are stored as msgpack, whose integers have 64 bits; JSON's have no limit."""
     call = {"id": "1", "name": "f", "arguments": arguments}
     native = generate(prompt=None, messages=[{"role": "assistant", "content": "", "tool_calls": [call]}])
     call = {"id": "1", "function": {"name": "f", "arguments": json.dumps(arguments)}}

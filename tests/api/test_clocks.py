@@ -1,4 +1,4 @@
-"""An API process whose clock is wrong, by hours, accepts and expires what all others do: Redis's clock decides."""
+"""Redis's clock decides: an API process whose own clock is hours off accepts and expires the same jobs."""
 
 import time
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(params=[HOUR_S, -HOUR_S], ids=["ahead", "behind"])
 def right(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, worker: FakeWorker) -> float:
-    """The right time; this process has another."""
+    """Return the right time, while the clock of this process is an hour off."""
     true_time = time.time
     monkeypatch.setattr(time, "time", lambda: true_time() + request.param)
     return true_time()
 
 
-async def test_a_time_to_come_is_accepted_and_one_gone_by_refused(serving: Serving, right: float):
+async def test_a_future_time_is_accepted_and_a_past_one_refused(serving: Serving, right: float):
     async with serving() as http:
         coming = await http.post("/v1/jobs", json=score(expires_at=right + 60))
         gone = await http.post("/v1/jobs", json=score(expires_at=right - 1))
@@ -50,7 +50,7 @@ async def test_a_job_that_no_worker_takes_in_time_is_shown_as_expired(
 
 
 async def test_a_batch_runs_until_its_window_is_over(serving: Serving, redis: Redis, right: float):
-    """It is driven by whichever process is free: their clocks may differ."""
+    """Any API process may drive it, and their clocks may differ."""
     async with serving() as http:
         upload = {"files": {"file": ("f.jsonl", LINE)}, "data": {"purpose": "batch"}}
         file = (await http.post("/v1/files", **upload)).json()["id"]

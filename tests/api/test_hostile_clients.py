@@ -1,4 +1,4 @@
-"""Clients that break off, send nonsense or are slow, by bare sockets: the log holds no traceback of theirs."""
+"""Clients that disconnect, send garbage or are slow leave no traceback in the log. Tested on bare sockets."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from tests.api.conftest import SECRET, score
 from tests.api.fake_worker import FakeWorker
 from tests.api.test_process import eventually, is_ready, running
 
-RESET = b"\x01\0\0\0\0\0\0\0"  # as a connection ends that is closed: a linger of 0 s
+RESET = b"\x01\0\0\0\0\0\0\0"  # SO_LINGER of 0 s: closing sends a TCP reset
 HEAD = b"Host: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 NONSENSE = [
@@ -35,10 +35,14 @@ NONSENSE = [
     HEAD + b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\nx",
 ]
 PATHS = [b"/v1/jobs", b"/v1/files", b"/nowhere"]
-GONE = (TimeoutError, ConnectionResetError, BrokenPipeError)  # it hung up, or reads no more, before all was sent
+GONE = (
+    TimeoutError,
+    ConnectionResetError,
+    BrokenPipeError,
+)  # the server closed the connection early
 
 
-def test_nonsense_and_clients_that_break_off_leave_no_traceback(
+def test_garbage_and_clients_that_disconnect_leave_no_traceback(
     root: Path, redis: Redis, redis_url: str, tmp_path: Path
 ):
     FakeWorker(redis).show_card()
@@ -46,14 +50,14 @@ def test_nonsense_and_clients_that_break_off_leave_no_traceback(
         eventually(lambda: is_ready(http))
         for path in PATHS:
             for nonsense in NONSENSE:
-                send_and_break_off(http, b"POST " + path + b" HTTP/1.1\r\n", nonsense)
+                send_and_disconnect(http, b"POST " + path + b" HTTP/1.1\r\n", nonsense)
                 send_at_once(http, b"POST " + path + b" HTTP/1.1\r\n" + nonsense)
         assert http.post("/v1/jobs", json=score()).status_code == 202
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def send_and_break_off(http: httpx.Client, line: bytes, rest: bytes) -> None:
-    """Head and body apart, so that what is refused by its head is answered before its body comes."""
+def send_and_disconnect(http: httpx.Client, line: bytes, rest: bytes) -> None:
+    """Send head and body apart, so that a request that its head disqualifies is answered before its body comes."""
     head, _, body = rest.partition(b"\r\n\r\n")
     with socket.create_connection(("127.0.0.1", http.base_url.port or 0), timeout=60) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -61,12 +65,12 @@ def send_and_break_off(http: httpx.Client, line: bytes, rest: bytes) -> None:
         with contextlib.suppress(*GONE):
             for part in (line + head + b"\r\n\r\n", body):
                 connection.sendall(part)
-                with contextlib.suppress(TimeoutError):  # it waits for more
+                with contextlib.suppress(TimeoutError):  # the server waits for more
                     connection.recv(100_000)
 
 
 def send_at_once(http: httpx.Client, request: bytes) -> None:
-    """So that both are under way: uvicorn's answer to the body, and the application's to the head."""
+    """Send head and body together, so that uvicorn answers the body while the application answers the head."""
     address = ("127.0.0.1", http.base_url.port or 0)
     with socket.create_connection(address, timeout=60) as connection, contextlib.suppress(*GONE):
         connection.settimeout(0.02)
@@ -75,8 +79,8 @@ def send_at_once(http: httpx.Client, request: bytes) -> None:
 
 
 @pytest.mark.anyio
-async def test_an_upload_that_a_stopping_server_gives_up_is_answered_with_503(redis_url: str):
-    """uvicorn cancels what takes longer than its grace."""
+async def test_an_upload_that_a_stopping_server_cancels_is_answered_with_503(redis_url: str):
+    """uvicorn cancels requests that take longer than its grace time."""
     app = create_app(Settings(redis_url=redis_url, webhook_secret=SECRET))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"100")]
     scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b"", "headers": headers}

@@ -1,4 +1,4 @@
-"""One Idempotency-Key is one job, however often and from how many sides it is sent."""
+"""One Idempotency-Key is one job, however often and however concurrently it is sent."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def test_twenty_submits_at_once_make_one_job(serving: Serving, worker: Fak
     assert redis.llen("rq:queue:demo") == 1
 
 
-async def test_the_same_request_in_another_form_is_the_same_body(serving: Serving, worker: FakeWorker):
+async def test_the_same_request_in_another_format_is_the_same_body(serving: Serving, worker: FakeWorker):
     async with serving() as http:
         first = await http.post("/v1/jobs", json=score(), headers=KEY)
         packed = msgspec.msgpack.encode(score(top_logprobs=0))
@@ -41,7 +41,7 @@ async def test_another_body_under_the_same_key_is_a_conflict(serving: Serving, w
     assert redis.llen("rq:queue:demo") == 1
 
 
-async def test_a_replay_says_how_far_the_job_has_come(serving: Serving, worker: FakeWorker):
+async def test_a_replay_answers_with_the_jobs_present_status(serving: Serving, worker: FakeWorker):
     async with serving() as http:
         id_ = (await http.post("/v1/jobs", json=score(), headers=KEY)).json()["id"]
         worker.start(id_)
@@ -54,7 +54,7 @@ async def test_a_replay_says_how_far_the_job_has_come(serving: Serving, worker: 
     assert waited.json()["id"] == id_
 
 
-async def test_a_replay_is_answered_though_the_queue_is_full_or_the_model_gone(serving: Serving, worker: FakeWorker):
+async def test_a_replay_is_answered_even_if_the_queue_is_full_or_the_model_gone(serving: Serving, worker: FakeWorker):
     async with serving(max_queue_depth=1) as http:
         first = await http.post("/v1/jobs", json=score(), headers=KEY)
         full = await http.post("/v1/jobs", json=score(), headers=KEY)
@@ -82,7 +82,7 @@ async def test_a_bulk_under_a_key_is_accepted_once_as_a_whole(serving: Serving, 
     assert redis.llen("rq:queue:demo") == 4
 
 
-async def test_keys_of_two_owners_do_not_meet(serving: Serving, worker: FakeWorker):
+async def test_the_same_key_of_two_owners_names_two_jobs(serving: Serving, worker: FakeWorker):
     async with serving(api_keys=KEYS) as http:
         alice = await http.post("/v1/jobs", json=score(), headers=KEY | bearer(ALICE))
         bob = await http.post("/v1/jobs", json=score(rank=True), headers=KEY | bearer(BOB))

@@ -1,4 +1,4 @@
-"""A job over HTTP from submission to deletion."""
+"""A job is submitted, read, listed, canceled and deleted over HTTP."""
 
 import asyncio
 import time
@@ -24,9 +24,7 @@ async def submit(http: httpx.AsyncClient, body: object = None) -> str:
     return reply.json()["id"]
 
 
-async def test_an_accepted_job_lies_on_its_queue_as_rq_would_have_put_it(
-    serving: Serving, worker: FakeWorker, redis: Redis
-):
+async def test_an_accepted_job_is_stored_as_rq_would_store_it(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         reply = await http.post("/v1/jobs", json=score(priority="high", timeout_s=7))
     id_ = reply.json()["id"]
@@ -47,9 +45,7 @@ async def test_an_accepted_job_lies_on_its_queue_as_rq_would_have_put_it(
     assert redis.ttl(store.Keys.request(id_)) == -1
 
 
-async def test_a_job_keeps_its_expires_at_where_the_worker_looks_before_it_reads_the_request(
-    serving: Serving, worker: FakeWorker, redis: Redis
-):
+async def test_expires_at_is_stored_in_the_jobs_hash_for_the_worker(serving: Serving, worker: FakeWorker, redis: Redis):
     expires_at = time.time() + 60.123456789
     async with serving() as http:
         id_ = await submit(http, score(expires_at=expires_at))
@@ -70,14 +66,14 @@ async def test_head_is_get_without_the_body(serving: Serving, worker: FakeWorker
         assert (await http.head(f"/v1/jobs/{id_}/cancel")).status_code == 405
 
 
-async def test_the_bell_of_the_queue_rings_once_per_submission(serving: Serving, worker: FakeWorker, redis: Redis):
-    with redis.pubsub() as bell:
-        bell.subscribe(store.Keys.wakeup("demo"))
-        assert bell.get_message(timeout=5)["type"] == "subscribe"
+async def test_each_submission_publishes_one_wake_up_of_its_queue(serving: Serving, worker: FakeWorker, redis: Redis):
+    with redis.pubsub() as channel:
+        channel.subscribe(store.Keys.wakeup("demo"))
+        assert channel.get_message(timeout=5)["type"] == "subscribe"
         async with serving() as http:
             await http.post("/v1/jobs/bulk", json=[score(), score()])
-        assert bell.get_message(timeout=5)["data"] == b"2"
-        assert bell.get_message(timeout=0.05) is None
+        assert channel.get_message(timeout=5)["data"] == b"2"
+        assert channel.get_message(timeout=0.05) is None
 
 
 async def test_a_finished_job_shows_its_result_and_a_failed_one_its_failure(serving: Serving, worker: FakeWorker):
@@ -133,13 +129,13 @@ async def test_prefer_wait_answers_with_the_ended_job_when_it_ends_in_time(servi
     "prefer",
     ["wait=0", 'wait="0"', "WAIT = 0 ; a=b", 'a="x, wait=9", wait=0', r'a="\", wait=9", wait=0', "wait=0, wait=9"],
 )
-async def test_prefer_is_read_as_rfc_7240_writes_it(serving: Serving, worker: FakeWorker, prefer: str):
+async def test_prefer_is_parsed_as_rfc_7240_defines_it(serving: Serving, worker: FakeWorker, prefer: str):
     async with serving() as http:
         reply = await http.post("/v1/jobs", json=score(), headers={"Prefer": prefer})
     assert (reply.status_code, reply.headers["preference-applied"]) == (202, "wait=0")
 
 
-async def test_a_wait_above_the_cap_is_cut_and_the_cut_is_told(serving: Serving, worker: FakeWorker):
+async def test_a_wait_above_the_limit_is_cut_and_echoed(serving: Serving, worker: FakeWorker):
     async with serving(max_wait_s=0.05) as http:
         id_ = await submit(http)
         read = await http.get(f"/v1/jobs/{id_}?wait=1000")
@@ -179,7 +175,7 @@ async def test_a_webhook_gets_its_delivery_when_the_job_ends(serving: Serving, w
     assert not redis.exists(f"rq:job:{store.Keys.delivery(plain)}")
 
 
-async def test_a_queued_job_is_canceled_at_once_and_its_webhook_told(
+async def test_a_queued_job_is_canceled_at_once_and_its_webhook_sent(
     serving: Serving, worker: FakeWorker, redis: Redis
 ):
     async with serving() as http:
@@ -203,7 +199,7 @@ async def test_a_queued_job_is_canceled_at_once_and_its_webhook_told(
     assert worker.job(id_).get_status() == JobStatus.CANCELED
 
 
-async def test_canceling_a_running_job_marks_it_and_tells_its_worker(
+async def test_canceling_a_running_job_marks_it_and_notifies_its_worker(
     serving: Serving, worker: FakeWorker, redis: Redis
 ):
     with redis.pubsub() as commands:
@@ -220,7 +216,7 @@ async def test_canceling_a_running_job_marks_it_and_tells_its_worker(
     assert command == {"command": "stop-job", "job_id": id_}
 
 
-async def test_canceling_an_ended_job_is_a_conflict_that_says_how_it_ended(serving: Serving, worker: FakeWorker):
+async def test_canceling_an_ended_job_is_a_conflict_that_names_its_status(serving: Serving, worker: FakeWorker):
     async with serving() as http:
         id_ = await submit(http)
         worker.end(id_)
@@ -247,7 +243,7 @@ async def test_a_deleted_job_leaves_no_key_behind(serving: Serving, worker: Fake
     assert before - set(redis.keys()) == set()
 
 
-async def test_a_delivery_under_way_is_fenced_off_when_its_job_is_deleted(
+async def test_a_running_delivery_cannot_write_after_its_job_is_deleted(
     serving: Serving, worker: FakeWorker, redis: Redis
 ):
     async with serving() as http:
@@ -264,7 +260,7 @@ async def test_a_delivery_under_way_is_fenced_off_when_its_job_is_deleted(
 
 
 @pytest.mark.parametrize("is_started", [False, True])
-async def test_a_living_job_cannot_be_deleted_but_canceled(serving: Serving, worker: FakeWorker, is_started: bool):
+async def test_a_job_that_has_not_ended_cannot_be_deleted(serving: Serving, worker: FakeWorker, is_started: bool):
     async with serving() as http:
         id_ = await submit(http)
         if is_started:
@@ -285,7 +281,7 @@ async def test_a_living_job_cannot_be_deleted_but_canceled(serving: Serving, wor
         ("stopped", "canceled", "canceled"),
     ],
 )
-async def test_a_job_that_other_tools_ended_still_ends_in_a_failure(
+async def test_a_job_that_another_tool_ended_is_shown_with_a_failure(
     serving: Serving, worker: FakeWorker, redis: Redis, rq_status: str, status: str, code: str
 ):
     async with serving() as http:
@@ -297,9 +293,7 @@ async def test_a_job_that_other_tools_ended_still_ends_in_a_failure(
     assert (job["status"], listed["status"], job["failure"]["code"]) == (status, status, code)
 
 
-async def test_an_old_outcome_beside_a_job_that_was_requeued_is_not_shown(
-    serving: Serving, worker: FakeWorker, redis: Redis
-):
+async def test_the_old_outcome_of_a_requeued_job_is_not_shown(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         id_ = await submit(http)
         worker.end(id_, wire.Failure(code="crashed", message="x"), JobStatus.FAILED)
@@ -309,7 +303,7 @@ async def test_an_old_outcome_beside_a_job_that_was_requeued_is_not_shown(
     assert (job["status"], job["failure"], job["ended_at"]) == ("queued", None, None)
 
 
-async def test_pages_hold_every_job_once_newest_first(serving: Serving, worker: FakeWorker):
+async def test_pages_list_every_job_once_newest_first(serving: Serving, worker: FakeWorker):
     async with serving() as http:
         accepted = (await http.post("/v1/jobs/bulk", json=[score()] * 25)).json()
         seen, lengths, params = [], [], {"limit": "10"}
@@ -342,7 +336,7 @@ async def test_the_list_is_filtered_by_status_and_model(serving: Serving, worker
         assert await ids(status="failed") == []
 
 
-async def test_expired_jobs_leave_the_list_and_in_time_its_key(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_expired_jobs_leave_the_list_and_its_key_in_redis(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         first = (await http.post("/v1/jobs/bulk", json=[score()] * 50)).json()
         redis.delete(*(f"rq:job:{job['id']}" for job in first))
@@ -352,7 +346,7 @@ async def test_expired_jobs_leave_the_list_and_in_time_its_key(serving: Serving,
     assert redis.zcard(store.Keys.owned("local")) < 250
 
 
-async def test_models_lists_a_card_for_each_live_worker(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_models_lists_what_each_live_worker_serves(serving: Serving, worker: FakeWorker, redis: Redis):
     FakeWorker(redis, name="w2").show_card()
     FakeWorker(redis, model="another", name="w3").show_card()
     FakeWorker(redis, name="w4").show_card()
@@ -366,9 +360,7 @@ async def test_models_lists_a_card_for_each_live_worker(serving: Serving, worker
     assert (models[1]["context_length"], models[1]["vocab_size"]) == (64, 1000)
 
 
-async def test_a_worker_that_just_started_is_found_though_its_model_was_refused_a_moment_ago(
-    serving: Serving, redis: Redis
-):
+async def test_a_model_is_accepted_as_soon_as_its_worker_is_live(serving: Serving, redis: Redis):
     async with serving() as http:
         refused = await http.post("/v1/jobs", json=score())
         FakeWorker(redis).show_card()

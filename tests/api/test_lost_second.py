@@ -1,4 +1,4 @@
-"""What a client sees of the second that `appendfsync everysec` may lose, and how it goes on."""
+"""A job in the second that `appendfsync everysec` may lose is 404 afterwards and can be submitted again."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.api.test_process import eventually, is_ready, running
 
 
 def test_a_job_that_redis_lost_is_404_and_its_resubmission_runs(root: Path, tmp_path: Path):
-    """The loss is made: the last writes are cut off the append-only file, as a power cut does."""
+    """The last writes are cut off the append-only file, as after a power cut."""
     with (
         RedisServer(tmp_path / "redis", appendfsync="everysec") as server,
         running(root, server.url, tmp_path / "log") as (http, _),

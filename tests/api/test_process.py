@@ -1,4 +1,4 @@
-"""The API as a process: how it starts, how it refuses to, how it lives through a Redis that dies, how it stops."""
+"""The API runs as a process: it starts or refuses to, survives a Redis that dies, and stops."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.api.conftest import KEYS, score
 from tests.api.fake_worker import FakeWorker
 from tests.conftest import wait_until_up
 
-# Fails any import of what must not be needed.
+# Fails every import that the API must not need.
 BLOCKER = """
 import runpy, sys
 class Blocker:
@@ -58,7 +58,7 @@ def is_ready(http: httpx.Client) -> bool:
 def running(
     root: Path, redis_url: str, log: Path, **more: str
 ) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
-    """`python -m scorepool.api` where neither mlx nor the other rooms can be imported."""
+    """Run `python -m scorepool.api` while neither mlx nor the other rooms can be imported."""
     port = str(free_port())
     settings = environ(redis_url=redis_url, port=port, log_level="debug", **more)
     with (
@@ -93,7 +93,7 @@ def redis_server(folder: Path) -> Iterator[str]:
             server.kill()
 
 
-def test_it_serves_without_mlx_and_lets_waiting_clients_go_when_it_stops(
+def test_it_serves_without_mlx_and_answers_waiting_clients_when_it_stops(
     root: Path, redis: Redis, redis_url: str, tmp_path: Path
 ):
     worker = FakeWorker(redis)
@@ -122,8 +122,8 @@ def test_it_serves_without_mlx_and_lets_waiting_clients_go_when_it_stops(
     assert "Traceback" not in log.read_text()
 
 
-def test_it_lives_through_a_redis_that_is_away(root: Path, tmp_path: Path):
-    """503 with Retry-After on every route meanwhile, never 500; then all is as before, without a restart."""
+def test_it_survives_a_redis_that_is_down(root: Path, tmp_path: Path):
+    """Every route answers 503 with Retry-After meanwhile, never 500, and works again without a restart."""
     (tmp_path / "redis").mkdir()
     with running(root, f"unix://{tmp_path / 'redis' / 's'}", tmp_path / "log") as (http, _):
         check_unavailable(http)
@@ -138,7 +138,7 @@ def test_it_lives_through_a_redis_that_is_away(root: Path, tmp_path: Path):
             assert http.get(f"/v1/jobs/{id_}?wait=25").json()["status"] == "finished"
 
 
-def test_a_redis_that_stands_still_is_told_within_seconds(root: Path, tmp_path: Path):
+def test_a_redis_that_hangs_is_answered_with_503_within_seconds(root: Path, tmp_path: Path):
     (tmp_path / "redis").mkdir()
     with redis_server(tmp_path / "redis") as url, Redis.from_url(url) as redis:
         FakeWorker(redis).show_card()
@@ -151,7 +151,7 @@ def test_a_redis_that_stands_still_is_told_within_seconds(root: Path, tmp_path: 
                     started_at = time.monotonic()
                     reply = http.request(method, path, json=score() if method == "POST" else None)
                     assert reply.status_code == 503
-                    assert time.monotonic() - started_at < 30, (method, path)  # 4 s, twice where it connects anew
+                    assert time.monotonic() - started_at < 30, (method, path)  # 4 s, twice if it reconnects
             finally:
                 os.kill(pid, signal.SIGCONT)
             eventually(lambda: is_ready(http))
@@ -204,12 +204,12 @@ def start_and_fail(root: Path, **settings: str) -> str:
     ],
 )
 def test_it_refuses_to_start_in_one_sentence(root: Path, settings: dict[str, str], says: str):
-    told = start_and_fail(root, **settings)
-    assert told.startswith("scorepool: ")
-    assert says in told
-    assert told.count("\n") == 1
-    assert "secret" not in told
-    assert "s3cr3t" not in told
+    message = start_and_fail(root, **settings)
+    assert message.startswith("scorepool: ")
+    assert says in message
+    assert message.count("\n") == 1
+    assert "secret" not in message
+    assert "s3cr3t" not in message
 
 
 @pytest.mark.parametrize("login", ["", ":s3cr3t@", "nobody:s3cr3t@"])
@@ -250,7 +250,7 @@ def test_it_starts_nothing_for_an_argument(root: Path, argument: str, status: in
     assert says in done.stdout + done.stderr
 
 
-def test_with_keys_it_listens_where_it_is_told(root: Path, redis_url: str, tmp_path: Path):
+def test_with_keys_it_listens_on_the_configured_host(root: Path, redis_url: str, tmp_path: Path):
     port = free_port()
     settings = environ(redis_url=redis_url, port=str(port), host="0.0.0.0", api_keys=KEYS)
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""OpenAI's SDK raises its own exception for each way in which a request ends badly."""
+"""OpenAI's SDK raises its own exception for each way in which a request fails."""
 
 import asyncio
 from pathlib import Path
@@ -73,7 +73,7 @@ async def test_a_body_above_the_limit_is_a_413_for_both_clients_of_the_sdk(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failed_job_is_an_exception_and_takes_its_neighbours_with_it(
+async def test_a_failed_job_is_an_exception_and_cancels_the_requests_other_jobs(
     serving: Serving,
     worker: FakeWorker,
     failure: wire.Failure,
@@ -98,7 +98,7 @@ async def test_a_failed_job_is_an_exception_and_takes_its_neighbours_with_it(
 
 
 @pytest.mark.parametrize("options", [{}, {"stream": True}])
-async def test_a_request_that_waits_too_long_is_canceled_and_told_so(
+async def test_a_request_that_waits_too_long_is_canceled_and_answered_with_503(
     serving: Serving, worker: FakeWorker, options: dict[str, bool]
 ):
     async def call(sdk: AsyncOpenAI) -> None:
@@ -114,7 +114,7 @@ async def test_a_request_that_waits_too_long_is_canceled_and_told_so(
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/scorepool/models/demo", "/tokenize"])
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-async def test_a_method_that_is_none_is_told_in_the_same_form(serving: Serving, path: str, method: str):
+async def test_a_wrong_method_is_an_error_in_the_same_format(serving: Serving, path: str, method: str):
     async with serving() as http:
         error = (await http.request(method, path)).json()["error"]
 

@@ -1,4 +1,4 @@
-"""Keys and owners: what one key made, no other key sees."""
+"""Jobs belong to the owner of the API key that submitted them; no other owner sees them."""
 
 import hashlib
 import logging
@@ -58,7 +58,7 @@ async def test_without_keys_any_authorization_is_ignored(serving: Serving, worke
             assert (await http.get("/v1/jobs", headers=headers)).status_code == 200
 
 
-async def test_keys_from_variable_and_file_open_alike_and_may_be_rotated(tmp_path: Path):
+async def test_keys_from_the_variable_and_the_file_are_accepted_and_can_be_rotated(tmp_path: Path):
     file = tmp_path / "keys"
     second = hashlib.sha256(b"second").hexdigest()
     file.write_text(f"# keys\n\nalice:{second.upper()}\nbob:{hashlib.sha256(b'b').hexdigest()}\n")
@@ -88,14 +88,14 @@ async def test_a_bad_key_entry_stops_the_start_without_being_shown(text: str):
     assert DIGEST not in str(caught.value)
 
 
-async def test_a_key_file_that_holds_no_key_stops_the_start(tmp_path: Path):
+async def test_a_key_file_without_a_key_stops_the_start(tmp_path: Path):
     (tmp_path / "empty").write_text("# none\n")
     for file in (tmp_path / "empty", tmp_path / "missing"):
         with pytest.raises(SettingsError, match="SCOREPOOL_API_KEYS_FILE"):
             Keyring.load(Settings(api_keys_file=str(file)))
 
 
-async def test_metrics_name_no_tenant_and_nothing_that_a_tenant_made_up(serving: Serving, worker: FakeWorker):
+async def test_metrics_name_no_owner_and_no_text_of_a_client(serving: Serving, worker: FakeWorker):
     async with serving(api_keys=KEYS) as http:
         secret_model = score(model="alices-secret", wait_for_model=True)
         id_ = (await http.post("/v1/jobs", json=secret_model, headers=bearer(ALICE))).json()["id"]

@@ -1,4 +1,4 @@
-"""What every route does alike."""
+"""Behaviour that all routes share."""
 
 import re
 
@@ -42,8 +42,8 @@ async def test_the_documentation_loads_nothing_from_elsewhere(serving: Serving):
         assert path in page.text
 
 
-async def test_readyz_answers_for_the_loop_that_wakes_waiting_clients(serving: Serving, worker: FakeWorker):
-    """And not for the sockets alone: with the loop gone, everybody would wait to the end of their time."""
+async def test_readyz_is_503_if_the_reader_of_ended_jobs_has_stopped(serving: Serving, worker: FakeWorker):
+    """Without the reader, every client would wait until its time is over."""
     async with serving() as http:
         while (await http.get("/readyz")).status_code != 200:
             pass

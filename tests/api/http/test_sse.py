@@ -1,4 +1,4 @@
-"""A stream that cannot go on ends with an error that says why."""
+"""A stream that fails ends with an error event that says why."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
         (ZeroDivisionError("of ours"), "internal", "a fault of the server"),
     ],
 )
-async def test_what_ends_a_stream_early_is_its_last_event(error: Exception, code: str, says: str):
+async def test_an_error_is_the_last_event_of_a_stream(error: Exception, code: str, says: str):
     async def messages() -> AsyncGenerator[bytes | None]:
         yield b"data: {}\n\n"
         raise error

@@ -1,4 +1,4 @@
-"""Tasks that nobody waits for any more are gone."""
+"""Canceled tasks have ended when `cancel_and_wait` returns."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What an operator sees at /metrics of the queue as a whole, and that its dashboard asks for nothing else."""
+"""/metrics shows the state of the queue, and the dashboard and alerts use only metrics that exist."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.api.fake_worker import FakeWorker
 pytestmark = pytest.mark.anyio
 
 
-async def test_metrics_tell_ages_outcomes_workers_and_deliveries(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_metrics_show_ages_outcomes_workers_and_deliveries(serving: Serving, worker: FakeWorker, redis: Redis):
     redis.sadd("rq:workers:demo", "rq:worker:w1", "rq:worker:dead")
     redis.hset("rq:worker:w1", "last_heartbeat", utcformat(now()))
     redis.hset(store.Keys.outcomes, mapping={"result": 7, "numeric": 2, "made-up": 5})
@@ -59,7 +59,7 @@ def expressions(node: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("file", ["deploy/grafana.json", "deploy/alerts.yml"])
-async def test_dashboard_and_alerts_ask_only_for_metrics_that_exist(
+async def test_dashboard_and_alerts_use_only_metrics_that_exist(
     serving: Serving, worker: FakeWorker, root: Path, file: str
 ):
     async with serving() as http:

@@ -1,4 +1,4 @@
-"""A client that waits is woken by the job's end, misses none, and costs Redis no polling."""
+"""The end of a job wakes the clients that wait for it, without a missed wake-up and without polling."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
-AGES_S = 60  # far beyond what any of these takes
+AGES_S = 60  # far longer than any of these tests takes
 
 
 def calls(redis: Redis, command: str) -> int:
@@ -26,7 +26,7 @@ def calls(redis: Redis, command: str) -> int:
 async def test_a_hundred_waiters_wake_without_polling(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         ids = [job["id"] for job in (await http.post("/v1/jobs/bulk", json=[score()] * 100)).json()]
-        for _ in range(1000):  # a reader that connects lets everybody look once more
+        for _ in range(1000):  # a reader that connects wakes every waiter once
             if (await http.get("/readyz")).status_code == 200:
                 break
             await asyncio.sleep(0.01)
@@ -58,7 +58,7 @@ async def test_no_wake_up_is_lost_when_jobs_end_as_their_waiters_arrive(
 
 
 async def test_an_end_between_the_read_and_the_wait_still_wakes(redis: Redis, redis_url: str):
-    """The narrowest moment: the job ends after its state was read as queued."""
+    """The job ends after its state was read as queued and before the wait begins."""
     stream = AsyncRedis.from_url(redis_url)
     waiting = Waiting(stream, stream, on_ended=lambda _: None)
     waiting.start()
@@ -71,7 +71,7 @@ async def test_an_end_between_the_read_and_the_wait_still_wakes(redis: Redis, re
         status: wire.Status = "queued" if reads == 1 else "finished"
         if reads == 1:
             redis.xadd(store.DONE, {"id": "j"})
-            await asyncio.sleep(0.2)  # the entry arrives while the read is still under way
+            await asyncio.sleep(0.2)  # the entry arrives during the read
         return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0)
 
     job = await waiting.until_ended("j", read, AGES_S)
@@ -80,7 +80,7 @@ async def test_an_end_between_the_read_and_the_wait_still_wakes(redis: Redis, re
     await stream.aclose()
 
 
-async def test_a_wait_that_is_over_answers_with_the_job_as_it_is(serving: Serving, worker: FakeWorker):
+async def test_a_wait_that_times_out_answers_with_the_jobs_present_state(serving: Serving, worker: FakeWorker):
     async with serving() as http:
         id_ = (await http.post("/v1/jobs", json=score())).json()["id"]
         reply = await http.get(f"/v1/jobs/{id_}?wait=0.05")
@@ -97,8 +97,8 @@ async def test_waiters_survive_a_lost_connection(serving: Serving, worker: FakeW
         assert (await waiting).json()["status"] == "finished"
 
 
-async def test_waiters_wake_when_redis_has_less_of_the_stream_than_before(redis: Redis, redis_url: str):
-    """As after a failover to a replica that did not have the last entries."""
+async def test_waiters_wake_when_the_stream_has_lost_its_last_entries(redis: Redis, redis_url: str):
+    """This happens after a failover to a replica that did not have them."""
     redis.xadd(store.DONE, {"id": "lost"}, id="99999999999999-0")
     stream = AsyncRedis.from_url(redis_url, socket_timeout=AGES_S)
     waiting = Waiting(stream, stream, on_ended=lambda _: None)
@@ -114,7 +114,7 @@ async def test_waiters_wake_when_redis_has_less_of_the_stream_than_before(redis:
         return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0)
 
     job = asyncio.create_task(waiting.until_ended("j", read, AGES_S))
-    await eventually(lambda: len(reads) >= 2)  # once more after the connection was lost
+    await eventually(lambda: len(reads) >= 2)  # read again after the connection was lost
     redis.xadd(store.DONE, {"id": "j"})
     async with asyncio.timeout(AGES_S / 2):
         assert (await job).status == "finished"
@@ -122,7 +122,7 @@ async def test_waiters_wake_when_redis_has_less_of_the_stream_than_before(redis:
     await stream.aclose()
 
 
-async def test_a_job_deleted_under_its_waiter_is_404(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_a_job_that_is_deleted_during_a_wait_is_404(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         id_ = (await http.post("/v1/jobs", json=score())).json()["id"]
         waiting = asyncio.create_task(http.get(f"/v1/jobs/{id_}?wait={AGES_S}"))
@@ -132,7 +132,7 @@ async def test_a_job_deleted_under_its_waiter_is_404(serving: Serving, worker: F
         assert (await waiting).status_code == 404
 
 
-async def test_a_job_that_was_accepted_is_answered_with_its_id_though_redis_leaves_during_the_wait(
+async def test_an_accepted_job_is_answered_with_its_id_if_redis_fails_during_the_wait(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
     async def away(*_: object) -> None:

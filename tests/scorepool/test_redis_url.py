@@ -18,6 +18,7 @@ COMMANDS = {
     "api": [BIN / "scorepool", "api"],
     "worker": [BIN / "scorepool", "worker", "--model", "demo=/no/such/folder"],
     "worker --webhooks": [BIN / "scorepool", "worker", "--webhooks"],
+    "python -m scorepool.api": [sys.executable, "-m", "scorepool.api"],
 }
 MALFORMED = {
     "http://127.0.0.1:1": "must specify one of the following schemes",

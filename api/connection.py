@@ -55,12 +55,12 @@ async def check_login(url: str) -> None:
     redis = connect(url, REDIS_TIMEOUT_S, 1)
     try:
         await redis.ping()
-    except AuthenticationError:
-        raise SettingsError("SCOREPOOL_REDIS_URL: Redis refuses the user or the password of the URL") from None
     except ResponseError as error:
         raise SettingsError(f"SCOREPOOL_REDIS_URL: Redis refuses the connection: {error}") from None
-    except (RedisConnectionError, RedisTimeoutError, OSError):
-        pass
+    except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+        # redis-py wraps the AuthenticationError of a unix socket in a ConnectionError
+        if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
+            raise SettingsError("SCOREPOOL_REDIS_URL: Redis refuses the user or the password of the URL") from None
     finally:
         await redis.aclose()
 

@@ -20,11 +20,11 @@ COMMANDS = {
     "worker --webhooks": [BIN / "scorepool", "worker", "--webhooks"],
     "python -m scorepool.api": [sys.executable, "-m", "scorepool.api"],
 }
-MALFORMED = {
-    "http://127.0.0.1:1": "must specify one of the following schemes",
-    "redis://127.0.0.1:port/0": "'port'",
-    "redis+sentinel://127.0.0.1:26379": "SERVICE",
-}
+MALFORMED = [
+    "http://:secret@127.0.0.1:1",
+    "redis://:secret@127.0.0.1:port/0",
+    "redis+sentinel://:secret@127.0.0.1:26379",
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def stderr_of(command: str, redis_url: str, state: Path) -> str:
         "SCOREPOOL_STATE_DIR": str(state),
         "SCOREPOOL_PORT": str(free_port()),
     }
-    done = subprocess.run(COMMANDS[command], env=environ, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(COMMANDS[command], env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
     return done.stderr
@@ -66,4 +66,4 @@ def test_a_wrong_password_stops_the_process(command: str, credentials: str, prot
 def test_a_malformed_url_stops_the_process(command: str, url: str, tmp_path: Path):
     [line] = stderr_of(command, url, tmp_path).splitlines()
     assert line.startswith("scorepool: SCOREPOOL_REDIS_URL")
-    assert MALFORMED[url] in line
+    assert "secret" not in line

@@ -64,7 +64,10 @@ class Submission:
         """Check how many jobs a synchronous request asks for. Raises TooLarge."""
         most = self._settings.max_bulk_jobs
         if count > most:
-            raise TooLarge(f"{field}: expected at most {most} {noun} in one request, found {count}", field)
+            raise TooLarge(
+                f"{field}: expected at most {most} {noun} in one request (SCOREPOOL_MAX_BULK_JOBS), found {count}",
+                field,
+            )
 
     async def submit(
         self,
@@ -192,7 +195,7 @@ def job_error(job: wire.Job, waited_s: float) -> ApiError:
     failure = job.failure
     if failure is None:
         return Unavailable(
-            f"no answer within {waited_s:g} s, this server's limit SCOREPOOL_MAX_WAIT_S, so the request was canceled; "
+            f"no answer within {waited_s:g} s, the limit SCOREPOOL_MAX_WAIT_S, so the request was canceled; "
             "send less at once, or submit it with POST /v1/jobs and fetch the result later"
         )
     match failure.code:

@@ -42,14 +42,18 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
 
 
-async def body_chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+async def body_chunks(
+    request: Request, max_bytes: int, setting: str = "SCOREPOOL_MAX_BODY_BYTES"
+) -> AsyncGenerator[bytes]:
     """Yield the body as it arrives. The bytes are counted: Content-Length only serves to refuse early.
+
+    `setting` is the name of the limit, for the error.
 
     Raises TooLarge, TooSlow.
     """
     claimed = request.headers.get("content-length", "")
     if claimed.isdecimal() and int(claimed) > max_bytes:
-        raise _too_large(max_bytes)
+        raise _too_large(max_bytes, setting)
     num_bytes = 0
     started_at = asyncio.get_running_loop().time()
     stream = request.stream()
@@ -66,7 +70,7 @@ async def body_chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]
             return
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
-            raise _too_large(max_bytes)
+            raise _too_large(max_bytes, setting)
         yield chunk
 
 
@@ -90,5 +94,5 @@ async def _until_disconnect(request: Request) -> None:
         pass
 
 
-def _too_large(max_bytes: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {max_bytes} bytes, this server's limit; send fewer items a request")
+def _too_large(max_bytes: int, setting: str) -> TooLarge:
+    return TooLarge(f"the body is larger than {max_bytes} bytes, the limit {setting}; send fewer items a request")

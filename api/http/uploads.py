@@ -52,7 +52,7 @@ async def uploaded(request: Request, fields_type: type[T], max_bytes: int) -> As
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise UnsupportedMedia("Content-Type: expected multipart/form-data", "Content-Type")
-    chunks = body_chunks(request, max_bytes + FRAME_BYTES)
+    chunks = body_chunks(request, max_bytes + FRAME_BYTES, "SCOREPOOL_MAX_FILE_BYTES")
     try:
         form = await Form(request.headers, chunks).parse()
     except MultiPartException as error:
@@ -63,7 +63,9 @@ async def uploaded(request: Request, fields_type: type[T], max_bytes: int) -> As
         if not isinstance(file, UploadFile):
             raise BadRequest("file: expected a file, with its name", "file")
         if (file.size or 0) > max_bytes:
-            raise TooLarge(f"file: expected at most {max_bytes} bytes, found {file.size}", "file")
+            raise TooLarge(
+                f"file: expected at most {max_bytes} bytes (SCOREPOOL_MAX_FILE_BYTES), found {file.size}", "file"
+            )
         yield Uploaded(_parse_fields(texts, fields_type), file.filename or "", file)
     finally:
         await form.close()

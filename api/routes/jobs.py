@@ -56,8 +56,8 @@ async def submit(
     submission: SubmissionDep,
 ) -> Response:
     """The job is durable when this route answers. With `Prefer: wait=N` the answer is the job, if it ends in time."""
-    message: wire.Request = await read_message(request, wire.Request, settings.max_body_bytes)  # type: ignore[arg-type]
-    [submitted] = await submission.submit(owner, [message], key, None)
+    job_request: wire.Request = await read_message(request, wire.Request, settings.max_body_bytes)  # type: ignore[arg-type]
+    [submitted] = await submission.submit(owner, [job_request], key, None)
     location = f"/v1/jobs/{submitted.id}"
     headers = {"Location": location} | _replayed([submitted])
     if wait_s is None:
@@ -90,10 +90,13 @@ async def submit_bulk(
     submission: SubmissionDep,
 ) -> Response:
     """All requests are accepted, or none. The answer has their order."""
-    messages: list[wire.Request] = await read_message(request, Bulk, settings.max_body_bytes)
-    if len(messages) > settings.max_bulk_jobs:
-        raise TooLarge(f"expected at most {settings.max_bulk_jobs} jobs in one request, found {len(messages)}")
-    submitted = await submission.submit(owner, messages, key, len(messages))
+    requests: list[wire.Request] = await read_message(request, Bulk, settings.max_body_bytes)
+    if len(requests) > settings.max_bulk_jobs:
+        raise TooLarge(
+            f"expected at most {settings.max_bulk_jobs} jobs in one request (SCOREPOOL_MAX_BULK_JOBS), "
+            f"found {len(requests)}"
+        )
+    submitted = await submission.submit(owner, requests, key, len(requests))
     return reply([_accepted(job) for job in submitted], form, 202, _replayed(submitted))
 
 

@@ -68,7 +68,7 @@ def test_rqs_tools_work_with_the_variables_of_the_document(redis: Redis, redis_u
     documented = dict(re.findall(r"(\w+)=(\S+)", block))
     urls = {"RQ_REDIS_URL": redis_url, "SCOREPOOL_REDIS_URL": redis_url}
     environ = {**os.environ, **documented, "PYTHONPATH": str(root), **urls}
-    FakeWorker(redis).show_card()
+    FakeWorker(redis).register()
 
     def rq(*arguments: str) -> str:
         command = [str(Path(sys.executable).with_name("rq")), *arguments]

@@ -57,7 +57,7 @@ def anyio_backend() -> str:
 def worker(redis: Redis) -> FakeWorker:
     """Return a live worker that serves `demo`: 1000 token ids, 64 tokens of context."""
     worker = FakeWorker(redis)
-    worker.show_card()
+    worker.register()
     return worker
 
 

@@ -46,7 +46,7 @@ class FakeWorker:
         self.model = model
         self.name = name
 
-    def show_card(
+    def register(
         self,
         *,
         vocab_size: int = 1000,
@@ -54,7 +54,7 @@ class FakeWorker:
         aliases: Sequence[str] = (),
         grace_s: int = 0,
     ) -> None:
-        """Register as a live worker, and keep the model as a recent one for `grace_s` after `leave`."""
+        """Register as a live worker, and keep the model as a recent one for `grace_s` after `unregister`."""
         card = self.card = wire.ServedModel(
             id=self.model,
             stamp=STAMP,
@@ -72,7 +72,7 @@ class FakeWorker:
             self.redis.set(store.Keys.recent_model(self.model), wire.encode(card), ex=grace_s)
             self.redis.zadd(store.Keys.recent_models, {self.model: time.time()})
 
-    def leave(self) -> None:
+    def unregister(self) -> None:
         self.redis.delete(store.Keys.card(self.name))
         self.redis.zrem(store.Keys.models, self.name)
 

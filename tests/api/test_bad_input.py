@@ -320,7 +320,7 @@ async def test_an_unknown_model_is_404_with_the_list_unless_the_job_may_wait(ser
 async def test_a_model_accepts_what_its_worker_with_the_longest_context_accepts(
     serving: Serving, worker: FakeWorker, redis: Redis
 ):
-    FakeWorker(redis, name="w2").show_card(vocab_size=2000, context_length=128)
+    FakeWorker(redis, name="w2").register(vocab_size=2000, context_length=128)
     async with serving() as http:
         assert (await http.post("/v1/jobs", json=generate(prompt=[1999] * 127, max_tokens=1))).status_code == 202
         assert (await http.post("/v1/jobs", json=generate(prompt=[2000]))).status_code == 400

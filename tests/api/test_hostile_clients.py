@@ -45,7 +45,7 @@ GONE = (
 def test_garbage_and_clients_that_disconnect_leave_no_traceback(
     root: Path, redis: Redis, redis_url: str, tmp_path: Path
 ):
-    FakeWorker(redis).show_card()
+    FakeWorker(redis).register()
     with running(root, redis_url, tmp_path / "log") as (http, _):
         eventually(lambda: is_ready(http))
         for path in PATHS:

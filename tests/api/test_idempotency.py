@@ -58,7 +58,7 @@ async def test_a_replay_is_answered_even_if_the_queue_is_full_or_the_model_gone(
     async with serving(max_queue_depth=1) as http:
         first = await http.post("/v1/jobs", json=score(), headers=KEY)
         full = await http.post("/v1/jobs", json=score(), headers=KEY)
-    worker.leave()
+    worker.unregister()
     async with serving() as http:
         gone = await http.post("/v1/jobs", json=score(), headers=KEY)
         other_body = await http.post("/v1/jobs", json=score(rank=True), headers=KEY)

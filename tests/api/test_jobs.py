@@ -347,9 +347,9 @@ async def test_expired_jobs_leave_the_list_and_its_key_in_redis(serving: Serving
 
 
 async def test_models_lists_what_each_live_worker_serves(serving: Serving, worker: FakeWorker, redis: Redis):
-    FakeWorker(redis, name="w2").show_card()
-    FakeWorker(redis, model="another", name="w3").show_card()
-    FakeWorker(redis, name="w4").show_card()
+    FakeWorker(redis, name="w2").register()
+    FakeWorker(redis, model="another", name="w3").register()
+    FakeWorker(redis, name="w4").register()
     redis.delete(store.Keys.card("w4"))
     async with serving() as http:
         models = (await http.get("/v1/models")).json()["models"]
@@ -363,7 +363,7 @@ async def test_models_lists_what_each_live_worker_serves(serving: Serving, worke
 async def test_a_model_is_accepted_as_soon_as_its_worker_is_live(serving: Serving, redis: Redis):
     async with serving() as http:
         refused = await http.post("/v1/jobs", json=score())
-        FakeWorker(redis).show_card()
+        FakeWorker(redis).register()
         accepted = await http.post("/v1/jobs", json=score())
 
     assert (refused.status_code, accepted.status_code) == (404, 202)

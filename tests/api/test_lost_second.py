@@ -20,7 +20,7 @@ def test_a_job_that_redis_lost_is_404_and_its_resubmission_runs(root: Path, tmp_
         Redis.from_url(server.url) as redis,
     ):
         eventually(lambda: is_ready(http))
-        FakeWorker(redis).show_card()
+        FakeWorker(redis).register()
         kept = submit(http, "first")
         eventually(lambda: redis.info("persistence")["aof_pending_bio_fsync"] == 0)
         (aof,) = (tmp_path / "redis").glob("appendonlydir/*.incr.aof")
@@ -34,7 +34,7 @@ def test_a_job_that_redis_lost_is_404_and_its_resubmission_runs(root: Path, tmp_
         server.start()
 
         eventually(lambda: is_ready(http))
-        FakeWorker(redis).show_card()
+        FakeWorker(redis).register()
         assert http.get(f"/v1/jobs/{kept}").json()["status"] == "queued"
         gone = http.get(f"/v1/jobs/{lost}")
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")

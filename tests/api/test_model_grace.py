@@ -25,8 +25,8 @@ LINE = '{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model"
 def gone(redis: Redis) -> FakeWorker:
     """The worker of `demo`, alias `nick`, that has just stopped."""
     worker = FakeWorker(redis)
-    worker.show_card(aliases=["nick"], grace_s=100)
-    worker.leave()
+    worker.register(aliases=["nick"], grace_s=100)
+    worker.unregister()
     return worker
 
 
@@ -89,7 +89,7 @@ async def test_after_the_grace_time_the_model_is_404_with_the_names_and_aliases_
     serving: Serving, gone: FakeWorker, redis: Redis
 ):
     other = FakeWorker(redis, model="other", name="w2")
-    other.show_card(aliases=["gpt-4", "o"])
+    other.register(aliases=["gpt-4", "o"])
     redis.delete(store.Keys.recent_model("demo"))
     async with serving() as http:
         refused = await http.post("/v1/jobs", json=score())
@@ -101,7 +101,7 @@ async def test_after_the_grace_time_the_model_is_404_with_the_names_and_aliases_
 @pytest.mark.parametrize("grace_s", [0, 100])
 def test_a_worker_that_stops_leaves_its_model_behind_for_the_grace_time(redis: Redis, grace_s: int):
     worker = FakeWorker(redis)
-    worker.show_card()
+    worker.register()
     registration = WorkerRegistration(worker.card, lease_s=1.0, model_grace_s=grace_s)
     with redis.pipeline() as pipeline:
         registration.renew(pipeline)

@@ -97,7 +97,7 @@ def test_it_serves_without_mlx_and_answers_waiting_clients_when_it_stops(
     root: Path, redis: Redis, redis_url: str, tmp_path: Path
 ):
     worker = FakeWorker(redis)
-    worker.show_card()
+    worker.register()
     log = tmp_path / "log"
     with running(root, redis_url, log) as (http, api):
         eventually(lambda: is_ready(http))
@@ -129,7 +129,7 @@ def test_it_survives_a_redis_that_is_down(root: Path, tmp_path: Path):
         check_unavailable(http)
         with redis_server(tmp_path / "redis") as url, Redis.from_url(url) as redis:
             eventually(lambda: is_ready(http))
-            FakeWorker(redis).show_card()
+            FakeWorker(redis).register()
             id_ = http.post("/v1/jobs", json=score()).json()["id"]
         check_unavailable(http)
         with redis_server(tmp_path / "redis") as url, Redis.from_url(url) as redis:
@@ -141,7 +141,7 @@ def test_it_survives_a_redis_that_is_down(root: Path, tmp_path: Path):
 def test_a_redis_that_hangs_is_answered_with_503_within_seconds(root: Path, tmp_path: Path):
     (tmp_path / "redis").mkdir()
     with redis_server(tmp_path / "redis") as url, Redis.from_url(url) as redis:
-        FakeWorker(redis).show_card()
+        FakeWorker(redis).register()
         pid = redis.info("server")["process_id"]
         with running(root, url, tmp_path / "log") as (http, _):
             eventually(lambda: is_ready(http))

@@ -49,7 +49,7 @@ async def test_a_body_above_the_limit_is_a_413_for_both_clients_of_the_sdk(
     root: Path, redis: Redis, redis_url: str, tmp_path: Path
 ):
     """A real server: a connection that it closes while the client still sends would be a network error."""
-    FakeWorker(redis).show_card()
+    FakeWorker(redis).register()
     with running(root, redis_url, tmp_path / "log", max_body_bytes="100000") as (http, _):
         options = {"base_url": f"{str(http.base_url).rstrip('/')}/v1", "api_key": "x", "max_retries": 0}
         call = {"model": "demo", "prompt": "a" * 20_000_000}

@@ -108,7 +108,7 @@ def restore(redis: Redis, worker: FakeWorker) -> Callable[[dict[bytes, bytes]], 
             for key, value in dump.items():
                 pipeline.restore(key, 0, value)
             pipeline.execute()
-        worker.show_card()
+        worker.register()
 
     return restore
 

@@ -72,7 +72,7 @@ async def test_compressed_bodies_are_refused(serving: Serving, worker: FakeWorke
 def test_endless_headers_and_incomplete_requests_do_not_stop_the_server(
     root: Path, redis: Redis, redis_url: str, tmp_path: Path
 ):
-    FakeWorker(redis).show_card()
+    FakeWorker(redis).register()
     with running(root, redis_url, tmp_path / "log") as (http, _):
         eventually(lambda: is_ready(http))
         address = ("127.0.0.1", http.base_url.port or 0)

@@ -55,7 +55,7 @@ class Group:
 
 
 class EngineCore:
-    """Schedules, runs and commits steps. Every method must be called on the MLX thread."""
+    """The loop body of the engine: schedule, run and commit steps. Must be used on the MLX thread."""
 
     def __init__(self, runner: Runner, settings: EngineSettings) -> None:
         """Start without sequences."""

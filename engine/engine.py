@@ -39,7 +39,7 @@ def open_runner(settings: EngineSettings) -> Runner:
 
 
 class Engine:
-    """Ready once constructed. Every method may be called from any thread."""
+    """A model that scores and generates, ready once constructed. Every method may be called from any thread."""
 
     model_info: ModelInfo  # of the model that is loaded now; a result's own is in its sequences
     tokenizer: Tokenizer

@@ -33,7 +33,7 @@ TILE = 64  # tokens in every forward pass of BatchInvariant
 
 
 class BatchRunner(Protocol):
-    """Runs forward passes. Nothing here waits for the device: results are on their way, or lazy."""
+    """A way to run forward passes. No method waits for the device: results are being computed, or lazy."""
 
     can_share: bool  # sequences can continue from a computed prefix
 
@@ -48,7 +48,7 @@ class BatchRunner(Protocol):
 
 
 class PaddedBatch:
-    """Runs all rows in one forward pass."""
+    """A batch that runs all rows in one forward pass."""
 
     def __init__(self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True) -> None:
         """Start without sequences."""
@@ -142,7 +142,7 @@ class PaddedBatch:
 
 
 class SequentialBatch:
-    """Runs one row a forward pass, with the caches that mlx-lm gives a single row."""
+    """A batch that runs one row a forward pass, with the caches that mlx-lm gives a single row."""
 
     def __init__(self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True) -> None:
         """Start without sequences."""
@@ -181,7 +181,7 @@ class SequentialBatch:
 
 
 class BatchInvariant:
-    """Runs one row a forward pass, cut into tiles at the multiples of TILE and padded to a whole one.
+    """A batch that runs one row a forward pass, cut into tiles at the multiples of TILE and padded to a whole one.
 
     A kernel's rounding depends on the shapes that it is given. Here they depend on a token's position alone: which tile
     it is in, and how many tiles came before. A tile that is not full yet runs on a copy of the cache, and runs again

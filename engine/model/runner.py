@@ -41,7 +41,7 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Runs the steps of one model. Must be used on the thread that made the model."""
+    """The steps of one model. Must be used on the thread that made the model."""
 
     def __init__(
         self,

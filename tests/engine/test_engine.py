@@ -107,12 +107,12 @@ def generating(max_tokens: int) -> Sequence:
 
 
 def test_a_groups_future_gives_the_same_objects_when_all_are_done(engine: Engine, runner: FakeRunner):
-    rows = [scored(1), generating(5), scored(2, 3)]
+    sequences = [scored(1), generating(5), scored(2, 3)]
 
-    assert engine.add(rows).result(10) == rows
+    assert engine.add(sequences).result(10) == sequences
 
-    assert all(row.is_done for row in rows)
-    assert set(runner.released) == set(rows)
+    assert all(sequence.is_done for sequence in sequences)
+    assert set(runner.released) == set(sequences)
     assert runner.threads == {"mlx"}
 
 
@@ -162,8 +162,8 @@ def test_close_ends_pending_groups(engine: Engine, runner: FakeRunner):
 
 def test_cancel_releases_the_sequences_and_ends_the_wait(engine: Engine, runner: FakeRunner):
     runner.may_step.clear()
-    row = generating(90)
-    future = engine.add([row])
+    sequence = generating(90)
+    future = engine.add([sequence])
     assert runner.in_step.wait(10)
 
     engine.cancel(future)
@@ -173,7 +173,7 @@ def test_cancel_releases_the_sequences_and_ends_the_wait(engine: Engine, runner:
     with pytest.raises(CancelledError):
         future.result(10)
     engine.add([scored(1)]).result(10)
-    assert row in runner.released
+    assert sequence in runner.released
     engine.cancel(future)  # a second cancellation is ignored
 
 
@@ -181,13 +181,13 @@ def test_a_group_canceled_before_it_runs_never_runs(engine: Engine, runner: Fake
     runner.may_step.clear()
     engine.add([generating(2)])
     assert runner.in_step.wait(10)
-    row = scored(1)
-    engine.cancel(engine.add([row]))
+    sequence = scored(1)
+    engine.cancel(engine.add([sequence]))
     runner.may_step.set()
 
     engine.add([scored(2)]).result(10)
 
-    assert row.columns.logprobs == []
+    assert sequence.columns.logprobs == []
 
 
 def test_the_start_of_the_running_step_is_visible(engine: Engine, runner: FakeRunner):

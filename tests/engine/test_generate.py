@@ -20,12 +20,12 @@ def generating(max_tokens: int = 12, prompt: list[int] = PROMPT, **options: obje
     return Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=max_tokens, **options))
 
 
-def generated(row: Sequence) -> list[int]:
-    return row.token_ids[row.num_input_tokens :]
+def generated(sequence: Sequence) -> list[int]:
+    return sequence.token_ids[sequence.num_input_tokens :]
 
 
-def run(engine: Engine, *rows: Sequence) -> None:
-    engine.add(list(rows)).result(60)
+def run(engine: Engine, *sequences: Sequence) -> None:
+    engine.add(list(sequences)).result(60)
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(engine: Engine):
@@ -40,28 +40,28 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(engine: Engine):
 
 
 def test_sequences_of_one_prompt_differ_by_their_seeds(engine: Engine):
-    rows = [generating(seed=seed) for seed in range(8)]
+    sequences = [generating(seed=seed) for seed in range(8)]
 
-    run(engine, *rows)
+    run(engine, *sequences)
 
-    assert len({tuple(generated(row)) for row in rows}) == 8
+    assert len({tuple(generated(sequence)) for sequence in sequences}) == 8
 
 
 def test_sequences_without_a_seed_differ(engine: Engine):
-    rows = [generating(), generating()]
+    sequences = [generating(), generating()]
 
-    run(engine, *rows)
+    run(engine, *sequences)
 
-    assert generated(rows[0]) != generated(rows[1])
+    assert generated(sequences[0]) != generated(sequences[1])
 
 
 def test_the_sampled_logprobs_of_a_greedy_sequence_are_0(engine: Engine, oracle: Oracle):
-    row = generating(temperature=0)
+    sequence = generating(temperature=0)
 
-    run(engine, row)
+    run(engine, sequence)
 
-    assert row.columns.sampled_logprobs == [0.0] * row.num_generated
-    assert_agrees(row, oracle)  # and logprobs stay the model's own
+    assert sequence.columns.sampled_logprobs == [0.0] * sequence.num_generated
+    assert_agrees(sequence, oracle)  # and logprobs stay the model's own
 
 
 def test_the_eos_token_is_in_the_columns_and_not_in_the_text(
@@ -75,15 +75,17 @@ def test_the_eos_token_is_in_the_columns_and_not_in_the_text(
     (folder / "generation_config.json").unlink(missing_ok=True)
     engine = Engine(EngineSettings(model=str(folder)))
 
-    row = generating(temperature=0)
-    row.top_logprobs = 1
-    run(engine, row)
+    sequence = generating(temperature=0)
+    sequence.top_logprobs = 1
+    run(engine, sequence)
     engine.close()
 
-    assert (generated(row), row.finish_reason) == (generated(first), "stop")
-    assert len(row.columns.logprobs) == len(row.columns.top_ids) == len(row.columns.sampled_logprobs) == 2
-    assert row.text_bytes == engine.tokenizer.token_bytes(generated(first)[0])
-    assert_agrees(row, oracle)
+    assert (generated(sequence), sequence.finish_reason) == (generated(first), "stop")
+    assert (
+        len(sequence.columns.logprobs) == len(sequence.columns.top_ids) == len(sequence.columns.sampled_logprobs) == 2
+    )
+    assert sequence.text_bytes == engine.tokenizer.token_bytes(generated(first)[0])
+    assert_agrees(sequence, oracle)
 
 
 def test_a_stop_string_across_tokens_cuts_the_text_and_the_columns(engine: Engine):
@@ -95,30 +97,30 @@ def test_a_stop_string_across_tokens_cuts_the_text_and_the_columns(engine: Engin
     stop = text[border - 1 : border + 1]  # the last byte of one token, the first of the next
     cut = text.index(stop)
 
-    row = generating(seed=2, max_tokens=12, stop=(b"never there", stop))
-    row.top_logprobs = 2
-    run(engine, row)
+    sequence = generating(seed=2, max_tokens=12, stop=(b"never there", stop))
+    sequence.top_logprobs = 2
+    run(engine, sequence)
 
-    assert (row.text_bytes, row.finish_reason) == (text[:cut], "stop")
-    kept = generated(row)
+    assert (sequence.text_bytes, sequence.finish_reason) == (text[:cut], "stop")
+    kept = generated(sequence)
     assert kept == generated(free)[: len(kept)]
     assert len(kept) < 12
     assert (
-        len(row.columns.logprobs)
-        == len(row.columns.sampled_logprobs)
-        == len(row.columns.top_ids)
-        == len(row.columns.top_logprobs)
+        len(sequence.columns.logprobs)
+        == len(sequence.columns.sampled_logprobs)
+        == len(sequence.columns.top_ids)
+        == len(sequence.columns.top_logprobs)
         == len(kept)
     )
 
 
 def test_a_sequence_that_uses_its_max_tokens_ends_with_length(engine: Engine):
-    row = generating(max_tokens=CONTEXT_LENGTH - len(PROMPT), temperature=0)
+    sequence = generating(max_tokens=CONTEXT_LENGTH - len(PROMPT), temperature=0)
 
-    run(engine, row)
+    run(engine, sequence)
 
-    assert row.finish_reason in ("length", "stop")
-    assert row.finish_reason == "stop" or row.num_generated == CONTEXT_LENGTH - len(PROMPT)
+    assert sequence.finish_reason in ("length", "stop")
+    assert sequence.finish_reason == "stop" or sequence.num_generated == CONTEXT_LENGTH - len(PROMPT)
 
 
 def test_a_canceled_group_leaves_the_batch_and_others_continue(engine_of: Callable[..., Engine], oracle: Oracle):
@@ -164,13 +166,13 @@ def test_a_sequence_with_nan_fails_only_its_own_group(tiny_models: TinyModels, t
 
 def test_groups_may_be_added_from_several_threads(engine: Engine, oracle: Oracle):
     def score(number: int) -> Sequence:
-        row = Sequence(token_ids=[0, 10 + number, 20, 30 + number], score_from=1)
+        sequence = Sequence(token_ids=[0, 10 + number, 20, 30 + number], score_from=1)
         generation = generating(seed=number, max_tokens=5)
-        engine.add([row, generation]).result(60)
-        return row
+        engine.add([sequence, generation]).result(60)
+        return sequence
 
     with ThreadPoolExecutor(2) as threads:
-        rows = list(threads.map(score, range(24)))
+        sequences = list(threads.map(score, range(24)))
 
-    for row in rows:
-        assert_agrees(row, oracle)
+    for sequence in sequences:
+        assert_agrees(sequence, oracle)

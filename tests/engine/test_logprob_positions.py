@@ -54,7 +54,7 @@ def scored(length: int, score_from: int) -> Sequence:
     return Sequence(token_ids=[BOS] + [draw.randrange(3, VOCAB_SIZE) for _ in range(length - 1)], score_from=score_from)
 
 
-def rows() -> list[Sequence]:
+def make_sequences() -> list[Sequence]:
     """Make a generating sequence, a one-token prompt, and windows that begin at, before and after chunk borders."""
     plain = Sequence(token_ids=[BOS, 9], sampling=Sampling(max_tokens=3, seed=1))
     windows = [(3, 1), (5, 4), (80, 0), (80, 17), (70, 33), (70, 69), (66, 2)]
@@ -70,7 +70,7 @@ def engine(tiny_models: TinyModels) -> Iterator[Engine]:
 
 
 def assert_every_entry_is_there(engine: Engine, oracle: Oracle, timeout_s: float = 60) -> None:
-    sequences = rows()
+    sequences = make_sequences()
     wait([engine.add([sequence]) for sequence in sequences], timeout_s)
     for sequence in sequences:
         assert_agrees(sequence, oracle)

@@ -29,7 +29,7 @@ SYSTEM = [BOS, *tokens(3 * SLIDING_WINDOW)]
 PROMPTS = [SYSTEM + tokens(length) for length in (40, 21, 70)]
 
 
-def rows() -> list[Sequence]:
+def make_sequences() -> list[Sequence]:
     """Make completions of one token and of many after each prompt, and sequences that generate."""
     found = []
     for prompt in PROMPTS:
@@ -70,14 +70,14 @@ def test_sequences_on_shared_prompts_agree_with_transformers(
     computed: list[int],
 ):
     engine, oracle = engine_of(name, mode=mode, max_batch_tokens=budget), oracle_of(name)
-    given = rows()
+    given = make_sequences()
 
     engine.add(given).result(60)
 
-    for row in given:
-        assert_agrees(row, oracle)
+    for sequence in given:
+        assert_agrees(sequence, oracle)
     assert "whole prompt" not in engine.model_info.self_test
-    assert sum(computed) < 0.5 * sum(row.num_prefill for row in given)
+    assert sum(computed) < 0.5 * sum(sequence.num_prefill for sequence in given)
 
 
 def test_completions_that_arrive_one_by_one_hit_the_prefix_cache(engine: Engine, computed: list[int]):
@@ -145,13 +145,16 @@ def test_exact_mode_is_the_same_to_the_bit_alone_together_and_on_a_cached_prompt
     alone = engine_of("llama", mode="exact", prefix_cache_bytes=0)
     together = engine_of("llama", mode="exact", max_batch_tokens=100)
     assert together.model_info.mode == "exact"
-    for number, row in enumerate(rows()):
-        same = [Sequence(token_ids=list(row.token_ids), score_from=row.score_from, sampling=row.sampling) for _ in "ab"]
+    for number, sequence in enumerate(make_sequences()):
+        same = [
+            Sequence(token_ids=list(sequence.token_ids), score_from=sequence.score_from, sampling=sequence.sampling)
+            for _ in "ab"
+        ]
         alone.add([same[0]]).result(60)
-        together.add([*rows()[number:], same[1]]).result(60)
+        together.add([*make_sequences()[number:], same[1]]).result(60)
         assert same[0].columns.logprobs == same[1].columns.logprobs
         assert same[0].token_ids == same[1].token_ids
-        if row.sampling:
-            scored = Sequence(token_ids=list(same[0].token_ids), score_from=row.num_input_tokens)
+        if sequence.sampling:
+            scored = Sequence(token_ids=list(same[0].token_ids), score_from=sequence.num_input_tokens)
             together.add([scored]).result(60)
             assert scored.columns.logprobs == same[0].columns.logprobs

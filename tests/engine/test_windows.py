@@ -40,17 +40,17 @@ def generating(draw: st.DrawFn) -> Sequence:
 
 
 batches = {
-    "rows": st.lists(scored() | generating(), min_size=1, max_size=8),
+    "sequences": st.lists(scored() | generating(), min_size=1, max_size=8),
     "budget": st.sampled_from([1, 5, 16, 33, 100, 4096]),
     "places": st.sampled_from([1, 3, 32]),
 }
 
 
-def assert_right(engine: Engine, oracle: Oracle, rows: list[Sequence]) -> None:
-    for future in [engine.add([row]) for row in rows]:
+def assert_right(engine: Engine, oracle: Oracle, sequences: list[Sequence]) -> None:
+    for future in [engine.add([sequence]) for sequence in sequences]:
         future.result(60)
-    for row in rows:
-        assert_agrees(row, oracle)
+    for sequence in sequences:
+        assert_agrees(sequence, oracle)
 
 
 @settings(max_examples=60)
@@ -58,11 +58,11 @@ def assert_right(engine: Engine, oracle: Oracle, rows: list[Sequence]) -> None:
 def test_every_entry_is_right_in_any_batch(
     engine_of: Callable[..., Engine],
     oracle_of: Callable[[str], Oracle],
-    rows: list[Sequence],
+    sequences: list[Sequence],
     budget: int,
     places: int,
 ):
-    assert_right(engine_of("llama", max_batch_tokens=budget, max_running_rows=places), oracle_of("llama"), rows)
+    assert_right(engine_of("llama", max_batch_tokens=budget, max_running_rows=places), oracle_of("llama"), sequences)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "granitehybrid"])
@@ -72,23 +72,23 @@ def test_every_entry_is_right_with_other_kinds_of_cache(
     engine_of: Callable[..., Engine],
     oracle_of: Callable[[str], Oracle],
     name: str,
-    rows: list[Sequence],
+    sequences: list[Sequence],
     budget: int,
     places: int,
 ):
-    assert_right(engine_of(name, max_batch_tokens=budget, max_running_rows=places), oracle_of(name), rows)
+    assert_right(engine_of(name, max_batch_tokens=budget, max_running_rows=places), oracle_of(name), sequences)
 
 
 @pytest.mark.parametrize("budget", [1, 7, 4096])
 def test_a_one_token_prompt_scores_its_first_completion_token(
     engine_of: Callable[..., Engine], oracle: Oracle, budget: int
 ):
-    row = Sequence(token_ids=[BOS, 40, 41], score_from=1)
+    sequence = Sequence(token_ids=[BOS, 40, 41], score_from=1)
 
-    engine_of("llama", max_batch_tokens=budget).add([row]).result(60)
+    engine_of("llama", max_batch_tokens=budget).add([sequence]).result(60)
 
-    assert len(row.columns.logprobs) == 2
-    assert_agrees(row, oracle)
+    assert len(sequence.columns.logprobs) == 2
+    assert_agrees(sequence, oracle)
 
 
 def test_a_sequence_without_anything_to_predict_is_done_at_once(engine: Engine):

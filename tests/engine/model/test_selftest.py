@@ -125,13 +125,13 @@ def test_a_model_that_excludes_tokens_passes_and_says_minus_infinity(tiny_models
     weights["lm_head.bias"][100:300] = -inf
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     engine = Engine(EngineSettings(model=str(folder)))
-    row = Sequence(token_ids=[0, 5, 150, 7], score_from=1, top_logprobs=320, rank=True, entropy=True)
+    sequence = Sequence(token_ids=[0, 5, 150, 7], score_from=1, top_logprobs=320, rank=True, entropy=True)
 
-    engine.add([row]).result(60)
+    engine.add([sequence]).result(60)
     engine.close()
 
     assert (engine.model_info.mode, engine.model_info.self_test) == ("default", "passed")
-    assert row.columns.logprobs[1] == -inf
-    assert row.columns.top_logprobs[0].count(-inf) == 320 - (VOCAB_SIZE - 200)
-    assert isfinite(row.columns.logprobs[0])
-    assert all(map(isfinite, row.columns.entropies))
+    assert sequence.columns.logprobs[1] == -inf
+    assert sequence.columns.top_logprobs[0].count(-inf) == 320 - (VOCAB_SIZE - 200)
+    assert isfinite(sequence.columns.logprobs[0])
+    assert all(map(isfinite, sequence.columns.entropies))

@@ -7,7 +7,7 @@ from scorepool.engine.scheduling.prefix_cache import MIN_SAVED_TOKENS, MIN_TOKEN
 from scorepool.engine.sequence import Sequence
 
 
-def row(prompt: list[int]) -> Sequence:
+def sequence_of(prompt: list[int]) -> Sequence:
     """Make a sequence whose shareable tokens are `prompt`."""
     return Sequence(token_ids=[*prompt, 0], score_from=len(prompt))
 
@@ -30,7 +30,7 @@ prompts = segments.map(lambda parts: [token_id for part in parts for token_id in
 def test_a_sequence_continues_from_its_own_tokens_only(prompts: list[list[int]], max_tree_tokens: int):
     prefix_cache = PrefixCache(max_bytes=3, max_tree_tokens=max_tree_tokens)
     for prompt in prompts:
-        sequence = row(prompt)
+        sequence = sequence_of(prompt)
         prefix_cache.add(sequence)
         cached, missing = take(prefix_cache, sequence, num_bytes=1)
         start = 0
@@ -46,7 +46,7 @@ def test_a_sequence_continues_from_its_own_tokens_only(prompts: list[list[int]],
 
 def test_a_prompt_that_was_seen_once_is_not_cached():
     prefix_cache = PrefixCache(max_bytes=0)
-    first, second = row([1] * 100), row([1] * 100)
+    first, second = sequence_of([1] * 100), sequence_of([1] * 100)
     prefix_cache.add(first)
     assert prefix_cache.match(first) == (None, [])
 
@@ -59,18 +59,21 @@ def test_a_prompt_that_was_seen_once_is_not_cached():
 def test_a_system_prompt_and_its_questions_are_computed_one_after_the_other():
     system, questions = [1] * 200, [[2] * 80, [3] * 80]
     prefix_cache = PrefixCache(max_bytes=0)
-    rows = [row(system + question) for question in questions for _ in range(2)]
-    for sequence in rows:
+    sequences = [sequence_of(system + question) for question in questions for _ in range(2)]
+    for sequence in sequences:
         prefix_cache.add(sequence)
 
-    lengths = [[prefix.length for prefix in take(prefix_cache, sequence)[1]] for sequence in rows]
+    lengths = [[prefix.length for prefix in take(prefix_cache, sequence)[1]] for sequence in sequences]
 
     assert lengths == [[200, 280], [], [280], []]
 
 
 def test_a_prefix_that_saves_little_is_not_computed_by_itself():
     prefix_cache = PrefixCache(max_bytes=0)
-    short, rare = [row([1] * (MIN_TOKENS - 1)) for _ in range(99)], [row([2] * MIN_TOKENS) for _ in range(2)]
+    short, rare = (
+        [sequence_of([1] * (MIN_TOKENS - 1)) for _ in range(99)],
+        [sequence_of([2] * MIN_TOKENS) for _ in range(2)],
+    )
     for sequence in short + rare:
         prefix_cache.add(sequence)
 
@@ -81,12 +84,12 @@ def test_a_prefix_that_saves_little_is_not_computed_by_itself():
 def test_the_least_recently_used_is_evicted_first_unless_a_sequence_waits_for_it():
     prefix_cache = PrefixCache(max_bytes=20)
     for token_id in (1, 2, 3):
-        rows = [row([token_id] * 100) for _ in range(2)]
-        for sequence in rows:
+        sequences = [sequence_of([token_id] * 100) for _ in range(2)]
+        for sequence in sequences:
             prefix_cache.add(sequence)
-        for sequence in rows:
+        for sequence in sequences:
             take(prefix_cache, sequence, num_bytes=10)
-    waits, fresh = row([1] * 100), row([2] * 100)
+    waits, fresh = sequence_of([1] * 100), sequence_of([2] * 100)
     prefix_cache.add(waits)
     assert prefix_cache.num_bytes == 30
 
@@ -103,11 +106,11 @@ def test_the_least_recently_used_is_evicted_first_unless_a_sequence_waits_for_it
 def test_prompts_seen_long_ago_are_forgotten():
     prefix_cache = PrefixCache(max_bytes=0, max_tree_tokens=1000)
     for token_id in range(50):
-        old = row([token_id] * 100)
+        old = sequence_of([token_id] * 100)
         prefix_cache.add(old)
         prefix_cache.remove(old)
 
-    again = row([0] * 100)
+    again = sequence_of([0] * 100)
     prefix_cache.add(again)
 
     assert prefix_cache.match(again) == (None, [])

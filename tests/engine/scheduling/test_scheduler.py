@@ -29,9 +29,9 @@ def asking(prompt: list[int], completion: list[int]) -> Sequence:
     return Sequence(token_ids=prompt + completion, score_from=len(prompt))
 
 
-def scheduler_of(rows: list[Sequence], budget: int = 100, places: int = 4, cached: int = ENDLESS) -> Scheduler:
+def scheduler_of(sequences: list[Sequence], budget: int = 100, places: int = 4, cached: int = ENDLESS) -> Scheduler:
     scheduler = Scheduler(budget, KVBudget(places, cached), PrefixCache(max_bytes=0))
-    scheduler.add(rows)
+    scheduler.add(sequences)
     return scheduler
 
 
@@ -50,24 +50,28 @@ def step(scheduler: Scheduler) -> tuple[SchedulerOutput, list[Sequence]]:
     return output, scored + output.leaving
 
 
-row_lists = st.lists(
+sequence_lists = st.lists(
     st.builds(scored, st.integers(2, 60), st.integers(1, 70))
     | st.builds(generating, st.integers(1, 60), st.integers(1, 9))
     | st.builds(asking, st.sampled_from([[1] * 40, [1] * 20 + [2] * 20, [3] * 30]), st.lists(st.just(5), min_size=1)),
     min_size=1,
     max_size=20,
 )
-batches = {"rows": row_lists, "budget": st.integers(1, 80), "places": st.integers(1, 6)}
+batches = {"sequences": sequence_lists, "budget": st.integers(1, 80), "places": st.integers(1, 6)}
 
 
 @given(**batches)
 def test_every_sequence_ends_once_and_every_token_it_needs_is_computed_once(
-    rows: list[Sequence], budget: int, places: int
+    sequences: list[Sequence], budget: int, places: int
 ):
-    rows = [row for row in rows if row.score_from is None or row.score_from < row.num_input_tokens]
-    scheduler = scheduler_of(rows, budget, places)
+    sequences = [
+        sequence
+        for sequence in sequences
+        if sequence.score_from is None or sequence.score_from < sequence.num_input_tokens
+    ]
+    scheduler = scheduler_of(sequences, budget, places)
     ended: list[Sequence] = []
-    covered: dict[Sequence, int] = dict.fromkeys(rows, 0)
+    covered: dict[Sequence, int] = dict.fromkeys(sequences, 0)
     asked: dict[Sequence, list[int]] = {}
     prefixes: set[Prefix] = set()
     while scheduler.has_work:
@@ -89,26 +93,28 @@ def test_every_sequence_ends_once_and_every_token_it_needs_is_computed_once(
             if slice_.fills_prefix and slice_.completes_prefill:
                 assert slice_.sequence.token_ids == slice_.fills_prefix.token_ids
                 prefixes.add(slice_.fills_prefix)
-    assert sorted(map(id, ended)) == sorted(map(id, rows))
-    assert all(covered[row] == row.num_prefill for row in rows)
-    assert all(asked[row] == list(range(row.first_predictor, row.num_prefill)) for row in rows)
+    assert sorted(map(id, ended)) == sorted(map(id, sequences))
+    assert all(covered[sequence] == sequence.num_prefill for sequence in sequences)
+    assert all(asked[sequence] == list(range(sequence.first_predictor, sequence.num_prefill)) for sequence in sequences)
 
 
 @given(**batches, cached=st.integers(70, 300))
-def test_a_step_stays_within_its_budgets(rows: list[Sequence], budget: int, places: int, cached: int):
-    scheduler = scheduler_of(rows, budget, places, cached)
+def test_a_step_stays_within_its_budgets(sequences: list[Sequence], budget: int, places: int, cached: int):
+    scheduler = scheduler_of(sequences, budget, places, cached)
     while scheduler.has_work:
         output, _ = step(scheduler)
         num_tokens = sum(slice_.num_tokens for slice_ in prefills(output))
         assert num_tokens <= max(1, budget - len(decoded(output)))
         assert len(scheduler.decoding) + (scheduler.chunked_prefill is not None) <= places
-        longest = max((row.max_length for row in scheduler.decoding), default=0)
+        longest = max((sequence.max_length for sequence in scheduler.decoding), default=0)
         assert len(scheduler.decoding) == 1 or longest * len(scheduler.decoding) <= cached
 
 
 @given(**batches)
-def test_a_forward_pass_holds_slices_of_one_kind_and_little_padding(rows: list[Sequence], budget: int, places: int):
-    scheduler = scheduler_of(rows, budget * 50, places)
+def test_a_forward_pass_holds_slices_of_one_kind_and_little_padding(
+    sequences: list[Sequence], budget: int, places: int
+):
+    scheduler = scheduler_of(sequences, budget * 50, places)
     while scheduler.has_work:
         for forward in step(scheduler)[0].forwards:
             if forward[0].is_decode:
@@ -124,17 +130,17 @@ def test_a_forward_pass_holds_slices_of_one_kind_and_little_padding(rows: list[S
 
 def test_a_prompt_of_many_sequences_is_computed_once_and_in_the_same_step():
     prompt = list(range(100))
-    rows = [asking(prompt, [7] * length) for length in (3, 5, 8)]
+    sequences = [asking(prompt, [7] * length) for length in (3, 5, 8)]
 
-    output, done = step(scheduler_of(rows, budget=1000))
+    output, done = step(scheduler_of(sequences, budget=1000))
 
     prefix, *others = prefills(output)
     assert prefix.fills_prefix is not None
     assert (prefix.start, prefix.end) == (0, 100)
     assert {(slice_.start, slice_.end) for slice_ in others} == {(100, 102), (100, 104), (100, 107)}
-    assert {slice_.predictors.start for slice_ in others} == {99}  # the prompt's last token predicts for every row
+    assert {slice_.predictors.start for slice_ in others} == {99}  # the prompt's last token predicts for every sequence
     assert {slice_.cached_prefix for slice_ in others} == {prefix.fills_prefix}
-    assert set(done) == set(rows)
+    assert set(done) == set(sequences)
 
 
 def test_a_prompt_that_comes_again_later_is_computed_once_more_and_then_cached():
@@ -150,8 +156,8 @@ def test_a_prompt_that_comes_again_later_is_computed_once_more_and_then_cached()
 
 def test_a_prompt_longer_than_a_step_is_shared_too():
     prompt = list(range(95))
-    rows = [asking(prompt, [7]), asking(prompt, [8])]
-    scheduler = scheduler_of(rows, budget=40)
+    sequences = [asking(prompt, [7]), asking(prompt, [8])]
+    scheduler = scheduler_of(sequences, budget=40)
     steps = []
     while scheduler.has_work:
         steps.append(prefills(step(scheduler)[0]))
@@ -161,9 +167,9 @@ def test_a_prompt_longer_than_a_step_is_shared_too():
 
 def test_reported_tokens_are_never_shared():
     document = list(range(100))
-    rows = [Sequence(token_ids=[*document, last], score_from=0) for last in range(3)]
+    sequences = [Sequence(token_ids=[*document, last], score_from=0) for last in range(3)]
 
-    output, _ = step(scheduler_of(rows, budget=1000))
+    output, _ = step(scheduler_of(sequences, budget=1000))
 
     assert [slice_.cached_prefix or slice_.fills_prefix for slice_ in prefills(output)] == [None] * 3
 
@@ -176,13 +182,13 @@ def test_reported_tokens_are_never_shared():
 )
 def test_chunks_of_any_size_ask_for_the_same_predictors(length: int, score_from: int, cuts: list[int], generates: bool):
     sampling = Sampling(max_tokens=1) if generates else None
-    row = Sequence(token_ids=[0] * length, score_from=min(score_from, length), sampling=sampling)
-    borders = sorted({0, row.num_prefill, *(cut for cut in cuts if cut < row.num_prefill)})
+    sequence = Sequence(token_ids=[0] * length, score_from=min(score_from, length), sampling=sampling)
+    borders = sorted({0, sequence.num_prefill, *(cut for cut in cuts if cut < sequence.num_prefill)})
 
-    asked = [p for start, end in pairwise(borders) for p in Slice(row, start, end).predictors]
+    asked = [p for start, end in pairwise(borders) for p in Slice(sequence, start, end).predictors]
 
     # Token t is predicted at t - 1; the last given token predicts the first generated one.
-    assert [p + 1 for p in asked] == list(range(max(1, row.score_from), length + generates))
+    assert [p + 1 for p in asked] == list(range(max(1, sequence.score_from), length + generates))
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_prefilled():
@@ -213,7 +219,7 @@ def test_scores_pass_generating_sequences_that_wait_for_a_place():
 
     _, done = step(scheduler)
 
-    assert [row.sampling for row in done] == [None]
+    assert [sequence.sampling for sequence in done] == [None]
 
 
 def test_a_sequence_that_needs_the_whole_budget_is_not_passed_for_good():
@@ -265,28 +271,28 @@ def test_removed_sequences_are_scheduled_no_more():
 
 
 def test_proposed_tokens_that_are_rejected_are_computed_again():
-    row = generating(3, max_tokens=50)
-    scheduler = scheduler_of([row])
+    sequence = generating(3, max_tokens=50)
+    scheduler = scheduler_of([sequence])
     step(scheduler)
-    speculated = Slice(row, 3, 7, proposed_ids=(11, 12, 13))  # the last sampled token and three proposals
-    row.num_computed = speculated.end
+    speculated = Slice(sequence, 3, 7, proposed_ids=(11, 12, 13))  # the last sampled token and three proposals
+    sequence.num_computed = speculated.end
 
     done = scheduler.commit([SliceResult(speculated, num_accepted=2)])
 
-    assert (done, row.num_computed) == ([], 5)
+    assert (done, sequence.num_computed) == ([], 5)
     ((decode,),) = step(scheduler)[0].forwards
-    assert (decode.sequence, decode.start, decode.end) == (row, 5, 6)
+    assert (decode.sequence, decode.start, decode.end) == (sequence, 5, 6)
 
 
 def test_a_sequence_that_a_stop_string_ended_is_scheduled_no_more():
-    row, other = generating(3, max_tokens=50), generating(3, max_tokens=50)
-    scheduler = scheduler_of([row, other])
+    sequence, other = generating(3, max_tokens=50), generating(3, max_tokens=50)
+    scheduler = scheduler_of([sequence, other])
     output, _ = step(scheduler)
-    row.finish_reason = "stop"
+    sequence.finish_reason = "stop"
 
     done = scheduler.commit([SliceResult(slice_, slice_.num_tokens) for slice_ in output.slices])
 
-    assert done == [row]
+    assert done == [sequence]
     assert decoded(step(scheduler)[0]) == [other]
 
 

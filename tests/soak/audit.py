@@ -37,8 +37,10 @@ EXPECTED_KEYS = [
         r"scorepool:(?:done|models|probe|outcomes)",
     )
 ]
-# Keys of killed workers; each must have a TTL.
-EXPIRING_KEYS = re.compile(r"rq:(?:worker|scheduler|scheduler-lock|clean_registries):.*|scorepool:card:.*")
+# Keys of killed workers and of models that were served recently; each must have a TTL.
+EXPIRING_KEYS = re.compile(
+    r"rq:(?:worker|scheduler|scheduler-lock|clean_registries):.*|scorepool:(?:card:.*|recent_models|recent_model:.*)"
+)
 
 
 # Seconds before and after a power cut in which a write may be lost: one second and the interval at which cluster.py

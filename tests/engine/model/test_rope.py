@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, LoadError, Sequence
-from scorepool.engine.model.config import read_config, refuse_ignored_settings
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
@@ -115,41 +114,3 @@ def test_loading_refuses_what_mlx_lm_would_compute_wrong(
 ):
     with pytest.raises(LoadError, match=reason):
         Engine(EngineSettings(model=str(edited(name, **values))))
-
-
-def test_loading_refuses_jamba_with_several_experts():
-    refuse_ignored_settings({"model_type": "jamba", "num_experts": 1}, {"num_experts"})
-    with pytest.raises(LoadError, match="experts"):
-        refuse_ignored_settings({"model_type": "jamba", "num_experts": 16}, {"num_experts"})
-
-
-def test_no_head_dim_is_derived_for_gemma(tmp_path: Path):
-    text = {"model_type": "gemma3_text", "hidden_size": 3840, "num_attention_heads": 16}  # as in gemma-3-12b
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
-
-    assert "head_dim" not in read_config(tmp_path)["text_config"]
-
-
-@pytest.mark.parametrize(
-    ("saved", "expected"),
-    [
-        ({"rope_parameters": {"rope_theta": 5.0}}, {"rope_theta": 5.0, "rotary_emb_base": 5.0, "rope_scaling": None}),
-        ({"rope_parameters": YARN}, {"rope_theta": 3000.0, "rope_scaling": {**YARN, "type": "yarn"}}),
-        ({"num_local_experts": 8}, {"num_experts": 8}),
-        ({"n_positions": 64}, {"n_ctx": 64}),
-        ({"hidden_size": 64, "num_attention_heads": 4}, {"head_dim": 16}),
-        ({"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}, {"sliding_window_pattern": 3}),
-        ({"text_config": {"num_local_experts": 8}}, {"text_config": {"num_local_experts": 8, "num_experts": 8}}),
-    ],
-)
-def test_renamed_keys_get_their_old_names_and_existing_keys_stay(
-    tmp_path: Path, saved: dict[str, Any], expected: dict[str, Any]
-):
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    config = read_config(tmp_path)
-    assert config.items() >= expected.items()
-    assert "text_config" in saved or config.items() >= saved.items()
-
-    kept = {key: "its own" for key in expected if key != "text_config"} | saved
-    (tmp_path / "config.json").write_text(json.dumps(kept))
-    assert "text_config" in saved or read_config(tmp_path).items() >= kept.items()

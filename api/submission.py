@@ -88,7 +88,7 @@ class Submission:
         try:
             await self._admission.check(requests, is_bulk=count is not None)
         except ApiError:
-            if idempotency_key is None or not await self._queue.known(requests, job_ids):
+            if idempotency_key is None or not await self._queue.was_submitted(requests, job_ids):
                 raise
         return await self.enqueue(owner, requests, job_ids, fingerprint(requests), is_synchronous=is_synchronous)
 

@@ -26,9 +26,9 @@ import psutil
 from redis import Redis
 from rq.utils import now, utcformat
 
-from scorepool import store
 from scorepool.local.redis_server import RedisServer
 from scorepool.local.stack import webhook_command
+from scorepool.store.scripts import load
 
 ROOT = Path(__file__).parent.parent
 NUM_RECEIVERS = 100
@@ -98,7 +98,7 @@ def run_workers(url: str, count: int) -> Iterator[list[int]]:
 def enqueue_events(redis: Redis, port: int, per_second: int, seconds: int, hanging: int) -> dict[str, float]:
     """Enqueue events at a steady rate. Return when each was enqueued, by delivery id, without hanging receivers."""
     script = redis.register_script(
-        f"{store.OUTBOX}\ndeliver(ARGV[1], 'bench', 600, ARGV[2], "
+        f"{load('outbox.lua')}\ndeliver(ARGV[1], 'bench', 600, ARGV[2], "
         "{event = 'job.finished', job = ARGV[1], at = ARGV[2], model = 'demo', url = ARGV[3]})"
     )
     enqueued_at: dict[str, float] = {}

@@ -1,7 +1,47 @@
-"""Redis as a typed room: names of keys, settings of the connection, scripts and their loader. Imports wire."""
+"""Redis as a typed room: names of keys, fields of a job's hash, scripts and their loader, settings. Imports wire.
 
-from scorepool.store.keys import DELIVER, DONE, INFER, TOKENS, WEBHOOKS, Keys, queue_name, queue_names
-from scorepool.store.outbox import DELIVERY_KEPT_S, OUTBOX
+A job's states, as RQ spells them in `status`, and the script or method that moves a job along each arrow:
+
+                submit                 submit (queue shared by owners)
+                  │                       │
+                  ▼       top_up          ▼
+               queued ◄──────────────  deferred            scheduled ◄──── retry with a delay (commit)
+                │ ▲ ▲                     │                   │ │
+          claim │ │ └─────────────────────┼────── due ────────┘ │
+                ▼ │ reclaim, release      │                     │
+             started ─────────────────────┼─────────────────────┤
+                │                         ▼                     │
+                │ finish      finished    │                     │
+                ├───────────► result      │                     │
+                │ commit      failed      │                     │
+                ├───────────► Failure     │                     │
+                │ commit      stopped*    │ cancel, empty       │
+                └───────────► Failure     └──► canceled* ◄──────┘
+
+    * the API shows both as `canceled`
+
+A job leaves `started` in one of three ways: its worker records its end while it holds the lease; it puts the job back
+(release, on shutdown); or the lease expires and any worker puts the job back (reclaim). `queued`, `deferred` and
+`scheduled` jobs are canceled at once; a `started` job is marked, and its worker ends it. The API shows a waiting job
+past its `expires_at` as failed; the worker that claims it records this. Whoever ends a job calls `end_job` or
+`record_outcome` (lua/end_job.lua) in the transaction that sets its status.
+"""
+
+from scorepool.store.job_fields import JobField
+from scorepool.store.keys import (
+    DELIVER,
+    DELIVERY_KEPT_S,
+    DONE,
+    INFER,
+    TOKENS,
+    WEBHOOKS,
+    Keys,
+    RqKeys,
+    is_own_queue,
+    queue_name,
+    queue_names,
+    rq_queue,
+)
 from scorepool.store.sentinel import SentinelUrl
 from scorepool.store.settings import KEY_NAME, Settings, SettingsError, parse_model
 from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
@@ -12,17 +52,20 @@ __all__ = [
     "DONE",
     "INFER",
     "KEY_NAME",
-    "OUTBOX",
     "TOKENS",
     "WEBHOOKS",
+    "JobField",
     "Keys",
+    "RqKeys",
     "SentinelUrl",
     "Settings",
     "SettingsError",
     "WebhookUrl",
+    "is_own_queue",
     "is_public",
     "literal_address",
     "parse_model",
     "queue_name",
     "queue_names",
+    "rq_queue",
 ]

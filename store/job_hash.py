@@ -1,4 +1,4 @@
-"""What RQ keeps of a job: the hashes that RQ itself would write, ready for the submit script."""
+"""Build the hash that RQ keeps of a new job, for the submit script. Its fields are listed in job_fields.py."""
 
 from functools import lru_cache
 from itertools import chain
@@ -8,15 +8,19 @@ from rq.job import Job, JobStatus, Retry
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 
-from scorepool import store, wire
+from scorepool import wire
+from scorepool.store.job_fields import JobField
+from scorepool.store.keys import INFER, RqKeys, queue_name
 
-# rq.Job wants a connection at birth. This one is never used: nothing here touches the network.
-_NOWHERE = Redis()
+# rq.Job requires a connection. This one is never used: nothing here touches the network.
+_UNUSED_CONNECTION = Redis()
 
 RUN_RETRIES = 3
 
+Job.redis_job_namespace_prefix = RqKeys.job("")  # see keys.py; unchanged with the default prefix
 
-def run_hash(
+
+def new_job(
     owner: str,
     weight: int,
     request: wire.Request,
@@ -25,35 +29,39 @@ def run_hash(
     *,
     is_synchronous: bool = False,
 ) -> list[str | bytes]:
-    """The hash of the job that runs a request: name, value, name, value, ... The request itself lies in a key of its
-    own."""
+    """Return the hash of the job that runs a request: name, value, name, value, ...
+
+    The request itself has a key of its own.
+    """
     kind = wire.kind_of(request)
-    moment = iso_now()
+    now_ = iso_now()
+    field = JobField
     flat = [
-        *_plain_hash(kind, request.model, store.queue_name(request.model, request.priority), request.timeout_s, ttl_s),
-        *("created_at", moment, "enqueued_at", moment, "owner", owner, "model", request.model, "kind", kind),
+        *_rq_fields(kind, request.model, queue_name(request.model, request.priority), request.timeout_s, ttl_s),
+        *(field.CREATED_AT, now_, field.ENQUEUED_AT, now_),
+        *(field.OWNER, owner, field.MODEL, request.model, field.KIND, kind),
     ]
     if weight != 1:
-        flat += ("weight", str(weight))
+        flat += (field.WEIGHT, str(weight))
     if request.expires_at is not None:
-        flat += ("expires_at", repr(request.expires_at))
+        flat += (field.EXPIRES_AT, repr(request.expires_at))
     if request.webhook is not None:
-        flat += ("webhook", request.webhook)
+        flat += (field.WEBHOOK, request.webhook)
     if batch is not None:
-        flat += ("batch", batch)
+        flat += (field.BATCH, batch)
     if is_synchronous:
-        flat += ("synchronous", "1")
+        flat += (field.SYNCHRONOUS, "1")
     return flat
 
 
 @lru_cache(maxsize=1024)
-def _plain_hash(kind: str, model: str, queue: str, timeout_s: int, ttl_s: int) -> tuple[str | bytes, ...]:
-    """What RQ writes of such a job, but for the times and for what is empty, which RQ reads like what is not there."""
+def _rq_fields(kind: str, model: str, queue: str, timeout_s: int, ttl_s: int) -> tuple[str | bytes, ...]:
+    """Return what RQ itself would write, without times and empty fields, which RQ reads as absent."""
     job = Job.create(
-        store.INFER,
+        INFER,
         args=[],
         kwargs={},
-        connection=_NOWHERE,
+        connection=_UNUSED_CONNECTION,
         serializer=JSONSerializer,
         origin=queue,
         status=JobStatus.QUEUED,
@@ -63,7 +71,7 @@ def _plain_hash(kind: str, model: str, queue: str, timeout_s: int, ttl_s: int) -
         result_ttl=ttl_s,
         failure_ttl=ttl_s,
     )
-    written = {name: _redis_value(value) for name, value in job.to_dict().items() if name != "created_at"}
+    written = {name: _redis_value(value) for name, value in job.to_dict().items() if name != JobField.CREATED_AT}
     return tuple(chain.from_iterable((name, value) for name, value in written.items() if value))
 
 
@@ -74,5 +82,5 @@ def _redis_value(value: object) -> str | bytes:
 
 
 def iso_now() -> str:
-    """As RQ writes times."""
+    """Return the time in the form in which RQ writes it."""
     return str(utcformat(now()))

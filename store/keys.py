@@ -1,118 +1,254 @@
-"""Names in Redis that more than one process uses. RQ's own keys begin with `rq:`, ours with `scorepool:`."""
+"""Every key that a process of ours reads or writes in Redis: our own (`Keys`) and RQ's (`RqKeys`).
 
+No other module spells one.
+
+SCOREPOOL_REDIS_PREFIX (default `scorepool`) begins each of our keys. With another prefix P
+
+    our keys            P:models, P:request:<id>, ...
+    RQ's job hashes     rq:job:P:<id>          (RQ lets the prefix of jobs be set)
+    RQ's queues         rq:queue:P::<model>    (RQ's other keys are fixed, and nearly all of them end in a queue's name)
+
+so that two deployments share a database. RQ offers no name for what is left: `rq:workers`, `rq:worker:<name>`,
+`rq:queues` and `rq:suspended` are shared. A model's name has no colon, so `P::<model>` is no queue of another
+deployment.
+
+To rename a key, change it here: Lua gets the names as constants (LUA_CONSTANTS, see scripts.py).
+"""
+
+import os
 from typing import get_args
 
 from scorepool.wire.request import Priority
 
-INFER = "worker.infer"  # the job function: run one wire.Request on the engine
-DELIVER = "worker.webhook.deliver"  # the job function: tell one receiver of one event
-WEBHOOKS = "webhooks"  # the queue of deliveries
-TOKENS = "scorepool:tokens"  # stream: one entry {step} per step of a worker whose rows stream; on no disk
-DONE = "scorepool:done"  # stream: one entry {id} per job that ended
+DEFAULT_PREFIX = "scorepool"
+PREFIX = os.environ.get("SCOREPOOL_REDIS_PREFIX", DEFAULT_PREFIX)  # checked by Settings.load, which no process skips
+_QUEUE_PREFIX = "" if PREFIX == DEFAULT_PREFIX else f"{PREFIX}::"
+
+INFER = "worker.infer"  # the job function that runs one wire.Request on the engine
+DELIVER = "worker.webhook.deliver"  # the job function that sends one event to one receiver
+WEBHOOKS_NAME = "webhooks"
+WEBHOOKS = f"{_QUEUE_PREFIX}{WEBHOOKS_NAME}"  # the queue of webhook deliveries
+TOKENS = f"{PREFIX}:tokens"  # stream: one entry {step} per step of a worker with streaming requests; not persisted
+DONE = f"{PREFIX}:done"  # stream: one entry {id} per job that ended
+DELIVERY_KEPT_S = 14 * 86_400  # a delivery that was given up, so that it can be replayed
+
+_JOB = "rq:job:" if PREFIX == DEFAULT_PREFIX else f"rq:job:{PREFIX}:"
 
 
 class Keys:
-    """Every key of ours by name. `id` is a job's."""
+    """Our own keys."""
 
-    models = "scorepool:models"  # zset: worker name by the time (unix, s) at which its card expires
-
-    recent_models = "scorepool:recent_models"  # zset: models by the time (unix, s) at which they were last served
+    models = f"{PREFIX}:models"  # zset: worker names by the time (unix, s) at which their cards expire
+    outcomes = f"{PREFIX}:outcomes"  # hash: how many jobs ended, by `result` or the failure's code; permanent
+    batches = f"{PREFIX}:batches"  # zset: batches that have not ended, by the time (unix, s) of their next turn
+    probe = f"{PREFIX}:probe"  # string: written to see whether Redis takes writes
+    indexes = f"{PREFIX}:indexes"  # zset: `owned` and `deliveries` keys by the time (unix, s) of their next sweep
+    recent_models = f"{PREFIX}:recent_models"  # zset: models by the time (unix, s) at which they were last served
 
     @staticmethod
     def recent_model(model: str) -> str:
         """string: the last ServedModel, kept for SCOREPOOL_MODEL_GRACE_S after the model's last worker has gone."""
-        return f"scorepool:recent_model:{model}"
-
-    outcomes = "scorepool:outcomes"  # hash: how many jobs ended, by `result` or the failure's code
+        return f"{PREFIX}:recent_model:{model}"
 
     @staticmethod
-    def request(id: str) -> str:  # noqa: A002
-        return f"scorepool:request:{id}"
+    def request(job_id: str) -> str:
+        """string: the job's wire.Request."""
+        return f"{PREFIX}:request:{job_id}"
 
     @staticmethod
-    def outcome(id: str) -> str:  # noqa: A002
-        return f"scorepool:outcome:{id}"
+    def outcome(job_id: str) -> str:
+        """string: the job's wire.Outcome."""
+        return f"{PREFIX}:outcome:{job_id}"
 
     @staticmethod
-    def delivery(id: str) -> str:  # noqa: A002
+    def delivery(job_id: str) -> str:
         """The id of the RQ job that delivers this job's own webhook; also the `webhook-id`, constant over retries."""
-        return f"wh_{id}"
+        return f"wh_{job_id}"
 
     @staticmethod
     def endpoints(owner: str) -> str:
         """hash: an owner's webhook endpoints, id: wire.Subscriber in JSON."""
-        return f"scorepool:endpoints:{owner}"
+        return f"{PREFIX}:endpoints:{owner}"
 
     @staticmethod
     def deliveries(owner: str) -> str:
-        """zset: ids of an owner's deliveries by the time (unix, s) of their making."""
-        return f"scorepool:deliveries:{owner}"
-
-    batches = "scorepool:batches"  # zset: batches that have not ended by the time (unix, s) of their next turn
+        """zset: ids of an owner's deliveries by time of creation (unix, s)."""
+        return f"{PREFIX}:deliveries:{owner}"
 
     @staticmethod
-    def batch(id: str) -> str:  # noqa: A002
-        """hash: owner, state, cancel, turn (api/repositories/batches.py, turn.py)."""
-        return f"scorepool:batch:{id}"
+    def batch(batch_id: str) -> str:
+        """hash: owner, state, cancel, turn (api/repositories/batches.py)."""
+        return f"{PREFIX}:batch:{batch_id}"
 
     @staticmethod
-    def batch_lines(id: str) -> str:  # noqa: A002
+    def batch_lines(batch_id: str) -> str:
         """hash: the lines of a batch that have jobs, `<line>.<number of jobs>`: the line."""
-        return f"scorepool:batch:{id}:lines"
+        return f"{PREFIX}:batch:{batch_id}:lines"
 
     @staticmethod
     def batches_of(owner: str) -> str:
         """zset: ids of an owner's batches by time of creation (unix, s)."""
-        return f"scorepool:batches:{owner}"
+        return f"{PREFIX}:batches:{owner}"
 
     @staticmethod
-    def file(id: str) -> str:  # noqa: A002
+    def file(file_id: str) -> str:
         """hash: owner, file, and a `batch:<id>` for each batch that has yet to read it."""
-        return f"scorepool:file:{id}"
+        return f"{PREFIX}:file:{file_id}"
 
     @staticmethod
-    def file_parts(id: str) -> str:  # noqa: A002
+    def file_parts(file_id: str) -> str:
         """hash: whole lines of a file, zlib, by number from 0."""
-        return f"scorepool:file:{id}:parts"
+        return f"{PREFIX}:file:{file_id}:parts"
 
     @staticmethod
     def files_of(owner: str) -> str:
         """zset: ids of an owner's files by time of creation (unix, s)."""
-        return f"scorepool:files:{owner}"
+        return f"{PREFIX}:files:{owner}"
 
     @staticmethod
     def owned(owner: str) -> str:
         """zset: ids of an owner's jobs by time of submission (unix, s)."""
-        return f"scorepool:owned:{owner}"
+        return f"{PREFIX}:owned:{owner}"
 
     @staticmethod
     def backlog(queue: str, owner: str) -> str:
         """list: ids of the owner's jobs that wait behind RQ's list of the queue, see store/lua/backlog.lua."""
-        return f"scorepool:backlog:{queue}:{owner}"
+        return f"{PREFIX}:backlog:{queue}:{owner}"
 
     @staticmethod
     def fair_share(queue: str) -> str:
-        """zset: the owners that have a backlog, by how much they had of the queue."""
-        return f"scorepool:turns:{queue}"
+        """zset: the owners that have a backlog, by their fair-share clock: jobs served / weight."""
+        return f"{PREFIX}:turns:{queue}"
 
     @staticmethod
     def card(worker: str) -> str:
-        return f"scorepool:card:{worker}"
+        """string: the wire.ServedModel of a worker; expires with it."""
+        return f"{PREFIX}:card:{worker}"
 
     @staticmethod
     def wakeup(queue: str) -> str:
-        """Channel: rung when a job is put on the queue."""
-        return f"scorepool:bell:{queue}"
+        """Channel: a message wakes the workers of the queue."""
+        return f"{PREFIX}:bell:{queue}"
+
+
+class RqKeys:
+    """RQ's keys, as RQ 2.12 spells them."""
+
+    queues = "rq:queues"  # set: keys of all queues
+    suspended = "rq:suspended"  # exists while `rq suspend` holds
+    workers = "rq:workers"  # set: keys of all workers
+
+    @staticmethod
+    def queue(queue: str) -> str:
+        return f"rq:queue:{queue}"
+
+    @staticmethod
+    def registry(name: str, queue: str) -> str:
+        """zset: ids of the jobs of a queue in one state.
+
+        `name` is wip, finished, failed, deferred, scheduled, canceled.
+        """
+        return f"rq:{name}:{queue}"
+
+    @staticmethod
+    def job(job_id: str) -> str:
+        """hash: see job_fields.py."""
+        return f"{_JOB}{job_id}"
+
+    @staticmethod
+    def dependents(job_id: str) -> str:
+        """set: ids of the jobs that wait for this one."""
+        return f"{RqKeys.job(job_id)}:dependents"
+
+    @staticmethod
+    def execution(lease_key: str) -> str:
+        """hash that expires when the lease is over."""
+        return f"rq:execution:{lease_key}"
+
+    @staticmethod
+    def executions(job_id: str) -> str:
+        return f"rq:executions:{job_id}"
+
+    @staticmethod
+    def results(job_id: str) -> str:
+        """stream: RQ's own record of the job's results."""
+        return f"rq:results:{job_id}"
+
+    @staticmethod
+    def worker(name: str) -> str:
+        return f"rq:worker:{name}"
+
+    @staticmethod
+    def workers_of(queue: str) -> str:
+        return f"rq:workers:{queue}"
+
+    @staticmethod
+    def commands(worker: str) -> str:
+        """Channel: commands for one worker."""
+        return f"rq:pubsub:{worker}"
+
+
+def rq_queue(name: str) -> str:
+    """Return the name that RQ gives the queue `name` of this deployment, which may have been given already."""
+    return name if name.startswith(_QUEUE_PREFIX) else f"{_QUEUE_PREFIX}{name}"
+
+
+def is_own_queue(queue: str) -> bool:
+    """True if the queue, by its name in RQ, belongs to this deployment."""
+    return queue.startswith(_QUEUE_PREFIX) if _QUEUE_PREFIX else "::" not in queue
 
 
 def queue_name(model: str, priority: Priority) -> str:
-    return model if priority == "normal" else f"{model}:{priority}"
+    """Return RQ's name of the queue of a model and a priority."""
+    return rq_queue(model if priority == "normal" else f"{model}:{priority}")
 
 
 def queue_names(*names: str) -> list[str]:
-    """The queues of a model, the first to be drained first.
+    """Return the queues of a model, the first to be drained first.
 
-    Jobs for an alias are in the queues of the model's first name, but for those that came while no worker was live and
-    nobody knew whose alias it is.
+    Jobs for an alias are in the queues of the model's first name, except those that were accepted while no worker was
+    live, when the alias could not be resolved.
     """
     return [queue_name(name, priority) for priority in get_args(Priority) for name in names]
+
+
+# The names that scripts use. The prelude of a script (scripts.py) defines those that it mentions.
+LUA_CONSTANTS: dict[str, str | int] = {
+    "DELIVER": DELIVER,
+    "WEBHOOKS": WEBHOOKS,
+    "KEPT_S": DELIVERY_KEPT_S,
+    # ours; a name that ends in _ is a prefix
+    "REQUEST_": Keys.request(""),
+    "OUTCOME_": Keys.outcome(""),
+    "DELIVERY_ID_": Keys.delivery(""),
+    "ENDPOINTS_": Keys.endpoints(""),
+    "DELIVERIES_": Keys.deliveries(""),
+    "OWNED_": Keys.owned(""),
+    "BACKLOG_": Keys.backlog("", "")[:-1],  # <queue>:<owner> follows
+    "FAIR_SHARE_": Keys.fair_share(""),
+    "WAKEUP_": Keys.wakeup(""),
+    "DONE": DONE,
+    "OUTCOMES": Keys.outcomes,
+    "INDEXES": Keys.indexes,
+    "MODELS": Keys.models,
+    "CARD_": Keys.card(""),
+    # RQ's
+    "QUEUES": RqKeys.queues,
+    "SUSPENDED": RqKeys.suspended,
+    "WORKERS": RqKeys.workers,
+    "WORKERS_OF_": RqKeys.workers_of(""),
+    "QUEUE_": RqKeys.queue(""),
+    "WIP_": RqKeys.registry("wip", ""),
+    "FINISHED_": RqKeys.registry("finished", ""),
+    "FAILED_": RqKeys.registry("failed", ""),
+    "CANCELED_": RqKeys.registry("canceled", ""),
+    "DEFERRED_": RqKeys.registry("deferred", ""),
+    "SCHEDULED_": RqKeys.registry("scheduled", ""),
+    "JOB_": RqKeys.job(""),
+    "_DEPENDENTS": RqKeys.dependents("").removeprefix(RqKeys.job("")),
+    "_DEPENDENCIES": ":dependencies",
+    "EXECUTION_": RqKeys.execution(""),
+    "EXECUTIONS_": RqKeys.executions(""),
+    "RESULTS_": RqKeys.results(""),
+    "COMMANDS_": RqKeys.commands(""),
+}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 import msgspec
 from msgspec import Meta, Struct
 
-from scorepool.store.keys import WEBHOOKS
+from scorepool.store.keys import DEFAULT_PREFIX, WEBHOOKS_NAME
 from scorepool.wire.request import ModelName
 
 PREFIX = "SCOREPOOL_"
@@ -16,14 +16,15 @@ KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # names the owner of an API key
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
+RedisPrefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]  # see store/keys.py
 
 
 class SettingsError(ValueError):
-    """Says which variable is wrong and what would be right."""
+    """A variable is wrong. The message names it and says what would be right."""
 
 
 def parse_model(spec: str) -> tuple[list[str], str]:
-    """`NAME[,ALIAS...]=FOLDER_OR_HUB_ID` -> ([NAME, ALIAS, ...], FOLDER_OR_HUB_ID). Raises SettingsError."""
+    """Split `NAME[,ALIAS...]=FOLDER_OR_HUB_ID` into ([NAME, ALIAS, ...], FOLDER_OR_HUB_ID). Raises SettingsError."""
     listed, _, source = spec.partition("=")
     names = listed.split(",")
     for name in names:
@@ -31,8 +32,8 @@ def parse_model(spec: str) -> tuple[list[str], str]:
             msgspec.convert(name, ModelName)
         except msgspec.ValidationError as error:
             raise SettingsError(f"model {spec!r}: the name must be NAME[,ALIAS...]=FOLDER_OR_HUB_ID: {error}") from None
-        if name == WEBHOOKS:
-            raise SettingsError(f"model {spec!r}: the name {WEBHOOKS!r} belongs to the queue of deliveries")
+        if name == WEBHOOKS_NAME:
+            raise SettingsError(f"model {spec!r}: the name {WEBHOOKS_NAME!r} belongs to the queue of deliveries")
     if not source:
         raise SettingsError(f"model {spec!r}: expected NAME[,ALIAS...]=FOLDER_OR_HUB_ID")
     if len(set(names)) < len(names):
@@ -41,9 +42,10 @@ def parse_model(spec: str) -> tuple[list[str], str]:
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """One field a variable: `api_keys` is SCOREPOOL_API_KEYS."""
+    """The settings. The field `api_keys` is the variable SCOREPOOL_API_KEYS."""
 
     redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_prefix: RedisPrefix = DEFAULT_PREFIX
     log_level: LogLevel = "INFO"
     redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
     state_dir: str = ""  # of the embedded Redis; default: the platform's folder for a user's application state
@@ -85,14 +87,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     webhook_max_in_flight: Count = 200
     webhook_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 15.0  # of one attempt, from the lookup of the name on
 
-    def job_url(self, id: str) -> str:  # noqa: A002
-        """Where a job and its result are fetched."""
+    def job_url(self, job_id: str) -> str:
+        """Return the URL at which a job and its result are fetched."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.public_url.rstrip('/') or f'http://{host}:{self.port}'}/v1/jobs/{id}"
+        return f"{self.public_url.rstrip('/') or f'http://{host}:{self.port}'}/v1/jobs/{job_id}"
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Raises SettingsError."""
+        """Read and check the settings. Raises SettingsError."""
         environ = os.environ if environ is None else environ
         given = {name[len(PREFIX) :].lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
         for name in given:

@@ -20,7 +20,7 @@ from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 
 BUSY_S, IDLE_S = 0.05, 0.5  # until the batch is due again
-ANNOUNCE = store.OUTBOX + load("announce_batch.lua")
+ANNOUNCE = load("announce_batch.lua")
 
 
 async def advance(services: BatchServices, lease: BatchLease) -> float:

@@ -31,8 +31,8 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         """Read the snapshot. `live` is what live workers serve. Raises RedisError."""
         models = sorted({model.id for model in live})
         served = {queue for model in models for queue in store.queue_names(model)} | {store.WEBHOOKS}
-        keys: Any = await redis.smembers("rq:queues")
-        queues = sorted({decode.text(key).removeprefix("rq:queue:") for key in keys} | served)
+        keys: Any = await redis.smembers(store.RqKeys.queues)
+        queues = sorted({queue for queue in map(_queue_of, keys) if store.is_own_queue(queue)} | served)
         labels = [queue if queue in served else UNSERVED for queue in queues]
         workers, heartbeat_age_s = await _read_workers(redis, [*models, store.WEBHOOKS])
         counts: Any = await redis.hgetall(store.Keys.outcomes)
@@ -50,10 +50,10 @@ async def _read_jobs(redis: Redis, queues: Sequence[str], labels: Sequence[str])
     """Count the jobs of every queue and registry; the queues with one label are added up."""
     async with redis.pipeline(transaction=False) as pipeline:
         for queue in queues:
-            pipeline.llen(f"rq:queue:{queue}")
-            pipeline.zcard(f"rq:deferred:{queue}")
+            pipeline.llen(store.RqKeys.queue(queue))
+            pipeline.zcard(store.RqKeys.registry("deferred", queue))
             for registry in REGISTRIES.values():
-                pipeline.zcard(f"rq:{registry}:{queue}")
+                pipeline.zcard(store.RqKeys.registry(registry, queue))
         sizes = (size or 0 for size in await decode.replies(pipeline))
     jobs = {label: dict.fromkeys(("queued", *REGISTRIES), 0) for label in labels}
     for label in labels:
@@ -66,10 +66,10 @@ async def _read_jobs(redis: Redis, queues: Sequence[str], labels: Sequence[str])
 async def _read_oldest(redis: Redis, queues: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
     async with redis.pipeline(transaction=False) as pipeline:
         for queue in queues:
-            pipeline.lindex(f"rq:queue:{queue}", 0)
+            pipeline.lindex(store.RqKeys.queue(queue), 0)
         heads = await decode.replies(pipeline)
         for head in heads:
-            pipeline.hget(b"rq:job:" + (head or b""), "enqueued_at")
+            pipeline.hget(store.RqKeys.job("").encode() + (head or b""), store.JobField.ENQUEUED_AT)
         times = await decode.replies(pipeline)
     ages_s = dict.fromkeys(labels, 0.0)
     for label, enqueued_at in zip(labels, times, strict=True):
@@ -81,7 +81,7 @@ async def _read_workers(redis: Redis, names: Sequence[str]) -> tuple[dict[str, i
     """Count the live workers of each model, and return the age of their oldest heartbeat."""
     async with redis.pipeline(transaction=False) as pipeline:
         for name in names:
-            pipeline.smembers(f"rq:workers:{name}")
+            pipeline.smembers(store.RqKeys.workers_of(name))
         members = [keys or () for keys in await decode.replies(pipeline)]
         for keys in members:
             for key in keys:
@@ -99,9 +99,9 @@ async def _read_workers(redis: Redis, names: Sequence[str]) -> tuple[dict[str, i
 
 async def _read_deliveries(redis: Redis) -> dict[str, int]:
     async with redis.pipeline(transaction=False) as pipeline:
-        pipeline.llen(f"rq:queue:{store.WEBHOOKS}")
+        pipeline.llen(store.RqKeys.queue(store.WEBHOOKS))
         for registry in DELIVERY_STATES.values():
-            pipeline.zcard(f"rq:{registry}:{store.WEBHOOKS}")
+            pipeline.zcard(store.RqKeys.registry(registry, store.WEBHOOKS))
         sizes = await decode.replies(pipeline)
     return {state: size or 0 for state, size in zip(("queued", *DELIVERY_STATES), sizes, strict=True)}
 
@@ -113,3 +113,7 @@ def _age_s(iso_time: bytes | None) -> float:
 
 
 assert {"queued", *REGISTRIES} == set(get_args(wire.Status))
+
+
+def _queue_of(key: bytes) -> str:
+    return decode.text(key).removeprefix(store.RqKeys.queue(""))

@@ -21,7 +21,7 @@ _EVENTS = (*wire.ALL_EVENTS, "webhook.test")
 _STATES: dict[str, wire.DeliveryState] = {"finished": "delivered", "failed": "failed", "canceled": "failed"}
 SCAN_SIZE = 200  # deliveries read per round trip
 MAX_SCANNED = 2000  # per page, so that a filter with few matches gives short pages rather than slow ones
-SCHEDULED = f"rq:scheduled:{store.WEBHOOKS}"
+SCHEDULED = store.RqKeys.registry("scheduled", store.WEBHOOKS)
 
 
 class WebhookDeliveries:
@@ -31,7 +31,7 @@ class WebhookDeliveries:
         self._redis = redis
         self._settings = settings
         self._replay = redis.register_script(load("replay.lua"))
-        self._deliver = redis.register_script(store.OUTBOX + load("deliver.lua"))
+        self._deliver = redis.register_script(load("deliver.lua"))
 
     async def read(self, owner: str, delivery_id: str) -> wire.Delivery:
         """Return a delivery with all its attempts; raise NotFound."""
@@ -104,8 +104,7 @@ class WebhookDeliveries:
         return await self.read(owner, delivery_id)
 
     async def _requeue(self, owner: str, ids: Sequence[str], only_failed: bool) -> list[str]:
-        channel = store.Keys.wakeup(store.WEBHOOKS)
-        args: list[str | int] = [owner, store.WEBHOOKS, channel, f"{time.time():.6f}", iso_now(), int(only_failed)]
+        args: list[str | int] = [owner, f"{time.time():.6f}", iso_now(), int(only_failed)]
         return [answer.decode() for answer in await self._replay(args=[*args, *ids])]
 
     async def _scan(self, owner: str, before: str | None, since: float | None = None) -> list[tuple[str, str]]:
@@ -125,7 +124,7 @@ class WebhookDeliveries:
         ids = list(ids)
         async with self._redis.pipeline(transaction=False) as pipeline:
             for delivery_id in ids:
-                pipeline.hmget(f"rq:job:{delivery_id}", FIELDS)
+                pipeline.hmget(store.RqKeys.job(delivery_id), FIELDS)
                 pipeline.zscore(SCHEDULED, delivery_id)
             rows = await decode.replies(pipeline)
         return [

@@ -14,12 +14,10 @@ from scorepool.api.http import openapi
 from scorepool.api.http.errors import Unavailable
 from scorepool.api.http.formats import reply
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot
+from scorepool.api.repositories.queue import check_writable
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["operations"])
-
-PROBE = "scorepool:probe"
-PROBE_TTL_S = 60
 
 
 class Health(Struct, frozen=True):
@@ -39,7 +37,7 @@ async def healthz() -> Response:
 @router.get("/readyz", summary="Readiness: jobs can be accepted", responses=openapi.answers({200: Ready}, (503,)))
 async def readyz(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Response:
     """200: Redis accepts writes, and the reader of ended jobs runs."""
-    await redis.set(PROBE, "1", ex=PROBE_TTL_S)
+    await check_writable(redis)
     if not waiting.is_alive:
         raise Unavailable("the stream of ended jobs is not being read")
     await models.live()

@@ -1,34 +1,41 @@
--- Put before claim.lua.
+-- include: writes.lua
 --
--- Where owners share a queue, RQ's list holds at most a batch of jobs. What else is accepted waits behind it, in order
--- (store/lua/submit.lua), and comes onto the list by weighted round robin:
+-- Where owners share a queue, RQ's list holds at most as many jobs as one worker has in flight. What else is accepted
+-- waits behind it, in order (store/lua/submit.lua), and comes onto the list by weighted round robin:
 --
---   rq:queue:<queue>                     the next jobs, RQ's `queued`
---   scorepool:backlog:<queue>:<owner>    list: an owner's jobs behind it, RQ's `deferred`; also in rq:deferred:<queue>
---   scorepool:turns:<queue>              zset: owners that have a backlog, by how much they had of the queue: jobs / weight
+--   rq:queue:<queue>               list: the next jobs, RQ's `queued`
+--   <backlog>:<queue>:<owner>      list: an owner's jobs behind it, RQ's `deferred`; also in rq:deferred:<queue>
+--   <fair share>:<queue>           zset: owners that have a backlog, by their fair-share clock: jobs served / weight
 
--- Fill the list up to `depth` jobs, or until no owner has a backlog. An id whose job was canceled or deleted meanwhile is dropped; each is met once.
-local function top_up(queue, depth)
-  local name = string.sub(queue, #'rq:queue:' + 1)
-  local turns = 'scorepool:turns:' .. name
-  local missing = depth - redis.call('LLEN', queue)
+-- True if the keys of the queue's backlog have the right types.
+local function can_top_up(list)
+  local queue = string.sub(list, #QUEUE_ + 1)
+  return is_type(FAIR_SHARE_ .. queue, 'zset')
+end
+
+-- Fill the list up to `length` jobs, or until no owner has a backlog. An id whose job was canceled or deleted meanwhile is
+-- dropped; each is met once.
+local function top_up(list, length)
+  local queue = string.sub(list, #QUEUE_ + 1)
+  local fair_share = FAIR_SHARE_ .. queue
+  local missing = length - redis.call('LLEN', list)
   while missing > 0 do
-    local owner = redis.call('ZRANGE', turns, 0, 0)[1]
+    local owner = redis.call('ZRANGE', fair_share, 0, 0)[1]
     if not owner then return end
-    local backlog = 'scorepool:backlog:' .. name .. ':' .. owner
-    local id = redis.call('LINDEX', backlog, 0)
+    local backlog = BACKLOG_ .. queue .. ':' .. owner
+    local id = try('list', 'LINDEX', backlog, 0)
     if not id then
-      redis.call('ZREM', turns, owner)  -- only now that its turn has come: who was just served and comes back waits for it
+      redis.call('ZREM', fair_share, owner)  -- only now that its turn has come: an owner that was just served and comes back waits for it
     else
-      local job = 'rq:job:' .. id
-      local known = redis.pcall('HMGET', job, 'status', 'weight')  -- an error where it is no hash: nobody's job
+      local job = JOB_ .. id
+      local known = redis.pcall('HMGET', job, F_STATUS, F_WEIGHT)  -- an error where it is no hash: no job
       redis.call('LPOP', backlog)
-      redis.call('ZREM', 'rq:deferred:' .. name, id)
+      try('zset', 'ZREM', DEFERRED_ .. queue, id)
       if known[1] == 'deferred' then
-        redis.call('HSET', job, 'status', 'queued')
-        redis.call('RPUSH', queue, id)
+        redis.call('HSET', job, F_STATUS, 'queued')
+        redis.call('RPUSH', list, id)
         local weight = tonumber(known[2] or '')
-        redis.call('ZINCRBY', turns, weight and weight >= 1 and weight < 1e9 and 1 / weight or 1, owner)  -- nonsense is none
+        redis.call('ZINCRBY', fair_share, weight and weight >= 1 and weight < 1e9 and 1 / weight or 1, owner)  -- any other weight counts as 1
         missing = missing - 1
       end
     end

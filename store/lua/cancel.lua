@@ -1,16 +1,12 @@
--- Cancel one job: at once if it waits, by asking its worker if it runs. Put wire.OUTBOX before it.
+-- include: end_job.lua
 --
--- KEYS     the job's RQ hash, its request, its outcome, the stream of ended jobs, how many ended by code
--- ARGV     id, owner, outcome to record (wire.Failure), seconds that an outcome is kept, now (ISO), now (unix, s),
---          prefix of the workers' channels
+-- Cancel one job: at once if it waits, by asking its worker if it runs.
 --
+-- ARGV  id, owner, outcome to record (wire.Failure), seconds that it is kept where the job does not say, now (ISO)
 -- Returns {'absent'} | {'canceled'} | {'asked'} | {'ended', RQ status}
-
-local job, request, outcome, done = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local id, owner, failure, ttl, iso, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
-local workers = ARGV[7]
-
-local known = redis.call('HMGET', job, 'owner', 'status', 'origin', 'worker_name')
+local id, owner, failure, default_ttl_s, iso = unpack(ARGV)
+local job = JOB_ .. id
+local known = redis.pcall('HMGET', job, F_OWNER, F_STATUS, F_ORIGIN, F_WORKER_NAME, F_FAILURE_TTL)
 local status, queue, worker = known[2] or '', known[3] or '', known[4]
 if known[1] ~= owner then
   return {'absent'}
@@ -18,30 +14,15 @@ end
 
 if status == 'started' then
   -- The mark is what counts: it survives the worker. The command only makes the worker look at once.
-  redis.call('HSET', job, 'cancel_requested', '1')
+  redis.call('HSET', job, F_CANCEL_REQUESTED, '1')
   if worker and worker ~= '' then
-    redis.call('PUBLISH', workers .. worker, cjson.encode({command = 'stop-job', job_id = id}))
+    redis.call('PUBLISH', COMMANDS_ .. worker, cjson.encode({command = 'stop-job', job_id = id}))
   end
   return {'asked'}
 end
 if status ~= 'queued' and status ~= 'deferred' and status ~= 'scheduled' then
   return {'ended', status}
 end
-
-redis.call('LREM', 'rq:queue:' .. queue, 0, id)
-redis.call('ZREM', 'rq:scheduled:' .. queue, id)
-redis.call('ZREM', 'rq:deferred:' .. queue, id)
-
--- RQ forgets canceled jobs never; here they leave with their outcome.
-local canceled = 'rq:canceled:' .. queue
-redis.call('ZREMRANGEBYSCORE', canceled, '-inf', now - ttl)
-redis.call('ZADD', canceled, now, id)
-redis.call('HSET', job, 'status', 'canceled', 'ended_at', iso)
-redis.call('EXPIRE', job, ttl)
-
-redis.call('DEL', request)
-redis.call('SET', outcome, failure, 'EX', ttl)
-redis.call('XADD', done, 'MAXLEN', '~', 10000, '*', 'id', id)
-redis.call('HINCRBY', KEYS[5], 'canceled', 1)
-announce(id, iso, tonumber(ttl))
+leave_queue(id, queue, owner)
+end_waiting_job(id, queue, 'canceled', failure, failure_ttl_s(known[5], default_ttl_s), iso)
 return {'canceled'}

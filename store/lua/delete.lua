@@ -1,12 +1,11 @@
+-- include: writes.lua
+--
 -- Remove every trace of a job that has ended, and of its deliveries, whatever state they are in.
 --
--- KEYS     the owner's jobs, the job's request, its outcome, the owner's deliveries
--- ARGV     id, owner
---
+-- ARGV  id, owner
 -- Returns {'absent'} | {'deleted'} | {'alive', RQ status}
-
 local id, owner = ARGV[1], ARGV[2]
-local known = redis.call('HMGET', 'rq:job:' .. id, 'owner', 'status', 'deliveries')
+local known = redis.pcall('HMGET', JOB_ .. id, F_OWNER, F_STATUS, F_DELIVERIES)
 if known[1] ~= owner then
   return {'absent'}
 end
@@ -14,29 +13,32 @@ if known[2] == 'queued' or known[2] == 'started' or known[2] == 'deferred' or kn
   return {'alive', known[2]}
 end
 
--- As rq.job.Job.delete does; a worker that still holds the delivery finds its lease gone and records nothing.
-local function forget(job)
-  local key = 'rq:job:' .. job
-  local queue = redis.call('HGET', key, 'origin')
-  if not queue then
+-- Delete a job as rq.job.Job.delete does. A worker that still holds the delivery finds its lease gone and records nothing.
+local function delete(job_id)
+  local key = JOB_ .. job_id
+  local queue = redis.pcall('HGET', key, F_ORIGIN)
+  if type(queue) ~= 'string' then
     return
   end
-  redis.call('LREM', 'rq:queue:' .. queue, 0, job)
-  for _, registry in ipairs({'finished', 'failed', 'canceled', 'deferred', 'scheduled'}) do
-    redis.call('ZREM', 'rq:' .. registry .. ':' .. queue, job)
+  try('list', 'LREM', QUEUE_ .. queue, 0, job_id)
+  for _, registry in ipairs({FINISHED_, FAILED_, CANCELED_, DEFERRED_, SCHEDULED_}) do
+    try('zset', 'ZREM', registry .. queue, job_id)
   end
-  for _, execution in ipairs(redis.call('ZRANGE', 'rq:executions:' .. job, 0, -1)) do
-    redis.call('ZREM', 'rq:wip:' .. queue, job .. ':' .. execution)
-    redis.call('DEL', 'rq:execution:' .. job .. ':' .. execution)
+  for _, execution in ipairs(try('zset', 'ZRANGE', EXECUTIONS_ .. job_id, 0, -1) or {}) do
+    try('zset', 'ZREM', WIP_ .. queue, job_id .. ':' .. execution)
+    redis.call('DEL', EXECUTION_ .. job_id .. ':' .. execution)
   end
-  redis.call('DEL', key, key .. ':dependents', 'rq:job::' .. job .. ':dependencies', 'rq:executions:' .. job, 'rq:results:' .. job)
+  redis.call('DEL', key, key .. _DEPENDENTS, JOB_ .. ':' .. job_id .. _DEPENDENCIES, EXECUTIONS_ .. job_id, RESULTS_ .. job_id)
 end
 
-forget(id)
+delete(id)
 for delivery in string.gmatch(known[3] or '', '[^ ]+') do
-  forget(delivery)
-  redis.call('ZREM', KEYS[4], delivery)
+  delete(delivery)
+  try('zset', 'ZREM', DELIVERIES_ .. owner, delivery)
 end
-redis.call('DEL', KEYS[2], KEYS[3])
-redis.call('ZREM', KEYS[1], id)
+redis.call('DEL', REQUEST_ .. id, OUTCOME_ .. id)
+try('zset', 'ZREM', OWNED_ .. owner, id)
+for _, index in ipairs({OWNED_ .. owner, DELIVERIES_ .. owner}) do
+  if redis.call('EXISTS', index) == 0 then try('zset', 'ZREM', INDEXES, index) end
+end
 return {'deleted'}

@@ -1,5 +1,6 @@
--- Send a test event to an endpoint. Put wire.OUTBOX before it.
+-- include: outbox.lua
+--
+-- Send a test event to an endpoint.
 --
 -- ARGV  id of the delivery, owner, endpoint's id, now (ISO), seconds that the delivery is kept
-
-deliver(ARGV[1], ARGV[2], tonumber(ARGV[5]), ARGV[4], {event = 'webhook.test', endpoint = ARGV[3], at = ARGV[4]})
+deliver(ARGV[1], ARGV[2], tonumber(ARGV[5]), ARGV[4], {[F_EVENT] = 'webhook.test', [F_ENDPOINT] = ARGV[3], [F_AT] = ARGV[4]})

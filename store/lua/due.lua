@@ -1,24 +1,30 @@
+-- include: writes.lua
+--
 -- Put scheduled jobs whose time has come on their queues, each in one step: two schedulers cannot both queue it.
 --
--- KEYS  rq:scheduled:<queue>, rq:queue:<queue>, rq:queues, of each queue
--- ARGV  now (ISO), then the bell of each queue
+-- ARGV  now (ISO), then the name of each queue
+-- Returns the keys of a wrong type.
 local now, iso = redis.call('TIME')[1], ARGV[1]
 
 local function is_at_front(job)  -- as rq.job.Job.should_enqueue_at_front
-  local always, on_retry, ended_at = unpack(redis.call('HMGET', job, 'enqueue_at_front', 'enqueue_at_front_on_retry', 'ended_at'))
+  local always, on_retry, ended_at =
+    unpack(redis.call('HMGET', job, F_ENQUEUE_AT_FRONT, F_ENQUEUE_AT_FRONT_ON_RETRY, F_ENDED_AT))
   return always == '1' or (on_retry == '1' and ended_at and ended_at ~= '')
 end
 
-for i = 1, #KEYS, 3 do
-  local scheduled, queue, queues, bell = KEYS[i], KEYS[i + 1], KEYS[i + 2], ARGV[1 + (i + 2) / 3]
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, 1000)) do
-    local job = 'rq:job:' .. id
+for i = 2, #ARGV do
+  local name = ARGV[i]
+  local scheduled, list = SCHEDULED_ .. name, QUEUE_ .. name
+  local ids = is_type(list, 'list') and try('zset', 'ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, 1000) or {}
+  for _, id in ipairs(ids) do
+    local job = JOB_ .. id
     redis.call('ZREM', scheduled, id)
-    if redis.call('HGET', job, 'status') == 'scheduled' then  -- not one that expired, or was canceled meanwhile
-      redis.call('HSET', job, 'status', 'queued', 'enqueued_at', iso)
-      redis.call('SADD', queues, queue)
-      redis.call(is_at_front(job) and 'LPUSH' or 'RPUSH', queue, id)
-      redis.call('PUBLISH', bell, id)
+    if redis.pcall('HGET', job, F_STATUS) == 'scheduled' then  -- not one that expired, or was canceled meanwhile
+      redis.call('HSET', job, F_STATUS, 'queued', F_ENQUEUED_AT, iso)
+      try('set', 'SADD', QUEUES, list)
+      redis.call(is_at_front(job) and 'LPUSH' or 'RPUSH', list, id)
+      redis.call('PUBLISH', WAKEUP_ .. name, id)
     end
   end
 end
+return wrong_types

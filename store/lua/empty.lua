@@ -1,43 +1,33 @@
--- `rq empty`: jobs of the API that wait in a queue, also behind RQ's list (see backlog.lua), end as canceled; others are
--- deleted, as RQ does. Put wire.OUTBOX and record_outcome.lua before it.
+-- include: end_job.lua
 --
--- KEYS  rq:queue:<queue>
--- ARGV  the outcome (wire.Failure), now (ISO), seconds that it is kept where the job does not say
+-- `rq empty`: jobs of the API that wait in a queue, also behind RQ's list (see backlog.lua), end as canceled; others are
+-- deleted, as RQ does.
+--
+-- ARGV  queue, the outcome (wire.Failure), now (ISO), seconds that it is kept where the job does not say
 -- Returns how many jobs there were.
-local queue, outcome, iso, default_ttl_s = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
-local name = string.sub(queue, #'rq:queue:' + 1)
-local turns = 'scorepool:turns:' .. name
-local now = redis.call('TIME')[1]
+local queue, outcome, iso, default_ttl_s = unpack(ARGV)
+local fair_share = FAIR_SHARE_ .. queue
 
-local lists = {queue}
-for _, owner in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
-  lists[#lists + 1] = 'scorepool:backlog:' .. name .. ':' .. owner
-end
-
-local function cancel(id, job, ttl_s)
-  redis.call('HSET', job, 'status', 'canceled', 'ended_at', iso)
-  redis.call('EXPIRE', job, ttl_s)
-  redis.call('ZADD', 'rq:canceled:' .. name, now, id)
-  redis.call('DEL', 'scorepool:outcome:' .. id)  -- of an earlier run
-  record_outcome(id, outcome, ttl_s, false, iso)
+local lists = {QUEUE_ .. queue}
+for _, owner in ipairs(try('zset', 'ZRANGE', fair_share, 0, -1) or {}) do
+  lists[#lists + 1] = BACKLOG_ .. queue .. ':' .. owner
 end
 
 local num = 0
 for _, list in ipairs(lists) do
-  for _, id in ipairs(redis.call('LRANGE', list, 0, -1)) do
-    local job = 'rq:job:' .. id
-    local known = redis.pcall('HMGET', job, 'status', 'kind', 'failure_ttl')
-    redis.call('ZREM', 'rq:deferred:' .. name, id)
+  for _, id in ipairs(try('list', 'LRANGE', list, 0, -1) or {}) do
+    local job = JOB_ .. id
+    local known = redis.pcall('HMGET', job, F_STATUS, F_KIND, F_FAILURE_TTL)
+    try('zset', 'ZREM', DEFERRED_ .. queue, id)
     if known[2] and (known[1] == 'queued' or known[1] == 'deferred') then
-      local ttl_s = tonumber(known[3] or '')
-      cancel(id, job, ttl_s and ttl_s >= 1 and ttl_s < 1e9 and math.floor(ttl_s) or default_ttl_s)
+      end_waiting_job(id, queue, 'canceled', outcome, failure_ttl_s(known[3], default_ttl_s), iso)
       num = num + 1
     elseif known[1] == 'queued' then
-      redis.call('DEL', job, job .. ':dependents')
+      redis.call('DEL', job, job .. _DEPENDENTS)
       num = num + 1
     end
   end
   redis.call('DEL', list)
 end
-redis.call('DEL', turns)
+redis.call('DEL', fair_share)
 return num

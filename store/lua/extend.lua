@@ -1,30 +1,42 @@
+-- include: lease.lua
+--
 -- Extend the leases that a worker still holds.
 --
--- KEYS  rq:wip:<queue> of each lease
--- ARGV  worker, lease_ms, iso, grace_s, then <job>:<execution> of each lease
--- Returns {members that were taken away or whose job was deleted, members whose owner asked to cancel them}.
-local worker, lease_ms, iso, grace_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local now = tonumber(redis.call('TIME')[1])
+-- KEYS  wip registry of each lease
+-- ARGV  worker, lease_ms, grace_s, then the key of each lease, <job>:<execution>
+-- Returns {keys of leases that were taken away or whose job was deleted, keys of leases whose job's owner canceled it,
+-- keys of a wrong type}. A lease in a registry of a wrong type is held until it expires.
+local worker, lease_ms, grace_s = ARGV[1], ARGV[2], ARGV[3]
 local lost, canceled = {}, {}
+local iso = iso_time(now)
+local now_s = math.floor(now)
+
+local function is_held(wip, lease_key)
+  local score = redis.pcall('ZSCORE', wip, lease_key)
+  if type(score) ~= 'table' then return score end
+  return redis.call('EXISTS', EXECUTION_ .. lease_key) == 1
+end
+
 for i, wip in ipairs(KEYS) do
-  local member = ARGV[4 + i]
-  local id, execution = string.match(member, '^(.*):(.*)$')
-  if not redis.call('ZSCORE', wip, member) then
-    lost[#lost + 1] = member
-  elseif redis.pcall('HEXISTS', 'rq:job:' .. id, 'data') ~= 1 then
-    redis.call('ZREM', wip, member)
-    redis.call('DEL', 'rq:execution:' .. member, 'rq:executions:' .. id)
-    lost[#lost + 1] = member
+  local lease_key = ARGV[3 + i]
+  local id, execution = string.match(lease_key, '^(.*):(.*)$')
+  if not is_held(wip, lease_key) then
+    lost[#lost + 1] = lease_key
+  elseif redis.pcall('HEXISTS', JOB_ .. id, F_DATA) ~= 1 then
+    try('zset', 'ZREM', wip, lease_key)
+    redis.call('DEL', EXECUTION_ .. lease_key, EXECUTIONS_ .. id)
+    lost[#lost + 1] = lease_key
   else
-    local key = 'rq:execution:' .. member
-    redis.call('HSET', key, 'id', execution, 'last_heartbeat', now, 'worker_name', worker)
-    redis.call('HSETNX', key, 'created_at', now)  -- it had expired while Redis was away, and nobody reclaimed it
+    local key = EXECUTION_ .. lease_key
+    redis.call('HSET', key, 'id', execution, 'last_heartbeat', now_s, 'worker_name', worker)
+    redis.call('HSETNX', key, 'created_at', now_s)  -- it had expired while Redis was away, and nobody reclaimed it
     redis.call('PEXPIRE', key, lease_ms)
-    redis.call('ZADD', wip, now + grace_s, member)
-    redis.call('ZADD', 'rq:executions:' .. id, now + grace_s, execution)
-    redis.call('EXPIRE', 'rq:executions:' .. id, grace_s)
-    redis.call('HSET', 'rq:job:' .. id, 'last_heartbeat', iso)
-    if redis.call('HGET', 'rq:job:' .. id, 'cancel_requested') == '1' then canceled[#canceled + 1] = member end
+    try('zset', 'ZADD', wip, now_s + grace_s, lease_key)
+    if try('zset', 'ZADD', EXECUTIONS_ .. id, now_s + grace_s, execution) then
+      redis.call('EXPIRE', EXECUTIONS_ .. id, grace_s)
+    end
+    redis.call('HSET', JOB_ .. id, F_LAST_HEARTBEAT, iso)
+    if redis.call('HGET', JOB_ .. id, F_CANCEL_REQUESTED) == '1' then canceled[#canceled + 1] = lease_key end
   end
 end
-return {lost, canceled}
+return {lost, canceled, wrong_types}

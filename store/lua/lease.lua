@@ -1,4 +1,4 @@
--- Put before claim.lua and reclaim.lua.
+-- include: writes.lua
 --
 -- A lease is three keys of RQ's own:
 --   rq:execution:<job>:<execution>   hash that expires when the lease is over: Redis's clock, not the workers', decides
@@ -8,23 +8,59 @@
 -- and write no outcome; reclaim.lua comes first.
 
 local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1e6  -- unix, s: Redis's clock, not the workers', decides here, too
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6  -- unix, s: all times here are those of Redis's clock
 
--- The row that worker/rq/leases.py reads: {queue's index, job id, execution id, job's hash as it was before, request or false,
--- now}.
-local function lease(index, id, execution, wip, worker, lease_ms, iso, grace_s)
-  local job, member = 'rq:job:' .. id, id .. ':' .. execution
+-- Return a time in the form in which RQ writes it. The date is computed from the number of days since 0000-03-01.
+local function iso_time(unix_s)
+  local s = math.floor(unix_s)
+  local days = math.floor(s / 86400) + 719468
+  local era = math.floor(days / 146097)
+  local day = days - era * 146097
+  local year = math.floor((day - math.floor(day / 1460) + math.floor(day / 36524) - math.floor(day / 146096)) / 365)
+  day = day - (365 * year + math.floor(year / 4) - math.floor(year / 100))
+  local month = math.floor((5 * day + 2) / 153)
+  day = day - math.floor((153 * month + 2) / 5) + 1
+  month = month < 10 and month + 3 or month - 9
+  year = year + era * 400 + (month <= 2 and 1 or 0)
+  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, month, day,
+    math.floor(s / 3600) % 24, math.floor(s / 60) % 60, s % 60, math.floor((unix_s - s) * 1e6))
+end
+
+-- Lease a job. Return the row that worker/rq/leases.py reads: {queue's index, job id, execution id, job's hash as it was
+-- before, request or false, now}.
+local function lease(index, id, execution, wip, worker, lease_ms, grace_s)
+  local job, lease_key = JOB_ .. id, id .. ':' .. execution
   local fields = redis.call('HGETALL', job)
-  redis.call('HSET', 'rq:execution:' .. member,
+  local started = math.max(now, tonumber(redis.call('HGET', job, F_CREATED) or '') or 0)  -- the clock may have been set back
+  local iso = iso_time(started < now + 86400 and started or now)
+  redis.call('HSET', EXECUTION_ .. lease_key,
     'id', execution, 'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
-  redis.call('PEXPIRE', 'rq:execution:' .. member, lease_ms)
-  redis.call('ZADD', 'rq:executions:' .. id, now + grace_s, execution)
-  redis.call('EXPIRE', 'rq:executions:' .. id, grace_s)
-  redis.call('ZADD', wip, now + grace_s, member)
-  redis.call('HSET', job, 'status', 'started', 'started_at', iso, 'last_heartbeat', iso, 'worker_name', worker)
+  redis.call('PEXPIRE', EXECUTION_ .. lease_key, lease_ms)
+  if try('zset', 'ZADD', EXECUTIONS_ .. id, now + grace_s, execution) then
+    redis.call('EXPIRE', EXECUTIONS_ .. id, grace_s)
+  end
+  redis.call('ZADD', wip, now + grace_s, lease_key)  -- the caller has checked its type
+  redis.call('HSET', job, F_STATUS, 'started', F_STARTED_AT, iso, F_LAST_HEARTBEAT, iso, F_WORKER_NAME, worker)
   redis.call('PERSIST', job)
-  redis.call('PERSIST', 'scorepool:request:' .. id)  -- it expires where a failed job was queued again by hand
-  local request = redis.pcall('GET', 'scorepool:request:' .. id)
-  request = type(request) == 'string' and request  -- of another type it is none
+  redis.call('PERSIST', REQUEST_ .. id)  -- it expires where a failed job was queued again by hand
+  local request = redis.pcall('GET', REQUEST_ .. id)
+  request = type(request) == 'string' and request  -- a request of another type counts as missing
   return {index, id, execution, fields, request, string.format('%.6f', now)}
+end
+
+-- Return the rows of leases that the caller was given under a claim id whose answer it never got. They are leased anew:
+-- whatever the clock says, the worker that asks holds them. A lease that was taken away meanwhile is not among them.
+local function leased_under(claim_id, num_queues, worker, lease_ms, grace_s)
+  local rows = {}
+  for index = 1, num_queues do
+    local wip = KEYS[2 * index]
+    for _, lease_key in ipairs(try('zset', 'ZRANGE', wip, 0, -1) or {}) do
+      local id, execution = string.match(lease_key, '^(.*):(.*)$')
+      if id and string.sub(execution, 1, #claim_id) == claim_id and redis.pcall('HEXISTS', JOB_ .. id, F_DATA) == 1 then
+        rows[#rows + 1] = lease(index, id, execution, wip, worker, lease_ms, grace_s)
+      end
+    end
+  end
+  table.sort(rows, function(one, other) return one[3] < other[3] end)  -- execution ids count up
+  return rows
 end

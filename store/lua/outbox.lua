@@ -1,48 +1,55 @@
--- Deliveries: RQ jobs on the queue of webhooks, each with all that its attempts need, so that they outlive the job that
--- they tell of. Fields of ours beside RQ's:
+-- include: writes.lua
 --
---   owner, event, model, at    what is told; `at` is when the job ended, ISO
---   job | batch                the id of what ended; not in a test event
---   endpoint | url             to whom: an endpoint of the owner's by id, or the URL that the job itself named
---   since                      unix, s: its schedule began here
---   tries, attempts, reason    worker/webhooks/webhook_worker.py's record of what came of it
+-- Deliveries: RQ jobs on the queue of webhooks, each with all that its attempts need, so that they outlive the job whose
+-- end they report. They are created in the transaction that ends the job. Fields of ours beside RQ's (store/job_fields.py):
+--
+--   owner, event, model, at    what is reported; `at` is when the job ended, ISO
+--   job | batch                the id of what ended; absent in a test event
+--   endpoint | url             the receiver: an endpoint of the owner's by id, or the URL that the job itself named
+--   since                      unix, s: its schedule began
+--   tries, attempts, reason    worker/webhooks/webhook_worker.py's record of its attempts
 
-local ENDED = {finished = 'job.finished', failed = 'job.failed', canceled = 'job.canceled', stopped = 'job.canceled'}
+local EVENTS = {finished = 'job.finished', failed = 'job.failed', canceled = 'job.canceled', stopped = 'job.canceled'}
+local SWEEP_S = 60  -- until the first sweep of a new index (see sweep.lua)
 
--- Unix time, s, later than that of every delivery in the owner's list: pages go by it. Counted in whole microseconds.
-local function place(list)
+-- Return a unix time, s, later than that of every delivery in the owner's list, because pages go by it. Counted in whole
+-- microseconds.
+local function creation_time(list)
   local time = redis.call('TIME')
   local us = tonumber(time[1]) * 1e6 + tonumber(time[2])
-  local newest = tonumber(redis.call('ZREVRANGE', list, 0, 0, 'WITHSCORES')[2] or 0)
+  local last = try('zset', 'ZREVRANGE', list, 0, 0, 'WITHSCORES')
+  local newest = tonumber(last and last[2] or 0)
   if newest < 1e11 then us = math.max(us, math.floor(newest * 1e6 + 0.5) + 1) end  -- else it is no time
   return string.format('%d.%06d', math.floor(us / 1e6), us % 1e6)
 end
 
-local function deliver(id, owner, ttl_s, iso, what)
-  local list = DELIVERIES .. owner
-  local now = place(list)
-  local key = 'rq:job:' .. id
+local function deliver(id, owner, ttl_s, iso, fields)
+  local list = DELIVERIES_ .. owner
+  local now = creation_time(list)
+  local key = JOB_ .. id
+  if not is_type(key, 'hash') then return end
   redis.call('HSET', key,
-    'data', '["' .. DELIVER .. '", null, [], {}]', 'origin', WEBHOOKS, 'description', 'webhook ' .. what.event,
-    'status', 'queued', 'created_at', iso, 'enqueued_at', iso, 'timeout', 120,
-    'retries_left', 9, 'retry_intervals', '[60]',  -- of a worker that fails; receivers that do have their own schedule
-    'result_ttl', ttl_s, 'failure_ttl', math.max(ttl_s, KEPT_S), 'owner', owner, 'since', now)
-  for name, value in pairs(what) do
+    F_DATA, '["' .. DELIVER .. '", null, [], {}]', F_ORIGIN, WEBHOOKS, F_DESCRIPTION, 'webhook ' .. fields[F_EVENT],
+    F_STATUS, 'queued', F_CREATED_AT, iso, F_ENQUEUED_AT, iso, F_TIMEOUT, 120,
+    F_RETRIES_LEFT, 9, F_RETRY_INTERVALS, '[60]',  -- of a worker that fails; receivers that do have their own schedule
+    F_RESULT_TTL, ttl_s, F_FAILURE_TTL, math.max(ttl_s, KEPT_S), F_OWNER, owner, F_SINCE, now)
+  for name, value in pairs(fields) do
     redis.call('HSET', key, name, value)
   end
-  redis.call('SADD', 'rq:queues', 'rq:queue:' .. WEBHOOKS)
-  redis.call('RPUSH', 'rq:queue:' .. WEBHOOKS, id)
-  redis.call('PUBLISH', BELL, id)
+  try('set', 'SADD', QUEUES, QUEUE_ .. WEBHOOKS)
+  try('list', 'RPUSH', QUEUE_ .. WEBHOOKS, id)
+  redis.call('PUBLISH', WAKEUP_ .. WEBHOOKS, id)
 
-  -- Deliveries expire by themselves but their ids in the owner's list do not: each new one looks at two.
-  redis.call('ZADD', list, now, id)
-  for _, other in ipairs(redis.call('ZRANDMEMBER', list, 2)) do
-    if redis.call('EXISTS', 'rq:job:' .. other) == 0 then redis.call('ZREM', list, other) end
+  -- Deliveries expire by themselves but their ids in the owner's list do not: each new one checks two at random.
+  try('zset', 'ZADD', list, now, id)
+  try('zset', 'ZADD', INDEXES, 'NX', now + SWEEP_S, list)
+  for _, other in ipairs(try('zset', 'ZRANDMEMBER', list, 2) or {}) do
+    if redis.call('EXISTS', JOB_ .. other) == 0 then redis.call('ZREM', list, other) end
   end
 end
 
--- The id of an endpoint that wants to hear of the event, or nil. Raises an error for a text that is no endpoint.
-local function wants(text, event)
+-- Return the id of an endpoint that wants the event, or nil. Raise an error for a text that is no wire.Subscriber.
+local function subscribed_endpoint(text, event)
   local endpoint = cjson.decode(text).endpoint
   if endpoint.disabled_at and endpoint.disabled_at ~= cjson.null then return nil end
   for _, wanted in ipairs(endpoint.events) do
@@ -50,32 +57,35 @@ local function wants(text, event)
   end
 end
 
--- Create the deliveries for a job that has just ended: to its own webhook, and to its owner's endpoints. The endpoints
--- get no event for a synchronous request: its client has the answer, and the result expires within a minute.
+-- Create the deliveries that report the end of a job: to its own webhook, and to its owner's endpoints that want the
+-- event. The endpoints get no event for a synchronous request: its client has the answer, and the result expires within a
+-- minute.
 local function announce(id, iso, ttl_s)
-  local job = 'rq:job:' .. id
-  local known = redis.call('HMGET', job, 'owner', 'webhook', 'status', 'model', 'ended_at', 'batch', 'synchronous')
-  if known[6] then return end  -- the batch is told of, not each of its 50,000 lines
-  local owner, url, event = known[1] or '', known[2], ENDED[known[3]]
-  local endpoints = known[7] and {} or redis.pcall('HVALS', ENDPOINTS .. owner)
-  if endpoints.err then endpoints = {} end  -- a key of another type must not keep jobs from ending
+  local job = JOB_ .. id
+  local owner, url, status, model, ended_at, batch, is_synchronous =
+    unpack(redis.call('HMGET', job, F_OWNER, F_WEBHOOK, F_STATUS, F_MODEL, F_ENDED_AT, F_BATCH, F_SYNCHRONOUS), 1, 7)
+  if batch then return end  -- the end of the batch is reported, not that of each of its 50,000 lines
+  owner = owner or ''
+  local event = EVENTS[status]
+  local endpoints = not is_synchronous and try('hash', 'HVALS', ENDPOINTS_ .. owner) or {}
   if not event or (not url and #endpoints == 0) then return end
 
-  local at = known[5] and known[5] ~= '' and known[5] or iso
-  local num_ends = redis.call('HINCRBY', job, 'ends', 1)  -- more than one when `rq requeue` ran it again: another event
-  local event_id = 'wh_' .. id .. (num_ends > 1 and '-' .. num_ends or '')
+  local at = ended_at and ended_at ~= '' and ended_at or iso
+  local num_ends = tonumber(try('hash', 'HINCRBY', job, F_ENDS, 1)) or 1  -- more than one when `rq requeue` ran it again: another event
+  local event_id = DELIVERY_ID_ .. id .. (num_ends > 1 and '-' .. num_ends or '')
   local ids = {}
-  local function tell(delivery_id, to, value)
-    deliver(delivery_id, owner, ttl_s, iso, {event = event, model = known[4] or '', at = at, job = id, [to] = value})
+  local function report(delivery_id, receiver, value)
+    deliver(delivery_id, owner, ttl_s, iso,
+      {[F_EVENT] = event, [F_MODEL] = model or '', [F_AT] = at, [F_JOB] = id, [receiver] = value})
     ids[#ids + 1] = delivery_id
   end
-  if url then tell(event_id, 'url', url) end
+  if url then report(event_id, F_URL, url) end
   for _, text in ipairs(endpoints) do
-    local is_read, endpoint = pcall(wants, text, event)  -- a text that cannot be read must not keep a job from ending
-    if is_read and endpoint then tell(event_id .. '_' .. endpoint, 'endpoint', endpoint) end
+    local is_read, endpoint = pcall(subscribed_endpoint, text, event)  -- a text that cannot be read must not keep a job from ending
+    if is_read and endpoint then report(event_id .. '_' .. endpoint, F_ENDPOINT, endpoint) end
   end
   if #ids > 0 then
-    local before = redis.call('HGET', job, 'deliveries')
-    redis.call('HSET', job, 'deliveries', (before and before .. ' ' or '') .. table.concat(ids, ' '))
+    local before = redis.call('HGET', job, F_DELIVERIES)
+    redis.call('HSET', job, F_DELIVERIES, (before and before .. ' ' or '') .. table.concat(ids, ' '))
   end
 end

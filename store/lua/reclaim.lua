@@ -1,57 +1,64 @@
+-- include: lease.lua
+--
 -- Take jobs back from workers that are gone: to the front of their queue, no Retry spent.
 --
--- Any job that was in flight at the death may have caused it. So each may next be in flight with half as many (`company`),
--- and only the death of a worker that one job had to itself counts against that job (`crashes`): it had no company to
--- blame. A job with too many crashes, or that its owner canceled, is leased to the caller instead, who ends it.
+-- Any job that was in flight at the death may have caused it. So each may next be in flight with half as many
+-- (max_concurrency, the field `company`), and only the death of a worker that ran one job alone counts against that job
+-- (`crashes`). A job with too many crashes, or that its owner canceled, is leased to the caller instead, who ends it.
 --
--- KEYS  rq:queue:<queue>, rq:wip:<queue> of each queue
--- ARGV  see worker/rq/leases.py
--- Returns {number of jobs put back, rows (see lease.lua) of jobs to end}.
-local crash_limit, executions = tonumber(ARGV[1]), ARGV[2]
-local worker, lease_ms, iso, grace_s = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+-- KEYS  list and wip registry of each queue
+-- ARGV  crash_limit, claim id, '1': the answer of an earlier call of this id was lost, then worker, lease_ms, grace_s
+-- Returns {number of jobs put back, rows (see lease.lua) of jobs to end, keys of a wrong type}.
+local crash_limit, claim_id, is_repeated = tonumber(ARGV[1]), ARGV[2], ARGV[3] == '1'
+local worker, lease_ms, grace_s = ARGV[4], ARGV[5], ARGV[6]
 local num_back, rows = 0, {}
+
+if is_repeated then rows = leased_under(claim_id, #KEYS / 2, worker, lease_ms, grace_s) end
+local num_repeated = #rows
 
 -- Leases that are over, and how many jobs each worker had. Leases of one worker end at different times: all of them count.
 local over, in_flight = {}, {}
 for index = 1, #KEYS / 2 do
-  for _, member in ipairs(redis.call('ZRANGE', KEYS[2 * index], 0, -1)) do
-    local id, execution = string.match(member, '^(.*):(.*)$')
-    local holder = id and redis.pcall('HGET', 'rq:job:' .. id, 'worker_name') or ''
+  local is_usable = is_type(KEYS[2 * index - 1], 'list')
+  for _, lease_key in ipairs(is_usable and try('zset', 'ZRANGE', KEYS[2 * index], 0, -1) or {}) do
+    local id, execution = string.match(lease_key, '^(.*):(.*)$')
+    local holder = id and redis.pcall('HGET', JOB_ .. id, F_WORKER_NAME) or ''
     if type(holder) ~= 'string' then holder = '' end  -- the job is no hash, or has no worker
     in_flight[holder] = (in_flight[holder] or 0) + 1
-    if redis.call('EXISTS', 'rq:execution:' .. member) == 0 then
-      over[#over + 1] = {index = index, member = member, id = id, execution = execution, holder = holder}
+    if redis.call('EXISTS', EXECUTION_ .. lease_key) == 0 then
+      over[#over + 1] = {index = index, lease_key = lease_key, id = id, execution = execution, holder = holder}
     end
   end
 end
 
-local function suspect(job, num_in_flight)
-  local company = tonumber(redis.call('HGET', job, 'company') or '')
-  if company == 1 then
-    local crashes = math.min(tonumber(redis.call('HGET', job, 'crashes') or '') or 0, crash_limit) + 1
-    redis.call('HSET', job, 'crashes', crashes)
+local function count_death(job, num_in_flight)
+  local max_concurrency = tonumber(redis.call('HGET', job, F_MAX_CONCURRENCY) or '')
+  if max_concurrency == 1 then
+    local crashes = math.min(tonumber(redis.call('HGET', job, F_CRASHES) or '') or 0, crash_limit) + 1
+    redis.call('HSET', job, F_CRASHES, crashes)
     return crashes
   end
-  local shared = math.min(company or num_in_flight, num_in_flight)
-  redis.call('HSET', job, 'company', math.max(1, math.floor(shared / 2)))
+  local shared = math.min(max_concurrency or num_in_flight, num_in_flight)
+  redis.call('HSET', job, F_MAX_CONCURRENCY, math.max(1, math.floor(shared / 2)))
   return 0
 end
 
+local iso = iso_time(now)
 for _, lost in ipairs(over) do
-  local queue, wip = KEYS[2 * lost.index - 1], KEYS[2 * lost.index]
-  redis.call('ZREM', wip, lost.member)
-  local id, job = lost.id, 'rq:job:' .. (lost.id or '')
-  if id and redis.pcall('HEXISTS', job, 'data') == 1 then
-    redis.call('ZREM', 'rq:executions:' .. id, lost.execution)
-    local crashes = suspect(job, in_flight[lost.holder])
-    if crashes >= crash_limit or redis.call('HGET', job, 'cancel_requested') == '1' then
-      rows[#rows + 1] =
-        lease(lost.index, id, string.format('%s%08x', executions, #rows), wip, worker, lease_ms, iso, grace_s)
+  local list, wip = KEYS[2 * lost.index - 1], KEYS[2 * lost.index]
+  redis.call('ZREM', wip, lost.lease_key)
+  local id, job = lost.id, JOB_ .. (lost.id or '')
+  if id and redis.pcall('HEXISTS', job, F_DATA) == 1 then
+    try('zset', 'ZREM', EXECUTIONS_ .. id, lost.execution)
+    local crashes = count_death(job, in_flight[lost.holder])
+    if crashes >= crash_limit or redis.call('HGET', job, F_CANCEL_REQUESTED) == '1' then
+      local execution = string.format('%s%08x', claim_id, #rows - num_repeated)
+      rows[#rows + 1] = lease(lost.index, id, execution, wip, worker, lease_ms, grace_s)
     else
-      redis.call('HSET', job, 'status', 'queued', 'started_at', '', 'worker_name', '', 'enqueued_at', iso)
-      redis.call('LPUSH', queue, id)
+      redis.call('HSET', job, F_STATUS, 'queued', F_STARTED_AT, '', F_WORKER_NAME, '', F_ENQUEUED_AT, iso)
+      redis.call('LPUSH', list, id)
       num_back = num_back + 1
     end
   end
 end
-return {num_back, rows}
+return {num_back, rows, wrong_types}

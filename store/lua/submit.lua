@@ -1,57 +1,61 @@
+-- include: writes.lua
+--
 -- Put one or many jobs on their queues: all of them, or none.
 --
--- KEYS[1]  zset: the owner's jobs by time of submission
--- ARGV[1]  most jobs that may wait in one queue
--- ARGV[2]  prefix of the bells
--- ARGV[3]  owner
--- ARGV[4]  most jobs in RQ's list of a queue that owners share; the rest goes behind it (store/lua/backlog.lua).
+-- ARGV[1]  owner
+-- ARGV[2]  most jobs that may wait in one queue
+-- ARGV[3]  most jobs in RQ's list of a queue that owners share; the rest goes behind it (store/lua/backlog.lua).
 --          0: all go onto the list
--- then for each job: id, queue, fingerprint of the body, key of the request, the request,
---   how many arguments its RQ hash has (name, value, name, value, ...), these
+-- then for each job: id, queue, fingerprint of the body, the request, how many arguments its RQ hash has
+--   (name, value, name, value, ...), these
 --
 -- Returns {'accepted', {status, ...}}: '' for a job that is new, its RQ status for one that was there already;
 --      or {'conflict', index}: a job of that id came with another body;
---      or {'full', queue, its depth, the number of new jobs for it}.
+--      or {'full', queue, its depth, the number of new jobs for it};
+--      or {'wrong_type', key, expected type}: a queue cannot take jobs.
 
-local owned, max_depth, bell, owner, batch = KEYS[1], tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
+local owner, max_depth, list_length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local owned = OWNED_ .. owner
+local SWEEP_S = 60  -- until the first sweep of a new index (see sweep.lua)
 
 local function backlog_of(queue)
-  return 'scorepool:backlog:' .. queue .. ':' .. owner
+  return BACKLOG_ .. queue .. ':' .. owner
 end
 
--- Behind the list, once anything is there: what came first goes first.
+-- True if a new job goes behind the list: once anything is there, what came first goes first.
 local function is_behind(queue)
-  return redis.call('EXISTS', 'scorepool:turns:' .. queue) == 1
-    or (batch > 0 and redis.call('LLEN', 'rq:queue:' .. queue) >= batch)
+  return redis.call('EXISTS', FAIR_SHARE_ .. queue) == 1
+    or (list_length > 0 and redis.call('LLEN', QUEUE_ .. queue) >= list_length)
 end
 
--- The owner's jobs that wait in a shared queue.
+-- Return how many of the owner's jobs wait in a shared queue.
 local function num_own(queue)
   local num = redis.call('LLEN', backlog_of(queue))
-  for _, id in ipairs(redis.call('LRANGE', 'rq:queue:' .. queue, 0, batch - 1)) do
-    if redis.call('HGET', 'rq:job:' .. id, 'owner') == owner then num = num + 1 end
+  for _, id in ipairs(redis.call('LRANGE', QUEUE_ .. queue, 0, list_length - 1)) do
+    if redis.pcall('HGET', JOB_ .. id, F_OWNER) == owner then num = num + 1 end
   end
   return num
 end
 
--- An owner that has no turn yet begins level with the one who is next.
+-- The fair-share clock of an owner that had no backlog starts at that of the owner who is next.
 local function put_behind(queue, id, stamp)
-  local turns = 'scorepool:turns:' .. queue
-  redis.call('ZADD', turns, 'NX', redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2] or 0, owner)
+  local fair_share = FAIR_SHARE_ .. queue
+  redis.call('ZADD', fair_share, 'NX', redis.call('ZRANGE', fair_share, 0, 0, 'WITHSCORES')[2] or 0, owner)
   redis.call('RPUSH', backlog_of(queue), id)
-  redis.call('ZADD', 'rq:deferred:' .. queue, stamp, id)
-  redis.call('HSET', 'rq:job:' .. id, 'status', 'deferred')
+  redis.call('ZADD', DEFERRED_ .. queue, stamp, id)
+  redis.call('HSET', JOB_ .. id, F_STATUS, 'deferred')
 end
 
--- Look before writing anything.
-local FIRST = 5
+-- Check everything before the first write.
+local FIRST = 4
+local NUM_FIXED = 5
 local starts, statuses, new_in = {}, {}, {}
 local i = FIRST
 while i <= #ARGV do
   local id, queue, fingerprint = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   starts[#starts + 1] = i
-  i = i + 6 + tonumber(ARGV[i + 5])
-  local known = redis.call('HMGET', 'rq:job:' .. id, 'fingerprint', 'status')
+  i = i + NUM_FIXED + tonumber(ARGV[i + NUM_FIXED - 1])
+  local known = redis.call('HMGET', JOB_ .. id, F_FINGERPRINT, F_STATUS)
   if not known[1] then
     statuses[#statuses + 1] = ''
     new_in[queue] = (new_in[queue] or 0) + 1
@@ -61,10 +65,16 @@ while i <= #ARGV do
     return {'conflict', #statuses}
   end
 end
--- A queue that others have filled still takes a batch from each owner.
+for queue in pairs(new_in) do
+  local is_usable = is_type(QUEUE_ .. queue, 'list') and is_type(DEFERRED_ .. queue, 'zset')
+    and is_type(FAIR_SHARE_ .. queue, 'zset') and is_type(backlog_of(queue), 'list')
+  if not is_usable then return {'wrong_type', wrong_types[1][1], wrong_types[1][2]} end
+end
+-- A queue that others have filled still takes a list's length from each owner.
 for queue, count in pairs(new_in) do
-  local depth = redis.call('LLEN', 'rq:queue:' .. queue) + redis.call('ZCARD', 'rq:deferred:' .. queue)
-  if depth + count > max_depth and (batch == 0 or num_own(queue) + count > math.min(batch, max_depth)) then
+  local depth = redis.call('LLEN', QUEUE_ .. queue) + redis.call('ZCARD', DEFERRED_ .. queue)
+  if depth + count > max_depth
+    and (list_length == 0 or num_own(queue) + count > math.min(list_length, max_depth)) then
     return {'full', queue, depth, count}
   end
 end
@@ -73,7 +83,8 @@ end
 -- share, counted in whole microseconds.
 local time = redis.call('TIME')
 local created = tonumber(time[1]) * 1e6 + tonumber(time[2])
-local newest = tonumber(redis.call('ZREVRANGE', owned, 0, 0, 'WITHSCORES')[2] or 0)
+local last = try('zset', 'ZREVRANGE', owned, 0, 0, 'WITHSCORES')
+local newest = tonumber(last and last[2] or 0)
 if newest < 1e11 then  -- else it is no time, and nobody of ours wrote it
   created = math.max(created, math.floor(newest * 1e6 + 0.5) + 1)
 end
@@ -81,15 +92,16 @@ end
 local num_new = 0
 for job, at in ipairs(starts) do
   if statuses[job] == '' then
-    local id, queue, fingerprint, request, body, num_fields = unpack(ARGV, at, at + 5)
+    local id, queue, fingerprint, body, num_fields = unpack(ARGV, at, at + NUM_FIXED - 1)
     local stamp = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
-    redis.call('HSET', 'rq:job:' .. id, 'fingerprint', fingerprint, 'created', stamp, unpack(ARGV, at + 6, at + 5 + num_fields))
-    redis.call('SET', request, body)
-    redis.call('ZADD', owned, stamp, id)
+    redis.call('HSET', JOB_ .. id, F_FINGERPRINT, fingerprint, F_CREATED, stamp,
+      unpack(ARGV, at + NUM_FIXED, at + NUM_FIXED - 1 + num_fields))
+    redis.call('SET', REQUEST_ .. id, body)
+    try('zset', 'ZADD', owned, stamp, id)
     if is_behind(queue) then
       put_behind(queue, id, stamp)
     else
-      redis.call('RPUSH', 'rq:queue:' .. queue, id)
+      redis.call('RPUSH', QUEUE_ .. queue, id)
     end
     num_new = num_new + 1
     created = created + 1
@@ -97,18 +109,19 @@ for job, at in ipairs(starts) do
 end
 if num_new == 0 and starts[1] then
   -- Something must be written, for a WAIT after it to wait also for what was written before.
-  redis.call('HSET', 'rq:job:' .. ARGV[FIRST], 'fingerprint', ARGV[FIRST + 2])
+  redis.call('HSET', JOB_ .. ARGV[FIRST], F_FINGERPRINT, ARGV[FIRST + 2])
 end
 for queue, count in pairs(new_in) do
-  redis.call('SADD', 'rq:queues', 'rq:queue:' .. queue)
-  redis.call('PUBLISH', bell .. queue, count)
+  try('set', 'SADD', QUEUES, QUEUE_ .. queue)
+  redis.call('PUBLISH', WAKEUP_ .. queue, count)
 end
 
 -- Jobs expire by themselves but their ids in the list do not: each new job looks at two ids chosen at random, which
--- keeps the dead below about half of the list at no cost that grows with it.
+-- keeps the dead below about half of the list at no cost that grows with it. sweep.lua drops the rest.
 if num_new > 0 then
-  for _, id in ipairs(redis.call('ZRANDMEMBER', owned, math.min(2 * num_new, 200))) do
-    if redis.call('EXISTS', 'rq:job:' .. id) == 0 then
+  try('zset', 'ZADD', INDEXES, 'NX', tonumber(time[1]) + SWEEP_S, owned)
+  for _, id in ipairs(try('zset', 'ZRANDMEMBER', owned, math.min(2 * num_new, 200)) or {}) do
+    if redis.call('EXISTS', JOB_ .. id) == 0 then
       redis.call('ZREM', owned, id)
     end
   end

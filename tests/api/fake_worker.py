@@ -9,6 +9,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 
 from scorepool import store, wire
+from scorepool.store.scripts import load
 
 STAMP = wire.Provenance(
     model="demo",
@@ -115,5 +116,5 @@ class FakeWorker:
             pipeline.set(store.Keys.outcome(job_id), wire.encode(outcome), ex=100)
             pipeline.xadd(f"rq:results:{job_id}", {"type": "1"})
             pipeline.xadd(store.DONE, {"id": job_id}, maxlen=10_000)
-            pipeline.eval(f"{store.OUTBOX}\nannounce(ARGV[1], ARGV[2], 100)", 0, job_id, utcformat(now()))
+            pipeline.eval(f"{load('outbox.lua')}\nannounce(ARGV[1], ARGV[2], 100)", 0, job_id, utcformat(now()))
             pipeline.execute()

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from redis import Redis
+from rq import get_current_job
 
 from scorepool.engine import ChatCodec, Engine, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
 from scorepool.engine.errors import EngineDeadError
@@ -204,6 +205,10 @@ def show_status(job: Job, connection: Redis, *about: object) -> None:
     connection.set(f"shown:{job.id}", job.get_status(refresh=False))
 
 
+def note_current(job: Job, connection: Redis, *about: object) -> None:
+    connection.set(f"current:{job.id}", getattr(get_current_job(), "id", "none"))
+
+
 def flaky(job: Job) -> str:
     if job.connection.incr(f"tries:{job.id}") < 3:
         raise ValueError("not yet")
@@ -217,10 +222,11 @@ class FunctionsWorker(FakeWorker):
         super().open()
         self.functions |= {
             "add": lambda job: sum(job.args),
+            "current": lambda job: getattr(get_current_job(), "id", None),
             "flaky": flaky,
             "sleep": lambda job: time.sleep(job.args[0]),
         }
-        self.callbacks |= {"note": note, "show_status": show_status}
+        self.callbacks |= {"note": note, "show_status": show_status, "note_current": note_current}
 
 
 class DyingParent(FunctionsWorker):

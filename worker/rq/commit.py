@@ -1,11 +1,13 @@
-"""How jobs end in Redis: all that are over, with RQ's own bookkeeping and their outcomes.
+"""Record the ends of jobs in Redis, with RQ's own bookkeeping and their outcomes.
 
-Those that succeeded, nearly all, are written by one script (success.py); the others by RQ's own methods, in one
+Jobs that succeeded, nearly all, are written by one script (success_writer.py); the others by RQ's own methods, in one
 transaction.
 
-Recording is fenced. Every job's hash is watched before its lease is looked up, and whoever takes a job away touches its
-hash, so the transaction goes through only if all its leases are still ours. It may therefore be repeated at will, also
-when Redis went away in the middle: what had been recorded is then no longer held.
+Each write is fenced. Every job's hash is watched before its lease is looked up, and every script that takes a job away
+writes its hash, so the transaction goes through only if all its leases are still ours. It may be repeated at any time,
+also when the connection was lost in the middle: a job that had been recorded is no longer held.
+
+Deciding and writing are separate: `_decide` runs once per job and calls its callbacks; `_write` may run several times.
 """
 
 import traceback
@@ -20,19 +22,22 @@ from rq.job import JobStatus, Retry
 from rq.repeat import Repeat
 from rq.results import Result as RqResult
 from rq.timeouts import BaseDeathPenalty
-from rq.utils import now
 from rq.worker import WorkerStatus
 
 from scorepool import wire
+from scorepool.store import JobField
 from scorepool.worker.rq.errors import JobError, Stopped, explain
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import age_s
 from scorepool.worker.rq.leases import Leases
 from scorepool.worker.rq.scheduler import schedule
 from scorepool.worker.rq.success_writer import SuccessWriter
+from scorepool.worker.rq.wrong_types import drop_wrong_types
 
 
 class ResultCommitter:
+    """Record the jobs of one worker that are over. For its main thread."""
+
     def __init__(
         self,
         connection: Redis,
@@ -53,9 +58,9 @@ class ResultCommitter:
     def commit(
         self, jobs: Sequence[InFlightJob], current: InFlightJob | None, idle_state: WorkerStatus = WorkerStatus.IDLE
     ) -> list[InFlightJob]:
-        """Record the end of every inflight that is still ours; return those.
+        """Record the end of every job whose lease is still ours; return these jobs.
 
-        `current` is what RQ shows as the worker's current job afterwards; without one, its state is `rest`.
+        `current` is what RQ shows as the worker's current job afterwards; without one, its state is `idle_state`.
         """
         for inflight in jobs:
             if not inflight.is_decided:
@@ -66,15 +71,17 @@ class ResultCommitter:
             try:
                 ours, left = self._commit(left, current, idle_state)
                 recorded += ours
-            except WatchError:  # a beat or a cancel touched one of the jobs, or another job now depends on one
+            except WatchError:  # a heartbeat or a cancel wrote one of the jobs, or another job now depends on one
                 continue
         return recorded
 
     def _commit(
         self, jobs: Sequence[InFlightJob], current: InFlightJob | None, idle_state: WorkerStatus
     ) -> tuple[list[InFlightJob], list[InFlightJob]]:
-        """One transaction. Returns the jobs recorded, and those still to be: RQ releases the dependents of one job
-        at a time."""
+        """Run one transaction.
+
+        Return the jobs recorded, and those left: RQ releases the dependents of one job at a time.
+        """
         with self.connection.pipeline() as pipeline:
             keys = [key for inflight in jobs for key in (inflight.job.key, inflight.job.dependents_key)]
             pipeline.watch(*keys)
@@ -93,21 +100,22 @@ class ResultCommitter:
             for inflight in ours:
                 self._write(inflight, pipeline)
             self._write_worker_stats(ours, current, idle_state, pipeline)
+            self.leases.wrong_types.report(drop_wrong_types(self.connection, pipeline))
             pipeline.execute()
         return ours, parents[1:]
 
     def _release_dependents(self, parent: InFlightJob, pipeline: Pipeline) -> None:
-        """Into their queues, in the transaction that ends what they wait for. RQ itself calls MULTI."""
+        """Put the dependents of a job on their queues, in the transaction that ends the job. RQ itself calls MULTI."""
         parent.job._status = _status(parent)
         parent.queue.enqueue_dependents(parent.job, pipeline=pipeline, refresh_job_status=False)
 
-    # What the end is: decided once, before the first attempt to write it.
+    # Decide: once, before the first attempt to write.
 
     def _decide(self, inflight: InFlightJob) -> None:
         job = inflight.job
-        job.ended_at = now()
+        job.ended_at = job.redis_now()
         if inflight.error is None and not isinstance(inflight.value, Retry):
-            job._status = JobStatus.FINISHED  # as callbacks are shown it
+            job._status = JobStatus.FINISHED  # callbacks read it
             self._run_callback(inflight, job.execute_success_callback, inflight.value)
         if job.has_outcome:
             self._decide_outcome(inflight)
@@ -129,7 +137,10 @@ class ResultCommitter:
                 self.handle_exception(job, type(error), error, error.__traceback__)
 
     def _decide_outcome(self, inflight: InFlightJob) -> None:
-        """A job of the API ends now, with a Result or a Failure: none of its failures goes away by trying again."""
+        """Decide the Result or the Failure with which a job of the API ends.
+
+        It is not tried again: it would fail again.
+        """
         job = inflight.job
         if inflight.error is None:
             try:
@@ -143,13 +154,13 @@ class ResultCommitter:
         job.outcome = wire.encode(failure)
         job.retries_left = 0
         if failure.code == "internal" and not isinstance(inflight.error, JobError):
-            # Where, but not what: an error's own words may quote the prompt.
+            # The traceback without the message, which may quote the prompt.
             where = "".join(traceback.format_tb(inflight.error.__traceback__))
             self.log.error("job %s: %s\n%s", job.id, type(inflight.error).__name__, where)
         inflight.error = inflight.error if isinstance(inflight.error, Stopped) else JobError(failure)
 
     def _decide_requested_retry(self, inflight: InFlightJob, retry: Retry) -> None:
-        """The function returned Retry(...)."""
+        """Decide when a job runs again whose function returned Retry(...)."""
         job = inflight.job
         num_before = job.number_of_retries or 0
         if num_before >= retry.max:
@@ -159,18 +170,19 @@ class ResultCommitter:
             inflight.retry_delay_s = Retry.get_interval(num_before, retry.intervals)
 
     def _run_callback(self, inflight: InFlightJob, execute: Callable[..., None], *args: Any) -> None:
-        """A success callback that fails fails its job, as in RQ; any other only says so in the log."""
+        """Run a callback. A success callback that fails fails its job, as in RQ; the failure of another is logged."""
         try:
-            execute(self.death_penalty, *args)
+            with inflight.job.as_current():
+                execute(self.death_penalty, *args)
         except Exception as error:
             self.log.exception("job %s: its callback failed", inflight.job.id)
             inflight.error = inflight.error or error
 
-    # Writing it: may run several times, so it changes nothing but the pipeline.
+    # Write: may run several times, so it changes nothing but the pipeline.
 
     def _write(self, inflight: InFlightJob, pipeline: Pipeline) -> None:
         inflight.execution.delete(job=inflight.job, pipeline=pipeline)
-        pipeline.hdel(inflight.job.key, "crashes", "company")  # it came to an end, so it is none that kills workers
+        pipeline.hdel(inflight.job.key, JobField.CRASHES, JobField.MAX_CONCURRENCY)  # it ended, so it kills no workers
         if inflight.job.extra_fields:
             pipeline.hset(inflight.job.key, mapping=inflight.job.extra_fields)  # type: ignore[arg-type]
         if inflight.retry_delay_s is not None:
@@ -199,7 +211,7 @@ class ResultCommitter:
         job._handle_failure(text, pipeline, **self._execution(inflight))
 
     def _write_rerun(self, inflight: InFlightJob, delay_s: int, pipeline: Pipeline) -> None:
-        """The job is to run again: a retry of a failure, one that it asked for, or RQ's Repeat of a success."""
+        """Write that the job runs again: a retry after a failure, a retry on request, or RQ's Repeat of a success."""
         job, queue = inflight.job, inflight.queue
         if isinstance(inflight.value, Retry):
             RqResult.create_retried(
@@ -226,10 +238,12 @@ class ResultCommitter:
     def _write_worker_stats(
         self, ours: Sequence[InFlightJob], current: InFlightJob | None, idle_state: WorkerStatus, pipeline: Pipeline
     ) -> None:
-        """The worker's own fields, which `rq info` and dashboards show."""
+        """Write the worker's own fields, which `rq info` and dashboards show."""
         key = self.leases.worker_key
         num_failed = sum(inflight.error is not None for inflight in ours)
-        working_s = sum(age_s(inflight.job.started_at, inflight.job.ended_at or now()) for inflight in ours)
+        working_s = sum(
+            age_s(inflight.job.started_at, inflight.job.ended_at or inflight.job.redis_now()) for inflight in ours
+        )
         pipeline.hincrby(key, "successful_job_count", len(ours) - num_failed)
         pipeline.hincrby(key, "failed_job_count", num_failed)
         pipeline.hincrbyfloat(key, "total_working_time", working_s)
@@ -241,7 +255,7 @@ class ResultCommitter:
 
 
 def _status(inflight: InFlightJob) -> JobStatus:
-    """Of a job that ends."""
+    """Return RQ's status of a job that ends."""
     if inflight.error is None:
         return JobStatus.FINISHED
     return JobStatus.STOPPED if isinstance(inflight.error, Stopped) else JobStatus.FAILED

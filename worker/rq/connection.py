@@ -17,7 +17,7 @@ SENTINEL_TIMEOUT_S = 1.0  # then the next one is asked
 
 
 class Refusing(RedisConnectionError):
-    """Redis is there, and refuses commands until something else has changed: none of its answers is about ours."""
+    """Redis refuses all commands until its own state changes; the error is not about our command."""
 
 
 for code in (
@@ -32,7 +32,7 @@ for code in (
 class Redis(redis.Redis):
     @classmethod
     def from_url(cls, url: str, **kwargs: Any) -> redis.Redis:
-        """Raises SettingsError, or ValueError as redis-py does."""
+        """Make a client from a URL. Raises SettingsError, or ValueError as redis-py does."""
         sentinel = SentinelUrl.parse(url)
         if sentinel is None:
             return super().from_url(url, **kwargs)

@@ -1,4 +1,4 @@
-"""Workers of this machine that are gone: their jobs need not wait for the end of their leases."""
+"""Find workers of this machine whose process is gone: their jobs need not wait for the end of their leases."""
 
 import os
 import socket
@@ -9,37 +9,44 @@ from redis import Redis
 from rq.queue import Queue
 from rq.utils import as_text
 
+from scorepool.store import RqKeys
+from scorepool.worker.rq.wrong_types import is_wrong_type
+
 
 def machine_id() -> str:
-    """Names this machine, also among ones with the same hostname; empty where that cannot be told.
+    """Return a name of this machine that differs from those of others with its hostname; empty if it has none.
 
-    `getnode` is a hardware address; where it finds none it invents one, with the multicast bit set.
+    `getnode` is a hardware address. Where it finds none it invents one, with the multicast bit set.
     """
     node = getnode()
     return "" if node >> 40 & 1 else f"{socket.gethostname()}/{node:012x}"
 
 
 def orphaned_leases(connection: Redis, queues: Sequence[Queue]) -> list[str]:
-    """`<job>:<execution>` of leases whose worker ran on this machine and runs no more.
+    """Return the keys of leases whose worker ran on this machine, in a process that is gone.
 
-    For a worker that has claimed nothing yet: a lease under its own name is one of its predecessor.
+    Call it before the first claim: a lease under the worker's own name is then one of its predecessor.
     """
-    found = [lease_key for queue in queues for lease_key in connection.zrange(queue.started_job_registry.key, 0, -1)]
-    lease_keys = [lease_key.decode() for lease_key in found if lease_key.isascii()]  # type: ignore[union-attr] # others are none
+    with connection.pipeline(transaction=False) as pipeline:
+        for queue in queues:
+            pipeline.zrange(queue.started_job_registry.key, 0, -1)
+        replies = pipeline.execute(raise_on_error=False)
+    found = [lease_key for reply in replies if not is_wrong_type(reply) for lease_key in reply]
+    lease_keys = [lease_key.decode() for lease_key in found if lease_key.isascii()]  # others are no leases
     with connection.pipeline(transaction=False) as pipeline:
         for lease_key in lease_keys:
-            pipeline.hget(f"rq:execution:{lease_key}", "worker_name")
+            pipeline.hget(RqKeys.execution(lease_key), "worker_name")
         owners = [as_text(owner) if owner else None for owner in pipeline.execute()]
     dead = {owner for owner in set(owners) if owner is not None and is_dead(connection, owner)}
     return [lease_key for lease_key, owner in zip(lease_keys, owners, strict=True) if owner in dead]
 
 
 def is_dead(connection: Redis, name: str) -> bool:
-    """Whether the worker of that name ran on this machine, in a process that is gone."""
-    host, pid = connection.hmget(f"rq:worker:{name}", "machine", "pid")
+    """True if the worker of that name ran on this machine, in a process that is gone."""
+    host, pid = connection.hmget(RqKeys.worker(name), "machine", "pid")
     if not host or not pid or not pid.isdigit() or host != machine_id().encode():
         return False
-    if int(pid) == os.getpid():  # ours now: the only process of a container has the same number each time
+    if int(pid) == os.getpid():  # our own: the only process of a container has the same number each time
         return True
     try:
         os.kill(int(pid), 0)

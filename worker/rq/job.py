@@ -1,8 +1,9 @@
 """RQ's Job and Queue, made safe: no pickle, nothing imported because Redis names it, and an outcome with every end."""
 
 import time
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import MappingProxyType, UnionType
 from typing import Any, ClassVar
 
@@ -13,18 +14,20 @@ from redis import Redis
 from redis.client import Pipeline
 from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.serializers import JSONSerializer
-from rq.utils import as_text, now, utcformat
+from rq.utils import as_text
 
-from scorepool.store import INFER, Keys
+from scorepool.store import INFER, JobField, Keys, rq_queue
+from scorepool.store.job_hash import iso_now
+from scorepool.store.scripts import load
 from scorepool.wire import Failure, encode
-from scorepool.worker.rq.leases import EMPTY, ClaimedJob, record_outcome
+from scorepool.worker.rq.leases import ClaimedJob, record_outcome
 
-MAX_NUMBER = 10**10  # in a job's record: seconds and counts beyond it are no one's honest wish
-DEFAULT_TTL_S = 86_400  # of the outcome of a job that does not say
+MAX_NUMBER = 10**10  # of seconds and counts in a job's hash; a greater one is an error
+DEFAULT_TTL_S = 86_400  # of the outcome of a job whose hash has no TTL
 EMPTIED = encode(Failure(code="canceled", message="the server's operator emptied the queue"))
 
 # `resolve_serializer(None)` and the command line's default name these: with them replaced, `rq worker`, `rq info` and
-# everything else in a process that has imported `worker` cannot unpickle what is in Redis.
+# everything else in a process that has imported `scorepool.worker.rq` cannot unpickle what is in Redis.
 rq.serializers.DefaultSerializer = JSONSerializer  # type: ignore[misc, assignment]
 rq.serializers.PickleSerializer = JSONSerializer  # type: ignore[assignment]
 rq.serializers.SERIALIZER_ALIASES["pickle"] = JSONSerializer
@@ -39,18 +42,19 @@ class Job(rq.job.Job):
     transaction in which they end the job, whoever calls them.
     """
 
-    callbacks: Mapping[str, Callback] = MappingProxyType({})  # those that may be called, by name
+    callbacks: Mapping[str, Callback] = MappingProxyType({})  # the callbacks that may be called, by name
     outcome: bytes | None = None
     request: bytes | None = None
-    has_outcome = False  # jobs of the API have; other functions' jobs only have RQ's result
+    has_outcome = False  # jobs of the API end with an outcome; those of other functions only with RQ's result
     max_concurrency: int | None = None  # most jobs that may be in flight with it: one of them may have killed a worker
-    crashes = 0  # deaths of a worker that it had to itself
+    crashes = 0  # deaths of workers that ran this job alone
     cancel_requested = False
     expires_at: float | None = None  # unix, s
-    leased_at = 0.0  # unix, s, by Redis's clock, as `expires_at` is judged
+    leased_at = 0.0  # unix, s, by Redis's clock, like `expires_at`
+    claimed_at = 0.0  # time.monotonic() at that time
     parse_error: Exception | None = None
-    fields: Mapping[str, bytes] = MappingProxyType({})  # of its hash, as they were read; RQ's and others'
-    extra_fields: Mapping[str, str] = MappingProxyType({})  # fields that its function wants written with its end
+    fields: Mapping[str, bytes] = MappingProxyType({})  # all fields of its hash, as they were read
+    extra_fields: Mapping[str, str] = MappingProxyType({})  # fields that are written with its end, set by its function
 
     def __init__(
         self,
@@ -63,38 +67,40 @@ class Job(rq.job.Job):
 
     @classmethod
     def from_claimed(cls, row: ClaimedJob, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
-        """The leased job. What cannot be read is kept in `parse_error`, for the job to fail with."""
+        """Return the leased job. An error in its hash is kept in `parse_error`, and the job fails with it."""
         job = cls(row.job_id, connection)
         try:
             job.restore(row.fields)
             job._check()
         except Exception as error:  # whatever somebody wrote into the hash is this job's fault alone
             job = cls(row.job_id, connection)  # nothing of what was read before is kept: it may be no better
-            job.data = row.fields[b"data"]
-            job.has_outcome = b"kind" in row.fields
+            job.data = row.fields[JobField.DATA.encode()]
+            job.has_outcome = JobField.KIND.encode() in row.fields
             job.parse_error = error
         job.request = row.request
-        job.leased_at = row.leased_at
+        job.leased_at, job.claimed_at = row.leased_at, time.monotonic()
         job.callbacks = callbacks
         job.origin = row.queue.name
         job._status = rq.job.JobStatus.STARTED
         return job
 
     def restore(self, raw_data: Any) -> None:
-        """RQ's webhooks are dropped: they are one unsigned, unguarded attempt on the worker's main thread. So is a meta
-        that is no JSON: RQ would keep it in a form that it cannot write again."""
+        """Read the hash without RQ's webhooks: they are one unsigned attempt on the main thread, to any address.
+
+        A meta that is no JSON is dropped, because RQ would keep it in a form that it cannot write again.
+        """
         fields = self.fields = {as_text(name): value for name, value in raw_data.items() if name != b"webhooks"}
         super().restore(fields)
         if "unserialized" in self.meta:
             self.meta = {}
-        self.max_concurrency = int(fields["company"]) if "company" in fields else None
-        self.crashes = int(fields.get("crashes") or 0)
-        self.expires_at = float(fields["expires_at"]) if "expires_at" in fields else None
-        self.cancel_requested = as_text(fields.get("cancel_requested") or "") == "1"
-        self.has_outcome = "kind" in fields or self.name() == INFER
+        self.max_concurrency = int(fields[JobField.MAX_CONCURRENCY]) if JobField.MAX_CONCURRENCY in fields else None
+        self.crashes = int(fields.get(JobField.CRASHES) or 0)
+        self.expires_at = float(fields[JobField.EXPIRES_AT]) if JobField.EXPIRES_AT in fields else None
+        self.cancel_requested = as_text(fields.get(JobField.CANCEL_REQUESTED) or "") == "1"
+        self.has_outcome = JobField.KIND in fields or self.name() == INFER
 
     def _check(self) -> None:
-        """What RQ reads without looking, and stumbles over when it writes the job's end. Raises ValueError."""
+        """Check what RQ reads unchecked and fails on when it writes the job's end. Raises ValueError."""
         numbers = (self.timeout, self.result_ttl, self.failure_ttl, self.retries_left, self.repeats_left)
         for number in (*numbers, self.number_of_retries, self.crashes):
             if number is not None and not -MAX_NUMBER <= float(number) <= MAX_NUMBER:
@@ -106,7 +112,7 @@ class Job(rq.job.Job):
             raise ValueError("the dependencies of the job's record are no list of ids")
 
     def name(self) -> str | None:
-        """Of the function; None if the data is not the JSON that it should be."""
+        """Return the name of the job's function; None if the hash's data is not the expected JSON."""
         try:
             return self.func_name
         except (DeserializationError, ValueError):
@@ -147,19 +153,21 @@ class Job(rq.job.Job):
         if self.outcome is not None:
             ttl_s = self.failure_ttl or DEFAULT_TTL_S
             keep_request = self._status != rq.job.JobStatus.STOPPED  # so that `rq requeue` works
-            record_outcome(pipeline, self.id, self.outcome, ttl_s, keep_request)
-            if not keep_request:
-                self._file_as_canceled(ttl_s, pipeline)
+            canceled_queue = "" if keep_request else self.origin
+            record_outcome(pipeline, self.id, self.outcome, ttl_s, keep_request, canceled_queue)
 
-    def _file_as_canceled(self, ttl_s: int, pipeline: Pipeline) -> None:
-        """As the API's cancel leaves a job that waited. RQ files a stopped job as failed, and `rq requeue --all` would
-        then run it again."""
-        pipeline.zrem(self.failed_job_registry.key, self.id)
-        canceled = f"rq:canceled:{self.origin}"
-        pipeline.zadd(canceled, {self.id: time.time()})
-        if ttl_s > 0:
-            pipeline.zremrangebyscore(canceled, "-inf", time.time() - ttl_s)
-            pipeline.expire(self.key, ttl_s)
+    @contextmanager
+    def as_current(self) -> Iterator[None]:
+        """Make this the job that rq.get_current_job() returns, on this thread."""
+        rq.job._job_stack.push(self)
+        try:
+            yield
+        finally:
+            rq.job._job_stack.pop()
+
+    def redis_now(self) -> datetime:
+        """Return the time by Redis's clock, counted on from the claim: never before the job's start."""
+        return datetime.fromtimestamp(self.leased_at + time.monotonic() - self.claimed_at, UTC)
 
 
 class Queue(rq.queue.Queue):
@@ -173,7 +181,7 @@ class Queue(rq.queue.Queue):
 
     @property
     def count(self) -> int:
-        """Jobs that wait, also those behind RQ's list (see lua/backlog.lua): what `rq info` shows."""
+        """The number of waiting jobs that `rq info` shows, with those behind RQ's list (store/lua/backlog.lua)."""
         owners = self.connection.zrange(Keys.fair_share(self.name), 0, -1)
         with self.connection.pipeline() as pipeline:
             pipeline.llen(self.key)
@@ -182,13 +190,20 @@ class Queue(rq.queue.Queue):
             return sum(pipeline.execute())
 
     def empty(self) -> int:
-        """`rq empty`: what was accepted ends all the same, as canceled. Returns how many jobs there were."""
-        script = self.connection.register_script(EMPTY)
-        return int(script(keys=[self.key], args=[EMPTIED, utcformat(now()), DEFAULT_TTL_S]))
+        """End every waiting job of the API as canceled and delete the others (`rq empty`).
+
+        Return how many there were.
+        """
+        script = self.connection.register_script(load("empty.lua"))
+        return int(script(args=[self.name, EMPTIED, iso_now(), DEFAULT_TTL_S]))
 
     @classmethod
     def from_rq(cls, queue: rq.queue.Queue) -> "Queue":
-        return queue if isinstance(queue, cls) else cls(queue.name, connection=queue.connection)
+        """Return the queue of that name of this deployment, as one of our class."""
+        name = rq_queue(queue.name)
+        if isinstance(queue, cls) and queue.name == name:
+            return queue
+        return cls(name, connection=queue.connection)
 
 
 def _is_list_of(value: object, kind: type | UnionType) -> bool:
@@ -196,4 +211,5 @@ def _is_list_of(value: object, kind: type | UnionType) -> bool:
 
 
 def age_s(since: datetime | None, until: datetime) -> float:
+    """Return the seconds between two times, 0.0 without the first."""
     return (until - since).total_seconds() if since else 0.0

@@ -1,4 +1,4 @@
-"""Which function a job runs, if it may run at all."""
+"""Find the function that a job runs, or why it must not run."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,9 +10,9 @@ from scorepool.worker.rq.job import Job
 def function_of(
     job: Job, functions: Mapping[str, Callable[[Job], object]], crash_limit: int
 ) -> Callable[[Job], object]:
-    """The listed function that the job names.
+    """Return the listed function that the job names.
 
-    Raises what keeps it from running: Stopped, Expired, Crashed or JobFailed.
+    Raises Stopped, Expired, Crashed or JobError if the job must not run.
     """
     if job.cancel_requested:
         raise Stopped

@@ -1,33 +1,32 @@
-"""How a worker holds jobs: claim, extend, reclaim, release; and the scripts that end them, record_outcome and finish.
+"""Hold jobs: claim, extend, reclaim and release their leases, and record their outcomes.
 
-A lease lives in RQ's own keys (drawn in lua/lease.lua). Its end is the expiry of the execution's hash in Redis, so the
-clocks of the Macs need not agree. Who holds it no more is fenced off: see `standing` and worker/rq/commit.py.
+A lease lives in RQ's own keys (drawn in store/lua/lease.lua). It ends when the execution's hash expires in Redis, so
+the clocks of the Macs need not agree. A worker that lost its lease cannot write results: see `check_leases` and
+commit.py.
+
+The answer of a claim can be lost with the connection, after Redis has leased the jobs. So a claim has an id, which the
+next call repeats until one is answered: it returns the jobs that were leased under it.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from logging import Logger, getLogger
+from typing import Any, Protocol
 from uuid import uuid4
 
 from redis import Redis
 from redis.client import Pipeline
+from redis.commands.core import Script
 from rq.queue import Queue
-from rq.utils import as_text, now, utcformat
+from rq.utils import as_text
 
-from scorepool.store import OUTBOX
+from scorepool.store import JobField, RqKeys
+from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
+from scorepool.worker.rq.wrong_types import WrongTypeLog, is_wrong_type
 
 GRACE_S = 86_400  # beyond a lease's end, before RQ's own cleaners may take the job
-
-
-CLAIM = load("lease.lua", "backlog.lua", "claim.lua")
-EXTEND = load("extend.lua")
-RECLAIM = load("lease.lua", "reclaim.lua")
-RELEASE = load("release.lua")
-_SETTLE = OUTBOX + load("record_outcome.lua")
-RECORD_OUTCOME = _SETTLE + "record_outcome(ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5])"
-FINISH = _SETTLE + load("finish.lua")
-EMPTY = _SETTLE + load("empty.lua")
+RECORD_OUTCOME = load("record_outcome.lua")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class ClaimedJob:
 
 
 class LeaseHolder(Protocol):
-    """What holds a lease: a Flight."""
+    """A job that is held: an InFlightJob."""
 
     @property
     def lease_key(self) -> str: ...  # "<job id>:<execution id>"
@@ -51,109 +50,145 @@ class LeaseHolder(Protocol):
     def queue(self) -> Queue: ...
 
 
-class Leases:
-    """The leases of one worker. Thread-safe: it holds nothing that changes."""
+class _ClaimScript:
+    """A script that leases jobs. Repeats the id of a call whose answer was lost."""
 
-    def __init__(self, connection: Redis, worker_name: str, worker_key: str, lease_s: float) -> None:
+    def __init__(self, connection: Redis, name: str) -> None:
+        self._script: Script = connection.register_script(load(name))
+        self._id = ""
+
+    def __call__(self, keys: list[str], before: list[Any], after: list[Any]) -> Any:
+        """Call the script with its claim id, and whether that is repeated, between the arguments."""
+        is_repeated = bool(self._id)
+        self._id = self._id or uuid4().hex[:24]
+        answer = self._script(keys=keys, args=[*before, self._id, int(is_repeated), *after])
+        self._id = ""
+        return answer
+
+
+class Leases:
+    """The leases of one worker. `claim` and `reclaim` are for its main thread; the rest is thread-safe."""
+
+    def __init__(
+        self, connection: Redis, worker_name: str, worker_key: str, lease_s: float, log: Logger | None = None
+    ) -> None:
         self.connection = connection
         self.worker_name = worker_name
         self.worker_key = worker_key
         self.lease_ms = int(lease_s * 1000)
-        self._claim = connection.register_script(CLAIM)
-        self._extend = connection.register_script(EXTEND)
-        self._reclaim = connection.register_script(RECLAIM)
-        self._release = connection.register_script(RELEASE)
+        self.wrong_types = WrongTypeLog(log or getLogger(__name__))
+        self._claim = _ClaimScript(connection, "claim.lua")
+        self._reclaim = _ClaimScript(connection, "reclaim.lua")
+        self._extend = connection.register_script(load("extend.lua"))
+        self._release = connection.register_script(load("release.lua"))
 
     def claim(
-        self, queues: Sequence[Queue], room: int, in_flight: int, limit: int, batch: int, round_robin: bool
+        self,
+        queues: Sequence[Queue],
+        max_jobs: int,
+        num_in_flight: int,
+        max_in_flight: int,
+        list_length: int,
+        round_robin: bool,
     ) -> list[ClaimedJob] | None:
-        """Lease at most `room` jobs, in one round trip; None while workers are suspended.
+        """Lease at most `max_jobs` jobs, in one round trip; return None while workers are suspended.
 
-        `limit` is how many may be in flight in all: fewer than there is room for, where a job in flight may have killed
-        a worker (see lua/reclaim.lua). The next job is held to its own limit by the script. `batch` is how many jobs
-        each queue is to hold in RQ's list afterwards, if so many wait (see lua/backlog.lua).
+        `max_in_flight` is below the worker's capacity while a job in flight may have killed a worker (see
+        store/lua/reclaim.lua); the script also applies the limit of each job that it claims. `list_length` is how many
+        jobs each queue holds in RQ's list afterwards, if so many wait (see store/lua/backlog.lua).
         """
-        rows = self._claim(
-            keys=_keys(queues),
-            args=[
-                room,
-                in_flight,
-                limit,
-                int(round_robin),
-                self.worker_key,
-                uuid4().hex[:24],
-                batch,
-                *self._lease_args(),
-            ],
+        answer = self._claim(
+            _keys(queues),
+            [max_jobs, num_in_flight, max_in_flight, int(round_robin), self.worker_key],
+            [list_length, *self._lease_args()],
         )
-        return None if rows is None else _rows(queues, rows)
-
-    def extend(self, jobs: Sequence[LeaseHolder]) -> tuple[set[str], set[str]]:
-        """Returns the lease_keys of leases that were taken away, and of jobs that their owner asked to cancel."""
-        if not jobs:
-            return set(), set()
-        lost, canceled = self._extend(
-            keys=[inflight.queue.started_job_registry.key for inflight in jobs],
-            args=[*self._lease_args(), *(inflight.lease_key for inflight in jobs)],
-        )
-        return {as_text(lease_key) for lease_key in lost}, {as_text(lease_key) for lease_key in canceled}
+        if answer is None:
+            return None
+        rows, wrong_types = answer
+        self.wrong_types.report(wrong_types)
+        return _claimed(queues, rows)
 
     def reclaim(self, queues: Sequence[Queue], crash_limit: int) -> tuple[int, list[ClaimedJob]]:
-        """Put the jobs of workers that are gone back in their queues. Returns how many, and jobs to be ended by us."""
-        num_back, rows = self._reclaim(keys=_keys(queues), args=[crash_limit, uuid4().hex[:24], *self._lease_args()])
-        return int(num_back), _rows(queues, rows)
+        """Put the jobs of dead workers back on their queues. Return how many, and the jobs that the caller must end."""
+        num_back, rows, wrong_types = self._reclaim(_keys(queues), [crash_limit], self._lease_args())
+        self.wrong_types.report(wrong_types)
+        return int(num_back), _claimed(queues, rows)
+
+    def extend(self, jobs: Sequence[LeaseHolder]) -> tuple[set[str], set[str]]:
+        """Extend leases. Return the keys of those that were taken away, and of those whose job's owner canceled it."""
+        if not jobs:
+            return set(), set()
+        lost, canceled, wrong_types = self._extend(
+            keys=[job.queue.started_job_registry.key for job in jobs],
+            args=[*self._lease_args(), *(job.lease_key for job in jobs)],
+        )
+        self.wrong_types.report(wrong_types)
+        return {as_text(lease_key) for lease_key in lost}, {as_text(lease_key) for lease_key in canceled}
 
     def release(self, jobs: Sequence[LeaseHolder]) -> int:
-        """Put jobs back at the front of their queues, in their old order and unspent."""
+        """Put jobs back at the front of their queues, in their old order and with all their retries.
+
+        Return how many.
+        """
         last_first = list(reversed(jobs))
         if not last_first:
             return 0
-        keys = [key for inflight in last_first for key in _keys([inflight.queue])]
-        return int(self._release(keys=keys, args=[inflight.lease_key for inflight in last_first]))
+        keys = [key for job in last_first for key in _keys([job.queue])]
+        return int(self._release(keys=keys, args=[job.lease_key for job in last_first]))
 
     def expire(self, lease_keys: Iterable[str]) -> None:
         """End leases now: the next reclaim finds them."""
-        keys = [f"rq:execution:{lease_key}" for lease_key in lease_keys]
+        keys = [RqKeys.execution(lease_key) for lease_key in lease_keys]
         if keys:
             self.connection.delete(*keys)
 
     def check_leases(self, jobs: Sequence[LeaseHolder]) -> list[tuple[bool, bool]]:
-        """Of each: whether the lease is still ours and its job still there, and whether other jobs depend on it."""
+        """Return for each job whether this worker holds it and it still exists, and whether other jobs depend on it.
+
+        A lease whose registry has a wrong type is held until it expires.
+        """
         with self.connection.pipeline(transaction=False) as pipeline:
-            for inflight in jobs:
-                job_id = inflight.lease_key.partition(":")[0]
-                pipeline.zscore(inflight.queue.started_job_registry.key, inflight.lease_key)
-                pipeline.hexists(f"rq:job:{job_id}", "data")
-                pipeline.exists(f"rq:job:{job_id}:dependents")
-            answers = iter(pipeline.execute())
-        return [
-            (score is not None and bool(is_there), bool(has_dependents))
-            for score, is_there, has_dependents in zip(answers, answers, answers, strict=True)
-        ]
+            for job in jobs:
+                job_id = job.lease_key.partition(":")[0]
+                pipeline.zscore(job.queue.started_job_registry.key, job.lease_key)
+                pipeline.exists(RqKeys.execution(job.lease_key))
+                pipeline.hexists(RqKeys.job(job_id), JobField.DATA)
+                pipeline.scard(RqKeys.dependents(job_id))
+            replies = iter(pipeline.execute(raise_on_error=False))
+        answers = []
+        for score, has_execution, has_data, num_dependents in zip(replies, replies, replies, replies, strict=True):
+            for reply in (score, has_execution, has_data, num_dependents):
+                if isinstance(reply, Exception) and not is_wrong_type(reply):
+                    raise reply
+            is_held = has_execution == 1 if is_wrong_type(score) else score is not None
+            answers.append((is_held and has_data == 1, not is_wrong_type(num_dependents) and num_dependents > 0))
+        return answers
 
-    def _lease_args(self) -> list[str | int | float]:
-        return [self.worker_name, self.lease_ms, utcformat(now()), GRACE_S]
+    def _lease_args(self) -> list[str | int]:
+        return [self.worker_name, self.lease_ms, GRACE_S]
 
 
-def record_outcome(pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_request: bool) -> None:
+def record_outcome(
+    pipeline: Pipeline, job_id: str, outcome: bytes, ttl_s: int, keep_request: bool, canceled_queue: str = ""
+) -> None:
     """Add a job's outcome to the MULTI that ends it. `ttl_s` <= 0 keeps it for ever.
 
-    EVAL, not EVALSHA: in a MULTI a script that Redis has forgotten (it was restarted) would fail alone, and the rest go
-    through.
+    `canceled_queue` is the queue of a job that its owner canceled. EVAL, not EVALSHA: in a MULTI a script that
+    Redis has forgotten (it was restarted) would fail alone, and the rest would go through.
     """
-    pipeline.eval(RECORD_OUTCOME, 0, job_id, outcome, max(0, ttl_s), int(keep_request), utcformat(now()))
+    pipeline.eval(RECORD_OUTCOME, 0, job_id, outcome, max(0, ttl_s), int(keep_request), iso_now(), canceled_queue)
 
 
 def _keys(queues: Iterable[Queue]) -> list[str]:
     return [key for queue in queues for key in (queue.key, queue.started_job_registry.key)]
 
 
-def _rows(queues: Sequence[Queue], rows: list[list[object]]) -> list[ClaimedJob]:
+def _claimed(queues: Sequence[Queue], rows: list[list[object]]) -> list[ClaimedJob]:
     found = []
-    for index, job_id, execution_id, flat, request, at in rows:
+    for index, job_id, execution_id, flat, request, leased_at in rows:
         assert isinstance(index, int)
         assert isinstance(flat, list)
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        names = (as_text(job_id), as_text(execution_id))  # type: ignore[arg-type]
-        found.append(ClaimedJob(queues[index - 1], *names, fields, request, float(at)))  # type: ignore[arg-type]
+        ids = (as_text(job_id), as_text(execution_id))  # type: ignore[arg-type]
+        found.append(ClaimedJob(queues[index - 1], *ids, fields, request, float(leased_at)))  # type: ignore[arg-type]
     return found

@@ -1,4 +1,4 @@
-"""What must go on while the main thread is busy: periodic_tasks, each at its own interval, on one thread."""
+"""Run tasks while the main thread is busy, each at its own interval, on one thread."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ class PeriodicTasks:
         self.periodic_tasks = periodic_tasks
         self.log = log
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="periodic-tasks", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()

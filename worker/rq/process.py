@@ -1,6 +1,6 @@
-"""RQ's worker as a process: its signals, commands, bells and scheduler, without RQ's assumption of one job at a time.
+"""RQ's worker as a process: signals, commands, wake-ups and scheduler, without RQ's assumption of one job at a time.
 
-Nothing here touches a job: what arrives is posted to the main thread as a call, and worker.py takes the calls there.
+Nothing here touches a job: what arrives is posted to the main thread as a call, and worker.py runs the calls there.
 """
 
 import logging
@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from rq.command import parse_payload
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
@@ -23,10 +24,11 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker import BaseWorker
 
-from scorepool.store import Keys, Settings, SettingsError
+from scorepool.store import Keys, Settings, SettingsError, rq_queue
 from scorepool.worker.rq.dead_workers import is_dead, machine_id
 from scorepool.worker.rq.job import Job, Queue
 from scorepool.worker.rq.scheduler import Scheduler
+from scorepool.worker.rq.wrong_types import is_wrong_type
 
 
 class WorkerProcess(BaseWorker):
@@ -35,13 +37,13 @@ class WorkerProcess(BaseWorker):
     connection_timeout = 10  # seconds after which a Redis that does not answer is away
 
     def __init__(self, queues: Any, *args: Any, **kwargs: Any) -> None:
-        """As rq.Worker, but job class, queue class and serializer are ours whatever is asked for: see job.py."""
+        """Take rq.Worker's arguments. Job class, queue class and serializer are always ours: see job.py."""
         kwargs |= {"job_class": Job, "queue_class": Queue, "serializer": JSONSerializer}
         queues = [queues] if isinstance(queues, str) else queues
-        ours: list[Any] = [name if isinstance(name, str) else Queue.from_rq(name) for name in queues]
+        ours: list[Any] = [rq_queue(one) if isinstance(one, str) else Queue.from_rq(one) for one in queues]
         super().__init__(ours, *args, **kwargs)
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._is_interruptible = False  # the main thread runs what may take long: a second signal ends it there
+        self._is_interruptible = False  # the main thread runs code that may take long: a second signal ends it there
         self._drain_deadline: float | None = None  # time.monotonic(), once it is told to stop
         self._stop_requested_at = math.inf  # time.monotonic()
 
@@ -58,15 +60,15 @@ class WorkerProcess(BaseWorker):
             self._is_interruptible = False
 
     def _stop_job(self, job_id: str) -> None:
-        """On the main thread."""
+        """Stop one job. Called on the main thread."""
         raise NotImplementedError
 
-    def _post(self, call: Callable[[], object]) -> None:
-        """Have the main thread call it. Any thread may, and signal handlers."""
+    def _post_call(self, call: Callable[[], object]) -> None:
+        """Have the main thread run a call. Any thread and any signal handler may post one."""
         self._calls.put(call)
 
     def _posted_calls(self, timeout_s: float) -> Iterator[Callable[[], object]]:
-        """Wait for the first call, then give all there are."""
+        """Wait for the first call, then yield all there are."""
         try:
             yield self._calls.get(timeout=timeout_s)
             while True:
@@ -89,14 +91,14 @@ class WorkerProcess(BaseWorker):
             ) from None
 
     def _share_log(self) -> None:
-        """What our rooms log goes where RQ's bootstrap has sent RQ's own log."""
+        """Send the logs of our packages to the handlers that RQ's bootstrap has set up."""
         for name in ("scorepool.engine", "scorepool.worker"):
             log = logging.getLogger(name)
             log.handlers = list(self.log.handlers)
             log.setLevel(self.settings.log_level)
 
     def subscribe(self) -> None:
-        """To RQ's commands, and to the bells of our queues."""
+        """Subscribe to RQ's commands, and to the wake-up channels of our queues."""
         self.pubsub = self.connection.pubsub()
         wake_ups = {Keys.wakeup(name): self._wake_up for name in self.queue_names()}
         self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload}, **wake_ups)
@@ -105,32 +107,32 @@ class WorkerProcess(BaseWorker):
         )
 
     def unsubscribe(self) -> None:
-        """RQ stops its thread after the farewell that would have woken it, and then waits a second for it in vain."""
+        """Stop RQ's thread before the message that wakes it. RQ does it after, and then waits a second for nothing."""
         if self.pubsub is not None and self.pubsub_thread is not None:
             self.pubsub_thread.stop()
             self.pubsub.unsubscribe()
             self.pubsub_thread.join(timeout=1)
 
     def _wake_up(self, message: Mapping[str, object]) -> None:
-        self._post(lambda: None)
+        self._post_call(lambda: None)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
         try:
             payload = parse_payload(message)
             if payload["command"] == "stop-job":
-                self._post(partial(self._stop_job, payload["job_id"]))
+                self._post_call(partial(self._stop_job, payload["job_id"]))
             else:
                 super().handle_payload(message)
-        except (ValueError, TypeError, KeyError) as error:  # anybody may publish anything
+        except (ValueError, TypeError, KeyError) as error:  # anybody may publish any message
             self.log.warning("Worker %s: a message that is no command: %r", self.name, error)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """RQ waits and goes on for a ConnectionError only; a Redis that does not answer is no less away."""
+        """Have RQ wait and go on after a time-out, too. A ConnectionError is the only error that it waits out."""
         error = RedisConnectionError(str(exc)) if isinstance(exc, RedisTimeoutError) else exc
         super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Drain. Only sets flags: a signal comes in the middle of anything."""
+        """Drain. Only sets flags, because a signal can interrupt any statement."""
         self._shutdown_requested_date = now()
         self._stop_requested_at = time.monotonic()
         self._stop_requested = True
@@ -138,15 +140,15 @@ class WorkerProcess(BaseWorker):
         signal.signal(signal.SIGINT, self.request_force_stop)
         signal.signal(signal.SIGTERM, self.request_force_stop)
         self.handle_warm_shutdown_request()
-        self._post(self.set_shutdown_requested_date)
+        self._post_call(self.set_shutdown_requested_date)
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Put everything back now. A signal that comes twice within a second is one: `rq worker-pool` doubles it."""
+        """Put everything back now. Two signals within a second count as one: `rq worker-pool` sends each twice."""
         if time.monotonic() - self._stop_requested_at < 1:
             return
         self.log.warning("Worker %s: cold shut down", self.name)
         self._drain_deadline = time.monotonic()
-        self._post(lambda: None)
+        self._post_call(lambda: None)
         if self._is_interruptible:
             raise SystemExit
 
@@ -171,8 +173,14 @@ class WorkerProcess(BaseWorker):
             self.scheduler.stop()
 
     def run_maintenance_tasks(self) -> None:
-        self.clean_registries()
-        Group.clean_registries(connection=self.connection)
+        try:
+            self.clean_registries()
+            Group.clean_registries(connection=self.connection)
+        except ResponseError as error:
+            if not is_wrong_type(error):
+                raise
+            self.last_cleaned_at = now()  # type: ignore[assignment] # else it is tried at once, again and again
+            self.log.error("RQ's registries are not cleaned: %s", error)
 
     def _tick_scheduler(self) -> None:
         if isinstance(self.scheduler, Scheduler):

@@ -1,39 +1,46 @@
-"""The usual end: a job succeeded, and no other job waits for it. All that ended together are written by one script."""
+"""Write the usual end: a job succeeded, and no other job depends on it. One script writes all that ended together."""
 
 from collections.abc import Iterator, Sequence
 
 from redis import Redis
 from rq.results import Result as RqResult
-from rq.utils import now, utcformat
+from rq.utils import utcformat
 from rq.worker import WorkerStatus
 
+from scorepool.store import JobField
+from scorepool.store.job_hash import iso_now
+from scorepool.store.scripts import load
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import age_s
-from scorepool.worker.rq.leases import FINISH, Leases
+from scorepool.worker.rq.leases import Leases
 
 MAX_BYTES = 64 * 1024 * 1024  # of outcomes in one message; Redis hangs up on one of a gibibyte
 
 
 class SuccessWriter:
+    """For the worker's main thread."""
+
     def __init__(self, connection: Redis, leases: Leases, default_result_ttl_s: int) -> None:
         self._leases = leases
         self._default_result_ttl_s = default_result_ttl_s
-        self._finish = connection.register_script(FINISH)
+        self._finish = connection.register_script(load("finish.lua"))
 
     def write(
         self, jobs: Sequence[InFlightJob], current: InFlightJob | None, idle_state: WorkerStatus
     ) -> tuple[list[InFlightJob], list[InFlightJob]]:
-        """Returns the jobs recorded, and those whose end is not of this kind. What is in neither was lost."""
+        """Return the jobs recorded, and those whose end is of another kind. The lease of a job in neither was lost."""
         recorded: list[InFlightJob] = []
         left = [inflight for inflight in jobs if not self._is_plain_success(inflight)]
         for batch in _batches([inflight for inflight in jobs if self._is_plain_success(inflight)]):
             current_job = "" if current is None else current.job.id
             args: list[str | bytes | int | float] = [
-                *(self._leases.worker_key, utcformat(now()), idle_state.value, current_job)
+                *(self._leases.worker_key, iso_now(), idle_state.value, current_job)
             ]
             for inflight in batch:
                 args += self._arguments(inflight)
-            answers = self._finish(keys=[inflight.queue.started_job_registry.key for inflight in batch], args=args)
+            keys = [inflight.queue.started_job_registry.key for inflight in batch]
+            answers, wrong_types = self._finish(keys=keys, args=args)
+            self._leases.wrong_types.report(wrong_types)
             for inflight, answer in zip(batch, answers, strict=True):
                 if answer == b"recorded":
                     recorded.append(inflight)
@@ -58,8 +65,8 @@ class SuccessWriter:
             execution_started_at=inflight.execution.created_at,
             execution_ended_at=job.ended_at,
         )
-        result.serializer = job.serializer  # not among the arguments: RQ looks at one for longer than we do at a job
-        fields = {"ended_at": utcformat(job.ended_at), **job.extra_fields}
+        result.serializer = job.serializer  # set here: RQ's check of an argument takes longer than all else here
+        fields = {JobField.ENDED_AT: utcformat(job.ended_at), **job.extra_fields}
         yield from (inflight.lease_key, job.outcome or b"", self._ttl_s(inflight), age_s(job.started_at, job.ended_at))
         for mapping in (fields, result.serialize()):
             yield 2 * len(mapping)
@@ -71,7 +78,7 @@ class SuccessWriter:
 
 
 def _batches(jobs: Sequence[InFlightJob]) -> Iterator[list[InFlightJob]]:
-    """At most MAX_BYTES of outcomes each, but for a single one that has more."""
+    """Split jobs into batches of at most MAX_BYTES of outcomes; a larger outcome has a batch of its own."""
     batch: list[InFlightJob] = []
     num_bytes = 0
     for inflight in jobs:

@@ -1,6 +1,6 @@
-"""Ends a process in which something hangs, in the one way that also ends a hang in the GPU's driver.
+"""End a process in which an operation hangs, in the one way that also ends a hang in the GPU's driver.
 
-While it hangs its heartbeat and its leases would go on: nobody would take its jobs, and nobody would run them.
+Its heartbeat and leases would go on: nobody would take its jobs, and nobody would run them.
 """
 
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from logging import Logger
 
 STALLED = 70  # exit status, as sysexits.h's EX_SOFTWARE
-WatchedOperations = Mapping[str, float | None]  # what a thread does now: since when (time.monotonic()), None: nothing
+WatchedOperations = Mapping[str, float | None]  # when each began (time.monotonic()), None while it does not run
 
 
 class Watchdog:
@@ -19,7 +19,7 @@ class Watchdog:
         self._log = log
 
     def check(self) -> None:
-        """Due more often than every `timeout_s`."""
+        """End the process if an operation takes too long. Call it more often than every `timeout_s`."""
         for what, since in self._watched_operations().items():
             if since is not None and time.monotonic() - since > self.timeout_s:
                 self._log.critical(

@@ -1,35 +1,27 @@
 """The loop of a worker that keeps many jobs in flight in one process, without a fork.
 
-It stands where rq.Worker stands: same command line, same keys in Redis, same commands and signals. What it does not
-know: what a job computes (`functions`), how leases work (lease.py), how an end is written (record.py).
+It replaces rq.Worker: same command line, same keys in Redis, same commands and signals. It does not know what a job
+computes (`functions`), how leases work (leases.py), how an end is written (commit.py).
 
 Threads, and what each may touch:
 
-    main          the loop; the only one that touches jobs
-    housekeeping  beats (leases, presence), scheduler, a subclass's periodic_tasks; reads the jobs
-    pubsub        RQ's commands and the bell; posts calls to the main thread
-    others        run what jobs compute; their futures post calls to the main thread
+    main            the loop; the only one that changes `in_flight`
+    periodic tasks  heartbeat (leases, registration), scheduler, sweep, a subclass's tasks; reads `in_flight`
+    pubsub          RQ's commands and the wake-up channels; posts calls to the main thread
+    others          run what jobs compute; their futures post calls to the main thread
 """
 
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
 
 from redis.client import Pipeline
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import (
-    ExecAbortError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-)
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError, ResponseError
 from rq import worker_registration
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.executions import Execution
@@ -37,46 +29,22 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
-from scorepool.store import SettingsError
 from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.dead_workers import orphaned_leases
-from scorepool.worker.rq.errors import Expired, FatalError, JobError, StartError, Stopped
+from scorepool.worker.rq.errors import Expired, FatalError, JobError, Stopped
+from scorepool.worker.rq.heartbeat_clock import HeartbeatClock
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import Callback, Job, Queue
 from scorepool.worker.rq.job_functions import function_of
 from scorepool.worker.rq.leases import ClaimedJob, Leases
 from scorepool.worker.rq.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.rq.process import WorkerProcess
+from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_message
+from scorepool.worker.rq.sweep import Sweep
 from scorepool.worker.rq.watchdog import Watchdog, WatchedOperations
+from scorepool.worker.rq.wrong_types import WrongRedisType, is_wrong_type
 
-POLL_S = 1.0  # between looks at the queues when no bell rings
-# Redis is away, or takes no commands for a while (connection.Refusing): what is in flight is kept, and tried again.
-# ExecAbortError: it began to refuse them within a transaction, of which it has done nothing. NoScriptError: it forgot a
-# script as soon as it was told.
-REDIS_UNAVAILABLE = (
-    *(RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError),
-    *(ExecAbortError, NoScriptError),
-)
-
-
-def clock_s() -> float:
-    """Also counts the time that a Mac sleeps, as Redis does for the leases; time.monotonic() does not."""
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
-
-
-@contextmanager
-def exit_with_message() -> Iterator[None]:
-    """What keeps a worker from starting, or from leaving in order, is its user's to mend: told in one sentence, with
-    exit status 1."""
-    try:
-        yield
-    except (SettingsError, StartError) as error:
-        raise SystemExit(f"scorepool: {error}") from None
-    except (
-        *REDIS_UNAVAILABLE,
-        NoPermissionError,
-    ) as error:  # trouble at the start or at the end: in between the loop goes on
-        raise SystemExit(f"scorepool: Redis: {error}") from None
+POLL_S = 1.0  # between looks at the queues when no message wakes the loop
 
 
 class Worker(WorkerProcess):
@@ -86,21 +54,23 @@ class Worker(WorkerProcess):
         super().__init__(*args, **kwargs)
         self.functions: dict[str, Callable[[Job], object]] = {}  # the job functions that may run, by name
         self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
-        self.in_flight: dict[str, InFlightJob] = {}  # by the name of their lease, in the order of their claims
+        self.in_flight: dict[str, InFlightJob] = {}  # by the key of their lease, in the order of their claims
         self._num_claimed = 0
         self._queues_are_empty = True  # there is nothing to claim for now
         self._is_suspended = False
         self._idle_since = time.monotonic()  # nothing has been in flight
-        self._iteration_started_at: float | None = None  # time.monotonic(), of the loop; to come, while it waits
+        self._iteration_started_at: float | None = None  # time.monotonic(), of the loop; in the future while it waits
         self._reclaim_at = 0.0
-        self._has_reclaimed = False  # it has looked once for jobs of workers that are gone
-        self._heartbeat_at = math.inf  # clock_s() of the last beat
-        self._on_time_since = -math.inf  # clock_s(): no beat was late since
+        self._has_reclaimed = False  # it has looked once for jobs of dead workers
         self._backoff_s = 0.1
 
     @cached_property
     def leases(self) -> Leases:
-        return Leases(self.connection, self.name, self.key, self.settings.lease_s)
+        return Leases(self.connection, self.name, self.key, self.settings.lease_s, self.log)
+
+    @cached_property
+    def heartbeat_clock(self) -> HeartbeatClock:
+        return HeartbeatClock(self.settings.lease_s)
 
     @cached_property
     def committer(self) -> ResultCommitter:
@@ -113,29 +83,29 @@ class Worker(WorkerProcess):
             self.log,
         )
 
-    # What a subclass may replace.
+    # A subclass may override these.
 
     @property
     def capacity(self) -> int:
-        """Jobs in flight."""
+        """The most jobs in flight."""
         return self.settings.max_jobs_in_flight
 
     def open(self) -> None:
-        """Make ready to work: called once, after RQ's bootstrap, so never before a fork."""
+        """Get ready to work. Called once, after RQ's bootstrap, so never before a fork."""
 
     def close(self) -> None:
-        """What was opened; also called when `open` failed."""
+        """Release what `open` acquired. Also called when `open` failed."""
 
     def periodic_tasks(self) -> list[PeriodicTask]:
-        """What else goes on beside the loop."""
+        """Return more tasks to run beside the loop."""
         return []
 
     def watched_operations(self) -> WatchedOperations:
-        """What must not take longer than `stall_timeout_s`. A job function has its own timeout, on this thread."""
-        return {"a turn of the loop": None if self._is_interruptible else self._iteration_started_at}
+        """Return what must not take longer than `stall_timeout_s`. A job function has a timeout of its own."""
+        return {"one iteration of the loop": None if self._is_interruptible else self._iteration_started_at}
 
     def register(self, pipeline: Pipeline) -> None:
-        """Say in Redis what this worker serves, with every beat."""
+        """Write what this worker serves, with every heartbeat."""
 
     # The loop.
 
@@ -150,16 +120,21 @@ class Worker(WorkerProcess):
         with_scheduler: bool = False,
         dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
     ) -> bool:
-        """Returns whether there was any job. Raises what must end the process: Fault, or SystemExit with a sentence."""
+        """Run until told to stop; return whether there was any job.
+
+        Raises FatalError, or SystemExit with one sentence.
+        """
         self._dequeue_strategy = dequeue_strategy
         self._num_claimed = 0
         with exit_with_message(), ExitStack() as stack:
             logging_level = logging_level or self.settings.log_level  # RQ's own options come first
-            watch = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self.log)
+            watchdog = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self.log)
             heartbeat = PeriodicTask(self._send_heartbeat, every_s=self.settings.lease_s / 5)
-            periodic_tasks = [
+            sweep = Sweep(self.connection, self.queue_names(), self.settings.lease_s * 3)
+            tasks = [
                 heartbeat,
-                PeriodicTask(watch.check, every_s=min(1.0, watch.timeout_s / 5)),
+                PeriodicTask(watchdog.check, every_s=min(1.0, watchdog.timeout_s / 5)),
+                PeriodicTask(sweep.run, every_s=sweep.every_s, due_at=time.monotonic() + sweep.every_s),
                 *self.periodic_tasks(),
             ]
             self.bootstrap(logging_level, date_format, log_format)
@@ -169,12 +144,12 @@ class Worker(WorkerProcess):
             if with_scheduler:
                 self._start_scheduler(burst, logging_level, date_format, log_format)
                 if not burst:
-                    periodic_tasks.append(PeriodicTask(self._tick_scheduler, every_s=1.0))
+                    tasks.append(PeriodicTask(self._tick_scheduler, every_s=1.0))
             stack.callback(self.close)
-            stack.enter_context(PeriodicTasks(periodic_tasks, self.log))
+            stack.enter_context(PeriodicTasks(tasks, self.log))
             with self._interruptible():
                 self.open()
-            heartbeat.due_at = 0.0  # it says what it serves as soon as it does
+            heartbeat.due_at = 0.0  # `register` writes what it serves at once
             self.leases.expire(orphaned_leases(self.connection, self.queues))
             self.set_state(WorkerStatus.IDLE)
             try:
@@ -197,7 +172,11 @@ class Worker(WorkerProcess):
                     return
                 self._wait()
                 self._backoff_s = 0.1
-            except REDIS_UNAVAILABLE as error:
+            except (*REDIS_UNAVAILABLE, WrongRedisType) as error:
+                self._wait_for_redis(error)
+            except ResponseError as error:
+                if not is_wrong_type(error):
+                    raise
                 self._wait_for_redis(error)
 
     def _commit_ended(self) -> None:
@@ -216,56 +195,45 @@ class Worker(WorkerProcess):
             elif isinstance(inflight.error, JobError):
                 self.log.warning("job %s: %s", inflight.job.id, inflight.error.failure.code)
             else:
-                self.log.info(
-                    "job %s: %s", inflight.job.id, type(inflight.error).__name__ if inflight.error else "done"
-                )
+                result = type(inflight.error).__name__ if inflight.error else "done"
+                self.log.info("job %s: %s", inflight.job.id, result)
 
     def _maintain(self) -> None:
-        if time.monotonic() >= self._reclaim_at and self._heartbeats_are_on_time():
+        if time.monotonic() >= self._reclaim_at and self.heartbeat_clock.is_on_time(self.connection.ping):
             self._reclaim_at = time.monotonic() + self.settings.lease_s / 4
-            num_back, rows = self.leases.reclaim(self.queues, self.settings.crash_limit)
+            num_back, claimed = self.leases.reclaim(self.queues, self.settings.crash_limit)
             self._has_reclaimed = True
             if num_back:
                 self.log.warning("took %d jobs back from workers that are gone", num_back)
-            self._admit(rows)
+            self._admit(claimed)
         if self.should_run_maintenance_tasks:
             self.run_maintenance_tasks()
 
-    def _heartbeats_are_on_time(self) -> bool:
-        """Whether beats come in time. Where they do not (Redis, this process or the whole machine stood still), others
-        stood still as well, perhaps: nobody's jobs are taken before all have had time to extend their leases."""
-        lease_s = self.settings.lease_s
-        if clock_s() - self._heartbeat_at >= lease_s / 2 or clock_s() - self._on_time_since <= lease_s:
-            return False
-        asked_at = clock_s()
-        self.connection.ping()  # what is sent while Redis stands still is run once it goes on: not the reclaim
-        if clock_s() - asked_at > lease_s / 4:
-            self._on_time_since = clock_s()
-            return False
-        return True
-
     def _claim(self, max_jobs: float) -> None:
-        room = min(self.capacity - len(self.in_flight), max_jobs - self._num_claimed)
+        num_free = min(self.capacity - len(self.in_flight), max_jobs - self._num_claimed)
         self._queues_are_empty = True
-        if room <= 0 or self._stop_requested:
+        if num_free <= 0 or self._stop_requested:
             return
-        limit = min(
-            [self.capacity, *(inflight.job.max_concurrency or self.capacity for inflight in self.in_flight.values())]
-        )
+        limits = [inflight.job.max_concurrency or self.capacity for inflight in self.in_flight.values()]
         round_robin = self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN
         if self._dequeue_strategy == DequeueStrategy.RANDOM:
             random.shuffle(self._ordered_queues)
-        rows = self.leases.claim(
-            self._ordered_queues, int(room), len(self.in_flight), limit, self.capacity, round_robin
+        claimed = self.leases.claim(
+            self._ordered_queues,
+            int(num_free),
+            len(self.in_flight),
+            min([self.capacity, *limits]),
+            self.capacity,
+            round_robin,
         )
-        self._set_suspended(rows is None)
-        self._queues_are_empty = not rows
-        if not rows:
+        self._set_suspended(claimed is None)
+        self._queues_are_empty = not claimed
+        if not claimed:
             return
         if round_robin:
-            self.reorder_queues(rows[-1].queue)
-        self._num_claimed += len(rows)
-        self._admit(rows)
+            self.reorder_queues(claimed[-1].queue)
+        self._num_claimed += len(claimed)
+        self._admit(claimed)
 
     def _set_suspended(self, is_suspended: bool) -> None:
         if is_suspended != self._is_suspended:
@@ -275,7 +243,7 @@ class Worker(WorkerProcess):
             self.set_state(WorkerStatus.SUSPENDED if is_suspended else awake)
 
     def _should_quit(self, burst: bool, max_jobs: float, max_idle_s: float) -> bool:
-        """Whether a worker with nothing in flight is done."""
+        """True if a worker with nothing in flight ends now."""
         if self._stop_requested:
             reason = "told to stop"
         elif self._num_claimed >= max_jobs:
@@ -290,7 +258,7 @@ class Worker(WorkerProcess):
         return True
 
     def _wait(self) -> None:
-        """Until something happens, which is a call that another thread posted, or a deadline."""
+        """Wait for a call that another thread posted, or for a deadline."""
         timeout_s = self._poll_timeout_s()
         self._iteration_started_at = time.monotonic() + timeout_s
         for call in self._posted_calls(timeout_s):
@@ -307,14 +275,14 @@ class Worker(WorkerProcess):
         drain = [] if self._drain_deadline is None else [self._drain_deadline]
         return max(0.0, min([POLL_S, *(at - time.monotonic() for at in deadlines + drain)]))
 
-    def _wait_for_redis(self, error: RedisError) -> None:
-        """What is in flight goes on, and ends are kept until Redis takes them.
+    def _wait_for_redis(self, error: RedisError | WrongRedisType) -> None:
+        """Wait before the next attempt. Jobs in flight go on, and their ends are kept until Redis takes them.
 
-        Others were cut off as we were, so nobody's jobs are reclaimed before all have had time to extend their leases.
+        Other workers lost Redis as well, so no jobs are reclaimed before all have had time to extend their leases.
         """
         self.log.error("Redis is away (%s); %d jobs are kept, trying again", error, len(self.in_flight))
         if self._drain_deadline is not None and time.monotonic() >= self._drain_deadline:
-            raise error  # it is time to go: the end of the leases brings the jobs back
+            raise error  # the process ends now: the jobs come back when the leases expire
         self._reclaim_at = time.monotonic() + self.settings.lease_s
         self._iteration_started_at = time.monotonic() + self._backoff_s
         time.sleep(self._backoff_s)
@@ -322,17 +290,21 @@ class Worker(WorkerProcess):
 
     # Jobs that were claimed.
 
-    def _admit(self, rows: list[ClaimedJob]) -> None:
-        """All are in `jobs`, where their leases are extended, before the first of them starts."""
-        started = []
-        for row in rows:
-            job = Job.from_claimed(row, self.connection, self.callbacks)
-            execution = Execution(row.execution_id, row.job_id, self.connection, self.name)
-            job.worker_name, job.started_at, job.last_heartbeat = self.name, execution.created_at, execution.created_at
-            inflight = InFlightJob(job, row.queue, execution)
+    def _admit(self, claimed_jobs: list[ClaimedJob]) -> None:
+        """Start jobs. All are in `in_flight`, where their leases are extended, before the first of them starts."""
+        admitted = []
+        for claimed in claimed_jobs:
+            if f"{claimed.job_id}:{claimed.execution_id}" in self.in_flight:
+                continue
+            leased_at = datetime.fromtimestamp(claimed.leased_at, UTC)
+            job = Job.from_claimed(claimed, self.connection, self.callbacks)
+            execution = Execution(claimed.execution_id, claimed.job_id, self.connection, self.name)
+            execution.created_at = leased_at
+            job.worker_name, job.started_at, job.last_heartbeat = self.name, leased_at, leased_at
+            inflight = InFlightJob(job, claimed.queue, execution)
             self.in_flight[inflight.lease_key] = inflight
-            started.append(inflight)
-        for inflight in started:
+            admitted.append(inflight)
+        for inflight in admitted:
             self._start(inflight)
 
     def _start(self, inflight: InFlightJob) -> None:
@@ -345,14 +317,15 @@ class Worker(WorkerProcess):
             inflight.set_deadline(job.expires_at - job.leased_at, Expired())
         try:
             function = function_of(job, self.functions, self.settings.crash_limit)
-            with self._interruptible(), self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id):
+            death_penalty = self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id)
+            with self._interruptible(), job.as_current(), death_penalty:
                 inflight.run(function)
         except FatalError:
             raise
         except Exception as error:
             inflight.fail(error)
         if inflight.async_result is not None:
-            inflight.async_result.future.add_done_callback(lambda _: self._post(inflight.collect))
+            inflight.async_result.future.add_done_callback(lambda _: self._post_call(inflight.collect))
 
     def _stop_job(self, job_id: str) -> None:
         for inflight in self.in_flight.values():
@@ -360,7 +333,7 @@ class Worker(WorkerProcess):
                 inflight.fail(Stopped())
 
     def _apply_lease_changes(self, lost: set[str], canceled: set[str]) -> None:
-        """What a beat learned about the leases."""
+        """Drop jobs whose lease was lost; stop jobs that their owner canceled."""
         for lease_key in lost & self.in_flight.keys():
             self.log.warning("job %s was taken away", self.in_flight[lease_key].job.id)
             self.in_flight.pop(lease_key).abandon()
@@ -368,7 +341,7 @@ class Worker(WorkerProcess):
             self.in_flight[lease_key].fail(Stopped())
 
     def _release(self) -> None:
-        """Put everything in flight back in the queues, unspent."""
+        """Put everything in flight back on the queues, with all its retries."""
         jobs = list(self.in_flight.values())
         for inflight in jobs:
             inflight.abandon()
@@ -377,10 +350,16 @@ class Worker(WorkerProcess):
         if num_back:
             self.log.warning("Worker %s: %d jobs in flight put back", self.name, num_back)
 
-    # Chores, on the housekeeping thread.
+    # On the thread of the periodic tasks.
 
     def _send_heartbeat(self) -> None:
-        """Say that we live, and extend the leases. `list` of a dict's values is atomic, so it needs no lock."""
+        """Show that the worker lives, and extend its leases.
+
+        `list` of a dict's values is atomic, so it needs no lock.
+        """
+        lost, canceled = self.leases.extend(list(self.in_flight.values()))
+        if lost or canceled:
+            self._post_call(partial(self._apply_lease_changes, lost, canceled))
         with self.connection.pipeline() as pipeline:
             self.heartbeat(math.ceil(self.settings.lease_s * 3), pipeline=pipeline)
             self.register(pipeline)
@@ -388,9 +367,4 @@ class Worker(WorkerProcess):
         if had_expired:
             self.connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
             worker_registration.register(self)
-        lost, canceled = self.leases.extend(list(self.in_flight.values()))
-        if lost or canceled:
-            self._post(partial(self._apply_lease_changes, lost, canceled))
-        if clock_s() - self._heartbeat_at > self.settings.lease_s / 2:
-            self._on_time_since = clock_s()
-        self._heartbeat_at = clock_s()
+        self.heartbeat_clock.record()

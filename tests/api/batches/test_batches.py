@@ -274,7 +274,7 @@ async def test_a_cancelled_batch_leaves_nothing_in_a_shared_queue(serving: Servi
         batch_id = await start(http, jsonl(2))
         await eventually(lambda: redis.zcard(f"rq:deferred:{low}") == 2)  # after alice's jobs
         rows = Leases(redis, "mac", "rq:worker:mac", 60.0).claim(
-            [Queue(low, connection=redis)], room=10, in_flight=0, limit=10, batch=4, round_robin=False
+            [Queue(low, connection=redis)], 10, 0, 10, list_length=4, round_robin=False
         )
     assert [row.job_id for row in rows or ()] == [job_id_of(batch_id, 1, 0), job_id_of(batch_id, 2, 0)]
     assert not list(redis.scan_iter("scorepool:backlog:*")) + list(redis.scan_iter("scorepool:turns:*"))

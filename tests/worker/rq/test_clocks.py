@@ -1,7 +1,7 @@
 """A worker whose clock is wrong, by hours, still does what is due when it is due: Redis's clock decides."""
 
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from redis import Redis
@@ -54,3 +54,14 @@ def test_a_lease_is_far_from_rqs_own_cleaners(redis: Redis, workers: Workers, ah
 
     assert claimed == pytest.approx(time.time() + GRACE_S, abs=60)
     assert extended == pytest.approx(time.time() + GRACE_S, abs=60)
+
+
+def test_a_job_starts_by_the_clock_of_redis_and_never_before_it_was_created(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(), fields={"created": f"{time.time():.6f}"})
+
+    workers.start("--burst", FAKE_CLOCK_AHEAD_S="-3600").wait(timeout=60)
+
+    created, started, ended = redis.hmget(f"rq:job:{job_id}", "created", "started_at", "ended_at")
+    started_at, ended_at = (datetime.fromisoformat(text.decode()).timestamp() for text in (started, ended))
+    assert float(created) <= started_at + 0.001
+    assert started_at <= ended_at < time.time() + 1

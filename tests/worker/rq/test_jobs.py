@@ -284,3 +284,13 @@ def test_importing_worker_takes_pickle_out_of_rq(redis: Redis):
     redis.hset("rq:job:a", mapping={"data": JSONSerializer.dumps(["f", None, [], {}]), "meta": pickle.dumps({})})
 
     assert "unserialized" in StockJob.fetch("a", connection=redis).meta
+
+
+def test_functions_and_callbacks_know_the_current_job(redis: Redis, workers: Workers):
+    queue = Queue("demo", connection=redis)
+    job = queue.enqueue("current", on_success=Callback("note_current"))
+
+    workers.start("--burst", worker="FunctionsWorker").wait(timeout=60)
+
+    assert job.return_value() == job.id
+    assert redis.get(f"current:{job.id}") == job.id.encode()

@@ -1,9 +1,14 @@
-"""What the scripts of the leases promise, without a worker."""
+"""The promises of the scripts that lease jobs, without a worker."""
+
+from datetime import UTC, datetime
 
 import pytest
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from rq.utils import utcformat
 
 from scorepool import wire
+from scorepool.store.scripts import load
 from scorepool.worker import Queue
 from scorepool.worker.rq.leases import ClaimedJob, Leases
 from tests.worker.conftest import generate, status, submit
@@ -19,7 +24,7 @@ def leases(redis: Redis, name: str = "mac", lease_s: float = 60.0) -> Leases:
 
 
 def claim(redis: Redis, queue: Queue, room: int = 32, in_flight: int = 0, limit: int = 32) -> list[ClaimedJob]:
-    rows = leases(redis).claim([queue], room, in_flight, limit, batch=32, round_robin=False)
+    rows = leases(redis).claim([queue], room, in_flight, limit, list_length=32, round_robin=False)
     assert rows is not None
     return rows
 
@@ -107,3 +112,51 @@ def test_a_live_lease_is_left_alone(redis: Redis, queue: Queue):
 
     assert leases(redis, "other").reclaim([queue], crash_limit=5) == (0, [])
     assert status(redis, job_id) == "started"
+
+
+def test_a_claim_whose_answer_was_lost_returns_its_jobs_when_it_is_repeated(redis: Redis, queue: Queue):
+    """Redis's clock went back an hour meanwhile, so the leases would end in an hour."""
+    ids = [submit(redis, generate(f"prompt {i}")) for i in range(3)]
+    held = leases(redis)
+    script = held._claim._script
+
+    def lose_the_answer(**arguments: object) -> object:
+        script(**arguments)  # type: ignore[arg-type]
+        raise RedisConnectionError("the connection was closed")
+
+    held._claim._script = lose_the_answer  # type: ignore[assignment]
+    with pytest.raises(RedisConnectionError):
+        held.claim([queue], 2, 0, 32, 32, round_robin=False)
+    held._claim._script = script
+    for key in redis.scan_iter("rq:execution:*"):
+        redis.expire(key, 3600)
+
+    repeated = held.claim([queue], 2, 0, 32, 32, round_robin=False)
+    rest = held.claim([queue], 2, 0, 32, 32, round_robin=False)
+
+    assert repeated is not None
+    assert rest is not None
+    assert [row.job_id for row in repeated] == ids[:2]
+    assert all(row.request is not None for row in repeated)
+    assert [row.job_id for row in rest] == ids[2:]
+    assert redis.zcard("rq:wip:demo") == 3
+
+
+def test_a_job_that_was_taken_away_is_not_claimed_again_by_a_repeated_claim(redis: Redis, queue: Queue):
+    submit(redis, generate())
+    first = leases(redis)
+    [row] = first.claim([queue], 1, 0, 32, 32, round_robin=False) or []
+    first._claim._id = row.execution_id[:24]  # as if its answer had been lost
+    first.expire([f"{row.job_id}:{row.execution_id}"])
+    assert Leases(redis, "other", "rq:worker:other", 10).reclaim([queue], 5)[0] == 1
+    other = Leases(redis, "other", "rq:worker:other", 10).claim([queue], 1, 0, 32, 32, round_robin=False)
+
+    assert other is not None
+    assert [taken.job_id for taken in other] == [row.job_id]
+    assert first.claim([queue], 1, 0, 32, 32, round_robin=False) == []
+
+
+@pytest.mark.parametrize("unix_s", [0.0, 951_782_400.5, 1_709_164_800.25, 1_735_689_599.75, 4_107_542_400.0])
+def test_lua_writes_times_as_rq_does(redis: Redis, unix_s: float):
+    script = f"{load('lease.lua')}\nreturn iso_time(tonumber(ARGV[1]))"
+    assert redis.eval(script, 0, unix_s).decode() == utcformat(datetime.fromtimestamp(unix_s, UTC))

@@ -64,7 +64,7 @@ def deliverer(redis: Redis) -> Iterator[Deliverer]:
 def announce(redis: Redis, job_id: str, status: str = "finished") -> None:
     """Create the deliveries of a job that has ended, as the scripts that end a job do."""
     redis.hset(f"rq:job:{job_id}", mapping={"status": status, "model": "demo", "ended_at": ENDED_AT, "owner": "alice"})
-    redis.eval(f"{store.OUTBOX}\nannounce(ARGV[1], ARGV[2], 600)", 0, job_id, utcformat(now()))
+    redis.eval(f"{scripts.load('outbox.lua')}\nannounce(ARGV[1], ARGV[2], 600)", 0, job_id, utcformat(now()))
 
 
 def delivery(redis: Redis, url: str, job_id: str = ID, status: str = "finished") -> Job:

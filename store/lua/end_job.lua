@@ -1,0 +1,78 @@
+-- include: outbox.lua
+--
+-- A job ended: the one place that says what this leaves in Redis. finish.lua, cancel.lua and empty.lua call
+-- `end_job`. RQ's own methods, which end the other jobs, set status and registry themselves and call `record_outcome`.
+
+local now_s = tonumber(redis.call('TIME')[1])
+local REGISTRIES = {finished = FINISHED_, failed = FAILED_, canceled = CANCELED_}
+
+-- Write the one outcome of a job whose status is set, count it, wake who waits for it, and create the deliveries that
+-- report it. `ttl_s` 0 keeps the outcome for ever. A job that is queued again loses its old outcome at the claim, so an
+-- outcome that is there already is that of this run.
+local function record_outcome(id, body, ttl_s, keep_request, iso)
+  local job, outcome, request = JOB_ .. id, OUTCOME_ .. id, REQUEST_ .. id
+  if not is_type(outcome, 'string') then redis.call('DEL', outcome) end
+  if not redis.call('SET', outcome, body, 'NX', unpack(ttl_s > 0 and {'EX', ttl_s} or {})) then return end
+  try('stream', 'XADD', DONE, 'MAXLEN', '~', 10000, '*', 'id', id)
+  local code = 'result'
+  if redis.call('HGET', job, F_STATUS) ~= 'finished' then
+    local is_read, failure = pcall(cmsgpack.unpack, body)
+    code = is_read and type(failure) == 'table' and failure.code or 'internal'
+  end
+  try('hash', 'HINCRBY', OUTCOMES, code, 1)
+  redis.call('HDEL', job, F_CANCEL_REQUESTED, F_CRASHES, F_MAX_CONCURRENCY)
+  if not keep_request then
+    redis.call('DEL', request)
+  elseif ttl_s > 0 then
+    redis.call('EXPIRE', request, ttl_s)
+  end
+  announce(id, iso, ttl_s > 0 and ttl_s or KEPT_S)
+end
+
+-- List a canceled job for as long as it is kept; RQ would list it for ever.
+local function file_as_canceled(id, queue, ttl_s)
+  local canceled = CANCELED_ .. queue
+  try('zset', 'ZADD', canceled, now_s, id)
+  if ttl_s > 0 then
+    try('zset', 'ZREMRANGEBYSCORE', canceled, '-inf', now_s - ttl_s)
+    redis.call('EXPIRE', JOB_ .. id, ttl_s)
+  end
+end
+
+-- End a job that is on no queue any more. `fields` of its hash are set with its status; `outcome` is nil for a job that is
+-- not of the API, whose end RQ alone records.
+local function end_job(id, queue, status, fields, outcome, ttl_s, iso)
+  local job = JOB_ .. id
+  redis.call('HSET', job, F_STATUS, status, unpack(fields))
+  if status == 'canceled' then
+    file_as_canceled(id, queue, ttl_s)
+  else
+    try('zset', 'ZADD', REGISTRIES[status] .. queue, now_s + ttl_s, id)
+    redis.call('EXPIRE', job, ttl_s)
+  end
+  if outcome then
+    record_outcome(id, outcome, ttl_s, status == 'failed', iso)  -- a failed job keeps its request, for `rq requeue`
+  else
+    redis.call('HDEL', job, F_CRASHES, F_MAX_CONCURRENCY)
+  end
+end
+
+-- End a job of the API that was waiting. The caller takes it off its queue.
+local function end_waiting_job(id, queue, status, outcome, ttl_s, iso)
+  redis.call('DEL', OUTCOME_ .. id)  -- of an earlier run
+  end_job(id, queue, status, {F_ENDED_AT, iso}, outcome, ttl_s, iso)
+end
+
+-- Take a waiting job out of every list of its queue.
+local function leave_queue(id, queue, owner)
+  try('list', 'LREM', QUEUE_ .. queue, 0, id)
+  try('list', 'LREM', BACKLOG_ .. queue .. ':' .. owner, 0, id)
+  try('zset', 'ZREM', SCHEDULED_ .. queue, id)
+  try('zset', 'ZREM', DEFERRED_ .. queue, id)
+end
+
+-- Return the seconds that a failed or canceled job is kept, from the field of its hash.
+local function failure_ttl_s(text, default_s)
+  local ttl_s = tonumber(text or '')
+  return ttl_s and ttl_s >= 1 and ttl_s < 1e9 and math.floor(ttl_s) or tonumber(default_s)
+end

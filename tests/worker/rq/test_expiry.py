@@ -1,0 +1,48 @@
+"""Nothing is left in Redis once everything has expired, and a job that waits too long is not shown as waiting."""
+
+import signal
+import time
+
+from redis import Redis
+
+from scorepool import store
+from scorepool.store import Keys, RqKeys
+from scorepool.worker.rq.sweep import Sweep
+from tests.worker.conftest import Workers, generate, outcome, submit, until
+
+PERMANENT = {RqKeys.queues, Keys.outcomes, store.DONE}  # see docs/operations.md
+
+
+def test_nothing_is_left_once_everything_has_expired(redis: Redis, workers: Workers):
+    fields = {"result_ttl": 2, "failure_ttl": 2, "owner": "alice", "created": "1.0"}
+    ids = [submit(redis, generate(), fields=fields) for _ in range(8)] + [submit(redis, generate("NAN"), fields=fields)]
+    redis.zadd(Keys.owned("alice"), {job_id: index for index, job_id in enumerate(ids)})
+    redis.zadd(Keys.deliveries("alice"), {"wh_gone": 1})
+    redis.zadd(Keys.indexes, {Keys.owned("alice"): 0, Keys.deliveries("alice"): 0})
+    killed = workers.start()
+    until(lambda: all(outcome(redis, job_id) for job_id in ids))
+    killed.kill()
+    killed.wait()
+    other = workers.start()
+    until(lambda: not redis.exists(*map(RqKeys.job, ids)))
+
+    until(lambda: not redis.exists(Keys.owned("alice"), Keys.deliveries("alice"), RqKeys.registry("finished", "demo")))
+    until(lambda: redis.zcard(Keys.models) == redis.scard(RqKeys.workers) == 1)
+    other.send_signal(signal.SIGTERM)
+    other.wait(timeout=60)
+
+    time.sleep(0.1)
+    left = {key.decode() for key in redis.scan_iter() if redis.ttl(key) == -1} - PERMANENT
+    assert left == set()
+
+
+def test_a_sweep_keeps_what_lives_and_is_bounded(redis: Redis):
+    live = [submit(redis, generate()) for _ in range(3)]
+    dead = {f"dead{index}": index for index in range(3000)}
+    redis.zadd(Keys.owned("alice"), dead | dict.fromkeys(live, 5000))
+    redis.zadd(Keys.indexes, {Keys.owned("alice"): 0})
+
+    Sweep(redis, ["demo"], 60).run()
+
+    assert redis.zrange(Keys.owned("alice"), 0, -1) == sorted(job_id.encode() for job_id in live)
+    assert redis.zscore(Keys.indexes, Keys.owned("alice")) > time.time() + 50

@@ -1,0 +1,94 @@
+"""One Redis key of a wrong type kills no worker, fails no job and leaves no half-written end."""
+
+from collections import Counter
+
+import pytest
+from redis import Redis
+
+from scorepool import store, wire
+from scorepool.store import Keys, RqKeys
+from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
+
+BOOKKEEPING = [
+    RqKeys.registry("finished", "demo"),
+    RqKeys.registry("failed", "demo"),
+    RqKeys.registry("deferred", "demo"),
+    Keys.outcomes,
+    store.DONE,
+    Keys.deliveries("alice"),
+    Keys.endpoints("alice"),
+    Keys.indexes,
+    RqKeys.queue("webhooks"),
+    RqKeys.results("ID"),
+    RqKeys.executions("ID"),
+    RqKeys.dependents("ID"),
+    Keys.outcome("ID"),
+]
+
+
+def wrong(redis: Redis, key: str) -> None:
+    """Give a key a type that none of ours has there: a set, or a string where a set belongs."""
+    redis.delete(key)
+    redis.set(key, "wrong") if "dependents" in key else redis.sadd(key, "wrong")
+
+
+@pytest.mark.parametrize("key", BOOKKEEPING)
+def test_jobs_end_once_beside_it(redis: Redis, workers: Workers, key: str):
+    good, bad = submit(redis, generate(), webhook=True), submit(redis, generate("NAN"), webhook=True)
+    for job_id in (good, bad):
+        wrong(redis, key.replace("ID", job_id))
+
+    worker = workers.start("--burst", SCOREPOOL_CRASH_LIMIT="2")
+
+    assert worker.wait(timeout=60) == 0
+    assert isinstance(outcome(redis, good), wire.Result)
+    assert failure(redis, bad).code == "numeric"
+    assert (status(redis, good), status(redis, bad)) == ("finished", "failed")
+    if key != store.DONE:
+        assert Counter(done(redis)) == Counter([good, bad])
+    assert redis.zcard(RqKeys.registry("wip", "demo")) == 0
+    assert "Traceback" not in workers.log
+    assert workers.log.count(f"the Redis key {key.replace('ID', good)} is no ") <= 1
+
+
+@pytest.mark.parametrize("key", [RqKeys.registry("wip", "demo"), RqKeys.queue("demo"), Keys.fair_share("demo")])
+def test_a_queue_that_cannot_be_leased_from_waits_and_others_are_served(redis: Redis, workers: Workers, key: str):
+    waiting = submit(redis, generate())
+    other = submit(redis, generate(), queue="demo:low")
+    jobs = redis.lrange("rq:queue:demo", 0, -1)
+    wrong(redis, key)
+
+    worker = workers.start()
+
+    until(lambda: outcome(redis, other))
+    until(lambda: f"the Redis key {key} is no " in workers.log)
+    assert worker.poll() is None
+    assert status(redis, waiting) == "queued"
+    redis.delete(key)
+    if key == RqKeys.queue("demo"):
+        redis.rpush(key, *jobs)
+    until(lambda: outcome(redis, waiting))
+    assert "Traceback" not in workers.log
+
+
+def test_a_registry_that_breaks_while_a_job_runs_does_not_end_the_job(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=400))
+    worker = workers.start()
+    until(lambda: status(redis, job_id) == "started")
+
+    wrong(redis, RqKeys.registry("wip", "demo"))
+
+    until(lambda: isinstance(outcome(redis, job_id), wire.Result))
+    assert worker.poll() is None
+
+
+@pytest.mark.parametrize("key", [Keys.models, RqKeys.registry("finished", "demo")])
+def test_heartbeats_and_maintenance_go_on_beside_it(redis: Redis, workers: Workers, key: str):
+    wrong(redis, key)
+    worker = workers.start(SCOREPOOL_LEASE_S="1")
+    job_id = submit(redis, generate(max_tokens=600))  # three leases long
+
+    until(lambda: isinstance(outcome(redis, job_id), wire.Result))
+
+    assert worker.poll() is None
+    assert redis.hget(RqKeys.job(job_id), "company") is None  # nobody took the job back

@@ -1,0 +1,44 @@
+"""Tell whether a worker's heartbeats are on time.
+
+Late heartbeats mean that Redis, this process or the whole machine stood still. Other workers may have stood still as
+well, so nobody's jobs are taken before all have had time to extend their leases.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+
+def clock_s() -> float:
+    """Return a monotonic time that goes on while a Mac sleeps, like that of Redis and unlike time.monotonic()."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+class HeartbeatClock:
+    """Thread-safe: each field is written by one statement."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._last_at = math.inf  # clock_s() of the last heartbeat
+        self._on_time_since = -math.inf  # clock_s(): no heartbeat was late since
+
+    def record(self) -> None:
+        """Note that a heartbeat was sent."""
+        if clock_s() - self._last_at > self._lease_s / 2:
+            self._on_time_since = clock_s()
+        self._last_at = clock_s()
+
+    def is_on_time(self, ping: Callable[[], object]) -> bool:
+        """True if no heartbeat was late for the length of a lease, and Redis answers a ping at once.
+
+        A command that is sent while Redis stands still runs once it goes on; the ping keeps a reclaim from
+        being that one.
+        """
+        if clock_s() - self._last_at >= self._lease_s / 2 or clock_s() - self._on_time_since <= self._lease_s:
+            return False
+        sent_at = clock_s()
+        ping()
+        if clock_s() - sent_at > self._lease_s / 4:
+            self._on_time_since = clock_s()
+            return False
+        return True

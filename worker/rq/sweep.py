@@ -1,0 +1,24 @@
+"""Drop what expired jobs have left in lists and registries, a bounded number of ids at a time."""
+
+from collections.abc import Sequence
+
+from redis import Redis
+
+from scorepool.store.scripts import load
+
+MAX_CALLS = 50  # in one run; each takes a few milliseconds of Redis
+
+
+class Sweep:
+    """A periodic task of each worker, for the queues that it serves. Several at once do no harm."""
+
+    def __init__(self, connection: Redis, queues: Sequence[str], every_s: float) -> None:
+        self.every_s = every_s
+        self._queues = queues
+        self._script = connection.register_script(load("sweep.lua"))
+
+    def run(self) -> None:
+        """Drop what there is, or as much as MAX_CALLS calls find."""
+        for _ in range(MAX_CALLS):
+            if not self._script(args=[self.every_s, *self._queues]):
+                return

@@ -125,7 +125,7 @@ async def _run(
 
 
 async def _stream(request: Request, events: AsyncGenerator[Event | None], writer: EventWriter) -> Response:
-    """Answer when the first event is there. A client that goes away before it cancels the jobs."""
+    """Answer when the first event is there. If the client disconnects before that, the jobs are canceled."""
     try:
         first = await while_connected(request, _first_event(events))
     except BaseException:

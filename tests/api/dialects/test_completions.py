@@ -183,7 +183,7 @@ def test_vllms_additions(sdk: OpenAI):
         ({"n": 0}, openai.BadRequestError, "n"),
         ({"n": 3, "best_of": 2}, openai.BadRequestError, "best_of"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
-        ({"max_tokens": 4000}, openai.BadRequestError, None),
+        ({"max_tokens": 4000}, openai.BadRequestError, "prompt"),
         ({"prompt": [1209], "max_tokens": 2048}, openai.BadRequestError, "max_tokens"),
         ({"prompt": []}, openai.BadRequestError, "prompt"),
         ({"prompt": ["a", 1]}, openai.BadRequestError, "prompt"),

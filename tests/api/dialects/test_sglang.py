@@ -110,7 +110,7 @@ def test_an_error_names_the_field_of_the_body(ask: Ask):
     for path, body, param in [
         ("/generate", {"input_ids": [[5], [5, 99_999]]}, "input_ids[1][1]"),
         ("/generate", {"input_ids": [5, 99_999]}, "input_ids[1]"),
-        ("/generate", {"text": ["a", ""]}, "text"),
+        ("/generate", {"text": ["a", ""]}, "text[1]"),
         (
             "/generate",
             {"input_ids": [5], "sampling_params": {"max_new_tokens": 3000}},

@@ -43,7 +43,7 @@ async def test_the_documentation_loads_nothing_from_elsewhere(serving: Serving):
 
 
 async def test_readyz_is_503_if_the_reader_of_ended_jobs_has_stopped(serving: Serving, worker: FakeWorker):
-    """Without the reader, every client would wait until its time is over."""
+    """Every client would wait until its time is over."""
     async with serving() as http:
         while (await http.get("/readyz")).status_code != 200:
             pass

@@ -33,7 +33,7 @@ async def test_an_error_is_the_last_event_of_a_stream(error: Exception, code: st
         first, last = (await http.get("/")).text.strip().split("\n\n")
 
     assert first == "data: {}"
-    told = json.loads(last.removeprefix("data: "))["error"]
-    assert told["code"] == code
-    assert told["message"].startswith(says)
+    error_body = json.loads(last.removeprefix("data: "))["error"]
+    assert error_body["code"] == code
+    assert error_body["message"].startswith(says)
     assert "gone" not in last

@@ -17,7 +17,7 @@ async def test_a_task_that_loses_a_cancellation_is_ended():
             await asyncio.sleep(60)
 
     async def fail() -> None:
-        raise RuntimeError("nobody asks for this any more")
+        raise RuntimeError("nobody awaits this")
 
     running = [asyncio.create_task(lose_one()), asyncio.create_task(fail())]
     await asyncio.sleep(0)

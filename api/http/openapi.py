@@ -31,8 +31,8 @@ _HEADERS = {
     ),
     "Prefer": ("`wait=N`: wait up to N seconds, and answer with the job if it has ended.", {"type": "string"}),
 }
-_REPLY_HEADERS = {
-    201: {},
+_EVERY_REPLY = {"x-request-id": "The id that the request gave, or a new one. The server's log repeats it for errors."}
+_REPLY_HEADERS: dict[int, dict[str, str]] = {
     401: {"WWW-Authenticate": "Bearer"},
     429: {"Retry-After": "Seconds, estimated from how many jobs ended in the last minute."},
     503: {"Retry-After": "Seconds."},
@@ -78,10 +78,10 @@ def answers(
     declared: dict[int | str, dict[str, Any]] = {}
     for status, kind in [*replies.items(), *((status, wire.ErrorReply) for status in (*errors, 500))]:
         declared[status] = {"description": HTTPStatus(status).phrase, "content": _content(kind)}
-        if named := _REPLY_HEADERS.get(status):
-            declared[status]["headers"] = {
-                name: {"description": text, "schema": {"type": "string"}} for name, text in named.items()
-            }
+        declared[status]["headers"] = {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in (_EVERY_REPLY | _REPLY_HEADERS.get(status, {})).items()
+        }
     if events:
         ok = declared.setdefault(200, {"description": HTTPStatus.OK.phrase, "content": {}})
         ok["content"]["text/event-stream"] = {"schema": {"anyOf": [_event(*event) for event in events]}}

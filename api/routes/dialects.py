@@ -126,34 +126,36 @@ async def _run(
 
 async def _stream(request: Request, events: AsyncGenerator[Event | None], writer: EventWriter) -> Response:
     """Answer when the first event is there. If the client disconnects before that, the jobs are canceled."""
+    chunks = _chunks(events, writer)
     try:
-        first = await while_connected(request, _first_event(events))
+        await while_connected(request, _wait_for_first(chunks))
     except BaseException:
-        await events.aclose()
+        await chunks.aclose()
         raise
-    return EventStream(request, _chunks(first, events, writer), last=b"")
+    return EventStream(request, chunks, last=b"")
 
 
-async def _first_event(events: AsyncGenerator[Event | None]) -> Event:
-    """Wait for the first tokens, or for the first job that ends. Raise ApiError if a job is refused."""
-    async for event in events:
-        if event is not None:
-            return event
-    raise Failed("the jobs ended without a result")
+async def _wait_for_first(chunks: AsyncGenerator[object | None]) -> None:
+    await anext(chunks)
 
 
-async def _chunks(
-    first: Event, events: AsyncGenerator[Event | None], writer: EventWriter
-) -> AsyncGenerator[object | None]:
-    """Yield the chunks of all events, and None to keep the connection open."""
+async def _chunks(events: AsyncGenerator[Event | None], writer: EventWriter) -> AsyncGenerator[object | None]:
+    """Yield None when the first tokens or the first result are there, then the chunks of all events.
+
+    None is yielded again to keep the connection open. Closing this generator cancels the jobs. Raise ApiError if a job
+    fails.
+    """
+    has_begun = False
     async with aclosing(events):
         try:
-            for chunk in writer.add(first):
-                yield chunk
             async for event in events:
                 if event is None:
-                    yield None
+                    if has_begun:
+                        yield None
                     continue
+                if not has_begun:
+                    has_begun = True
+                    yield None
                 for chunk in writer.add(event):
                     yield chunk
             for chunk in writer.end():

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
-from rq.job import Job as RqJob
 
 from scorepool import store, wire
 from scorepool.api.batches.batch_lease import BatchLease
@@ -47,7 +46,7 @@ class BatchStore:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for ids_of_line in job_ids:
                 for job_id in ids_of_line:
-                    pipeline.hget(RqJob.key_for(job_id), "status")
+                    pipeline.hget(store.RqKeys.job(job_id), "status")
             replies: Any = iter(await pipeline.execute())
         return [[status_of(status) if (status := next(replies)) else None for _ in of_line] for of_line in job_ids]
 
@@ -91,7 +90,7 @@ class BatchStore:
             for line in removed:
                 pipeline.hdel(self._lines_key, str(line))
                 for job_id in line.job_ids(batch_id):
-                    for key in (RqJob.key_for(job_id), store.Keys.request(job_id), store.Keys.outcome(job_id)):
+                    for key in (store.RqKeys.job(job_id), store.Keys.request(job_id), store.Keys.outcome(job_id)):
                         pipeline.expire(key, ENDED_JOB_TTL_S)
 
         await self.lease.commit(after, write)

@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 from redis.asyncio import Redis
-from rq.job import Job as RqJob
 
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, NotFound
@@ -112,7 +111,7 @@ class Jobs:
         """Read a job with its result or failure. Raises NotFound."""
         check_id(job_id)
         async with self._redis.pipeline(transaction=True) as pipeline:
-            pipeline.hmget(RqJob.key_for(job_id), FIELDS)
+            pipeline.hmget(store.RqKeys.job(job_id), FIELDS)
             pipeline.get(store.Keys.outcome(job_id))
             pipeline.time()
             fields, outcome, (seconds, _) = await decode.replies(pipeline)
@@ -152,7 +151,7 @@ class Jobs:
         )
         async with self._redis.pipeline(transaction=False) as pipeline:
             for job_id, _ in entries:
-                pipeline.hmget(RqJob.key_for(decode.text(job_id)), FIELDS)
+                pipeline.hmget(store.RqKeys.job(decode.text(job_id)), FIELDS)
                 pipeline.exists(store.Keys.outcome(decode.text(job_id)))
             pipeline.time()
             *rows, (seconds, _) = await decode.replies(pipeline)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -14,6 +15,7 @@ from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.state import State
 from scorepool.store import Settings, SettingsError
 
+ACCEPT_ERROR_INTERVAL_S = 10.0
 SHUTDOWN_GRACE_S = 10  # for replies that are being written; clients that wait for a job are answered at once
 
 
@@ -51,6 +53,27 @@ def is_not_probe(record: logging.LogRecord) -> bool:
     return path not in ("/healthz", "/readyz", "/health", "/metrics")
 
 
+class AcceptErrorFilter(logging.Filter):
+    """Log one line per ACCEPT_ERROR_INTERVAL_S while the process has no file descriptor for new connections.
+
+    asyncio tries again once a second, and then logs a traceback for each of uvicorn's 2,048 places in the backlog.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_at = -ACCEPT_ERROR_INTERVAL_S
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.getMessage().startswith("socket.accept() out of system resource"):
+            return True
+        if time.monotonic() - self._logged_at < ACCEPT_ERROR_INTERVAL_S:
+            return False
+        self._logged_at = time.monotonic()
+        record.msg, record.args = "no file descriptor is left for new connections (`ulimit -n`)", ()
+        record.exc_info = record.exc_text = None
+        return True
+
+
 def serve(settings: Settings) -> None:
     """Serve until the server is told to stop. Raises SettingsError before it listens."""
     app = create_app(settings)
@@ -66,6 +89,7 @@ def serve(settings: Settings) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("scorepool.api").setLevel(settings.log_level)
     logging.getLogger("uvicorn.access").addFilter(is_not_probe)
+    logging.getLogger("asyncio").addFilter(AcceptErrorFilter())
     config = uvicorn.Config(
         app,
         host=settings.host,

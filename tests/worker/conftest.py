@@ -1,4 +1,4 @@
-"""What the tests of the worker share: a submitter that does as the API does, and workers run by `rq worker`."""
+"""Fixtures of the worker's tests: a submitter that does what the API does, and workers run by `rq worker`."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def submit(
     webhook: bool = False,
     fields: dict[str, object] | None = None,
 ) -> str:
-    """As the API's submit script; `request` in bytes is written as it stands."""
+    """Submit a job as the API's script does; `request` in bytes is written as it is."""
     job_id = uuid4().hex
     body = request if isinstance(request, bytes) else wire.encode(request)
     mapping = {
@@ -80,7 +80,7 @@ def status(redis: Redis, job_id: str) -> str:
 
 
 def most_at_once(redis: Redis, ids: list[str]) -> int:
-    """How many of these jobs, which have ended, were in flight together, by the times in their records."""
+    """Return how many of these ended jobs were in flight together, by the times in their records."""
     spans = [redis.hmget(f"rq:job:{job_id}", "started_at", "ended_at") for job_id in ids]
     return max(sum(start <= at < end for start, end in spans) for at, _ in spans)
 

@@ -21,7 +21,7 @@ from scorepool.worker.rq.job import Job
 
 @dataclass(frozen=True, slots=True)
 class AsyncResult:
-    """What a job function returns when the job goes on elsewhere, beside others."""
+    """The return value of a job function whose job goes on elsewhere, beside others."""
 
     future: "Future[Any]"
     finish: Callable[[Any], object]  # from the future's result to the job's, on the main thread

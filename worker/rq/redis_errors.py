@@ -1,4 +1,4 @@
-"""Which errors of Redis a worker waits out, and the message with which it ends for the others."""
+"""Tell the errors of Redis that a worker waits out from those that end it with a message."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

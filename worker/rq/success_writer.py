@@ -18,7 +18,7 @@ MAX_BYTES = 64 * 1024 * 1024  # of outcomes in one message; Redis hangs up on on
 
 
 class SuccessWriter:
-    """For the worker's main thread."""
+    """Write successes. Used by the worker's main thread only."""
 
     def __init__(self, connection: Redis, leases: Leases, default_result_ttl_s: int) -> None:
         self._leases = leases

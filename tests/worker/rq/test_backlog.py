@@ -52,7 +52,7 @@ class Api:
 
 @pytest.fixture
 def shared(redis_url: str) -> Iterator[Api]:
-    """Of two owners, with batches of 64."""
+    """An API with two owners and lists of 64 jobs."""
     shared = Api(redis_url, "alice", "bob")
     yield shared
     shared.close()
@@ -143,7 +143,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Lease:
-    """As Leases.release wants it."""
+    """A lease as Leases.release takes it."""
 
     lease_key: str
     queue: Queue

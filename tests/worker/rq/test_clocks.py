@@ -30,7 +30,7 @@ def test_a_job_expires_at_its_time_and_not_at_the_workers(redis: Redis, workers:
 
 @wrong
 def test_what_is_scheduled_is_due_in_time(redis: Redis, workers: Workers, ahead_s: int):
-    """By others, and by the worker itself, whose retries another worker may bring back."""
+    """A job may be scheduled by another process, or by the worker itself for a retry."""
     queue = Queue("demo", connection=redis)
     soon, later = (queue.enqueue_in(timedelta(seconds=delay_s), "add", 1) for delay_s in (1, 600))
     flaky = queue.enqueue("flaky", retry=Retry(max=3, interval=[600]))

@@ -53,7 +53,7 @@ def test_suspects_get_no_more_company_than_they_may_have(
 
 
 def die(redis: Redis, rows: list[ClaimedJob]) -> None:
-    """As the expiry of a dead worker's leases, and the next worker's look at them."""
+    """Expire the leases of a dead worker, and let the next worker reclaim its jobs."""
     for row in rows:
         redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")
 

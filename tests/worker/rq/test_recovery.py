@@ -1,4 +1,4 @@
-"""How soon the jobs of a dead worker run again, with the settings that users have."""
+"""The time until the jobs of a dead worker run again, with default settings."""
 
 import time
 
@@ -25,7 +25,7 @@ def kill_with_jobs_in_flight(redis: Redis, workers: Workers, *options: str) -> l
 def test_on_the_same_host_they_run_again_without_waiting_for_their_leases(
     redis: Redis, workers: Workers, options: tuple[str, ...], limit_s: float
 ):
-    """On a machine that has nothing else to do within two seconds of the next worker's start."""
+    """The limit is two seconds after the next worker's start on an idle machine."""
     ids = kill_with_jobs_in_flight(redis, workers, *options)
     redis.delete("scorepool:models")
 

@@ -57,7 +57,7 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 @contextmanager
 def full_disk(stack: Stack) -> Iterator[None]:
-    """Of its snapshots: MISCONF."""
+    """Fill the disk of the snapshots: MISCONF."""
     (stack.folder / "dump.rdb").mkdir()
     save(stack, "err")
     yield

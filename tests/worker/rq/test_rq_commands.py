@@ -95,7 +95,7 @@ def test_a_callback_that_is_not_listed_is_refused_with_a_sentence(redis: Redis, 
 
 
 def test_rq_empty_ends_what_was_accepted(redis: Redis, workers: Workers):
-    """Also what waits behind RQ's list; what runs goes on."""
+    """Jobs behind RQ's list end as well; running jobs go on."""
     running = submit(redis, generate(max_tokens=300))
     workers.start("--max-jobs", "1")
     until(lambda: status(redis, running) != "queued")

@@ -137,5 +137,6 @@ def test_a_worker_that_cannot_start_says_why_in_one_sentence(stack: Stack):
     with full_memory(stack):
         worker = stack.workers.start()
         assert worker.wait(timeout=20) == 1
-    assert re.search("^scorepool: Redis: .*command not allowed when used memory", stack.workers.log, re.MULTILINE)
+    said = r"^scorepool: Redis \(SCOREPOOL_REDIS_URL, .*\): .*command not allowed when used memory"
+    assert re.search(said, stack.workers.log, re.MULTILINE)
     assert "Traceback" not in stack.workers.log

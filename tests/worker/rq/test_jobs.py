@@ -39,6 +39,8 @@ def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(red
         f"scorepool:outcome:{job_id}",
         "scorepool:done",
         "scorepool:outcomes",
+        store.Keys.recent_models,
+        store.Keys.recent_model("demo"),
     }
     assert status(redis, job_id) == "finished"
     assert redis.hget(f"rq:job:{job_id}", "meta") is None

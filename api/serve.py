@@ -20,7 +20,7 @@ SHUTDOWN_GRACE_S = 10  # for replies that are being written; clients that wait f
 
 
 class Server(uvicorn.Server):
-    """Answer waiting clients when the server is told to stop, instead of running on for up to max_wait_s."""
+    """Answer waiting clients when the server is asked to stop, instead of running on for up to max_wait_s."""
 
     def __init__(self, config: uvicorn.Config, waiting: Waiting) -> None:
         super().__init__(config)
@@ -75,7 +75,7 @@ class AcceptErrorFilter(logging.Filter):
 
 
 def serve(settings: Settings) -> None:
-    """Serve until the server is told to stop. Raises SettingsError before it listens."""
+    """Serve until the server is asked to stop. Raises SettingsError before it listens."""
     app = create_app(settings)
     state: State = app.state.scorepool
     if not state.keyring and not is_loopback(settings.host):

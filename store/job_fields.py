@@ -38,7 +38,7 @@ class JobField:
     CANCEL_REQUESTED = "cancel_requested"  # "1": its owner canceled it while it ran
     CRASHES = "crashes"  # deaths of workers that ran this job alone
     MAX_CONCURRENCY = "company"  # jobs in flight beside which it may run, itself included: it may kill its worker
-    ENDS = "ends"  # how many times it has ended, if anyone is told of it
+    ENDS = "ends"  # how many times it has ended, if it has webhooks
     DELIVERIES = "deliveries"  # ids of the deliveries that tell of its end, space-separated
     # ours, of a delivery (lua/outbox.lua)
     EVENT = "event"

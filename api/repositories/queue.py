@@ -146,7 +146,7 @@ class Queue:
         return num_drained / max(1.0, now + end_to_expiry_s - min(firsts))
 
     async def cancel(self, owner: str, job_id: str) -> None:
-        """Cancel a job: at once while it waits; a running job is marked, and its worker told.
+        """Cancel a job: at once while it waits; a running job is marked, and its worker is notified.
 
         Raises NotFound, Conflict.
         """

@@ -39,8 +39,8 @@ class LogprobQuery:
     @property
     def temperatures(self) -> list[float]:
         """The temperature of each reported logprob: 1 for a sampled token, which reports the model's own."""
-        num_given = len(self.positions) - self.samples
-        return [self.sequence.temperature] * num_given + [1.0] * self.samples
+        num_input = len(self.positions) - self.samples
+        return [self.sequence.temperature] * num_input + [1.0] * self.samples
 
 
 @dataclass(slots=True)

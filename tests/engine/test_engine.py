@@ -72,8 +72,8 @@ class FakeRunner:
                 continue
             error = NonFiniteLogits("NaN") if FAILS in sequence.token_ids else None
             results.append(SliceResult(slice_, slice_.num_tokens, error))
-            num_given = sequence.num_input_tokens - (sequence.score_from or 0)
-            missing = 1 if sequence.sampling else num_given - len(sequence.columns)
+            num_input = sequence.num_input_tokens - (sequence.score_from or 0)
+            missing = 1 if sequence.sampling else num_input - len(sequence.columns)
             sequence.columns.logprobs += [-1.0] * missing
             if sequence.sampling:
                 sequence.token_ids.append(1)

@@ -85,11 +85,11 @@ class ResultCommitter:
         with self.connection.pipeline() as pipeline:
             keys = [key for inflight in jobs for key in (inflight.job.key, inflight.job.dependents_key)]
             pipeline.watch(*keys)
-            standing = list(zip(jobs, self.leases.check_leases(jobs), strict=True))
-            ours = [inflight for inflight, (is_held, _) in standing if is_held]
+            leases = list(zip(jobs, self.leases.check_leases(jobs), strict=True))
+            ours = [inflight for inflight, (is_held, _) in leases if is_held]
             parents = [
                 inflight
-                for inflight, (is_held, has_dependents) in standing
+                for inflight, (is_held, has_dependents) in leases
                 if is_held and has_dependents and inflight.retry_delay_s is None
             ]
             if parents:

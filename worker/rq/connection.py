@@ -26,7 +26,7 @@ for code in (
     "BUSY",  # somebody's script does not end
     "MASTERDOWN",  # a replica that lost its master tells nothing old (`replica-serve-stale-data no`)
 ):
-    BaseParser.EXCEPTION_CLASSES[code] = Refusing  # redis-py has no class of its own, or none that is told apart
+    BaseParser.EXCEPTION_CLASSES[code] = Refusing  # redis-py has no class of its own, or only a general one
 
 
 class Redis(redis.Redis):

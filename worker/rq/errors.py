@@ -16,7 +16,7 @@ WorkerError
 ├── StartError    the worker cannot start: its message is printed as one sentence, exit status 1
 └── FatalError    what runs the jobs has failed: the leases bring its jobs back
 
-Errors are told apart by their class, never by their text. A job function maps the errors of what it calls (an engine)
+Errors are recognised by their class, never by their text. A job function maps the errors of what it calls (an engine)
 to these.
 """
 

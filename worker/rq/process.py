@@ -44,7 +44,7 @@ class WorkerProcess(BaseWorker):
         super().__init__(ours, *args, **kwargs)
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._is_interruptible = False  # the main thread runs code that may take long: a second signal ends it there
-        self._drain_deadline: float | None = None  # time.monotonic(), once it is told to stop
+        self._drain_deadline: float | None = None  # time.monotonic(), once it is asked to stop
         self._stop_requested_at = math.inf  # time.monotonic()
 
     @cached_property

@@ -120,7 +120,7 @@ class Worker(WorkerProcess):
         with_scheduler: bool = False,
         dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
     ) -> bool:
-        """Run until told to stop; return whether there was any job.
+        """Run until asked to stop; return whether there was any job.
 
         Raises FatalError, or SystemExit with one sentence.
         """
@@ -245,7 +245,7 @@ class Worker(WorkerProcess):
     def _should_quit(self, burst: bool, max_jobs: float, max_idle_s: float) -> bool:
         """True if a worker with nothing in flight ends now."""
         if self._stop_requested:
-            reason = "told to stop"
+            reason = "asked to stop"
         elif self._num_claimed >= max_jobs:
             reason = f"{self._num_claimed} jobs done"
         elif burst and self._queues_are_empty and self._has_reclaimed:

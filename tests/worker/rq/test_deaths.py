@@ -265,7 +265,7 @@ def test_a_redis_that_is_killed_and_restarted_loses_no_job_and_no_result(mortal,
     assert results(redis, ids) == 30
     assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
     assert worker.poll() is None
-    until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels())  # its ear is back, too
+    until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels())  # it is subscribed again
     last = submit(redis, generate())
     until(lambda: outcome(redis, last))
 

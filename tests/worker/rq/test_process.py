@@ -1,4 +1,4 @@
-"""The worker is RQ's worker to whoever runs it: options, `rq info`, scheduler, queues' order, presence."""
+"""The worker behaves as RQ's own: options, `rq info`, scheduler, order of the queues, registration."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A Redis that is there and takes no commands for a while: nobody dies of it, nothing is lost, and all is told."""
+"""A Redis that refuses commands for a while ends no process and loses no job, and every failure is reported."""
 
 import re
 import subprocess

@@ -181,9 +181,14 @@ def _join(words: Sequence[str]) -> str:
 
 
 def fingerprint(requests: Sequence[wire.Request]) -> str:
-    """Hash a whole submission in its canonical form: JSON and msgpack of one request have the same fingerprint."""
+    """Hash a whole submission in its canonical form: JSON and msgpack of one request have the same fingerprint.
+
+    Fields that have their default are hashed too, as in release 0.1.0, so that a submission that is repeated during or
+    after an upgrade has the fingerprint that Redis holds. Hash a field that is added later only if it is set.
+    """
     digest = hashlib.blake2b(digest_size=16)
-    for body in map(wire.encode, requests):
+    for request in requests:
+        body = wire.encode({"type": wire.kind_of(request), **msgspec.structs.asdict(request)})
         digest.update(len(body).to_bytes(8, "big") + body)
     return digest.hexdigest()
 

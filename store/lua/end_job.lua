@@ -11,8 +11,11 @@ local REGISTRIES = {finished = FINISHED_, failed = FAILED_, canceled = CANCELED_
 -- outcome that is there already is that of this run.
 local function record_outcome(id, body, ttl_s, keep_request, iso)
   local job, outcome, request = JOB_ .. id, OUTCOME_ .. id, REQUEST_ .. id
-  if not is_type(outcome, 'string') then redis.call('DEL', outcome) end
-  if not redis.call('SET', outcome, body, 'NX', unpack(ttl_s > 0 and {'EX', ttl_s} or {})) then return end
+  local expiry = ttl_s > 0 and {'EX', ttl_s} or {}
+  if not redis.call('SET', outcome, body, 'NX', unpack(expiry)) then
+    if is_type(outcome, 'string') then return end
+    redis.call('SET', outcome, body, unpack(expiry))  -- replaces a key of any type
+  end
   try('stream', 'XADD', DONE, 'MAXLEN', '~', 10000, '*', 'id', id)
   local code = 'result'
   if redis.call('HGET', job, F_STATUS) ~= 'finished' then
@@ -29,13 +32,16 @@ local function record_outcome(id, body, ttl_s, keep_request, iso)
   announce(id, iso, ttl_s > 0 and ttl_s or KEPT_S)
 end
 
--- List a canceled job for as long as it is kept; RQ would list it for ever.
+-- List a canceled job while it is kept; RQ would list it for ever. Jobs are kept for different times, so each new one
+-- checks two at random, as in outbox.lua.
 local function file_as_canceled(id, queue, ttl_s)
   local canceled = CANCELED_ .. queue
   try('zset', 'ZADD', canceled, now_s, id)
   if ttl_s > 0 then
-    try('zset', 'ZREMRANGEBYSCORE', canceled, '-inf', now_s - ttl_s)
     redis.call('EXPIRE', JOB_ .. id, ttl_s)
+    for _, other in ipairs(try('zset', 'ZRANDMEMBER', canceled, 2) or {}) do
+      if redis.call('EXISTS', JOB_ .. other) == 0 then redis.call('ZREM', canceled, other) end
+    end
   end
 end
 
@@ -66,7 +72,7 @@ end
 -- Take a waiting job out of every list of its queue.
 local function leave_queue(id, queue, owner)
   try('list', 'LREM', QUEUE_ .. queue, 0, id)
-  try('list', 'LREM', BACKLOG_ .. queue .. ':' .. owner, 0, id)
+  try('list', 'LREM', BACKLOG_ .. queue .. ':' .. owner, 1, id)  -- up to 100,000 ids: stop at the first match
   try('zset', 'ZREM', SCHEDULED_ .. queue, id)
   try('zset', 'ZREM', DEFERRED_ .. queue, id)
 end

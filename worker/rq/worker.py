@@ -42,7 +42,7 @@ from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_message
 from scorepool.worker.rq.sweep import Sweep
 from scorepool.worker.rq.watchdog import Watchdog, WatchedOperations
-from scorepool.worker.rq.wrong_types import WrongRedisType, is_wrong_type
+from scorepool.worker.rq.wrong_types import WrongRedisType, drop_wrong_types, is_wrong_type
 
 POLL_S = 1.0  # between looks at the queues when no message wakes the loop
 
@@ -363,6 +363,7 @@ class Worker(WorkerProcess):
         with self.connection.pipeline() as pipeline:
             self.heartbeat(math.ceil(self.settings.lease_s * 3), pipeline=pipeline)
             self.register(pipeline)
+            self.leases.wrong_types.report(drop_wrong_types(self.connection, pipeline))
             had_expired = pipeline.execute()[0] == 1
         if had_expired:
             self.connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """One Redis key of a wrong type kills no worker, fails no job and leaves no half-written end."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -92,3 +93,21 @@ def test_heartbeats_and_maintenance_go_on_beside_it(redis: Redis, workers: Worke
 
     assert worker.poll() is None
     assert redis.hget(RqKeys.job(job_id), "company") is None  # nobody took the job back
+
+
+@pytest.mark.parametrize("key", [Keys.models, Keys.recent_models])
+def test_a_worker_whose_registration_fails_still_takes_over_jobs_of_dead_workers(
+    redis: Redis, workers: Workers, key: str
+):
+    worker = workers.start(SCOREPOOL_LEASE_S="1")
+    until(lambda: redis.exists(Keys.models))
+    wrong(redis, key)
+    time.sleep(2)  # several heartbeats
+    job_id = submit(redis, generate())
+    redis.lrem(RqKeys.queue("demo"), 0, job_id)
+    redis.zadd(RqKeys.registry("wip", "demo"), {f"{job_id}:gone": 2e9})
+
+    until(lambda: isinstance(outcome(redis, job_id), wire.Result), timeout_s=30)
+
+    assert worker.poll() is None
+    assert "Traceback" not in workers.log

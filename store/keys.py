@@ -43,7 +43,9 @@ class Keys:
     batches = f"{PREFIX}:batches"  # zset: batches that have not ended, by the time (unix, s) of their next turn
     probe = f"{PREFIX}:probe"  # string: written to see whether Redis takes writes
     indexes = f"{PREFIX}:indexes"  # zset: `owned` and `deliveries` keys by the time (unix, s) of their next sweep
-    recent_models = f"{PREFIX}:recent_models"  # zset: models by the time (unix, s) at which they were last served
+    recent_models = (
+        f"{PREFIX}:recent_models"  # zset: models by the time (unix, s; a worker's clock) at which they were last served
+    )
 
     @staticmethod
     def recent_model(model: str) -> str:
@@ -232,6 +234,8 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "INDEXES": Keys.indexes,
     "MODELS": Keys.models,
     "CARD_": Keys.card(""),
+    "RECENT_MODELS": Keys.recent_models,
+    "RECENT_MODEL_": Keys.recent_model(""),
     # RQ's
     "QUEUES": RqKeys.queues,
     "SUSPENDED": RqKeys.suspended,

@@ -37,6 +37,9 @@ if #due == MAX_INDEXES then has_more = 1 end
 for _, worker in ipairs(try('zset', 'ZRANDMEMBER', MODELS, MAX_IDS) or {}) do
   if redis.call('EXISTS', CARD_ .. worker) == 0 then redis.call('ZREM', MODELS, worker) end
 end
+for _, model in ipairs(try('zset', 'ZRANDMEMBER', RECENT_MODELS, MAX_IDS) or {}) do
+  if redis.call('EXISTS', RECENT_MODEL_ .. model) == 0 then redis.call('ZREM', RECENT_MODELS, model) end
+end
 
 for i = 2, #ARGV do
   for _, registry in ipairs({FINISHED_ .. ARGV[i], FAILED_ .. ARGV[i]}) do  -- scored by the time of expiry

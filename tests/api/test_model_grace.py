@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ from redis import Redis
 
 from scorepool import store
 from scorepool.worker.inference.registration import WorkerRegistration
+from scorepool.worker.rq.sweep import Sweep
 from tests.api.conftest import Serving, generate, score
 from tests.api.conftest import eventually as in_redis
 from tests.api.fake_worker import COMPLETED, FakeWorker
@@ -112,6 +114,21 @@ def test_a_worker_that_stops_leaves_its_model_behind_for_the_grace_time(redis: R
     assert len(left) == (2 if grace_s else 0)
     for key in left:
         assert 0 < redis.ttl(key) <= grace_s
+
+
+def test_a_model_stays_recent_whatever_the_clocks_of_workers_say(redis: Redis):
+    """The clock of demo's worker is behind; the name `gone` has no key any more."""
+    redis.set(store.Keys.recent_model("demo"), b"card", ex=600)
+    redis.zadd(store.Keys.recent_models, {"demo": time.time() - 3600, "gone": time.time()})
+    other = FakeWorker(redis, model="other", name="w2")
+    other.register()
+
+    with redis.pipeline() as pipeline:
+        WorkerRegistration(other.card, lease_s=1.0, model_grace_s=600).renew(pipeline)
+        pipeline.execute()
+    Sweep(redis, ["demo"], 60).run()
+
+    assert set(redis.zrange(store.Keys.recent_models, 0, -1)) == {b"demo", b"other"}
 
 
 def test_a_request_during_the_restart_of_the_only_worker_is_answered(

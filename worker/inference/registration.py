@@ -44,7 +44,10 @@ def served_model_of(
 
 
 class WorkerRegistration:
-    """Keep what this worker serves in Redis: as live while the worker is, and as recent for `model_grace_s` after."""
+    """Keep what this worker serves in Redis: as live while the worker is, and as recent for `model_grace_s` after.
+
+    The keys of both expire by Redis's clock; sweep.lua drops names without a key. Workers' clocks do not decide.
+    """
 
     def __init__(self, served_model: ServedModel, lease_s: float, model_grace_s: int) -> None:
         self.served_model = served_model
@@ -58,7 +61,6 @@ class WorkerRegistration:
         pipeline.zadd(Keys.models, {worker: time.time() + self.ttl_s})
         if self.model_grace_s:
             pipeline.set(Keys.recent_model(model), packed, ex=self.model_grace_s)
-            pipeline.zremrangebyscore(Keys.recent_models, "-inf", time.time() - self.model_grace_s)
             pipeline.zadd(Keys.recent_models, {model: time.time()})
             pipeline.expire(Keys.recent_models, self.model_grace_s)
 

@@ -8,8 +8,14 @@ from scorepool.api.repositories.queue import fingerprint
 
 SCORE = {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": " b"}]}
 CHAT = {
-    **{"type": "generate", "model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
-    **{"temperature": 0, "logit_bias": {"5": 1.5}, "stop": ["x"], "tools": [{"name": "f", "parameters": {}}]},
+    "type": "generate",
+    "model": "demo",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 5,
+    "temperature": 0,
+    "logit_bias": {"5": 1.5},
+    "stop": ["x"],
+    "tools": [{"name": "f", "parameters": {}}],
 }
 
 

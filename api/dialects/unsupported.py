@@ -27,9 +27,13 @@ def without_defaults(content: bytes, encoding: Encoding, defaults: Mapping[str, 
     """Return a body without the fields of `defaults` that are null or have their default.
 
     A name like `sampling_params.regex` is of a field of an object. Fields of `body_type` itself stay. Raise
-    wire.Invalid for another value.
+    wire.Invalid for another value. A body that cannot be read without its type is returned unchanged: reading it as
+    `body_type` names the field.
     """
-    body: Any = wire.parse(content, Any, encoding)
+    try:
+        body: Any = wire.parse(content, Any, encoding)
+    except wire.Invalid:
+        return content
     if not isinstance(body, dict):
         return content
     own = {field.encode_name for field in msgspec.structs.fields(body_type)}

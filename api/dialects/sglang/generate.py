@@ -50,16 +50,16 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`model` is ours, for a server of several."""
+    """`model` is ours, for a server of several. Null is the default, as SGLang takes it."""
 
     text: Text | Annotated[list[Text], Meta(min_length=1)] | None = None
     input_ids: Annotated[list[TokenId | TokenIds], Meta(min_length=1)] | None = None
-    sampling_params: SamplingParams = SamplingParams()
-    return_logprob: bool = False
-    logprob_start_len: Annotated[
-        int, Meta(ge=-1, description="First token of the input with an entry; -1: the last.")
-    ] = -1
-    top_logprobs_num: TopLogprobs = 0
+    sampling_params: SamplingParams | None = None
+    return_logprob: bool | None = False
+    logprob_start_len: (
+        Annotated[int, Meta(ge=-1, description="First token of the input with an entry; -1: the last.")] | None
+    ) = -1
+    top_logprobs_num: TopLogprobs | None = 0
     return_text_in_logprobs: bool = False
     token_ids_logprob: Annotated[None, Meta(description="Not supported; /v1/score is.")] = None
     stream: bool = False
@@ -84,7 +84,16 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def is_list(self) -> bool:
         """True if the reply is a list."""
         given = self.text if self.input_ids is None else self.input_ids[0]
-        return isinstance(given, list) or self.sampling_params.n > 1
+        return isinstance(given, list) or self.params.n > 1
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sampling_params or SamplingParams()
+
+    @property
+    def start(self) -> int:
+        """First token of the input with an entry; -1: the last."""
+        return -1 if self.logprob_start_len is None else self.logprob_start_len
 
 
 class FinishReason(Struct, frozen=True, kw_only=True):
@@ -127,7 +136,7 @@ def field_name(body: GenerateRequest, field: str) -> str:
 
 def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.Generate]:
     """Build one request per prompt, so that the workers of a model share the prompts."""
-    params = body.sampling_params
+    params = body.params
     return [
         wire.Generate(
             model=model,
@@ -149,9 +158,9 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.
             include_stop_str_in_output=params.no_stop_trim,
             skip_special_tokens=params.skip_special_tokens,
             n=params.n,
-            prompt_logprobs=params.max_new_tokens == 0 or (body.return_logprob and body.logprob_start_len >= 0),
-            logprobs=body.return_logprob,
-            top_logprobs=body.top_logprobs_num if body.return_logprob else 0,
+            prompt_logprobs=params.max_new_tokens == 0 or (bool(body.return_logprob) and body.start >= 0),
+            logprobs=bool(body.return_logprob),
+            top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else 0,
         )
         for prompt in body.prompts
     ]
@@ -193,7 +202,7 @@ def _finish_reason(sequence: wire.SequenceResult, output_ids: list[int]) -> Fini
 
 
 def _logprobs(body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int]) -> dict[str, Any]:
-    start = len(prompt_ids) - 1 if body.logprob_start_len < 0 else body.logprob_start_len
+    start = len(prompt_ids) - 1 if body.start < 0 else body.start
     if start >= len(prompt_ids):
         field = "logprob_start_len"
         raise wire.Invalid(f"{field}: expected below {len(prompt_ids)}, the tokens of the input, found {start}", field)

@@ -12,6 +12,7 @@ from scorepool import wire
 from scorepool.api.dialects.openai import foreign_fields
 from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS
 from scorepool.api.dialects.protocol import Context
+from scorepool.api.dialects.sglang import generate
 from scorepool.api.dialects.sglang.generate import GENERATE
 from scorepool.api.dialects.unsupported import ANY
 
@@ -204,8 +205,26 @@ def test_the_defaults_of_sglang_pass():
     body |= {"text": "a", "sampling_params": params | {"n": 2}, "rid": "r-1"}
 
     for encoding, content in (("json", json.dumps(body).encode()), ("msgpack", wire.encode(body))):
-        assert GENERATE.parse(content, encoding).sampling_params.n == 2
+        assert GENERATE.parse(content, encoding).params.n == 2
 
     with pytest.raises(wire.Invalid) as caught:
         GENERATE.parse(json.dumps({"text": "a", "sampling_params": {"regex": "a+"}}).encode())
     assert caught.value.field == "sampling_params.regex"
+
+
+@pytest.mark.parametrize(
+    "name", ["sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "model"]
+)
+def test_null_is_the_default_of_a_field_of_sglang(name: str):
+    body = {"input_ids": [1], "return_logprob": True, name: None}
+    parsed = GENERATE.parse(json.dumps(body).encode())
+    without = GENERATE.parse(json.dumps({key: value for key, value in body.items() if value is not None}).encode())
+    assert generate.to_requests(parsed, "demo", 60) == generate.to_requests(without, "demo", 60)
+
+
+@pytest.mark.parametrize("foreign", [{}, {"rid": None}])
+def test_a_number_out_of_range_is_refused_by_its_field(foreign: dict[str, Any]):
+    body = json.dumps(CHAT_BODY | {"seed": 0} | foreign).replace('"seed": 0', '"seed": 1e400').encode()
+    with pytest.raises(wire.Invalid) as refused:
+        CHAT.parse(body)
+    assert (refused.value.field, refused.value.message) == ("seed", "seed: Number out of range")

@@ -126,6 +126,7 @@ async def _run(
 
 async def _stream(request: Request, events: AsyncGenerator[Event | None], writer: EventWriter) -> Response:
     """Answer when the first event is there. If the client disconnects before that, the jobs are canceled."""
+    await anext(events)  # The jobs are accepted. A client that leaves while they are submitted is noticed only now.
     chunks = _chunks(events, writer)
     try:
         await while_connected(request, _wait_for_first(chunks))

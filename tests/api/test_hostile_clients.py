@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from redis import Redis
 
 from scorepool.api.app import create_app
+from scorepool.api.repositories.queue import Queue, Submitted
 from scorepool.store import Settings
 from tests.api.conftest import SECRET, score
 from tests.api.fake_worker import FakeWorker
@@ -101,3 +104,38 @@ async def test_an_upload_that_a_stopping_server_cancels_is_answered_with_503(red
         await answering
 
     assert [sent[0]["status"], (b"retry-after", b"2") in sent[0]["headers"]] == [503, True]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_while_its_job_is_submitted_cancels_it(
+    redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    worker = FakeWorker(redis)
+    worker.register()
+    body = json.dumps({"model": "demo", "prompt": "a", "stream": stream}).encode()
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
+    messages = iter([{"type": "http.request", "body": body}])
+    submit = Queue.submit
+    num_submitted = 0
+
+    async def receive() -> dict[str, object]:
+        return next(messages, {"type": "http.disconnect"})
+
+    async def send(message: dict[str, object]) -> None:
+        pass
+
+    async def submit_slowly(*args: Any, **options: Any) -> list[Submitted]:
+        nonlocal num_submitted
+        submitted = await submit(*args, **options)
+        num_submitted += len(submitted)
+        await asyncio.sleep(0.1)  # the client has left before this returns
+        return submitted
+
+    monkeypatch.setattr(Queue, "submit", submit_slowly)
+    app = create_app(Settings(redis_url=redis_url, webhook_secret=SECRET))
+    async with app.router.lifespan_context(app):
+        await app(scope, receive, send)
+
+    assert (num_submitted, worker.waiting()) == (1, set())

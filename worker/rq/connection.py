@@ -7,13 +7,17 @@ from typing import Any
 
 import redis
 from redis._parsers.base import BaseParser
+from redis.backoff import NoBackoff
 from redis.connection import parse_url
+from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from scorepool.store import SentinelUrl
+from scorepool.store import SentinelUrl, SettingsError
 
 SENTINEL_TIMEOUT_S = 1.0  # then the next one is asked
+LOGIN_OPTIONS: dict[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
 
 
 class Refusing(RedisConnectionError):
@@ -32,7 +36,22 @@ for code in (
 class Redis(redis.Redis):
     @classmethod
     def from_url(cls, url: str, **kwargs: Any) -> redis.Redis:
-        """Make a client from a URL. Raises SettingsError, or ValueError as redis-py does."""
+        """Make a client from a URL. End the process with one sentence, without any part of the URL, if it is wrong.
+
+        RQ calls this before anything else. It would show a traceback of every other exception.
+        """
+        try:
+            _check_login(cls._connect(url, **kwargs | LOGIN_OPTIONS))
+            return cls._connect(url, **kwargs)
+        except SettingsError as error:
+            reason = str(error)
+        except ValueError:  # its text may contain a part of the password
+            reason = "the URL cannot be parsed; see docs/settings.md"
+        raise SystemExit(f"scorepool: SCOREPOOL_REDIS_URL (or RQ_REDIS_URL, or `rq --url`): {reason}")
+
+    @classmethod
+    def _connect(cls, url: str, **kwargs: Any) -> redis.Redis:
+        """Make a client of the server, or of the master that Sentinel names. Raises ValueError."""
         sentinel = SentinelUrl.parse(url)
         if sentinel is None:
             return super().from_url(url, **kwargs)
@@ -49,3 +68,14 @@ class Redis(redis.Redis):
         }
         sentinels = Sentinel(sentinel.sentinels, sentinel_kwargs=asked)
         return cls.from_pool(SentinelConnectionPool(sentinel.service, sentinels, ssl=sentinel.is_tls, **options))
+
+
+def _check_login(client: redis.Redis) -> None:
+    """Raise SettingsError if Redis refuses the user or the password. A Redis that does not answer is no error here."""
+    with client:
+        try:
+            client.ping()
+        except (RedisError, OSError) as error:
+            # redis-py wraps the AuthenticationError of a unix socket in a ConnectionError
+            if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
+                raise SettingsError("Redis refuses the user or the password of the URL") from None

@@ -65,14 +65,14 @@ while i <= #ARGV do
     return {'conflict', #statuses}
   end
 end
-for queue in pairs(new_in) do
-  local is_usable = is_type(QUEUE_ .. queue, 'list') and is_type(DEFERRED_ .. queue, 'zset')
-    and is_type(FAIR_SHARE_ .. queue, 'zset') and is_type(backlog_of(queue), 'list')
-  if not is_usable then return {'wrong_type', wrong_types[1][1], wrong_types[1][2]} end
-end
--- A queue that others have filled still takes a list's length from each owner.
 for queue, count in pairs(new_in) do
-  local depth = redis.call('LLEN', QUEUE_ .. queue) + redis.call('ZCARD', DEFERRED_ .. queue)
+  local num_listed, num_deferred = try('list', 'LLEN', QUEUE_ .. queue), try('zset', 'ZCARD', DEFERRED_ .. queue)
+  local num_sharing = try('zset', 'ZCARD', FAIR_SHARE_ .. queue)
+  local is_shared = list_length > 0 or num_sharing ~= 0
+  local is_usable = num_listed and num_deferred and num_sharing and (not is_shared or is_type(backlog_of(queue), 'list'))
+  if not is_usable then return {'wrong_type', wrong_types[1][1], wrong_types[1][2]} end
+  local depth = num_listed + num_deferred
+  -- A queue that others have filled still takes a list's length from each owner.
   if depth + count > max_depth
     and (list_length == 0 or num_own(queue) + count > math.min(list_length, max_depth)) then
     return {'full', queue, depth, count}

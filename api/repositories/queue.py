@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http.errors import Conflict, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories import decode
-from scorepool.api.repositories.jobs import ENDED, absent, check_id, status_of
+from scorepool.api.repositories.jobs import ENDED, EXPIRED, absent, check_id, status_of
 from scorepool.store.job_hash import iso_now, new_job
 from scorepool.store.keys import DEFAULT_PREFIX, PREFIX
 from scorepool.store.scripts import load
@@ -151,7 +151,8 @@ class Queue:
         Raises NotFound, Conflict.
         """
         check_id(job_id)
-        match await self._cancel(args=[job_id, owner, CANCELED, self._settings.result_ttl_s, iso_now()]):
+        args = (job_id, owner, CANCELED, self._settings.result_ttl_s, iso_now(), wire.encode(EXPIRED))
+        match await self._cancel(args=args):
             case [b"absent"]:
                 raise absent(job_id)
             case [b"ended", status] if (ended := status_of(status)) != "canceled":

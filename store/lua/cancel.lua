@@ -1,12 +1,14 @@
 -- include: end_job.lua
 --
--- Cancel one job: at once if it waits, by asking its worker if it runs.
+-- Cancel one job: at once if it waits, by asking its worker if it runs. A job that waited beyond its expires_at has failed,
+-- as the API shows it.
 --
--- ARGV  id, owner, outcome to record (wire.Failure), seconds that it is kept where the job does not say, now (ISO)
+-- ARGV  id, owner, outcome to record (wire.Failure), seconds that it is kept where the job does not say, now (ISO),
+--       outcome of a job that has expired
 -- Returns {'absent'} | {'canceled'} | {'asked'} | {'ended', RQ status}
-local id, owner, failure, default_ttl_s, iso = unpack(ARGV)
+local id, owner, failure, default_ttl_s, iso, expired = unpack(ARGV)
 local job = JOB_ .. id
-local known = redis.pcall('HMGET', job, F_OWNER, F_STATUS, F_ORIGIN, F_WORKER_NAME, F_FAILURE_TTL)
+local known = redis.pcall('HMGET', job, F_OWNER, F_STATUS, F_ORIGIN, F_WORKER_NAME, F_FAILURE_TTL, F_EXPIRES_AT)
 local status, queue, worker = known[2] or '', known[3] or '', known[4]
 if known[1] ~= owner then
   return {'absent'}
@@ -24,5 +26,9 @@ if status ~= 'queued' and status ~= 'deferred' and status ~= 'scheduled' then
   return {'ended', status}
 end
 leave_queue(id, queue, owner)
+if has_expired(known[6]) then
+  end_waiting_job(id, queue, 'failed', expired, failure_ttl_s(known[5], default_ttl_s), iso)
+  return {'ended', 'failed'}
+end
 end_waiting_job(id, queue, 'canceled', failure, failure_ttl_s(known[5], default_ttl_s), iso)
 return {'canceled'}

@@ -1,17 +1,20 @@
--- include: writes.lua
+-- include: end_job.lua
 --
--- Remove every trace of a job that has ended, and of its deliveries, whatever state they are in.
+-- Remove every trace of a job that has ended, and of its deliveries, whatever state they are in. A job that waited beyond
+-- its expires_at has ended, as the API shows it.
 --
 -- ARGV  id, owner
 -- Returns {'absent'} | {'deleted'} | {'alive', RQ status}
 local id, owner = ARGV[1], ARGV[2]
-local known = redis.pcall('HMGET', JOB_ .. id, F_OWNER, F_STATUS, F_DELIVERIES)
+local known = redis.pcall('HMGET', JOB_ .. id, F_OWNER, F_STATUS, F_DELIVERIES, F_EXPIRES_AT, F_ORIGIN)
 if known[1] ~= owner then
   return {'absent'}
 end
-if known[2] == 'queued' or known[2] == 'started' or known[2] == 'deferred' or known[2] == 'scheduled' then
+local is_waiting = known[2] == 'queued' or known[2] == 'deferred' or known[2] == 'scheduled'
+if known[2] == 'started' or (is_waiting and not has_expired(known[4])) then
   return {'alive', known[2]}
 end
+if is_waiting then leave_queue(id, known[5] or '', owner) end
 
 -- Delete a job as rq.job.Job.delete does. A worker that still holds the delivery finds its lease gone and records nothing.
 local function delete(job_id)

@@ -82,3 +82,9 @@ local function failure_ttl_s(text, default_s)
   local ttl_s = tonumber(text or '')
   return ttl_s and ttl_s >= 1 and ttl_s < 1e9 and math.floor(ttl_s) or tonumber(default_s)
 end
+
+-- True if the field `expires_at` of a waiting job's hash is past.
+local function has_expired(text)
+  local expires_at = tonumber(text or '')
+  return expires_at ~= nil and expires_at <= now_s
+end

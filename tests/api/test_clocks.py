@@ -62,3 +62,32 @@ async def test_a_batch_runs_until_its_window_is_over(serving: Serving, redis: Re
     assert batch["expires_at"] == pytest.approx(right + 1800, abs=60)
     assert due_at == pytest.approx(right, abs=60)
     assert running["status"] == "in_progress"
+
+
+async def test_a_job_that_is_shown_as_expired_stays_so_when_it_is_canceled(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        id_ = (await http.post("/v1/jobs", json=score(expires_at=time.time() + 1000))).json()["id"]
+        redis.hset(store.RqKeys.job(id_), "expires_at", time.time() - 2)
+        before = (await http.get(f"/v1/jobs/{id_}")).json()
+        canceled = await http.post(f"/v1/jobs/{id_}/cancel")
+        after = (await http.get(f"/v1/jobs/{id_}")).json()
+
+    assert canceled.status_code == 409
+    assert "already failed" in canceled.json()["error"]["message"]
+    assert before["status"] == after["status"] == "failed"
+    assert before["failure"] == after["failure"]
+    assert worker.waiting() == set()
+
+
+async def test_a_job_that_is_shown_as_expired_can_be_deleted(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        id_ = (await http.post("/v1/jobs", json=score(expires_at=time.time() + 1000))).json()["id"]
+        redis.hset(store.RqKeys.job(id_), "expires_at", time.time() - 2)
+        deleted = await http.delete(f"/v1/jobs/{id_}")
+        after = await http.get(f"/v1/jobs/{id_}")
+
+    assert (deleted.status_code, after.status_code) == (204, 404)
+    assert worker.waiting() == set()
+    assert not redis.exists(store.Keys.request(id_), store.RqKeys.job(id_))

@@ -14,7 +14,9 @@ def cancel(redis: Redis, job_id: str, kept_s: int) -> None:
     """Cancel a waiting job, which is kept for so long."""
     fields = {JobField.OWNER: "alice", JobField.STATUS: "deferred", JobField.ORIGIN: "demo"}
     redis.hset(RqKeys.job(job_id), mapping=fields | {JobField.FAILURE_TTL: kept_s})
-    answer = redis.register_script(load("cancel.lua"))(args=[job_id, "alice", b"outcome", 3600, "2026-01-01T00:00:00Z"])
+    answer = redis.register_script(load("cancel.lua"))(
+        args=[job_id, "alice", b"outcome", 3600, "2026-01-01T00:00:00Z", b""]
+    )
     assert answer == [b"canceled"]
 
 

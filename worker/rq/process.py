@@ -14,9 +14,11 @@ from functools import cached_property, partial
 from types import FrameType
 from typing import Any
 
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
 from rq.command import parse_payload
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.group import Group
@@ -42,6 +44,7 @@ class WorkerProcess(BaseWorker):
         queues = [queues] if isinstance(queues, str) else queues
         ours: list[Any] = [rq_queue(one) if isinstance(one, str) else Queue.from_rq(one) for one in queues]
         super().__init__(ours, *args, **kwargs)
+        self.connection.set_retry(Retry(NoBackoff(), 0))  # a claim whose answer was lost must be repeated as such
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._is_interruptible = False  # the main thread runs code that may take long: a second signal ends it there
         self._drain_deadline: float | None = None  # time.monotonic(), once it is asked to stop

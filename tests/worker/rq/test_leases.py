@@ -1,6 +1,7 @@
 """The promises of the scripts that lease jobs, without a worker."""
 
 from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
 import pytest
 from redis import Redis
@@ -11,6 +12,7 @@ from scorepool import wire
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
 from scorepool.worker.rq.leases import ClaimedJob, Leases
+from scorepool.worker.rq.process import WorkerProcess
 from tests.worker.conftest import generate, status, submit
 
 
@@ -140,6 +142,13 @@ def test_a_claim_whose_answer_was_lost_returns_its_jobs_when_it_is_repeated(redi
     assert all(row.request is not None for row in repeated)
     assert [row.job_id for row in rest] == ids[2:]
     assert redis.zcard("rq:wip:demo") == 3
+
+
+def test_the_client_of_a_worker_repeats_no_command_by_itself(redis_url: str):
+    """It would repeat a claim without saying so. A client that is not made from a URL (REDIS_HOST) does by default."""
+    with Redis(unix_socket_path=urlsplit(redis_url).path) as connection:
+        worker = WorkerProcess(["demo"], connection=connection)
+        assert worker.connection.connection_pool.get_connection().retry.get_retries() == 0
 
 
 def test_a_job_that_was_taken_away_is_not_claimed_again_by_a_repeated_claim(redis: Redis, queue: Queue):

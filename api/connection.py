@@ -11,14 +11,10 @@ from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from scorepool.store import SentinelUrl, SettingsError
+from scorepool.store import REDIS_URL_FORMS, SentinelUrl, SettingsError
 
 REDIS_TIMEOUT_S = 4.0  # for a command, and for a free connection
 REDIS_CONNECT_TIMEOUT_S = 2.0
-FORMS = (
-    "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], rediss://, unix://PATH or redis+sentinel://, "
-    "with special characters of the password percent-encoded"
-)
 SENTINEL_TIMEOUT_S = 1.0  # then the next sentinel is asked
 
 
@@ -44,7 +40,7 @@ def connect(url: str, timeout_s: float, max_connections: int) -> Redis:
     except SettingsError as error:
         raise SettingsError(f"SCOREPOOL_REDIS_URL: {error}") from None
     except ValueError:  # its text may contain a part of the password
-        raise SettingsError(f"SCOREPOOL_REDIS_URL cannot be parsed; expected {FORMS}") from None
+        raise SettingsError(f"SCOREPOOL_REDIS_URL cannot be parsed; expected {REDIS_URL_FORMS}") from None
 
 
 async def check_login(url: str) -> None:

@@ -42,7 +42,7 @@ from scorepool.store.keys import (
     queue_names,
     rq_queue,
 )
-from scorepool.store.sentinel import SentinelUrl
+from scorepool.store.sentinel import REDIS_URL_FORMS, SentinelUrl
 from scorepool.store.settings import KEY_NAME, Settings, SettingsError, parse_model
 from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
 
@@ -52,6 +52,7 @@ __all__ = [
     "DONE",
     "INFER",
     "KEY_NAME",
+    "REDIS_URL_FORMS",
     "TOKENS",
     "WEBHOOKS",
     "JobField",

@@ -16,6 +16,10 @@ from scorepool.store.settings import SettingsError
 SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 DEFAULT_PORT = 26379
 FORM = "redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/SERVICE[/DB][?OPTIONS]"
+REDIS_URL_FORMS = (
+    "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], rediss://, unix://PATH or redis+sentinel://, "
+    "with special characters of the password percent-encoded"
+)
 
 
 class SentinelUrl(Struct, frozen=True):

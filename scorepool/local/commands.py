@@ -68,7 +68,7 @@ def serve(models: list[str] | None, redis_url: str | None, environ: dict[str, st
 
 def api(environ: dict[str, str]) -> NoReturn:
     """Replace this process with the API."""
-    check_url(load_settings(environ).redis_url)
+    check_url(load_settings(environ).redis_url, must_answer=False)
     replace_process(api_command(), environ)
 
 
@@ -128,10 +128,10 @@ def parse_model(spec: str) -> tuple[list[str], str]:
         raise CommandError(str(error)) from None
 
 
-def check_url(url: str, setting: str = "SCOREPOOL_REDIS_URL") -> None:
-    """Check that the URL is well formed and its password is right. Raises CommandError."""
+def check_url(url: str, setting: str = "SCOREPOOL_REDIS_URL", *, must_answer: bool = True) -> None:
+    """Check that the URL is well formed, its password right, and its Redis up. Raises CommandError."""
     try:
-        check_redis_url(url, setting)
+        check_redis_url(url, setting, must_answer=must_answer)
     except store.SettingsError as error:
         raise CommandError(str(error)) from None
 

@@ -2,7 +2,9 @@
 
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from scorepool import store
@@ -10,10 +12,11 @@ from scorepool import store
 TIMEOUT_S = 2.0
 
 
-def check_redis_url(url: str, setting: str) -> None:
+def check_redis_url(url: str, setting: str, *, must_answer: bool) -> None:
     """Raise SettingsError, which names the setting, if the URL is malformed or Redis refuses its user or password.
 
-    A Redis that does not answer is no error: every process waits for it. A Sentinel URL is only parsed.
+    `must_answer`: raise it too if no Redis answers, because a worker ends then. The API waits for Redis. A Sentinel URL
+    is only parsed.
     """
     try:
         if store.SentinelUrl.parse(url) is not None:
@@ -27,6 +30,11 @@ def check_redis_url(url: str, setting: str) -> None:
     except store.SettingsError as error:
         raise store.SettingsError(f"{setting}: {error}") from None
     except ValueError:  # its text may contain a part of the password
-        raise store.SettingsError(f"{setting}: the URL cannot be parsed; see docs/settings.md") from None
+        raise store.SettingsError(f"{setting}: the URL cannot be parsed; expected {store.REDIS_URL_FORMS}") from None
+    except BusyLoadingError:  # Redis reads its data and will answer
+        return
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        if must_answer:
+            raise store.SettingsError(f"{setting}: no Redis answers at the URL: {error}") from None
     except (RedisError, OSError):
         return

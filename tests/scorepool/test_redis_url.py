@@ -67,3 +67,11 @@ def test_a_malformed_url_stops_the_process(command: str, url: str, tmp_path: Pat
     [line] = stderr_of(command, url, tmp_path).splitlines()
     assert line.startswith("scorepool: SCOREPOOL_REDIS_URL")
     assert "secret" not in line
+
+
+@pytest.mark.parametrize("command", ["serve", "worker", "worker --webhooks"])
+def test_a_url_at_which_no_redis_answers_stops_the_process(command: str, tmp_path: Path):
+    [line] = stderr_of(command, "redis://:secret@127.0.0.1:1", tmp_path).splitlines()
+    assert line.startswith("scorepool: SCOREPOOL_REDIS_URL: no Redis answers at the URL: ")
+    assert "127.0.0.1:1" in line
+    assert "secret" not in line

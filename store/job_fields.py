@@ -39,7 +39,7 @@ class JobField:
     CRASHES = "crashes"  # deaths of workers that ran this job alone
     MAX_CONCURRENCY = "company"  # jobs in flight beside which it may run, itself included: it may kill its worker
     ENDS = "ends"  # how many times it has ended, if it has webhooks
-    DELIVERIES = "deliveries"  # ids of the deliveries that tell of its end, space-separated
+    DELIVERIES = "deliveries"  # ids of the deliveries that report its end, space-separated
     # ours, of a delivery (lua/outbox.lua)
     EVENT = "event"
     AT = "at"  # ISO: when the event happened

@@ -10,9 +10,13 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, NotFound
 from scorepool.api.repositories import decode
+from scorepool.store import JobField
 
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
-FIELDS = ("owner", "kind", "model", "status", "created", "started_at", "ended_at", "expires_at")
+FIELDS = (
+    *(JobField.OWNER, JobField.KIND, JobField.MODEL, JobField.STATUS),
+    *(JobField.CREATED, JobField.STARTED_AT, JobField.ENDED_AT, JobField.EXPIRES_AT),
+)
 
 STATUSES: dict[str, wire.Status] = {  # by RQ's status
     "created": "queued",
@@ -118,7 +122,7 @@ class Jobs:
         if fields is None or fields[0] != owner.encode():
             raise absent(job_id)
         job = summary(job_id, fields, outcome is not None, seconds)
-        return _with_outcome(job, fields[FIELDS.index("status")], outcome)
+        return _with_outcome(job, fields[FIELDS.index(JobField.STATUS)], outcome)
 
     async def page(
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int

@@ -12,10 +12,14 @@ from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.jobs import CURSOR
+from scorepool.store import JobField
 from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 
-FIELDS = ("owner", "event", "job", "batch", "endpoint", "url", "status", "since", "created_at", "reason", "attempts")
+FIELDS = (
+    *(JobField.OWNER, JobField.EVENT, JobField.JOB, JobField.BATCH, JobField.ENDPOINT, JobField.URL),
+    *(JobField.STATUS, JobField.SINCE, JobField.CREATED_AT, JobField.REASON, JobField.ATTEMPTS),
+)
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
 _EVENTS = (*wire.ALL_EVENTS, "webhook.test")
 _STATES: dict[str, wire.DeliveryState] = {"finished": "delivered", "failed": "failed", "canceled": "failed"}
@@ -139,18 +143,18 @@ def _delivery(
     delivery_id: str, fields: dict[str, bytes | None], due_at: float | None, num_attempts: int | None
 ) -> wire.Delivery:
     text = {name: decode.text(value) for name, value in fields.items() if value}
-    attempts = decode.message(fields["attempts"], list[wire.DeliveryAttempt], "json") or []
+    attempts = decode.message(fields[JobField.ATTEMPTS], list[wire.DeliveryAttempt], "json") or []
     return wire.Delivery(
         id=delivery_id,
-        state=_STATES.get(text.get("status", ""), "pending"),
-        event=text["event"],  # type: ignore[arg-type]
-        job_id=text.get("job"),
-        batch_id=text.get("batch"),
-        endpoint_id=text.get("endpoint"),
-        url=text["url"].partition("?")[0] if "url" in text else None,
-        created_at=decode.parse_iso(fields["created_at"]),
+        state=_STATES.get(text.get(JobField.STATUS, ""), "pending"),
+        event=text[JobField.EVENT],  # type: ignore[arg-type]
+        job_id=text.get(JobField.JOB),
+        batch_id=text.get(JobField.BATCH),
+        endpoint_id=text.get(JobField.ENDPOINT),
+        url=text[JobField.URL].partition("?")[0] if JobField.URL in text else None,
+        created_at=decode.parse_iso(fields[JobField.CREATED_AT]),
         next_attempt_at=due_at,
-        reason=text.get("reason"),
+        reason=text.get(JobField.REASON),
         attempts=attempts if num_attempts is None else attempts[-num_attempts:],
     )
 

@@ -10,7 +10,7 @@ from typing import Literal, Self, get_args
 
 from rq.utils import as_text
 
-from scorepool.store import Settings
+from scorepool.store import JobField, Settings
 from scorepool.wire import (
     BatchEvent,
     BatchEventData,
@@ -32,7 +32,10 @@ _STATUS: dict[str, Literal["finished", "failed", "canceled"]] = {
     "job.canceled": "canceled",
 }
 _BATCH_EVENTS = get_args(BatchEventType)
-_TEXT_FIELDS = ("owner", "endpoint", "url", "event", "model", "at", "job", "batch")
+_TEXT_FIELDS = (
+    *(JobField.OWNER, JobField.ENDPOINT, JobField.URL, JobField.EVENT),
+    *(JobField.MODEL, JobField.AT, JobField.JOB, JobField.BATCH),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +59,21 @@ class DeliveryRecord:
     def from_job(cls, job: Job) -> Self:
         """Read the record; raise ValueError (wire.Invalid is one) if it is not what this version writes."""
         text = {name: as_text(value) for name, value in job.fields.items() if name in _TEXT_FIELDS}
-        if text.get("event") not in (*_STATUS, *_BATCH_EVENTS, "webhook.test"):
+        if text.get(JobField.EVENT) not in (*_STATUS, *_BATCH_EVENTS, "webhook.test"):
             raise ValueError(f"unknown event {text.get('event', '')[:80]!r}")
         return cls(
             delivery_id=job.id,
-            owner=text.get("owner", ""),
-            endpoint_id=text.get("endpoint"),
-            url=text.get("url", ""),
-            event=text["event"],
-            model=text.get("model", ""),
-            ended_at=text.get("at", ""),
-            job_id=text.get("job", ""),
-            batch_id=text.get("batch", ""),
-            scheduled_from=float(job.fields.get("since", b"0")),
-            num_attempts=int(job.fields.get("tries", b"0")),
-            attempts=parse(job.fields.get("attempts", b"[]"), list[DeliveryAttempt]),
+            owner=text.get(JobField.OWNER, ""),
+            endpoint_id=text.get(JobField.ENDPOINT),
+            url=text.get(JobField.URL, ""),
+            event=text[JobField.EVENT],
+            model=text.get(JobField.MODEL, ""),
+            ended_at=text.get(JobField.AT, ""),
+            job_id=text.get(JobField.JOB, ""),
+            batch_id=text.get(JobField.BATCH, ""),
+            scheduled_from=float(job.fields.get(JobField.SINCE, b"0")),
+            num_attempts=int(job.fields.get(JobField.TRIES, b"0")),
+            attempts=parse(job.fields.get(JobField.ATTEMPTS, b"[]"), list[DeliveryAttempt]),
         )
 
     def payload(self, settings: Settings) -> bytes:
@@ -99,4 +102,8 @@ class DeliveryRecord:
     def fields_after(self, attempt: DeliveryAttempt) -> Mapping[str, str]:
         """Return the hash fields that change with one more attempt."""
         attempts = [*self.attempts, attempt][-MAX_ATTEMPTS_KEPT:]
-        return {"tries": str(self.num_attempts + 1), "attempts": encode_json(attempts).decode(), "reason": ""}
+        return {
+            JobField.TRIES: str(self.num_attempts + 1),
+            JobField.ATTEMPTS: encode_json(attempts).decode(),
+            JobField.REASON: "",
+        }

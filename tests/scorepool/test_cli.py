@@ -190,10 +190,10 @@ def test_a_log_level_in_any_case_reaches_every_process(tmp_path: Path, level: st
 
 
 @pytest.mark.parametrize("command", [["api"], ["worker", "--model", "demo=x"], ["worker", "--webhooks"]])
-def test_each_command_accepts_a_log_level(monkeypatch: pytest.MonkeyPatch, command: list[str]):
+def test_each_command_accepts_a_log_level(monkeypatch: pytest.MonkeyPatch, redis_url: str, command: list[str]):
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execve", lambda _, arguments, environ: started.append((arguments, environ)))
-    CliRunner().invoke(app, [*command, "--log-level", "wArning"], catch_exceptions=False)
+    CliRunner().invoke(app, [*command, "--redis-url", redis_url, "--log-level", "wArning"], catch_exceptions=False)
     [(arguments, environ)] = started
     assert environ["SCOREPOOL_LOG_LEVEL"].upper() == "WARNING"
     if "worker" in command:

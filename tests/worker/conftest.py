@@ -1,4 +1,4 @@
-"""Fixtures of the worker's tests: a submitter that does what the API does, and workers run by `rq worker`."""
+"""Fixtures of the worker's tests: jobs submitted as the API submits them, and `rq worker` processes."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def submit(
     webhook: bool = False,
     fields: dict[str, object] | None = None,
 ) -> str:
-    """Submit a job as the API's script does; `request` in bytes is written as it is."""
+    """Submit a job as the API's script does. A `request` in bytes is written unchanged."""
     job_id = uuid4().hex
     body = request if isinstance(request, bytes) else wire.encode(request)
     mapping = {
@@ -71,7 +71,7 @@ def failure(redis: Redis, job_id: str) -> wire.Failure:
 
 
 def done(redis: Redis) -> list[str]:
-    """Ids in the order in which jobs ended; an id is there once for every end that was recorded."""
+    """Return the ids of ended jobs in the order of their ends. An id is repeated for each recorded end."""
     return [fields[b"id"].decode() for _, fields in redis.xrange(store.DONE)]
 
 
@@ -80,7 +80,7 @@ def status(redis: Redis, job_id: str) -> str:
 
 
 def most_at_once(redis: Redis, ids: list[str]) -> int:
-    """Return how many of these ended jobs were in flight together, by the times in their records."""
+    """Return the most of these ended jobs that were in flight together, by their start and end times."""
     spans = [redis.hmget(f"rq:job:{job_id}", "started_at", "ended_at") for job_id in ids]
     return max(sum(start <= at < end for start, end in spans) for at, _ in spans)
 
@@ -93,7 +93,7 @@ def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 
 class Workers:
-    """Processes of `rq worker`, killed when the test ends. The output of all is in `log`."""
+    """Processes of `rq worker`, killed when the test ends. `log` holds the output of all of them."""
 
     def __init__(self, redis_url: str, root: Path, folder: Path) -> None:
         self.redis_url = redis_url
@@ -111,7 +111,7 @@ class Workers:
         return self._start("worker", worker, *options, *queues, **environ)
 
     def start_pool(self, *options: str, **environ: str) -> subprocess.Popen[bytes]:
-        """`rq worker-pool`, with processes of its own."""
+        """Start `rq worker-pool`, which starts worker processes of its own."""
         return self._start("worker-pool", "FakeWorker", *options, "demo:high", "demo", "demo:low", **environ)
 
     def _start(self, kind: str, worker: str, *arguments: str, **environ: str) -> subprocess.Popen[bytes]:
@@ -136,11 +136,11 @@ class Workers:
         return self.log_path.read_text()
 
     def rq(self, *arguments: str) -> str:
-        """The output of another of RQ's commands, run with our worker class."""
+        """Run another command of RQ with the fake worker class. Return its output."""
         return self._rq(arguments[0], "-w", "tests.worker.fake.FakeWorker", *arguments[1:])
 
     def rq_as_documented(self, *arguments: str) -> str:
-        """The same with the variables of docs/operations.md."""
+        """Run a command of RQ with the variables of docs/operations.md. Return its output."""
         classes = {"RQ_WORKER_CLASS": "scorepool.worker.BatchWorker", "RQ_JOB_CLASS": "scorepool.worker.Job"}
         return self._rq(*arguments, **classes, RQ_QUEUE_CLASS="scorepool.worker.Queue")
 
@@ -159,4 +159,4 @@ def workers(redis_url: str, redis: Redis, root: Path, tmp_path: Path) -> Iterato
     for process in workers.processes:
         process.kill()
         process.wait()
-    print(workers.log if workers.processes else "")  # pytest shows it when the test failed
+    print(workers.log if workers.processes else "")  # pytest shows the output of failed tests

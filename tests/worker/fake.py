@@ -1,7 +1,7 @@
-"""A worker with everything real but the model: its engine counts steps, and does what the prompt tells it to.
+"""A real worker with a fake engine, which counts steps and fails or hangs if the prompt says so.
 
-The prompt is bytes; one token is one byte. A generate job takes `max_tokens` steps of FAKE_STEP_S seconds. The
-process's clock is FAKE_CLOCK_AHEAD_S ahead of everybody's.
+One token is one byte of the prompt. A generate job takes `max_tokens` steps of FAKE_STEP_S seconds. The clock of the
+process is FAKE_CLOCK_AHEAD_S seconds ahead.
 """
 
 import logging
@@ -163,7 +163,7 @@ class FakeWorker(BatchWorker):
 
 
 class HangingWorker(FakeWorker):
-    """Its loop hangs once a job has ended."""
+    """A worker whose loop hangs when a job has ended."""
 
     def _commit_ended(self) -> None:
         if any(inflight.is_over for inflight in self.in_flight.values()):
@@ -172,7 +172,7 @@ class HangingWorker(FakeWorker):
 
 
 class FalteringWorker(FakeWorker):
-    """Its second beat is late, and so is all that its main thread does meanwhile."""
+    """A worker with a slow start and a late second heartbeat."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -216,7 +216,7 @@ def flaky(job: Job) -> str:
 
 
 class FunctionsWorker(FakeWorker):
-    """Runs functions of RQ's own kind beside requests."""
+    """A worker that also runs plain RQ functions."""
 
     def open(self) -> None:
         super().open()
@@ -230,7 +230,7 @@ class FunctionsWorker(FakeWorker):
 
 
 class DyingParent(FunctionsWorker):
-    """Dies when it is about to put the dependents of an ended job on their queues."""
+    """A worker that dies just before it puts the dependents of an ended job on their queues."""
 
     def open(self) -> None:
         super().open()

@@ -1,4 +1,4 @@
-"""Owners share a queue by weighted round robin, in order each, through the API's own submission and real workers."""
+"""Weighted round robin between the owners of a queue, with the API's own submission and real workers."""
 
 import asyncio
 import hashlib
@@ -52,13 +52,13 @@ class Api:
 
 @pytest.fixture
 def shared(redis_url: str) -> Iterator[Api]:
-    """An API with two owners and lists of 64 jobs."""
+    """An API with two owners whose queue keeps 64 jobs in RQ's list."""
     shared = Api(redis_url, "alice", "bob")
     yield shared
     shared.close()
 
 
-# What may happen to a queue whose batches are of four jobs.
+# Operations on a queue whose list in RQ holds at most BATCH jobs.
 BATCH = 4
 SUBMIT = st.tuples(st.just("submit"), st.sampled_from(list(WEIGHTS)), st.integers(1, 12))
 CLAIM = st.tuples(st.just("claim"), st.integers(1, 6))
@@ -69,7 +69,7 @@ ACTS = st.lists(st.one_of(SUBMIT, SUBMIT, CLAIM, CLAIM, CANCEL, GIVE_BACK, PLAIN
 
 
 class Line:
-    """The queue, and what every owner may expect of it."""
+    """A model of the queue: the order in which each owner's jobs must be claimed, and how long each may wait."""
 
     def __init__(self, connection: Redis, server: Api) -> None:
         connection.flushdb()
@@ -77,11 +77,14 @@ class Line:
         self.server = server
         self.queue = Queue("demo", connection=connection)
         self.leases = Leases(connection, "mac", "rq:worker:mac", 60.0)
-        self.waiting: dict[str, list[str]] = {owner: [] for owner in (*WEIGHTS, "plain")}  # in order
+        self.waiting: dict[str, list[str]] = {
+            owner: [] for owner in (*WEIGHTS, "plain")
+        }  # by owner, in order of submission
         self.in_flight: list[tuple[str, ClaimedJob]] = []
-        self.claimed: dict[str, None] = {}  # also those that were given back
-        self.num_claimed: Counter[str] = Counter()  # each job once
-        self.bounds: dict[str, dict[str, float]] = {}  # by waiting job: `num_claimed` that others may have before it is
+        self.claimed: dict[str, None] = {}  # jobs that were given back are included
+        self.num_claimed: Counter[str] = Counter()  # by owner; each job counts once
+        # By waiting job: the most jobs of each other owner that may be claimed before it.
+        self.bounds: dict[str, dict[str, float]] = {}
 
     def submit(self, owner: str, num: int) -> None:
         ids = self.server.submit(owner, num)
@@ -95,7 +98,7 @@ class Line:
             }
 
     def plain(self) -> None:
-        """RQ's own way."""
+        """Submit a job without an owner, with RQ's own method."""
         self.waiting["plain"].append(self.queue.enqueue("add", 1, 2).id)
 
     def claim(self, room: int) -> None:
@@ -132,7 +135,7 @@ class Line:
         self.in_flight.clear()
 
     def check_keys(self) -> None:
-        """Every job that waits stands in one place, and RQ sees which."""
+        """Check that each waiting job is in exactly one list and that its status in RQ names that list."""
         on_list = [id_.decode() for id_ in self.redis.lrange(self.queue.key, 0, -1)]
         behind = {id_.decode() for id_ in self.redis.zrange("rq:deferred:demo", 0, -1)}
         everyone = [id_ for ids in self.waiting.values() for id_ in ids]
@@ -143,7 +146,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Lease:
-    """A lease as Leases.release takes it."""
+    """The attributes of a held job that Leases.release reads."""
 
     lease_key: str
     queue: Queue
@@ -151,7 +154,7 @@ class Lease:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=ACTS)
-def test_each_owner_is_served_in_order_and_in_proportion_whatever_happens(redis: Redis, redis_url: str, acts):
+def test_each_owner_is_served_in_order_and_in_proportion_to_its_weight(redis: Redis, redis_url: str, acts):
     server = Api(redis_url, *WEIGHTS, batch=BATCH)
     line = Line(redis, server)
     try:
@@ -168,7 +171,7 @@ def test_each_owner_is_served_in_order_and_in_proportion_whatever_happens(redis:
     assert redis.keys("scorepool:turns:*") == []
 
 
-def test_an_owner_that_comes_back_as_soon_as_it_was_served_does_not_keep_others_waiting(redis: Redis, redis_url: str):
+def test_an_owner_that_submits_again_after_each_claim_does_not_delay_others(redis: Redis, redis_url: str):
     server = Api(redis_url, *WEIGHTS, batch=BATCH)
     line = Line(redis, server)
     line.submit("alice", BATCH)
@@ -180,12 +183,12 @@ def test_an_owner_that_comes_back_as_soon_as_it_was_served_does_not_keep_others_
     assert line.num_claimed["carol"] == 5
 
 
-def test_a_weight_is_a_share(redis: Redis, redis_url: str):
+def test_an_owner_gets_a_share_of_claims_in_proportion_to_its_weight(redis: Redis, redis_url: str):
     server = Api(redis_url, *WEIGHTS, batch=BATCH)
     line = Line(redis, server)
     for owner in WEIGHTS:
         line.submit(owner, 60)
-    line.claim(BATCH)  # what came before anything was shared
+    line.claim(BATCH)  # the jobs that reached RQ's list before a second owner submitted
     before = line.num_claimed.copy()
     line.claim(50)
     server.close()
@@ -193,7 +196,7 @@ def test_a_weight_is_a_share(redis: Redis, redis_url: str):
 
 
 @pytest.mark.parametrize("weight", ["nan", "inf", "0", "-1", "", "x"])
-def test_nonsense_for_a_weight_is_no_weight(shared: Api, redis: Redis, weight: str):
+def test_an_invalid_weight_counts_as_one(shared: Api, redis: Redis, weight: str):
     ids = shared.submit("alice", 200)
     for id_ in ids:
         redis.hset(f"rq:job:{id_}", "weight", weight)
@@ -205,7 +208,7 @@ def test_nonsense_for_a_weight_is_no_weight(shared: Api, redis: Redis, weight: s
     assert redis.zscore(store.Keys.fair_share("demo"), "alice") == 64
 
 
-def test_one_owner_alone_leaves_all_in_the_list_of_rq(redis: Redis, redis_url: str):
+def test_all_jobs_of_a_single_owner_go_onto_the_list_of_rq(redis: Redis, redis_url: str):
     server = Api(redis_url, "alice", batch=BATCH)
     server.submit("alice", 20)
     server.close()
@@ -213,7 +216,7 @@ def test_one_owner_alone_leaves_all_in_the_list_of_rq(redis: Redis, redis_url: s
     assert redis.keys("scorepool:turns:*") == []
 
 
-def test_what_waits_behind_is_shown_as_queued_and_can_be_canceled(shared: Api, redis: Redis):
+def test_a_job_in_the_backlog_is_deferred_in_rq_and_can_be_canceled(shared: Api, redis: Redis):
     ids = shared.submit("alice", 70)
     assert (status(redis, ids[63]), status(redis, ids[64])) == ("queued", "deferred")
     shared.cancel("alice", ids[64])
@@ -226,13 +229,15 @@ def test_what_waits_behind_is_shown_as_queued_and_can_be_canceled(shared: Api, r
     assert [row.job_id for row in rows or []] == [*ids[:64], *ids[65:]]
 
 
-def test_rq_info_counts_what_waits_behind(shared: Api, workers: Workers):
+def test_rq_info_counts_jobs_in_the_backlog(shared: Api, workers: Workers):
     shared.submit("alice", 70)
     shared.submit("bob", 3)
     assert " 73, 0 executing" in workers.rq("info", "-Q", "--queue-class", "scorepool.worker.Queue")
 
 
-def test_jobs_behind_come_onto_a_list_that_another_tool_emptied(shared: Api, redis: Redis, workers: Workers):
+def test_jobs_in_the_backlog_are_served_after_another_tool_deleted_the_list_of_rq(
+    shared: Api, redis: Redis, workers: Workers
+):
     ids = shared.submit("alice", 70)
     redis.delete("rq:queue:demo")
 
@@ -241,7 +246,7 @@ def test_jobs_behind_come_onto_a_list_that_another_tool_emptied(shared: Api, red
     assert done(redis) == ids[64:]
 
 
-def test_a_queue_that_one_owner_has_filled_takes_a_batch_from_another(redis: Redis, redis_url: str):
+def test_a_queue_filled_by_one_owner_accepts_a_batch_from_another(redis: Redis, redis_url: str):
     server = Api(redis_url, "alice", "bob", batch=BATCH, max_depth=20)
     server.submit("alice", 20)
     with pytest.raises(QueueFull):
@@ -252,7 +257,7 @@ def test_a_queue_that_one_owner_has_filled_takes_a_batch_from_another(redis: Red
     server.close()
 
 
-def test_a_flood_of_one_owner_delays_the_single_job_of_another_by_at_most_a_batch(
+def test_many_jobs_of_one_owner_delay_a_single_job_of_another_by_at_most_a_batch(
     shared: Api, redis: Redis, workers: Workers
 ):
     shared.submit("alice", 2000)
@@ -266,7 +271,7 @@ def test_a_flood_of_one_owner_delays_the_single_job_of_another_by_at_most_a_batc
     assert done(redis).index(single) - num_before <= in_flight + on_list + turn
 
 
-def test_kill_9_in_the_middle_loses_nothing_of_any_owner(shared: Api, redis: Redis, workers: Workers):
+def test_no_owner_loses_a_job_when_workers_are_killed(shared: Api, redis: Redis, workers: Workers):
     alices, bobs = shared.submit("alice", 600), shared.submit("bob", 600)
     for num_done in (100, 300, 500):
         victim = workers.start(FAKE_STEP_S="0.02", SCOREPOOL_CRASH_LIMIT="99")
@@ -275,6 +280,6 @@ def test_kill_9_in_the_middle_loses_nothing_of_any_owner(shared: Api, redis: Red
         victim.wait()
     workers.start("--burst", SCOREPOOL_CRASH_LIMIT="99").wait(timeout=60)
 
-    assert sorted(done(redis)) == sorted([*alices, *bobs])  # each ended once
+    assert sorted(done(redis)) == sorted([*alices, *bobs])  # each job ended exactly once
     assert {status(redis, id_) for id_ in [*alices, *bobs]} == {"finished"}
     assert redis.keys("scorepool:backlog:*") + redis.keys("scorepool:turns:*") + redis.keys("rq:deferred:*") == []

@@ -1,4 +1,4 @@
-"""A worker whose clock is wrong, by hours, still does what is due when it is due: Redis's clock decides."""
+"""Workers whose clocks are wrong by an hour: Redis's clock decides when a job starts, expires or is due."""
 
 import time
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ wrong = pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "beh
 
 
 @wrong
-def test_a_job_expires_at_its_time_and_not_at_the_workers(redis: Redis, workers: Workers, ahead_s: int):
+def test_a_job_expires_by_the_clock_of_redis_and_not_of_the_worker(redis: Redis, workers: Workers, ahead_s: int):
     late = submit(redis, generate(), fields={"expires_at": repr(time.time() - 0.01)})
     running = submit(redis, generate(max_tokens=100_000), fields={"expires_at": repr(time.time() + 2)})
     in_time = submit(redis, generate(), fields={"expires_at": repr(time.time() + 60)})
@@ -29,8 +29,8 @@ def test_a_job_expires_at_its_time_and_not_at_the_workers(redis: Redis, workers:
 
 
 @wrong
-def test_what_is_scheduled_is_due_in_time(redis: Redis, workers: Workers, ahead_s: int):
-    """A job may be scheduled by another process, or by the worker itself for a retry."""
+def test_scheduled_jobs_run_when_they_are_due(redis: Redis, workers: Workers, ahead_s: int):
+    """Check jobs scheduled by another process, and a retry scheduled by the worker itself."""
     queue = Queue("demo", connection=redis)
     soon, later = (queue.enqueue_in(timedelta(seconds=delay_s), "add", 1) for delay_s in (1, 600))
     flaky = queue.enqueue("flaky", retry=Retry(max=3, interval=[600]))
@@ -43,13 +43,15 @@ def test_what_is_scheduled_is_due_in_time(redis: Redis, workers: Workers, ahead_
 
 
 @wrong
-def test_a_lease_is_far_from_rqs_own_cleaners(redis: Redis, workers: Workers, ahead_s: int):
-    """They may take what is scored below now, and would spend a Retry of a job that runs."""
+def test_the_score_of_a_lease_is_out_of_reach_of_rqs_cleaners(redis: Redis, workers: Workers, ahead_s: int):
+    """RQ's cleaners take entries scored below the current time and would use up a Retry of a running job."""
     running = submit(redis, generate(max_tokens=100_000))
     workers.start(FAKE_CLOCK_AHEAD_S=str(ahead_s))
     until(lambda: status(redis, running) == "started")
     claimed = redis.zscore("rq:wip:demo", redis.zrange("rq:wip:demo", 0, 0)[0])
-    until(lambda: redis.zscore("rq:wip:demo", redis.zrange("rq:wip:demo", 0, 0)[0]) != claimed)  # a beat
+    until(
+        lambda: redis.zscore("rq:wip:demo", redis.zrange("rq:wip:demo", 0, 0)[0]) != claimed
+    )  # a heartbeat extends the lease
     extended = redis.zscore("rq:wip:demo", redis.zrange("rq:wip:demo", 0, 0)[0])
 
     assert claimed == pytest.approx(time.time() + GRACE_S, abs=60)

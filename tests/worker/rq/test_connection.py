@@ -1,4 +1,4 @@
-"""A worker with a wrong Redis URL or password ends with one sentence that names the setting and holds no secret."""
+"""Wrong Redis URLs and passwords: the worker exits with one sentence that names the setting and holds no secret."""
 
 import subprocess
 from pathlib import Path
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):
     ],
 )
 @pytest.mark.parametrize("name", ["BatchWorker", "WebhookWorker"])
-def test_rq_worker_says_in_one_sentence_which_setting_is_wrong(
+def test_rq_worker_names_the_wrong_setting_in_one_sentence(
     root: Path, server: RedisServer, name: str, url: str, reason: str
 ):
     url = url.format(server=server.url)
@@ -44,5 +44,5 @@ def test_rq_worker_says_in_one_sentence_which_setting_is_wrong(
     assert "secret-1" not in line
 
 
-def test_a_redis_that_does_not_answer_is_no_error_of_the_url():
+def test_an_unreachable_redis_is_not_reported_as_a_wrong_url():
     assert Redis.from_url("redis://127.0.0.1:1/0")

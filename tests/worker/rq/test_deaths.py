@@ -1,4 +1,4 @@
-"""No job is lost and none recorded twice, whoever dies: workers by signals, Redis by kill -9, the engine by itself."""
+"""Deaths of workers, Redis and the engine: no job is lost, and no end is recorded twice."""
 
 import signal
 import subprocess
@@ -29,7 +29,7 @@ def results(redis: Redis, ids: list[str]) -> int:
     return sum(isinstance(outcome(redis, job_id), wire.Result) for job_id in ids)
 
 
-def test_a_killed_workers_jobs_are_all_ended_by_the_next_and_none_twice(redis: Redis, workers: Workers):
+def test_the_next_worker_ends_each_job_of_a_killed_worker_once(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=10 + 3 * (i % 20)), webhook=True) for i in range(100)]
     for _ in range(2):
         before = len(done(redis))
@@ -38,7 +38,7 @@ def test_a_killed_workers_jobs_are_all_ended_by_the_next_and_none_twice(redis: R
         worker.kill()
         worker.wait()
 
-    # A dead worker of this machine is known to be dead: no lease is waited for.
+    # The next worker finds that the process is gone, so it does not wait for the lease to expire.
     workers.start("--burst", SCOREPOOL_LEASE_S="3600").wait(timeout=60)
 
     assert Counter(done(redis)) == Counter(ids)
@@ -48,12 +48,12 @@ def test_a_killed_workers_jobs_are_all_ended_by_the_next_and_none_twice(redis: R
 
 
 def shorten(redis: Redis, ids: list[str]) -> None:
-    """What was in flight for as long as the test liked ends soon when it is run again."""
+    """Replace the requests of long jobs with short ones, so that the jobs end soon when they run again."""
     for job_id in ids:
         redis.set(store.Keys.request(job_id), wire.encode(generate()))
 
 
-def test_the_jobs_of_a_worker_on_another_machine_come_back_when_its_leases_are_over(redis: Redis, workers: Workers):
+def test_jobs_of_a_dead_worker_on_another_machine_run_again_when_its_leases_expire(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=100_000)) for _ in range(5)]
     first = workers.start()
     until(lambda: in_flight(redis) == 5)
@@ -69,7 +69,7 @@ def test_the_jobs_of_a_worker_on_another_machine_come_back_when_its_leases_are_o
     assert Counter(done(redis)) == Counter(ids)
 
 
-def test_a_worker_that_slept_through_its_leases_is_fenced_off(redis: Redis, workers: Workers):
+def test_a_worker_whose_leases_expired_cannot_write_results(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=100_000)) for _ in range(5)]
     sleeper = workers.start()
     until(lambda: in_flight(redis) == 5)
@@ -89,7 +89,7 @@ def test_a_worker_that_slept_through_its_leases_is_fenced_off(redis: Redis, work
     assert [redis.xlen(f"rq:results:{job_id}") for job_id in ids] == [1] * 5
 
 
-def test_a_dependent_is_not_lost_when_the_worker_dies_at_the_end_of_its_parent(redis: Redis, workers: Workers):
+def test_a_dependent_job_runs_after_the_worker_died_while_it_ended_the_parent(redis: Redis, workers: Workers):
     queue = Queue("demo", connection=redis)
     parents = [queue.enqueue("add", 1, retry=Retry(max=3)) for _ in range(2)]
     dependent = queue.enqueue("add", 2, depends_on=parents)
@@ -115,7 +115,7 @@ def test_a_canceled_job_whose_worker_died_is_not_run_again(redis: Redis, workers
     assert failure(redis, job_id).code == "canceled"
 
 
-def test_a_term_signal_drains_what_is_in_flight_and_takes_no_more(redis: Redis, workers: Workers):
+def test_sigterm_drains_jobs_in_flight_and_claims_no_more(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=150)) for _ in range(400)]
     worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
     until(lambda: in_flight(redis) == 8)
@@ -130,16 +130,16 @@ def test_a_term_signal_drains_what_is_in_flight_and_takes_no_more(redis: Redis, 
     assert not redis.keys("scorepool:card:*")
     assert redis.zcard(store.Keys.models) == 0
     [mine] = redis.keys("rq:worker:*")
-    assert {b"shutdown_requested_date", b"death"} <= set(redis.hkeys(mine))  # as RQ's own workers say it
+    assert {b"shutdown_requested_date", b"death"} <= set(redis.hkeys(mine))  # the fields that RQ's own workers write
 
 
-def test_a_second_signal_puts_jobs_back_in_order_and_unspent(redis: Redis, workers: Workers):
+def test_a_second_signal_puts_jobs_back_in_order_with_all_retries(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=100_000)) for _ in range(12)]
     worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
     until(lambda: in_flight(redis) == 8)
 
     worker.send_signal(signal.SIGTERM)
-    for _ in range(30):  # within a second two of them count as one, for `rq worker-pool` sends two
+    for _ in range(30):  # two signals within a second count as one, because `rq worker-pool` sends each twice
         with suppress(subprocess.TimeoutExpired):
             worker.wait(timeout=1.5)
             break
@@ -153,7 +153,7 @@ def test_a_second_signal_puts_jobs_back_in_order_and_unspent(redis: Redis, worke
     assert not redis.keys("rq:execution*")
 
 
-def test_the_drains_deadline_puts_jobs_back(redis: Redis, workers: Workers):
+def test_the_drain_timeout_puts_jobs_back(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=5 if i == 0 else 100_000)) for i in range(3)]
     worker = workers.start(SCOREPOOL_DRAIN_TIMEOUT_S="1")
     until(lambda: len(done(redis)) == 1)
@@ -164,7 +164,7 @@ def test_the_drains_deadline_puts_jobs_back(redis: Redis, workers: Workers):
     assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids[1:]
 
 
-def test_a_suspended_worker_takes_nothing_and_finishes_what_it_has(redis: Redis, workers: Workers):
+def test_a_suspended_worker_finishes_jobs_in_flight_and_claims_no_more(redis: Redis, workers: Workers):
     first = submit(redis, generate(max_tokens=200))
     workers.start()
     until(lambda: status(redis, first) != "queued")
@@ -179,19 +179,19 @@ def test_a_suspended_worker_takes_nothing_and_finishes_what_it_has(redis: Redis,
     until(lambda: outcome(redis, second))
 
 
-def test_a_step_that_hangs_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
+def test_a_hanging_step_ends_the_worker_and_its_jobs_run_again(redis: Redis, workers: Workers):
     stalled = submit(redis, generate("STALL"))
 
     worker = workers.start(SCOREPOOL_STALL_TIMEOUT_S="0.5")
 
     assert worker.wait(timeout=60) == 70
-    assert workers.start("--burst", SCOREPOOL_STALL_TIMEOUT_S="0.5").wait(timeout=60) == 70  # now it runs alone
+    assert workers.start("--burst", SCOREPOOL_STALL_TIMEOUT_S="0.5").wait(timeout=60) == 70  # the job runs alone
     workers.start("--burst", SCOREPOOL_CRASH_LIMIT="1").wait(timeout=60)
     assert failure(redis, stalled).code == "crashed"
 
 
-def test_a_text_whose_tokenizing_does_not_end_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
-    """All jobs are tokenized on one thread."""
+def test_hanging_tokenization_ends_the_worker_and_its_jobs_run_again(redis: Redis, workers: Workers):
+    """One such text blocks all jobs, because one thread tokenizes them all."""
     ids = [submit(redis, generate("ENDLESS")), submit(redis, generate())]
 
     assert workers.start(SCOREPOOL_STALL_TIMEOUT_S="2").wait(timeout=60) == 70
@@ -202,8 +202,8 @@ def test_a_text_whose_tokenizing_does_not_end_ends_the_worker_and_its_jobs_come_
     assert "the tokenizing of one job has run longer than 2 s" in workers.log
 
 
-def test_a_loop_that_hangs_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
-    """Its beats, which another thread sends, would keep the leases for ever."""
+def test_a_hanging_loop_ends_the_worker_and_its_jobs_run_again(redis: Redis, workers: Workers):
+    """Another thread sends the heartbeats, so without the watchdog the leases would never expire."""
     ids = [submit(redis, generate()) for _ in range(4)]
 
     assert workers.start(worker="HangingWorker", SCOREPOOL_STALL_TIMEOUT_S="1").wait(timeout=60) == 70
@@ -213,7 +213,7 @@ def test_a_loop_that_hangs_ends_the_worker_and_its_jobs_come_back(redis: Redis, 
     assert results(redis, ids) == 4
 
 
-def test_a_fault_of_the_engine_ends_the_worker_and_its_jobs_come_back(redis: Redis, workers: Workers):
+def test_a_dead_engine_ends_the_worker_and_its_jobs_run_again(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=100)), submit(redis, generate("FAULT"))]
 
     worker = workers.start()
@@ -227,7 +227,7 @@ def test_a_fault_of_the_engine_ends_the_worker_and_its_jobs_come_back(redis: Red
 
 @pytest.fixture
 def mortal(tmp_path: Path, root: Path) -> Iterator[tuple[Redis, Workers, list[subprocess.Popen[bytes]]]]:
-    """A Redis of the test's own, with an AOF, that may be killed: its connection, workers on it, its processes."""
+    """A Redis with an AOF that the test may kill: its connection, its workers and its processes."""
     (tmp_path / "workers").mkdir()
     workers = Workers(f"unix://{tmp_path}/s", root, tmp_path / "workers")
     servers: list[subprocess.Popen[bytes]] = []
@@ -247,7 +247,7 @@ def start_server(folder: Path, servers: list[subprocess.Popen[bytes]]) -> None:
     wait_until_up(f"unix://{folder}/s")
 
 
-def test_a_redis_that_is_killed_and_restarted_loses_no_job_and_no_result(mortal, tmp_path: Path):
+def test_no_job_or_result_is_lost_when_redis_is_killed_and_restarted(mortal, tmp_path: Path):
     redis, workers, servers = mortal
     ids = [submit(redis, generate(max_tokens=20 + 10 * i)) for i in range(30)]
     worker = workers.start(SCOREPOOL_LEASE_S="2")
@@ -257,7 +257,7 @@ def test_a_redis_that_is_killed_and_restarted_loses_no_job_and_no_result(mortal,
     servers[-1].wait()
     with pytest.raises(RedisConnectionError):
         redis.ping()
-    time.sleep(2.5)  # longer than the lease: everything in flight ends meanwhile
+    time.sleep(2.5)  # longer than the lease; all jobs in flight end during this time
     start_server(tmp_path, servers)
 
     until(lambda: len(done(redis)) == 30)
@@ -265,12 +265,12 @@ def test_a_redis_that_is_killed_and_restarted_loses_no_job_and_no_result(mortal,
     assert results(redis, ids) == 30
     assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
     assert worker.poll() is None
-    until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels())  # it is subscribed again
+    until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels())  # the worker has subscribed again
     last = submit(redis, generate())
     until(lambda: outcome(redis, last))
 
 
-def test_a_stall_of_redis_that_outlasts_the_leases_is_nobodys_crash(mortal):
+def test_a_stall_of_redis_longer_than_the_leases_counts_as_no_crash(mortal):
     redis, workers, servers = mortal
     ids = [submit(redis, generate(max_tokens=1500)) for _ in range(8)]
     for _ in range(2):

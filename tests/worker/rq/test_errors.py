@@ -1,4 +1,4 @@
-"""Each error has one code in the outcome of its job."""
+"""Codes and messages of failures: each error class has one code."""
 
 import pytest
 from rq.timeouts import JobTimeoutException
@@ -23,7 +23,7 @@ def test_an_error_gets_its_code_by_its_class(error: BaseException, code: str):
     assert explain(error, timeout_s=5).code == code
 
 
-def test_a_failure_names_the_field_and_quotes_no_unexpected_error():
+def test_a_failure_names_the_invalid_field_and_hides_the_text_of_unexpected_errors():
     assert explain(wire.Invalid("n: Expected `int`", "n"), None).field == "n"
     assert "5" in explain(JobTimeoutException(), 5).message
     assert "secret" not in explain(RuntimeError("secret"), None).message

@@ -1,4 +1,4 @@
-"""Nothing is left in Redis once everything has expired, and a job that waits too long is not shown as waiting."""
+"""Expiry of jobs, and the sweep of ids that expired jobs leave in lists and registries."""
 
 import signal
 import time
@@ -13,7 +13,7 @@ from tests.worker.conftest import Workers, generate, outcome, submit, until
 PERMANENT = {RqKeys.queues, Keys.outcomes, store.DONE}  # see docs/operations.md
 
 
-def test_nothing_is_left_once_everything_has_expired(redis: Redis, workers: Workers):
+def test_no_key_without_a_time_to_live_is_left_after_all_jobs_expired(redis: Redis, workers: Workers):
     fields = {"result_ttl": 2, "failure_ttl": 2, "owner": "alice", "created": "1.0"}
     ids = [submit(redis, generate(), fields=fields) for _ in range(8)] + [submit(redis, generate("NAN"), fields=fields)]
     redis.zadd(Keys.owned("alice"), {job_id: index for index, job_id in enumerate(ids)})
@@ -36,7 +36,7 @@ def test_nothing_is_left_once_everything_has_expired(redis: Redis, workers: Work
     assert left == set()
 
 
-def test_a_sweep_keeps_what_lives_and_is_bounded(redis: Redis):
+def test_a_sweep_drops_ids_of_expired_jobs_and_keeps_live_ones(redis: Redis):
     live = [submit(redis, generate()) for _ in range(3)]
     dead = {f"dead{index}": index for index in range(3000)}
     redis.zadd(Keys.owned("alice"), dead | dict.fromkeys(live, 5000))

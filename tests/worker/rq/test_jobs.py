@@ -1,4 +1,4 @@
-"""Jobs end, each exactly once and with an outcome, through real `rq worker` processes."""
+"""Jobs in real `rq worker` processes: each ends exactly once, with an outcome."""
 
 import pickle
 import time
@@ -30,7 +30,7 @@ def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(red
 
     workers.start("--burst").wait(timeout=60)
 
-    # A burst worker may end before it registers what it serves.
+    # A burst worker may end before it registers its model.
     ignored = (b"rq:worker", b"rq:clean", b"scorepool:recent_model")
     keys = {key.decode() for key in redis.keys("*") if not key.startswith(ignored)}
     assert keys == {
@@ -83,12 +83,12 @@ def test_a_job_that_cannot_be_run_fails_alone(redis: Redis, workers: Workers, bo
     assert status(redis, bad) == "failed"
     assert redis.hget(f"rq:job:{bad}", "retries_left") == b"0"
     assert redis.zscore("rq:failed:demo", bad)
-    assert redis.exists(store.Keys.request(bad))  # so that `rq requeue` works
+    assert redis.exists(store.Keys.request(bad))  # `rq requeue` needs it
     assert isinstance(outcome(redis, good), wire.Result)
-    assert "a bug met BUG" not in workers.log  # an error may quote the prompt
+    assert "a bug met BUG" not in workers.log  # the message of an error may quote the prompt
 
 
-def test_a_job_whose_request_is_gone_fails(redis: Redis, workers: Workers):
+def test_a_job_without_a_request_in_redis_fails(redis: Redis, workers: Workers):
     job_id = submit(redis, generate())
     redis.delete(store.Keys.request(job_id))
 
@@ -97,7 +97,7 @@ def test_a_job_whose_request_is_gone_fails(redis: Redis, workers: Workers):
     assert "no longer in Redis" in failure(redis, job_id).message
 
 
-def test_no_pickle_is_read_and_no_function_imported(redis: Redis, workers: Workers, tmp_path):
+def test_a_worker_reads_no_pickle_and_imports_no_function_named_in_redis(redis: Redis, workers: Workers, tmp_path):
     class Bomb:
         def __reduce__(self) -> object:
             return (open, (str(tmp_path / "pickled"), "w"))
@@ -135,7 +135,7 @@ def test_the_timeout_of_one_job_among_thirty_ends_only_that_job(redis: Redis, wo
     assert sorted(done(redis)) == sorted([slow, *others])
 
 
-def test_a_job_is_not_run_after_its_expires_at_nor_beyond_it(redis: Redis, workers: Workers):
+def test_a_job_neither_starts_nor_continues_after_its_expires_at(redis: Redis, workers: Workers):
     late = submit(redis, generate(), webhook=True, fields={"expires_at": repr(time.time() - 0.01)})
     running = submit(redis, generate(max_tokens=100_000), fields={"expires_at": repr(time.time() + 4)})
     in_time = submit(redis, generate(), fields={"expires_at": repr(time.time() + 60)})
@@ -162,7 +162,7 @@ def test_a_stop_command_cancels_one_running_job(redis: Redis, workers: Workers):
     assert isinstance(outcome(redis, other), wire.Result)
 
 
-def test_a_cancel_that_no_command_announces_is_seen_at_the_claim_and_by_a_beat(redis: Redis, workers: Workers):
+def test_a_cancellation_without_a_command_is_found_by_the_claim_and_the_heartbeat(redis: Redis, workers: Workers):
     queued = submit(redis, generate(max_tokens=100_000), fields={"cancel_requested": "1"})
     running = submit(redis, generate(max_tokens=100_000))
     workers.start()
@@ -186,7 +186,7 @@ def test_a_job_that_is_deleted_while_it_runs_is_dropped(redis: Redis, workers: W
     assert redis.zcard("rq:wip:demo") == 0
 
 
-def test_a_message_that_is_no_command_does_not_deafen_the_worker(redis: Redis, workers: Workers):
+def test_a_worker_obeys_commands_after_invalid_messages(redis: Redis, workers: Workers):
     workers.start("--name", "mac")
     until(lambda: b"rq:pubsub:mac" in redis.pubsub_channels())
     for message in ("no json", "5", "{}", '{"command": "stop-job"}'):
@@ -211,7 +211,7 @@ def test_a_failed_job_that_is_requeued_by_hand_gets_a_new_outcome(redis: Redis, 
     assert done(redis) == [job_id, job_id]
 
 
-def test_a_requeued_job_keeps_its_request_and_tells_of_its_new_end_as_of_another(redis: Redis, workers: Workers):
+def test_a_requeued_job_keeps_its_request_and_reports_its_new_end_with_another_event(redis: Redis, workers: Workers):
     job_id = submit(redis, generate("NAN"), webhook=True)
     workers.start("--burst").wait(timeout=60)
     redis.set(store.Keys.request(job_id), wire.encode(generate(max_tokens=100_000)), ex=60)
@@ -228,7 +228,7 @@ def test_a_requeued_job_keeps_its_request_and_tells_of_its_new_end_as_of_another
     assert events == [b"job.failed", b"job.canceled"]
 
 
-def test_jobs_that_end_at_once_each_release_their_own_dependents(redis: Redis, workers: Workers):
+def test_jobs_that_end_together_each_release_their_own_dependents(redis: Redis, workers: Workers):
     queue = Queue("demo", connection=redis)
     parents = [queue.enqueue("add", n) for n in range(6)]
     dependents = [queue.enqueue("add", 1, depends_on=parent) for parent in parents]
@@ -240,10 +240,10 @@ def test_jobs_that_end_at_once_each_release_their_own_dependents(redis: Redis, w
     workers.start("--burst", worker="FunctionsWorker").wait(timeout=60)
 
     assert [job.get_status() for job in (*dependents, both, anyway)] == ["finished"] * 8
-    assert never.get_status() == "deferred"  # as RQ leaves it: what it waits for has failed
+    assert never.get_status() == "deferred"  # as in RQ: the job that it depends on has failed
 
 
-def test_the_bell_wakes_an_idle_worker_at_once(redis: Redis, workers: Workers):
+def test_a_wake_up_message_makes_an_idle_worker_claim_at_once(redis: Redis, workers: Workers):
     workers.start()
     until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels() and redis.keys("scorepool:card:*"))
     times = []
@@ -252,10 +252,10 @@ def test_the_bell_wakes_an_idle_worker_at_once(redis: Redis, workers: Workers):
         job_id = submit(redis, generate(max_tokens=1))
         until(lambda job_id=job_id: outcome(redis, job_id))
         times.append(time.monotonic() - started)
-    assert min(times) < 0.5  # a worker that polls takes up to 1 s, 0.5 s on average
+    assert min(times) < 0.5  # polling alone takes up to 1 s, 0.5 s on average
 
 
-def test_listed_functions_keep_what_rq_offers(redis: Redis, workers: Workers):
+def test_listed_functions_support_callbacks_retries_dependencies_and_timeouts_of_rq(redis: Redis, workers: Workers):
     queue = Queue("demo", connection=redis)
     summed = queue.enqueue("add", 2, 3, on_success=Callback("note"))
     flaky = queue.enqueue("flaky", retry=Retry(max=3), on_success=Callback("show_status"))
@@ -282,13 +282,13 @@ def test_listed_functions_keep_what_rq_offers(redis: Redis, workers: Workers):
     until(lambda: redis.xlen(f"rq:results:{repeated.id}") == 3)
 
 
-def test_importing_worker_takes_pickle_out_of_rq(redis: Redis):
+def test_importing_the_worker_removes_pickle_from_rq(redis: Redis):
     redis.hset("rq:job:a", mapping={"data": JSONSerializer.dumps(["f", None, [], {}]), "meta": pickle.dumps({})})
 
     assert "unserialized" in StockJob.fetch("a", connection=redis).meta
 
 
-def test_functions_and_callbacks_know_the_current_job(redis: Redis, workers: Workers):
+def test_functions_and_callbacks_can_get_the_current_job(redis: Redis, workers: Workers):
     queue = Queue("demo", connection=redis)
     job = queue.enqueue("current", on_success=Callback("note_current"))
 

@@ -1,4 +1,4 @@
-"""The promises of the scripts that lease jobs, without a worker."""
+"""The scripts that lease jobs, called without a worker."""
 
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
@@ -31,7 +31,7 @@ def claim(redis: Redis, queue: Queue, room: int = 32, in_flight: int = 0, limit:
     return rows
 
 
-def test_a_claim_brings_the_requests_in_the_order_of_the_queue(redis: Redis, queue: Queue):
+def test_a_claim_returns_jobs_with_their_requests_in_queue_order(redis: Redis, queue: Queue):
     ids = [submit(redis, generate(f"prompt {i}")) for i in range(5)]
 
     rows = claim(redis, queue, room=3)
@@ -45,7 +45,7 @@ def test_a_claim_brings_the_requests_in_the_order_of_the_queue(redis: Redis, que
     ("company", "others", "taken"),
     [(None, 20, 12), (8, 0, 8), (8, 7, 1), (8, 8, 0), (1, 0, 1), (1, 1, 0), (0, 0, 1)],
 )
-def test_suspects_get_no_more_company_than_they_may_have(
+def test_a_claim_respects_the_max_concurrency_of_quarantined_jobs(
     redis: Redis, queue: Queue, company: int | None, others: int, taken: int
 ):
     for _ in range(12):
@@ -60,7 +60,7 @@ def die(redis: Redis, rows: list[ClaimedJob]) -> None:
         redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")
 
 
-def test_each_shared_death_halves_the_company_and_only_deaths_alone_count(redis: Redis, queue: Queue):
+def test_a_shared_death_halves_max_concurrency_and_only_a_death_alone_counts_as_a_crash(redis: Redis, queue: Queue):
     ids = [submit(redis, generate()) for _ in range(9)]
     seen = []
     while True:
@@ -77,7 +77,7 @@ def test_each_shared_death_halves_the_company_and_only_deaths_alone_count(redis:
     assert sorted(i.decode() for i in redis.lrange(queue.key, 0, -1)) == sorted(set(ids) - {to_end[0].job_id})
 
 
-def test_leases_of_one_death_that_end_one_by_one_count_each_other(redis: Redis, queue: Queue):
+def test_jobs_of_one_death_share_it_even_if_their_leases_expire_one_by_one(redis: Redis, queue: Queue):
     first, second = [submit(redis, generate()) for _ in range(2)]
     rows = claim(redis, queue)
 
@@ -96,10 +96,10 @@ def test_a_claim_is_bounded_in_bytes(redis: Redis, queue: Queue):
     assert [len(claim(redis, queue)), len(claim(redis, queue))] == [2, 1]
 
 
-def test_a_lease_that_is_over_goes_back_to_the_front_and_is_lost_to_its_holder(redis: Redis, queue: Queue):
+def test_a_job_whose_lease_expired_goes_back_to_the_front_of_its_queue(redis: Redis, queue: Queue):
     first, second = submit(redis, generate()), submit(redis, generate())
     (row,) = claim(redis, queue, room=1)
-    redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")  # as its expiry does
+    redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")  # as when the lease expires
 
     num_back, to_end = leases(redis, "other").reclaim([queue], crash_limit=5)
 
@@ -108,7 +108,7 @@ def test_a_lease_that_is_over_goes_back_to_the_front_and_is_lost_to_its_holder(r
     assert redis.hmget(f"rq:job:{first}", "company", "retries_left") == [b"1", b"3"]
 
 
-def test_a_live_lease_is_left_alone(redis: Redis, queue: Queue):
+def test_a_job_with_a_live_lease_is_not_reclaimed(redis: Redis, queue: Queue):
     job_id = submit(redis, generate())
     claim(redis, queue)
 
@@ -116,8 +116,8 @@ def test_a_live_lease_is_left_alone(redis: Redis, queue: Queue):
     assert status(redis, job_id) == "started"
 
 
-def test_a_claim_whose_answer_was_lost_returns_its_jobs_when_it_is_repeated(redis: Redis, queue: Queue):
-    """Redis's clock went back an hour meanwhile, so the leases would end in an hour."""
+def test_a_repeated_claim_returns_the_jobs_of_the_lost_answer(redis: Redis, queue: Queue):
+    """Redis's clock is set back by an hour between the calls, so the leases still have an hour to live."""
     ids = [submit(redis, generate(f"prompt {i}")) for i in range(3)]
     held = leases(redis)
     script = held._claim._script
@@ -144,18 +144,18 @@ def test_a_claim_whose_answer_was_lost_returns_its_jobs_when_it_is_repeated(redi
     assert redis.zcard("rq:wip:demo") == 3
 
 
-def test_the_client_of_a_worker_repeats_no_command_by_itself(redis_url: str):
-    """It would repeat a claim without saying so. A client that is not made from a URL (REDIS_HOST) does by default."""
+def test_the_redis_client_of_a_worker_does_not_retry_commands(redis_url: str):
+    """The worker must know when a claim is repeated. A client made without a URL (REDIS_HOST) retries by default."""
     with Redis(unix_socket_path=urlsplit(redis_url).path) as connection:
         worker = WorkerProcess(["demo"], connection=connection)
         assert worker.connection.connection_pool.get_connection().retry.get_retries() == 0
 
 
-def test_a_job_that_was_taken_away_is_not_claimed_again_by_a_repeated_claim(redis: Redis, queue: Queue):
+def test_a_repeated_claim_does_not_return_a_job_that_was_reclaimed(redis: Redis, queue: Queue):
     submit(redis, generate())
     first = leases(redis)
     [row] = first.claim([queue], 1, 0, 32, 32, round_robin=False) or []
-    first._claim._id = row.execution_id[:24]  # as if its answer had been lost
+    first._claim._id = row.execution_id[:24]  # as if the claim's answer had been lost
     first.expire([f"{row.job_id}:{row.execution_id}"])
     assert Leases(redis, "other", "rq:worker:other", 10).reclaim([queue], 5)[0] == 1
     other = Leases(redis, "other", "rq:worker:other", 10).claim([queue], 1, 0, 32, 32, round_robin=False)

@@ -1,4 +1,4 @@
-"""A job that kills its workers is found and failed; nobody else is, whoever else kills workers."""
+"""Poison jobs: a job that kills its workers fails, and the jobs that ran beside it finish."""
 
 import random
 import signal
@@ -19,9 +19,7 @@ def check_innocent(redis: Redis, ids: list[str]) -> None:
 
 
 @pytest.mark.parametrize("repetition", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 20))])
-def test_a_job_that_kills_its_workers_is_failed_and_forty_innocents_finish(
-    redis: Redis, workers: Workers, repetition: int
-):
+def test_a_job_that_kills_its_workers_fails_and_forty_others_finish(redis: Redis, workers: Workers, repetition: int):
     place = random.Random(repetition).randrange(41)
     ids = [
         submit(redis, generate("POISON" if i == place else "hello", max_tokens=5), webhook=i == place)
@@ -33,7 +31,7 @@ def test_a_job_that_kills_its_workers_is_failed_and_forty_innocents_finish(
     while workers.start("--burst", SCOREPOOL_CRASH_LIMIT="3").wait(timeout=60) != 0:
         deaths += 1
 
-    assert deaths <= 9  # halved from 41 to alone: six; then three alone
+    assert deaths <= 9  # six deaths halve 41 jobs down to one; three more happen while it runs alone
     assert status(redis, poison) == "failed"
     assert failure(redis, poison) == wire.Failure(
         code="crashed", message="its worker died 3 times while it ran this job alone, so it is not tried again"
@@ -43,11 +41,11 @@ def test_a_job_that_kills_its_workers_is_failed_and_forty_innocents_finish(
     assert Counter(done(redis)) == Counter([*ids, poison])
 
 
-def test_jobs_that_stand_by_at_many_deaths_from_outside_all_finish_and_go_on_side_by_side(
+def test_jobs_in_flight_when_workers_are_killed_from_outside_all_finish_and_run_together_again(
     redis: Redis, workers: Workers
 ):
-    """Six kills at which the same jobs are in flight: more than the limit."""
-    ids = [submit(redis, generate(max_tokens=200)) for _ in range(64)]  # a second each, side by side
+    """Kill six workers with the same jobs in flight. That is more than the crash limit."""
+    ids = [submit(redis, generate(max_tokens=200)) for _ in range(64)]  # each runs for a second if all run together
     for _ in range(6):
         worker = workers.start(SCOREPOOL_LEASE_S="30", SCOREPOOL_MAX_JOBS_IN_FLIGHT="64")
         until(lambda: redis.zcard("rq:wip:demo"))
@@ -58,11 +56,11 @@ def test_jobs_that_stand_by_at_many_deaths_from_outside_all_finish_and_go_on_sid
     workers.start("--burst", SCOREPOOL_LEASE_S="30", SCOREPOOL_MAX_JOBS_IN_FLIGHT="64").wait(timeout=60)
 
     check_innocent(redis, ids)
-    assert most_at_once(redis, ids) > 16  # those that were not in flight at the last deaths
+    assert most_at_once(redis, ids) > 16  # jobs that were not in flight at the last deaths run together
 
 
-def test_a_burst_worker_that_falters_at_its_start_takes_jobs_back_before_it_ends(redis: Redis, workers: Workers):
-    """It takes nothing back until beats come in time: others may have stood still as it did."""
+def test_a_burst_worker_with_late_heartbeats_at_its_start_reclaims_jobs_before_it_ends(redis: Redis, workers: Workers):
+    """A worker reclaims jobs only while its heartbeats are on time, because other workers may have stalled as well."""
     orphan = submit(redis, generate())
     redis.lrem("rq:queue:demo", 1, orphan)
     redis.zadd("rq:wip:demo", {f"{orphan}:gone": time.time() + GRACE_S})

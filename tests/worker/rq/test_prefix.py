@@ -1,4 +1,4 @@
-"""Two deployments with different SCOREPOOL_REDIS_PREFIX share a database and do not see each other's jobs."""
+"""Two deployments on one database: a different SCOREPOOL_REDIS_PREFIX keeps their jobs apart."""
 
 import json
 import os
@@ -46,9 +46,7 @@ def run(root: Path, code: str, prefix: str, *arguments: str) -> str:
     return subprocess.run(command, cwd=root, env=environ, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def test_two_deployments_on_one_database_do_not_see_each_other(
-    redis: Redis, redis_url: str, root: Path, workers: Workers
-):
+def test_two_deployments_on_one_database_do_not_share_jobs(redis: Redis, redis_url: str, root: Path, workers: Workers):
     ours, theirs = (json.loads(run(root, SUBMIT, prefix, redis_url)) for prefix in ("scorepool", "other"))
     assert ours["listed"] == [ours["id"]]
     assert theirs["listed"] == [theirs["id"]]
@@ -62,5 +60,5 @@ def test_two_deployments_on_one_database_do_not_see_each_other(
     assert run(root, READ, "scorepool", redis_url, ours["id"], theirs["id"]).split() == ["queued", "NotFound"]
     workers.start(SCOREPOOL_LEASE_S="2")
     until(lambda: redis.exists(f"scorepool:outcome:{ours['id']}"))
-    until(lambda: redis.zcard("scorepool:models") == 1)  # written with the first heartbeat
-    assert not redis.exists("other:models")  # its worker has gone
+    until(lambda: redis.zcard("scorepool:models") == 1)  # the first heartbeat writes it
+    assert not redis.exists("other:models")  # the worker of the other deployment has ended

@@ -1,4 +1,4 @@
-"""The worker behaves as RQ's own: options, `rq info`, scheduler, order of the queues, registration."""
+"""Behaviour that the worker shares with RQ's own: options, `rq info`, scheduler, queue order, registration."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def worker_keys(redis: Redis) -> list[bytes]:
     return redis.keys("rq:worker:*")
 
 
-def test_rq_info_tells_the_truth(redis: Redis, workers: Workers):
+def test_rq_info_shows_a_busy_worker_and_its_executing_jobs(redis: Redis, workers: Workers):
     for _ in range(12):
         submit(redis, generate(max_tokens=100_000))
     workers.start("--name", "mac", SCOREPOOL_MAX_JOBS_IN_FLIGHT="8", SCOREPOOL_LEASE_S="30")
@@ -37,7 +37,7 @@ def test_rq_info_tells_the_truth(redis: Redis, workers: Workers):
     assert status(redis, current) == "started"
 
 
-def test_an_idle_worker_is_shown_idle_with_its_counts(redis: Redis, workers: Workers):
+def test_rq_info_shows_an_idle_worker_and_its_counts(redis: Redis, workers: Workers):
     ids = [submit(redis, generate()), submit(redis, generate("NAN"))]
     workers.start("--name", "mac")
     until(lambda: sorted(done(redis)) == sorted(ids))
@@ -50,21 +50,21 @@ def test_an_idle_worker_is_shown_idle_with_its_counts(redis: Redis, workers: Wor
     assert redis.hget("rq:worker:mac", "current_job") is None
 
 
-def test_stock_rq_info_does_not_touch_a_dead_workers_jobs(redis: Redis, workers: Workers):
+def test_rq_info_does_not_touch_jobs_of_a_dead_worker(redis: Redis, workers: Workers):
     job_id = submit(redis, generate(max_tokens=100_000))
     worker = workers.start()
     until(lambda: redis.zcard("rq:wip:demo"))
     worker.kill()
     worker.wait()
-    until(lambda: not redis.keys("rq:execution:*"))  # the lease is over
+    until(lambda: not redis.keys("rq:execution:*"))  # the lease has expired
 
     workers.rq("info")
 
-    assert redis.hget(f"rq:job:{job_id}", "retries_left") == b"3"  # RQ's cleaner would have spent one
+    assert redis.hget(f"rq:job:{job_id}", "retries_left") == b"3"  # RQ's cleaner would have used up one
     assert redis.zcard("rq:wip:demo") == 1
 
 
-def test_a_live_worker_shows_its_card_and_withdraws_it(redis: Redis, workers: Workers):
+def test_a_worker_registers_its_model_and_unregisters_it_at_shutdown(redis: Redis, workers: Workers):
     worker = workers.start("--name", "mac")
     until(lambda: redis.get(store.Keys.card("mac")))
 
@@ -99,7 +99,7 @@ def test_round_robin_takes_one_from_each_queue_in_turn(redis: Redis, workers: Wo
     assert set(done(redis)) == {*ids["demo:high"][:3], *ids["demo"][:3]}
 
 
-def test_max_jobs_ends_the_worker_after_so_many(redis: Redis, workers: Workers):
+def test_max_jobs_ends_the_worker_after_that_number_of_jobs(redis: Redis, workers: Workers):
     ids = [submit(redis, generate()) for _ in range(5)]
 
     assert workers.start("--max-jobs", "3").wait(timeout=60) == 0
@@ -108,7 +108,7 @@ def test_max_jobs_ends_the_worker_after_so_many(redis: Redis, workers: Workers):
     assert redis.llen("rq:queue:demo") == 2
 
 
-def test_work_may_be_called_again_and_says_whether_there_was_a_job(redis: Redis, redis_url: str, root: Path):
+def test_work_can_be_called_twice_and_returns_whether_there_was_a_job(redis: Redis, redis_url: str, root: Path):
     submit(redis, generate())
     code = f"""
 from tests.worker.fake import FakeWorker
@@ -144,7 +144,7 @@ def test_the_scheduler_runs_in_the_workers_own_process(redis: Redis, workers: Wo
     assert redis.get("rq:scheduler-lock:demo") is None
 
 
-def test_a_retry_is_not_late_when_another_schedulers_process_was_killed(redis: Redis, workers: Workers):
+def test_a_scheduled_job_is_not_late_after_another_scheduler_was_killed(redis: Redis, workers: Workers):
     killed = workers.start("--with-scheduler", worker="FunctionsWorker")
     until(lambda: redis.get("rq:scheduler-lock:demo"))
     killed.kill()
@@ -169,7 +169,7 @@ def test_a_retry_is_not_late_when_another_schedulers_process_was_killed(redis: R
         ({"SCOREPOOL_LEASE": "3"}, ("demo",), "did you mean SCOREPOOL_LEASE_S?"),
     ],
 )
-def test_a_wrong_setting_stops_the_start_and_says_which(
+def test_a_wrong_setting_stops_the_start_with_a_message_that_names_it(
     redis: Redis, workers: Workers, environ: dict[str, str], queues: tuple[str, ...], complaint: str
 ):
     assert workers.start(queues=queues, **environ).wait(timeout=60) == 1
@@ -189,7 +189,7 @@ def test_no_prompt_is_logged(redis: Redis, workers: Workers):
     assert secret not in workers.log
 
 
-def test_an_id_whose_job_is_gone_does_not_stand_in_the_way(redis: Redis, workers: Workers):
+def test_ids_without_a_job_do_not_block_the_queue(redis: Redis, workers: Workers):
     queue = Queue("demo", connection=redis)
     queue.push_job_id("gone")
     redis.rpush(queue.key, "not an id: at all", b"\xff\xfe")
@@ -201,7 +201,7 @@ def test_an_id_whose_job_is_gone_does_not_stand_in_the_way(redis: Redis, workers
     assert redis.llen(queue.key) == 0
 
 
-def test_requeueing_all_that_failed_leaves_canceled_jobs_alone(redis: Redis, workers: Workers):
+def test_requeueing_all_failed_jobs_does_not_requeue_canceled_ones(redis: Redis, workers: Workers):
     canceled = submit(redis, generate(max_tokens=100_000))
     workers.start("--name", "mac")
     until(lambda: status(redis, canceled) == "started")
@@ -217,7 +217,7 @@ def test_requeueing_all_that_failed_leaves_canceled_jobs_alone(redis: Redis, wor
     assert redis.ttl(f"rq:job:{canceled}") > 0
 
 
-def test_a_worker_that_was_taken_for_dead_is_listed_again(redis: Redis, workers: Workers):
+def test_a_live_worker_that_was_unregistered_as_dead_registers_again(redis: Redis, workers: Workers):
     worker = workers.start("--name", "mac")
     until(lambda: redis.get(store.Keys.card("mac")))
     worker.send_signal(signal.SIGSTOP)
@@ -231,7 +231,7 @@ def test_a_worker_that_was_taken_for_dead_is_listed_again(redis: Redis, workers:
     assert "mac" in workers.rq("info")
 
 
-def test_a_worker_restarted_under_its_name_takes_the_dead_ones_place(redis: Redis, workers: Workers):
+def test_a_worker_restarted_under_its_name_replaces_the_dead_one(redis: Redis, workers: Workers):
     job_id = submit(redis, generate(max_tokens=300))
     first = workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
     until(lambda: status(redis, job_id) != "queued")
@@ -243,7 +243,7 @@ def test_a_worker_restarted_under_its_name_takes_the_dead_ones_place(redis: Redi
     until(lambda: outcome(redis, job_id))
 
 
-def test_a_name_that_is_taken_stops_the_start_and_says_so(redis: Redis, workers: Workers):
+def test_the_name_of_a_live_worker_stops_the_start_with_a_message(redis: Redis, workers: Workers):
     workers.start("--name", "mac")
     until(lambda: redis.get(store.Keys.card("mac")))
 
@@ -254,7 +254,7 @@ def test_a_name_that_is_taken_stops_the_start_and_says_so(redis: Redis, workers:
     assert redis.smembers("rq:workers") == {b"rq:worker:mac"}
 
 
-def test_a_model_that_cannot_be_loaded_stops_the_start_and_says_why(redis: Redis, workers: Workers, tmp_path: Path):
+def test_a_model_that_cannot_be_loaded_stops_the_start_with_the_reason(redis: Redis, workers: Workers, tmp_path: Path):
     model = f"demo={tmp_path}/none"
 
     assert workers.start(worker="BatchWorker", SCOREPOOL_MODEL=model).wait(timeout=60) == 1
@@ -264,7 +264,7 @@ def test_a_model_that_cannot_be_loaded_stops_the_start_and_says_why(redis: Redis
     assert redis.smembers("rq:workers") == set()
 
 
-def test_a_worker_does_not_load_torch_where_that_is_installed(root: Path):
+def test_a_worker_does_not_import_an_installed_torch(root: Path):
     start = f"""
 import importlib.util, sys
 assert importlib.util.find_spec("torch")
@@ -283,7 +283,7 @@ engine.close()
 
 
 @pytest.mark.parametrize("level", ["INFO", "WARNING"])
-def test_what_the_engine_logs_is_shown(redis: Redis, workers: Workers, level: str):
+def test_log_lines_of_the_engine_are_shown_at_the_configured_level(redis: Redis, workers: Workers, level: str):
     workers.start(worker="TalkingWorker", SCOREPOOL_LOG_LEVEL=level)
     until(lambda: redis.keys("scorepool:card:*"))
 
@@ -292,7 +292,7 @@ def test_what_the_engine_logs_is_shown(redis: Redis, workers: Workers, level: st
 
 
 @pytest.mark.parametrize("level", ["wArning", "Info", "debug"])
-def test_rqs_own_log_keeps_to_the_level_that_is_set_in_any_case(redis: Redis, workers: Workers, level: str):
+def test_log_lines_of_rq_follow_the_log_level_in_any_letter_case(redis: Redis, workers: Workers, level: str):
     workers.start(worker="TalkingWorker", SCOREPOOL_LOG_LEVEL=level)
     until(lambda: redis.keys("scorepool:card:*"))
 

@@ -1,4 +1,4 @@
-"""The time until the jobs of a dead worker run again, with default settings."""
+"""The time until the jobs of a dead worker run again, with the default lease."""
 
 import time
 
@@ -8,7 +8,7 @@ from redis import Redis
 from tests.worker.conftest import Workers, generate, status, submit, until
 
 DEFAULT_LEASE_S = "20"
-ENDLESS_S = "3600"  # a lease that nobody sees end
+ENDLESS_S = "3600"  # a lease that does not expire during a test
 
 
 def kill_with_jobs_in_flight(redis: Redis, workers: Workers, *options: str) -> list[str]:
@@ -22,25 +22,25 @@ def kill_with_jobs_in_flight(redis: Redis, workers: Workers, *options: str) -> l
 
 @pytest.mark.parametrize("options", [("--name", "mac"), ()])
 @pytest.mark.parametrize("limit_s", [60.0, pytest.param(2.0, marks=pytest.mark.soak)])
-def test_on_the_same_host_they_run_again_without_waiting_for_their_leases(
+def test_jobs_run_again_on_the_same_host_without_waiting_for_their_leases(
     redis: Redis, workers: Workers, options: tuple[str, ...], limit_s: float
 ):
-    """The limit is two seconds after the next worker's start on an idle machine."""
+    """Check the delay after the next worker has started. The limit is two seconds on an idle machine."""
     ids = kill_with_jobs_in_flight(redis, workers, *options)
     redis.delete("scorepool:models")
 
     workers.start(*options, SCOREPOOL_LEASE_S=DEFAULT_LEASE_S)
-    until(lambda: redis.zcard("scorepool:models"))  # it is up: its engine has loaded
+    until(lambda: redis.zcard("scorepool:models"))  # the worker is up: its engine has loaded
     up_at = time.monotonic()
 
-    until(lambda: any(redis.hget(f"rq:job:{job_id}", "company") for job_id in ids))  # taken back
+    until(lambda: any(redis.hget(f"rq:job:{job_id}", "company") for job_id in ids))  # a job was reclaimed
     until(lambda: any(status(redis, job_id) == "started" for job_id in ids))
     print(f"running again {time.monotonic() - up_at:.2f} s after the worker was up")
     assert time.monotonic() - up_at < limit_s
 
 
 @pytest.mark.soak
-def test_on_another_host_they_run_again_within_thirty_seconds(redis: Redis, workers: Workers):
+def test_jobs_run_again_on_another_host_within_thirty_seconds(redis: Redis, workers: Workers):
     other = workers.start("--name", "other", SCOREPOOL_LEASE_S=DEFAULT_LEASE_S)
     until(lambda: redis.zcard("scorepool:models"))
     first = submit(redis, generate(max_tokens=100_000))

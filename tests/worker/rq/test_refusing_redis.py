@@ -1,4 +1,4 @@
-"""A Redis that refuses commands for a while ends no process and loses no job, and every failure is reported."""
+"""A Redis that refuses commands for a while: no process ends, no job is lost, and every failure is reported."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ from tests.api.test_process import eventually, is_ready, running
 from tests.conftest import wait_until_up
 from tests.worker.conftest import Workers, done, status
 
-REFUSES_S = 0.6  # at least; the job of a test ends within
+REFUSES_S = 0.6  # at least; the running job of a test ends during this time
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Stack:
 
 @pytest.fixture(scope="module")
 def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A Redis of our own, an API process and a worker, which live through all of these tests."""
+    """A Redis server, an API process and a worker, shared by all tests of this module."""
     folder = tmp_path_factory.mktemp("refusing")
     url = f"unix://{folder / 's'}"
     options = ("--port", "0", "--unixsocket", str(folder / "s"), "--dir", str(folder), "--save", "3600 1000000")
@@ -57,7 +57,7 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 @contextmanager
 def full_disk(stack: Stack) -> Iterator[None]:
-    """Fill the disk of the snapshots: MISCONF."""
+    """Make snapshots fail, as on a full disk: Redis replies MISCONF."""
     (stack.folder / "dump.rdb").mkdir()
     save(stack, "err")
     yield
@@ -72,7 +72,7 @@ def save(stack: Stack, becomes: str) -> None:
 
 @contextmanager
 def endless_script(stack: Stack) -> Iterator[None]:
-    """BUSY."""
+    """Run a script that does not end: Redis replies BUSY."""
 
     def run() -> None:
         with Redis.from_url(stack.url) as redis, pytest.raises(RedisError, match="killed"):
@@ -96,7 +96,7 @@ def refuses(redis: Redis) -> bool:
 
 @contextmanager
 def lost_master(stack: Stack) -> Iterator[None]:
-    """MASTERDOWN."""
+    """Make Redis a replica that has lost its master: it replies MASTERDOWN."""
     stack.redis.config_set("replica-serve-stale-data", "no")
     stack.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
     yield
@@ -105,14 +105,14 @@ def lost_master(stack: Stack) -> Iterator[None]:
 
 @contextmanager
 def full_memory(stack: Stack) -> Iterator[None]:
-    """OOM."""
+    """Set a memory limit that is already exceeded: Redis replies OOM."""
     stack.redis.config_set("maxmemory", 1)
     yield
     stack.redis.config_set("maxmemory", 0)
 
 
 @pytest.mark.parametrize("trouble", [full_disk, endless_script, lost_master, full_memory])
-def test_nobody_dies_of_it_and_every_accepted_job_ends_once(
+def test_no_process_ends_and_every_accepted_job_ends_once(
     stack: Stack, trouble: Callable[[Stack], AbstractContextManager[None]]
 ):
     first = stack.http.post("/v1/jobs", json=generate(max_tokens=60)).json()["id"]
@@ -133,7 +133,7 @@ def test_nobody_dies_of_it_and_every_accepted_job_ends_once(
     assert "Traceback" not in stack.workers.log + stack.api_log.read_text()
 
 
-def test_a_worker_that_cannot_start_says_why_in_one_sentence(stack: Stack):
+def test_a_worker_that_cannot_start_gives_the_reason_in_one_sentence(stack: Stack):
     with full_memory(stack):
         worker = stack.workers.start()
         assert worker.wait(timeout=20) == 1

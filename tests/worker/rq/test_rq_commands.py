@@ -1,4 +1,4 @@
-"""RQ's own commands and tools beside a worker that has many jobs in flight, each as its users run it."""
+"""RQ's own commands and tools, run against a worker that has many jobs in flight."""
 
 import signal
 import subprocess
@@ -27,7 +27,7 @@ def test_suspend_and_resume(redis: Redis, workers: Workers):
     workers.rq("suspend")
     waiting = submit(redis, generate())
     until(lambda: len(done(redis)) == 8)
-    time.sleep(1.2)  # longer than a worker's look at the queues
+    time.sleep(1.2)  # longer than the interval at which a worker polls its queues
     assert status(redis, waiting) == "queued"
     assert "suspended" in workers.rq("info")
     workers.rq("resume")
@@ -37,7 +37,7 @@ def test_suspend_and_resume(redis: Redis, workers: Workers):
 
 
 def test_worker_pool(redis: Redis, workers: Workers):
-    """Its processes are forked after `worker` was imported; each starts its own engine."""
+    """The pool forks its processes after the import of `worker`. Each process starts its own engine."""
     ids = [submit(redis, generate(max_tokens=1 + i % 20)) for i in range(100)]
     pool = workers.start_pool("-n", "2", SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
     until(lambda: len(redis.smembers("rq:workers")) == 2)
@@ -85,7 +85,7 @@ def test_retry_with_intervals_among_many_in_flight(redis: Redis, workers: Worker
 
 
 @pytest.mark.parametrize("kind", ["on_success", "on_failure", "on_stopped"])
-def test_a_callback_that_is_not_listed_is_refused_with_a_sentence(redis: Redis, workers: Workers, kind: str):
+def test_a_callback_that_is_not_listed_fails_the_job_with_a_message(redis: Redis, workers: Workers, kind: str):
     job = Queue("demo", connection=redis).enqueue("add", 1, **{kind: Callback("os.abort")})
 
     workers.start("--burst", worker="FunctionsWorker").wait(timeout=60)
@@ -94,8 +94,8 @@ def test_a_callback_that_is_not_listed_is_refused_with_a_sentence(redis: Redis, 
     assert "'os.abort' is not a callback that this worker calls" in job.latest_result().exc_string
 
 
-def test_rq_empty_ends_what_was_accepted(redis: Redis, workers: Workers):
-    """Jobs behind RQ's list end as well; running jobs go on."""
+def test_rq_empty_ends_all_waiting_jobs_as_canceled(redis: Redis, workers: Workers):
+    """Jobs in the backlog end as canceled, too. Running jobs continue."""
     running = submit(redis, generate(max_tokens=300))
     workers.start("--max-jobs", "1")
     until(lambda: status(redis, running) != "queued")
@@ -130,7 +130,7 @@ def test_on_stopped_is_called_when_one_job_of_many_is_stopped(redis: Redis, work
     assert redis.lrange(f"noted:{stopped}", 0, -1) == [b"stopped"]
 
 
-def test_the_shutdown_command_drains_what_is_in_flight_and_takes_no_more(redis: Redis, workers: Workers):
+def test_the_shutdown_command_drains_jobs_in_flight_and_claims_no_more(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=150)) for _ in range(200)]
     worker = workers.start("--name", "mac", SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
     until(lambda: redis.zcard("rq:wip:demo") == 8)
@@ -143,7 +143,7 @@ def test_the_shutdown_command_drains_what_is_in_flight_and_takes_no_more(redis: 
     assert [id_.decode() for id_ in redis.lrange("rq:queue:demo", 0, -1)] == ids[num_done:]
 
 
-def test_other_options_of_rqs_worker_are_taken_and_no_serializer_but_ours(redis: Redis, workers: Workers):
+def test_rqs_other_worker_options_are_accepted_and_its_serializer_option_is_ignored(redis: Redis, workers: Workers):
     options = ("-S", "pickle", "--job-class", "rq.job.Job", "--queue-class", "rq.Queue", "--dequeue-strategy", "random")
     ids = [submit(redis, generate(), queue=queue) for queue in ("demo:low", "demo", "demo:high") * 5]
 
@@ -154,14 +154,14 @@ def test_other_options_of_rqs_worker_are_taken_and_no_serializer_but_ours(redis:
 
 
 @pytest.mark.skipif(find_spec("rq_dashboard") is None, reason="rq-dashboard is not installed")
-def test_the_pages_of_rq_dashboard(redis: Redis, workers: Workers):
+def test_rq_dashboard_shows_its_pages(redis: Redis, workers: Workers):
     good, bad = submit(redis, generate(max_tokens=1)), submit(redis, generate("NAN"))
     workers.start("--name", "mac")
     until(lambda: sorted(done(redis)) == sorted([good, bad]))
     running = submit(redis, generate(max_tokens=100_000))
     until(lambda: status(redis, running) == "started")
     port = free_port()
-    # Without our import it unpickles jobs and answers 500.
+    # Without the import of the worker, the dashboard unpickles jobs and answers 500.
     program = "import scorepool.worker.rq; from rq_dashboard.cli import main; main()"
     command = [sys.executable, "-c", program, "-b", "127.0.0.1", "-p", str(port), "--json"]
 

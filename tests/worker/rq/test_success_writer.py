@@ -1,4 +1,4 @@
-"""The script that ends jobs that succeeded, beside RQ's own methods, which end all others."""
+"""The script that ends jobs that succeeded, compared with RQ's own methods."""
 
 import logging
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def record(redis: Redis, leases: Leases) -> ResultCommitter:
 
 
 def fly(redis: Redis, leases: Leases, value: object = RESULT) -> list[InFlightJob]:
-    """Claim all that waits, as a worker does, and let it succeed."""
+    """Claim all waiting jobs, as a worker does, and let them succeed."""
     rows = leases.claim([Queue("demo", connection=redis)], 32, 0, 32, list_length=32, round_robin=False)
     jobs = []
     for row in rows or []:
@@ -58,7 +58,7 @@ def fly(redis: Redis, leases: Leases, value: object = RESULT) -> list[InFlightJo
 
 
 def contents(redis: Redis, job_id: str) -> dict[str, Any]:
-    """Every key with its value and rough time to live; without what differs from run to run, and what says nothing."""
+    """Return every key with its value and rough time to live. Empty and varying fields are left out."""
     read: dict[bytes, Callable[[bytes], Any]] = {
         b"string": redis.get,
         b"list": lambda key: redis.lrange(key, 0, -1),
@@ -67,7 +67,7 @@ def contents(redis: Redis, job_id: str) -> dict[str, Any]:
         b"hash": lambda key: {name: value for name, value in redis.hgetall(key).items() if value not in (b"", b"0")},
         b"stream": lambda key: [fields for _, fields in redis.xrange(key)],
     }
-    # Times, ids, and a job's data, which RQ compresses when it writes it again.
+    # Fields that differ between runs: times, ids, and a job's data, which RQ compresses when it writes the job again.
     passing = (b"at", b"last_heartbeat", b"since", b"execution_id", b"total_working_time", b"data")
 
     def plain(value: Any) -> Any:
@@ -84,7 +84,7 @@ def contents(redis: Redis, job_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_of_the_api", [True, False])
-def test_it_leaves_what_rqs_own_methods_leave(
+def test_the_script_leaves_the_same_keys_as_rqs_own_methods(
     redis: Redis, leases: Leases, record: ResultCommitter, monkeypatch: pytest.MonkeyPatch, is_of_the_api: bool
 ):
     left = []
@@ -105,7 +105,7 @@ def test_it_leaves_what_rqs_own_methods_leave(
     assert ("scorepool:outcome:ID" in left[0]) == is_of_the_api
 
 
-def test_a_lease_that_was_lost_records_nothing(redis: Redis, leases: Leases, record: ResultCommitter):
+def test_no_success_is_recorded_for_a_lost_lease(redis: Redis, leases: Leases, record: ResultCommitter):
     kept, lost = [submit(redis, generate()) for _ in range(2)]
     jobs = fly(redis, leases)
     leases.release(jobs[1:])
@@ -117,7 +117,7 @@ def test_a_lease_that_was_lost_records_nothing(redis: Redis, leases: Leases, rec
     assert redis.hget("rq:worker:mac", "successful_job_count") == b"1"
 
 
-def test_many_large_outcomes_go_in_several_messages(
+def test_many_large_outcomes_are_written_in_several_calls(
     redis: Redis, leases: Leases, record: ResultCommitter, monkeypatch: pytest.MonkeyPatch
 ):
     ids = [submit(redis, generate()) for _ in range(5)]
@@ -130,5 +130,5 @@ def test_many_large_outcomes_go_in_several_messages(
     assert done(redis) == ids
     assert redis.hget("rq:worker:mac", "successful_job_count") == b"5"
     calls = redis.info("commandstats")["cmdstat_evalsha"]["calls"]
-    record.commit(jobs, None)  # of leases that are lost by now
+    record.commit(jobs, None)  # the leases of these jobs are gone by now
     assert redis.info("commandstats")["cmdstat_evalsha"]["calls"] - calls == 3

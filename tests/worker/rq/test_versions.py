@@ -1,4 +1,4 @@
-"""Two releases side by side, as during an upgrade: a worker reads the other one's jobs or refuses single jobs."""
+"""Jobs written by another release, as during an upgrade: a worker runs them or fails single ones."""
 
 import msgspec
 from redis import Redis
@@ -8,7 +8,7 @@ from tests.worker.conftest import Workers, failure, generate, outcome, submit
 
 
 def with_fields(message: object, **changes: object) -> bytes:
-    """Encode a message as a release with other fields does."""
+    """Encode a message with other fields, as another release does."""
     return msgspec.msgpack.encode(msgspec.msgpack.decode(wire.encode(message)) | changes)
 
 

@@ -1,4 +1,4 @@
-"""One Redis key of a wrong type kills no worker, fails no job and leaves no half-written end."""
+"""Redis keys of a wrong type: no worker ends, no job fails, and no end of a job is half-written."""
 
 import time
 from collections import Counter
@@ -28,13 +28,13 @@ BOOKKEEPING = [
 
 
 def wrong(redis: Redis, key: str) -> None:
-    """Give a key a type that none of ours has there: a set, or a string where a set belongs."""
+    """Give a key a wrong type: a set, or a string if the key must be a set."""
     redis.delete(key)
     redis.set(key, "wrong") if "dependents" in key else redis.sadd(key, "wrong")
 
 
 @pytest.mark.parametrize("key", BOOKKEEPING)
-def test_jobs_end_once_beside_it(redis: Redis, workers: Workers, key: str):
+def test_jobs_end_once_if_a_bookkeeping_key_has_a_wrong_type(redis: Redis, workers: Workers, key: str):
     good, bad = submit(redis, generate(), webhook=True), submit(redis, generate("NAN"), webhook=True)
     for job_id in (good, bad):
         wrong(redis, key.replace("ID", job_id))
@@ -53,7 +53,7 @@ def test_jobs_end_once_beside_it(redis: Redis, workers: Workers, key: str):
 
 
 @pytest.mark.parametrize("key", [RqKeys.registry("wip", "demo"), RqKeys.queue("demo"), Keys.fair_share("demo")])
-def test_a_queue_that_cannot_be_leased_from_waits_and_others_are_served(redis: Redis, workers: Workers, key: str):
+def test_jobs_of_a_queue_with_a_wrong_key_wait_and_other_queues_are_served(redis: Redis, workers: Workers, key: str):
     waiting = submit(redis, generate())
     other = submit(redis, generate(), queue="demo:low")
     jobs = redis.lrange("rq:queue:demo", 0, -1)
@@ -72,7 +72,7 @@ def test_a_queue_that_cannot_be_leased_from_waits_and_others_are_served(redis: R
     assert "Traceback" not in workers.log
 
 
-def test_a_registry_that_breaks_while_a_job_runs_does_not_end_the_job(redis: Redis, workers: Workers):
+def test_a_running_job_finishes_after_its_registry_got_a_wrong_type(redis: Redis, workers: Workers):
     job_id = submit(redis, generate(max_tokens=400))
     worker = workers.start()
     until(lambda: status(redis, job_id) == "started")
@@ -84,19 +84,19 @@ def test_a_registry_that_breaks_while_a_job_runs_does_not_end_the_job(redis: Red
 
 
 @pytest.mark.parametrize("key", [Keys.models, RqKeys.registry("finished", "demo")])
-def test_heartbeats_and_maintenance_go_on_beside_it(redis: Redis, workers: Workers, key: str):
+def test_heartbeats_and_maintenance_go_on_if_a_key_has_a_wrong_type(redis: Redis, workers: Workers, key: str):
     wrong(redis, key)
     worker = workers.start(SCOREPOOL_LEASE_S="1")
-    job_id = submit(redis, generate(max_tokens=600))  # three leases long
+    job_id = submit(redis, generate(max_tokens=600))  # as long as three leases
 
     until(lambda: isinstance(outcome(redis, job_id), wire.Result))
 
     assert worker.poll() is None
-    assert redis.hget(RqKeys.job(job_id), "company") is None  # nobody took the job back
+    assert redis.hget(RqKeys.job(job_id), "company") is None  # no worker reclaimed the job
 
 
 @pytest.mark.parametrize("key", [Keys.models, Keys.recent_models])
-def test_a_worker_whose_registration_fails_still_takes_over_jobs_of_dead_workers(
+def test_a_worker_whose_registration_fails_still_reclaims_jobs_of_dead_workers(
     redis: Redis, workers: Workers, key: str
 ):
     worker = workers.start(SCOREPOOL_LEASE_S="1")

@@ -1,4 +1,6 @@
-"""Redis as a typed room: names of keys, fields of a job's hash, scripts and their loader, settings. Imports wire.
+"""The typed access to Redis: names of keys, fields of a job's hash, scripts and their loader, settings.
+
+It imports only wire.
 
 A job's states, as RQ spells them in `status`, and the script or method that moves a job along each arrow:
 

@@ -1,14 +1,14 @@
 """Every key that a process of ours reads or writes in Redis: our own (`Keys`) and RQ's (`RqKeys`).
 
-No other module spells one.
+No other module contains the name of a key.
 
-SCOREPOOL_REDIS_PREFIX (default `scorepool`) begins each of our keys. With another prefix P
+Each of our keys begins with SCOREPOOL_REDIS_PREFIX (default `scorepool`). With another prefix P
 
     our keys            P:models, P:request:<id>, ...
     RQ's job hashes     rq:job:P:<id>          (RQ lets the prefix of jobs be set)
     RQ's queues         rq:queue:P::<model>    (RQ's other keys are fixed, and nearly all of them end in a queue's name)
 
-so that two deployments share a database. RQ offers no name for what is left: `rq:workers`, `rq:worker:<name>`,
+so that two deployments can share a database. RQ lets no other key be renamed: `rq:workers`, `rq:worker:<name>`,
 `rq:queues` and `rq:suspended` are shared. A model's name has no colon, so `P::<model>` is no queue of another
 deployment.
 
@@ -21,7 +21,7 @@ from typing import get_args
 from scorepool.wire.request import Priority
 
 DEFAULT_PREFIX = "scorepool"
-PREFIX = os.environ.get("SCOREPOOL_REDIS_PREFIX", DEFAULT_PREFIX)  # checked by Settings.load, which no process skips
+PREFIX = os.environ.get("SCOREPOOL_REDIS_PREFIX", DEFAULT_PREFIX)  # every process checks it with Settings.load
 _QUEUE_PREFIX = "" if PREFIX == DEFAULT_PREFIX else f"{PREFIX}::"
 
 INFER = "worker.infer"  # the job function that runs one wire.Request on the engine

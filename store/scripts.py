@@ -1,8 +1,8 @@
 """Load the Lua scripts that every process runs in Redis.
 
 A script names the files that it needs in its first lines, `-- include: outbox.lua`; they come before it, each once. The
-names of keys, of a job's fields and of job functions are constants in Lua, which a generated prelude defines: no script
-spells one. A name that no prelude defines stops the import.
+names of keys, of a job's fields and of job functions are constants in Lua, which a generated prelude defines. No script
+contains one of these names. A name that no prelude defines stops the import.
 """
 
 import re

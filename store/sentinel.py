@@ -1,4 +1,4 @@
-"""SCOREPOOL_REDIS_URL where Sentinel tells which Redis is the master. Every other form is redis-py's own.
+"""The form of SCOREPOOL_REDIS_URL that names the master through Sentinel. All other forms are redis-py's own.
 
     redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/SERVICE[/DB][?OPTIONS]
 
@@ -26,12 +26,15 @@ class SentinelUrl(Struct, frozen=True):
     sentinels: list[tuple[str, int]]
     credentials: dict[str, str]  # `username` and `password` for the sentinels
     service: str
-    master: str  # redis-py's URL of the master, but for host and port
+    master: str  # redis-py's URL of the master, without host and port
     is_tls: bool
 
     @classmethod
     def parse(cls, url: str) -> Self | None:
-        """None for a URL without Sentinel. Raises SettingsError, without the URL: it may hold a password."""
+        """Parse a URL; return None if it does not use Sentinel.
+
+        Raise SettingsError if it is wrong. The message leaves out the URL, which may hold a password.
+        """
         scheme, _, rest = url.partition("://")
         if scheme not in SCHEMES:
             return None

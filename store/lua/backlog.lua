@@ -1,7 +1,7 @@
 -- include: writes.lua
 --
--- Where owners share a queue, RQ's list holds at most as many jobs as one worker has in flight. What else is accepted
--- waits behind it, in order (store/lua/submit.lua), and comes onto the list by weighted round robin:
+-- Where owners share a queue, RQ's list holds at most as many jobs as one worker has in flight. All other accepted
+-- jobs wait behind it, in order (store/lua/submit.lua), and move onto the list by weighted round robin:
 --
 --   rq:queue:<queue>               list: the next jobs, RQ's `queued`
 --   <backlog>:<queue>:<owner>      list: an owner's jobs behind it, RQ's `deferred`; also in rq:deferred:<queue>
@@ -13,8 +13,8 @@ local function can_top_up(list)
   return is_type(FAIR_SHARE_ .. queue, 'zset')
 end
 
--- Fill the list up to `length` jobs, or until no owner has a backlog. An id whose job was canceled or deleted meanwhile is
--- dropped; each is met once.
+-- Fill the list up to `length` jobs, or until no owner has a backlog. An id whose job was canceled or deleted in between is
+-- dropped. The script sees each such id once.
 local function top_up(list, length)
   local queue = string.sub(list, #QUEUE_ + 1)
   local fair_share = FAIR_SHARE_ .. queue
@@ -25,10 +25,10 @@ local function top_up(list, length)
     local backlog = BACKLOG_ .. queue .. ':' .. owner
     local id = try('list', 'LINDEX', backlog, 0)
     if not id then
-      redis.call('ZREM', fair_share, owner)  -- only now that its turn has come: an owner that was just served and comes back waits for it
+      redis.call('ZREM', fair_share, owner)  -- removed only at its turn, so an owner that was just served and submits again keeps its clock
     else
       local job = JOB_ .. id
-      local known = redis.pcall('HMGET', job, F_STATUS, F_WEIGHT)  -- an error where it is no hash: no job
+      local known = redis.pcall('HMGET', job, F_STATUS, F_WEIGHT)  -- an error if the key is no hash: then there is no job
       redis.call('LPOP', backlog)
       try('zset', 'ZREM', DEFERRED_ .. queue, id)
       if known[1] == 'deferred' then

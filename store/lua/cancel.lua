@@ -15,7 +15,7 @@ if known[1] ~= owner then
 end
 
 if status == 'started' then
-  -- The mark is what counts: it survives the worker. The command only makes the worker look at once.
+  -- The field cancels the job even if its worker dies. The command makes the worker read the field at once.
   redis.call('HSET', job, F_CANCEL_REQUESTED, '1')
   if worker and worker ~= '' then
     redis.call('PUBLISH', COMMANDS_ .. worker, cjson.encode({command = 'stop-job', job_id = id}))

@@ -1,8 +1,8 @@
 -- include: lease.lua
 -- include: backlog.lua
 --
--- Take jobs off the queues and lease them, with their requests, in one step: there is no moment at which a job that left
--- its queue is in no registry.
+-- Take jobs off the queues and lease them, with their requests, in one step, so a job that left its queue is always
+-- in a registry.
 --
 -- KEYS  list and wip registry of each queue, the first to be drained first
 -- ARGV  max_jobs, jobs in flight, max_in_flight, '1': round robin, key of the worker, claim id, '1': the answer of an
@@ -41,7 +41,7 @@ local function head(list)
       if not id then return nil end
     end
     if string.match(id, '^[%w_-]+$') then
-      local known = redis.pcall('HMGET', JOB_ .. id, F_DATA, F_MAX_CONCURRENCY)  -- an error where it is no hash: no job
+      local known = redis.pcall('HMGET', JOB_ .. id, F_DATA, F_MAX_CONCURRENCY)  -- an error if the key is no hash: then there is no job
       if known[1] then return id, tonumber(known[2] or '') end
     end
     redis.call('LPOP', list)

@@ -19,7 +19,7 @@ for i = 2, #ARGV do
   for _, id in ipairs(ids) do
     local job = JOB_ .. id
     redis.call('ZREM', scheduled, id)
-    if redis.pcall('HGET', job, F_STATUS) == 'scheduled' then  -- not one that expired, or was canceled meanwhile
+    if redis.pcall('HGET', job, F_STATUS) == 'scheduled' then  -- skip jobs that expired or were canceled in between
       redis.call('HSET', job, F_STATUS, 'queued', F_ENQUEUED_AT, iso)
       try('set', 'SADD', QUEUES, list)
       redis.call(is_at_front(job) and 'LPUSH' or 'RPUSH', list, id)

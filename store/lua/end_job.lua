@@ -6,9 +6,9 @@
 local now_s = tonumber(redis.call('TIME')[1])
 local REGISTRIES = {finished = FINISHED_, failed = FAILED_, canceled = CANCELED_}
 
--- Write the one outcome of a job whose status is set, count it, wake who waits for it, and create the deliveries that
+-- Write the one outcome of a job whose status is set, count it, wake its waiting clients, and create the deliveries that
 -- report it. `ttl_s` 0 keeps the outcome for ever. A job that is queued again loses its old outcome at the claim, so an
--- outcome that is there already is that of this run.
+-- existing outcome belongs to this run.
 local function record_outcome(id, body, ttl_s, keep_request, iso)
   local job, outcome, request = JOB_ .. id, OUTCOME_ .. id, REQUEST_ .. id
   local expiry = ttl_s > 0 and {'EX', ttl_s} or {}
@@ -65,7 +65,7 @@ end
 
 -- End a job of the API that was waiting. The caller takes it off its queue.
 local function end_waiting_job(id, queue, status, outcome, ttl_s, iso)
-  redis.call('DEL', OUTCOME_ .. id)  -- of an earlier run
+  redis.call('DEL', OUTCOME_ .. id)  -- the outcome of an earlier run
   end_job(id, queue, status, {F_ENDED_AT, iso}, outcome, ttl_s, iso)
 end
 

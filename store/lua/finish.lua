@@ -1,7 +1,7 @@
 -- include: end_job.lua
 --
--- End jobs that succeeded and that no other job waits for, many in one step. It leaves what RQ's own methods leave, which
--- end all other jobs (worker/rq/commit.py), at a tenth of their cost.
+-- End jobs that succeeded and that no other job waits for, many in one step. The script leaves the same keys as RQ's own
+-- methods, which end all other jobs (worker/rq/commit.py), at a tenth of their cost.
 --
 -- All or nothing: the lease, the job's hash and the outcome, which is written over whatever its key holds, are checked
 -- before the first write; bookkeeping in a key of a wrong type is left out (writes.lua).
@@ -9,12 +9,12 @@
 -- KEYS  wip registry of each job
 -- ARGV  key of the worker, now (ISO), state of the idle worker, current job or ''; then for each job: see
 --       worker/rq/success_writer.py
--- Returns {answers, keys of a wrong type}; for each job 'recorded'; 'lost': its lease is not ours any more; or 'awaited':
+-- Returns {answers, keys of a wrong type}; for each job 'recorded'; 'lost': its worker lost the lease; or 'awaited':
 -- another job depends on it, and nothing was written.
 local worker, iso, state, current_job = unpack(ARGV)
 local at = 5
 
--- Return the next `count` arguments; without a count, it comes before them.
+-- Return the next `count` arguments. Without `count`, the next argument is the count.
 local function take(count)
   if not count then
     count, at = tonumber(ARGV[at]), at + 1
@@ -23,7 +23,7 @@ local function take(count)
   return unpack(ARGV, at - count, at - 1)
 end
 
--- True if the lease is in the registry; where that is no zset, if the lease has not expired.
+-- True if the lease is in the registry. If the registry is no zset: true if the lease has not expired.
 local function is_held(wip, lease_key)
   local score = redis.pcall('ZSCORE', wip, lease_key)
   if type(score) ~= 'table' then return score end

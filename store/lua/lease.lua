@@ -42,14 +42,14 @@ local function lease(index, id, execution, wip, worker, lease_ms, grace_s)
   redis.call('ZADD', wip, now + grace_s, lease_key)  -- the caller has checked its type
   redis.call('HSET', job, F_STATUS, 'started', F_STARTED_AT, iso, F_LAST_HEARTBEAT, iso, F_WORKER_NAME, worker)
   redis.call('PERSIST', job)
-  redis.call('PERSIST', REQUEST_ .. id)  -- it expires where a failed job was queued again by hand
+  redis.call('PERSIST', REQUEST_ .. id)  -- the request of a failed job that was queued again by hand has a time to live
   local request = redis.pcall('GET', REQUEST_ .. id)
   request = type(request) == 'string' and request  -- a request of another type counts as missing
   return {index, id, execution, fields, request, string.format('%.6f', now)}
 end
 
--- Return the rows of leases that the caller was given under a claim id whose answer it never got. They are leased anew:
--- whatever the clock says, the worker that asks holds them. A lease that was taken away meanwhile is not among them.
+-- Return the rows that were leased under a claim id whose answer the caller did not get. The leases are renewed, so the
+-- worker holds them even if Redis's clock was changed. Leases that were taken away in between are left out.
 local function leased_under(claim_id, num_queues, worker, lease_ms, grace_s)
   local rows = {}
   for index = 1, num_queues do

@@ -19,7 +19,7 @@ local function creation_time(list)
   local us = tonumber(time[1]) * 1e6 + tonumber(time[2])
   local last = try('zset', 'ZREVRANGE', list, 0, 0, 'WITHSCORES')
   local newest = tonumber(last and last[2] or 0)
-  if newest < 1e11 then us = math.max(us, math.floor(newest * 1e6 + 0.5) + 1) end  -- else it is no time
+  if newest < 1e11 then us = math.max(us, math.floor(newest * 1e6 + 0.5) + 1) end  -- a greater score is no time
   return string.format('%d.%06d', math.floor(us / 1e6), us % 1e6)
 end
 
@@ -31,7 +31,7 @@ local function deliver(id, owner, ttl_s, iso, fields)
   redis.call('HSET', key,
     F_DATA, '["' .. DELIVER .. '", null, [], {}]', F_ORIGIN, WEBHOOKS, F_DESCRIPTION, 'webhook ' .. fields[F_EVENT],
     F_STATUS, 'queued', F_CREATED_AT, iso, F_ENQUEUED_AT, iso, F_TIMEOUT, 120,
-    F_RETRIES_LEFT, 9, F_RETRY_INTERVALS, '[60]',  -- of a worker that fails; receivers that do have their own schedule
+    F_RETRIES_LEFT, 9, F_RETRY_INTERVALS, '[60]',  -- for failures of the worker; failures of receivers have their own schedule
     F_RESULT_TTL, ttl_s, F_FAILURE_TTL, math.max(ttl_s, KEPT_S), F_OWNER, owner, F_SINCE, now)
   for name, value in pairs(fields) do
     redis.call('HSET', key, name, value)

@@ -1,10 +1,10 @@
 -- include: lease.lua
 --
--- Take jobs back from workers that are gone: to the front of their queue, no Retry spent.
+-- Put the jobs of dead workers back at the front of their queues. No Retry is used up.
 --
 -- Any job that was in flight at the death may have caused it. So each may next be in flight with half as many
 -- (max_concurrency, the field `company`), and only the death of a worker that ran one job alone counts against that job
--- (`crashes`). A job with too many crashes, or that its owner canceled, is leased to the caller instead, who ends it.
+-- (`crashes`). A job with too many crashes, or that its owner canceled, is leased to the caller instead, to be ended.
 --
 -- KEYS  list and wip registry of each queue
 -- ARGV  crash_limit, claim id, '1': the answer of an earlier call of this id was lost, then worker, lease_ms, grace_s
@@ -16,7 +16,7 @@ local num_back, rows = 0, {}
 if is_repeated then rows = leased_under(claim_id, #KEYS / 2, worker, lease_ms, grace_s) end
 local num_repeated = #rows
 
--- Leases that are over, and how many jobs each worker had. Leases of one worker end at different times: all of them count.
+-- Expired leases, and the number of jobs of each worker. The leases of one worker expire at different times; all count.
 local over, in_flight = {}, {}
 for index = 1, #KEYS / 2 do
   local is_usable = is_type(KEYS[2 * index - 1], 'list')

@@ -3,7 +3,7 @@
 -- Put deliveries back on their queue, to begin their schedule anew.
 --
 -- ARGV  owner, now (unix, s), now (ISO), '1': only those that failed; then the deliveries' ids
--- Returns for each: 'absent', 'replayed', 'not failed' (only with '1'), or RQ's status of one that is on its way now.
+-- Returns for each: 'absent', 'replayed', 'not failed' (only with '1'), or RQ's status of a delivery that has not ended.
 local owner, now, iso, only_failed = unpack(ARGV, 1, 4)
 local answers = {}
 for i = 5, #ARGV do

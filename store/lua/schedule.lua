@@ -1,6 +1,6 @@
 -- include: writes.lua
 --
--- Have a job queued again later, or at once where the registry of scheduled jobs has a wrong type.
+-- Queue a job again after a delay, or at once if the registry of scheduled jobs has a wrong type.
 --
 -- ARGV  queue, id, delay in seconds
 if not try('zset', 'ZADD', SCHEDULED_ .. ARGV[1], redis.call('TIME')[1] + ARGV[3], ARGV[2]) then

@@ -22,7 +22,7 @@ local function backlog_of(queue)
   return BACKLOG_ .. queue .. ':' .. owner
 end
 
--- True if a new job goes behind the list: once anything is there, what came first goes first.
+-- True if a new job goes behind the list. If any job waits there already, later ones must follow it.
 local function is_behind(queue)
   return redis.call('EXISTS', FAIR_SHARE_ .. queue) == 1
     or (list_length > 0 and redis.call('LLEN', QUEUE_ .. queue) >= list_length)
@@ -72,7 +72,7 @@ for queue, count in pairs(new_in) do
   local is_usable = num_listed and num_deferred and num_sharing and (not is_shared or is_type(backlog_of(queue), 'list'))
   if not is_usable then return {'wrong_type', wrong_types[1][1], wrong_types[1][2]} end
   local depth = num_listed + num_deferred
-  -- A queue that others have filled still takes a list's length from each owner.
+  -- A queue that other owners have filled still accepts as many jobs from each owner as the list holds.
   if depth + count > max_depth
     and (list_length == 0 or num_own(queue) + count > math.min(list_length, max_depth)) then
     return {'full', queue, depth, count}
@@ -85,7 +85,7 @@ local time = redis.call('TIME')
 local created = tonumber(time[1]) * 1e6 + tonumber(time[2])
 local last = try('zset', 'ZREVRANGE', owned, 0, 0, 'WITHSCORES')
 local newest = tonumber(last and last[2] or 0)
-if newest < 1e11 then  -- else it is no time, and nobody of ours wrote it
+if newest < 1e11 then  -- a greater score is no time: another program wrote it
   created = math.max(created, math.floor(newest * 1e6 + 0.5) + 1)
 end
 
@@ -108,7 +108,7 @@ for job, at in ipairs(starts) do
   end
 end
 if num_new == 0 and starts[1] then
-  -- Something must be written, for a WAIT after it to wait also for what was written before.
+  -- A write is needed here: a WAIT after it then also covers all earlier writes.
   redis.call('HSET', JOB_ .. ARGV[FIRST], F_FINGERPRINT, ARGV[FIRST + 2])
 end
 for queue, count in pairs(new_in) do
@@ -116,7 +116,7 @@ for queue, count in pairs(new_in) do
   redis.call('PUBLISH', WAKEUP_ .. queue, count)
 end
 
--- Jobs expire by themselves but their ids in the list do not: each new job looks at two ids chosen at random, which
+-- Jobs expire by themselves but their ids in the list do not: each new job checks two ids chosen at random, which
 -- keeps the dead below about half of the list at no cost that grows with it. sweep.lua drops the rest.
 if num_new > 0 then
   try('zset', 'ZADD', INDEXES, 'NX', tonumber(time[1]) + SWEEP_S, owned)

@@ -1,17 +1,16 @@
 -- include: writes.lua
 --
--- Drop what expired keys have left behind: ids of jobs that are gone, in the lists of owners and in RQ's registries, and
--- names of workers that are gone.
--- Each call looks at a bounded number of ids, so it holds up Redis for milliseconds.
+-- Drop leftovers of expired keys: ids of jobs in the lists of owners and in RQ's registries, and names of workers.
+-- Each call checks a bounded number of ids, so it blocks Redis for milliseconds.
 --
--- ARGV  seconds until an index is looked at again, then the name of each queue
+-- ARGV  seconds until an index is checked again, then the name of each queue
 -- Returns whether there is more to drop.
 local again_s = tonumber(ARGV[1])
 local now = tonumber(redis.call('TIME')[1])
 local MAX_INDEXES, MAX_IDS = 20, 200
 local has_more = 0
 
--- Drop the dead among the oldest ids and as many at random.
+-- Drop ids of expired jobs. The oldest ids are checked, and as many random ones.
 local function drop_dead(index)
   local num_dropped = 0
   for _, ids in ipairs({redis.call('ZRANGE', index, 0, MAX_IDS - 1), redis.call('ZRANDMEMBER', index, MAX_IDS)}) do

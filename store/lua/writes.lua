@@ -1,6 +1,6 @@
--- Writes that one key of a wrong type must not stop.
+-- Writes that skip keys of a wrong type.
 --
--- Anything may have been written to any key. A script that fails at such a key after its first write would leave half of
+-- Any client can write any type to any key. A script that fails at such a key after its first write would leave half of
 -- its work. So every script writes bookkeeping with `try`, which leaves out what cannot be written, and checks what it
 -- cannot do without with `is_type` before its first write. The keys that were left out are in `wrong_types`; the script
 -- returns them, and the worker logs each with the type that was expected.

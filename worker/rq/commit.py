@@ -5,7 +5,7 @@ transaction.
 
 Each write is fenced. Every job's hash is watched before its lease is looked up, and every script that takes a job away
 writes its hash, so the transaction goes through only if all its leases are still ours. It may be repeated at any time,
-also when the connection was lost in the middle: a job that had been recorded is no longer held.
+even after a lost connection: a job that was recorded is no longer held.
 
 Deciding and writing are separate: `_decide` runs once per job and calls its callbacks; `_write` may run several times.
 """
@@ -36,7 +36,7 @@ from scorepool.worker.rq.wrong_types import drop_wrong_types
 
 
 class ResultCommitter:
-    """Record the jobs of one worker that are over. For its main thread."""
+    """Record the ends of one worker's jobs. Used by the worker's main thread only."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class ResultCommitter:
     def _decide_outcome(self, inflight: InFlightJob) -> None:
         """Decide the Result or the Failure with which a job of the API ends.
 
-        It is not tried again: it would fail again.
+        The job is not retried, because it would fail again.
         """
         job = inflight.job
         if inflight.error is None:
@@ -160,7 +160,7 @@ class ResultCommitter:
         inflight.error = inflight.error if isinstance(inflight.error, Stopped) else JobError(failure)
 
     def _decide_requested_retry(self, inflight: InFlightJob, retry: Retry) -> None:
-        """Decide when a job runs again whose function returned Retry(...)."""
+        """Decide when a job whose function returned Retry(...) runs again."""
         job = inflight.job
         num_before = job.number_of_retries or 0
         if num_before >= retry.max:
@@ -182,7 +182,7 @@ class ResultCommitter:
 
     def _write(self, inflight: InFlightJob, pipeline: Pipeline) -> None:
         inflight.execution.delete(job=inflight.job, pipeline=pipeline)
-        pipeline.hdel(inflight.job.key, JobField.CRASHES, JobField.MAX_CONCURRENCY)  # it ended, so it kills no workers
+        pipeline.hdel(inflight.job.key, JobField.CRASHES, JobField.MAX_CONCURRENCY)  # no longer a suspect
         if inflight.job.extra_fields:
             pipeline.hset(inflight.job.key, mapping=inflight.job.extra_fields)  # type: ignore[arg-type]
         if inflight.retry_delay_s is not None:

@@ -1,6 +1,6 @@
 """The Redis client of workers and of RQ's tools: `--connection-class scorepool.worker.Redis`, or RQ_CONNECTION_CLASS.
 
-redis-py's own, and it finds the master through Sentinel where the URL says so.
+The class extends redis-py's own by URLs that name the master through Sentinel.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from scorepool.store import SentinelUrl, SettingsError
 
-SENTINEL_TIMEOUT_S = 1.0  # then the next one is asked
+SENTINEL_TIMEOUT_S = 1.0  # after it, the next sentinel is asked
 LOGIN_OPTIONS: dict[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
 
 
@@ -26,11 +26,11 @@ class Refusing(RedisConnectionError):
 
 for code in (
     "NOREPLICAS",  # a master that lost its replicas takes no writes (`min-replicas-to-write`)
-    "MISCONF",  # nor does one that cannot write to its disk
-    "BUSY",  # somebody's script does not end
-    "MASTERDOWN",  # a replica that lost its master tells nothing old (`replica-serve-stale-data no`)
+    "MISCONF",  # a server that cannot write to its disk takes no writes
+    "BUSY",  # a script runs for too long
+    "MASTERDOWN",  # a replica that lost its master serves no stale data (`replica-serve-stale-data no`)
 ):
-    BaseParser.EXCEPTION_CLASSES[code] = Refusing  # redis-py has no class of its own, or only a general one
+    BaseParser.EXCEPTION_CLASSES[code] = Refusing  # redis-py has no class for it, or only a general one
 
 
 class Redis(redis.Redis):

@@ -16,7 +16,7 @@ from scorepool.worker.rq.wrong_types import is_wrong_type
 def machine_id() -> str:
     """Return a name of this machine that differs from those of others with its hostname; empty if it has none.
 
-    `getnode` is a hardware address. Where it finds none it invents one, with the multicast bit set.
+    `getnode` returns a hardware address. If it finds none, it makes one up and sets the multicast bit.
     """
     node = getnode()
     return "" if node >> 40 & 1 else f"{socket.gethostname()}/{node:012x}"
@@ -32,7 +32,7 @@ def orphaned_leases(connection: Redis, queues: Sequence[Queue]) -> list[str]:
             pipeline.zrange(queue.started_job_registry.key, 0, -1)
         replies = pipeline.execute(raise_on_error=False)
     found = [lease_key for reply in replies if not is_wrong_type(reply) for lease_key in reply]
-    lease_keys = [lease_key.decode() for lease_key in found if lease_key.isascii()]  # others are no leases
+    lease_keys = [lease_key.decode() for lease_key in found if lease_key.isascii()]  # keys of leases are ASCII
     with connection.pipeline(transaction=False) as pipeline:
         for lease_key in lease_keys:
             pipeline.hget(RqKeys.execution(lease_key), "worker_name")
@@ -46,7 +46,7 @@ def is_dead(connection: Redis, name: str) -> bool:
     host, pid = connection.hmget(RqKeys.worker(name), "machine", "pid")
     if not host or not pid or not pid.isdigit() or host != machine_id().encode():
         return False
-    if int(pid) == os.getpid():  # our own: the only process of a container has the same number each time
+    if int(pid) == os.getpid():  # our own pid: the only process of a container gets the same pid at each start
         return True
     try:
         os.kill(int(pid), 0)

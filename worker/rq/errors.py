@@ -58,7 +58,7 @@ class FatalError(WorkerError):
 
 
 def explain(error: BaseException, timeout_s: float | None) -> Failure:
-    """Return the failure that the job's owner is shown."""
+    """Return the failure that the API shows to the job's owner."""
     match error:
         case JobError(failure=failure):
             return failure

@@ -15,7 +15,7 @@ def clock_s() -> float:
 
 
 class HeartbeatClock:
-    """Thread-safe: each field is written by one statement."""
+    """The times of a worker's heartbeats. Thread-safe, because each field is written by one statement."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -31,8 +31,8 @@ class HeartbeatClock:
     def is_on_time(self, ping: Callable[[], object]) -> bool:
         """True if no heartbeat was late for the length of a lease, and Redis answers a ping at once.
 
-        A command that is sent while Redis stands still runs once it goes on; the ping keeps a reclaim from
-        being that one.
+        Redis runs a command that was sent during a stall when the stall is over. The ping keeps a reclaim from
+        being that command.
         """
         if clock_s() - self._last_at >= self._lease_s / 2 or clock_s() - self._on_time_since <= self._lease_s:
             return False

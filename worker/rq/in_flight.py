@@ -35,14 +35,14 @@ class InFlightJob:
     execution: Execution
     async_result: AsyncResult | None = None
     deadline: float | None = None  # time.monotonic()
-    deadline_error: Exception | None = None  # what it fails with then
+    deadline_error: Exception | None = None  # the error with which it fails at the deadline
 
     is_over: bool = False
     value: object = None
     error: BaseException | None = None
 
     is_decided: bool = False  # its callbacks were called and its retries counted: see worker/rq/commit.py
-    retry_delay_s: int | None = None  # it will run again so much later; None: this is its end
+    retry_delay_s: int | None = None  # the delay until it runs again; None: it does not run again
 
     @property
     def lease_key(self) -> str:
@@ -50,7 +50,7 @@ class InFlightJob:
         return f"{self.job.id}:{self.execution.id}"
 
     def set_deadline(self, seconds: float, deadline_error: Exception) -> None:
-        """Set a deadline; of several the first counts."""
+        """Set a deadline. If there are several, the earliest one counts."""
         deadline = time.monotonic() + seconds
         if self.deadline is None or deadline < self.deadline:
             self.deadline, self.deadline_error = deadline, deadline_error
@@ -70,7 +70,7 @@ class InFlightJob:
             self.succeed(answer)
 
     def collect(self) -> None:
-        """Take what came of the job elsewhere. Raises FatalError if the process must end."""
+        """Take the job's result or error from its future. Raise FatalError if the process must end."""
         if self.is_over or self.async_result is None:
             return
         try:
@@ -90,6 +90,6 @@ class InFlightJob:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let what runs elsewhere stop: nobody will take it."""
+        """Cancel the job's asynchronous work: its result will not be used."""
         if self.async_result is not None:
             self.async_result.cancel()

@@ -62,7 +62,7 @@ class Job(rq.job.Job):
         connection: Redis | None = None,
         serializer: object = None,
     ) -> None:
-        super().__init__(id, connection)  # RQ looks at a serializer that it is given for longer than we do at a job
+        super().__init__(id, connection)  # RQ's check of a serializer argument takes longer than everything else here
         self.serializer = JSONSerializer
 
     @classmethod
@@ -72,8 +72,8 @@ class Job(rq.job.Job):
         try:
             job.restore(row.fields)
             job._check()
-        except Exception as error:  # whatever somebody wrote into the hash is this job's fault alone
-            job = cls(row.job_id, connection)  # nothing of what was read before is kept: it may be no better
+        except Exception as error:  # errors in the hash fail only this job
+            job = cls(row.job_id, connection)  # without the fields read so far: they may be wrong too
             job.data = row.fields[JobField.DATA.encode()]
             job.has_outcome = JobField.KIND.encode() in row.fields
             job.parse_error = error
@@ -87,7 +87,7 @@ class Job(rq.job.Job):
     def restore(self, raw_data: Any) -> None:
         """Read the hash without RQ's webhooks: they are one unsigned attempt on the main thread, to any address.
 
-        A meta that is no JSON is dropped, because RQ would keep it in a form that it cannot write again.
+        A `meta` that is not JSON is dropped, because RQ would keep it in a form that it cannot write again.
         """
         fields = self.fields = {as_text(name): value for name, value in raw_data.items() if name != b"webhooks"}
         super().restore(fields)
@@ -148,7 +148,7 @@ class Job(rq.job.Job):
 
     def _handle_failure(self, exc_string: str, pipeline: Pipeline, *args: Any, **kwargs: Any) -> None:
         super()._handle_failure(exc_string, pipeline, *args, **kwargs)
-        if self.outcome is None and self.has_outcome:  # one of RQ's own cleaners found it
+        if self.outcome is None and self.has_outcome:  # one of RQ's own cleaners ends the job
             self.outcome = encode(Failure(code="crashed", message="the worker that ran this job is gone"))
         if self.outcome is not None:
             ttl_s = self.failure_ttl or DEFAULT_TTL_S

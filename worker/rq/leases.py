@@ -4,8 +4,8 @@ A lease lives in RQ's own keys (drawn in store/lua/lease.lua). It ends when the 
 the clocks of the Macs need not agree. A worker that lost its lease cannot write results: see `check_leases` and
 commit.py.
 
-The answer of a claim can be lost with the connection, after Redis has leased the jobs. So a claim has an id, which the
-next call repeats until one is answered: it returns the jobs that were leased under it.
+The answer of a claim can be lost with the connection, after Redis has leased the jobs. So a claim has an id, and calls
+repeat it until one of them is answered. That answer holds the jobs that were leased under the id.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,7 +51,7 @@ class LeaseHolder(Protocol):
 
 
 class _ClaimScript:
-    """A script that leases jobs. Repeats the id of a call whose answer was lost."""
+    """A script that leases jobs. A call repeats the claim id of the previous one if that got no answer."""
 
     def __init__(self, connection: Redis, name: str) -> None:
         self._script: Script = connection.register_script(load(name))

@@ -18,7 +18,7 @@ class PeriodicTask:
 
 
 class PeriodicTasks:
-    """Use as a context: the thread ends with it."""
+    """A thread that runs periodic tasks. It is a context manager, and the thread ends with the context."""
 
     def __init__(self, periodic_tasks: list[PeriodicTask], log: Logger) -> None:
         self.periodic_tasks = periodic_tasks
@@ -43,7 +43,7 @@ class PeriodicTasks:
                     self._do(task)
 
     def _do(self, task: PeriodicTask) -> None:
-        """A task that fails is due again in its turn: the main thread decides what a lost Redis means."""
+        """Run a task and log its error; it runs again after its interval. The main thread handles a lost Redis."""
         try:
             task.call()
         except RedisError as error:

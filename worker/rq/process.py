@@ -1,6 +1,6 @@
 """RQ's worker as a process: signals, commands, wake-ups and scheduler, without RQ's assumption of one job at a time.
 
-Nothing here touches a job: what arrives is posted to the main thread as a call, and worker.py runs the calls there.
+This module changes no job. It posts signals and messages to the main thread as calls, which worker.py runs there.
 """
 
 import logging
@@ -36,7 +36,7 @@ from scorepool.worker.rq.wrong_types import is_wrong_type
 class WorkerProcess(BaseWorker):
     queue_class = Queue  # type: ignore[assignment]
     job_class = Job
-    connection_timeout = 10  # seconds after which a Redis that does not answer is away
+    connection_timeout = 10  # seconds after which a Redis that does not answer counts as unavailable
 
     def __init__(self, queues: Any, *args: Any, **kwargs: Any) -> None:
         """Take rq.Worker's arguments. Job class, queue class and serializer are always ours: see job.py."""
@@ -67,7 +67,7 @@ class WorkerProcess(BaseWorker):
         raise NotImplementedError
 
     def _post_call(self, call: Callable[[], object]) -> None:
-        """Have the main thread run a call. Any thread and any signal handler may post one."""
+        """Post a call, which the main thread runs. Any thread and any signal handler may post one."""
         self._calls.put(call)
 
     def _posted_calls(self, timeout_s: float) -> Iterator[Callable[[], object]]:
@@ -83,7 +83,7 @@ class WorkerProcess(BaseWorker):
         return {**super().serialize(), "machine": machine_id()}
 
     def register_birth(self) -> None:
-        """A worker that is restarted under its --name takes the place of the one that was killed."""
+        """Register this worker. A worker restarted under its --name replaces the killed one."""
         if is_dead(self.connection, self.name):
             self.connection.delete(self.key)
         try:
@@ -110,7 +110,7 @@ class WorkerProcess(BaseWorker):
         )
 
     def unsubscribe(self) -> None:
-        """Stop RQ's thread before the message that wakes it. RQ does it after, and then waits a second for nothing."""
+        """Stop RQ's thread, then wake it by a message. RQ uses the reverse order and then waits for a second."""
         if self.pubsub is not None and self.pubsub_thread is not None:
             self.pubsub_thread.stop()
             self.pubsub.unsubscribe()
@@ -126,11 +126,11 @@ class WorkerProcess(BaseWorker):
                 self._post_call(partial(self._stop_job, payload["job_id"]))
             else:
                 super().handle_payload(message)
-        except (ValueError, TypeError, KeyError) as error:  # anybody may publish any message
+        except (ValueError, TypeError, KeyError) as error:  # any client of Redis can publish any message
             self.log.warning("Worker %s: a message that is no command: %r", self.name, error)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Have RQ wait and go on after a time-out, too. A ConnectionError is the only error that it waits out."""
+        """Let RQ retry after a time-out, too, by passing it on as a ConnectionError, the only error that RQ retries."""
         error = RedisConnectionError(str(exc)) if isinstance(exc, RedisTimeoutError) else exc
         super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
 
@@ -182,7 +182,7 @@ class WorkerProcess(BaseWorker):
         except ResponseError as error:
             if not is_wrong_type(error):
                 raise
-            self.last_cleaned_at = now()  # type: ignore[assignment] # else it is tried at once, again and again
+            self.last_cleaned_at = now()  # type: ignore[assignment] # without it, RQ retries at once, again and again
             self.log.error("RQ's registries are not cleaned: %s", error)
 
     def _tick_scheduler(self) -> None:

@@ -16,9 +16,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from scorepool.store import SettingsError
 from scorepool.worker.rq.errors import StartError
 
-# Redis is away, or refuses commands for a while (connection.Refusing): jobs in flight are kept, and it is tried again.
-# ExecAbortError: it began to refuse them within a transaction, of which it has done nothing. NoScriptError: it forgot a
-# script as soon as it was loaded.
+# Redis is unavailable, or refuses commands for a while (connection.Refusing): jobs in flight are kept, and the command
+# is tried again. ExecAbortError: Redis began to refuse commands within a transaction and ran none of it.
+# NoScriptError: Redis dropped a script after it was loaded.
 REDIS_UNAVAILABLE = (
     *(RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError),
     *(ExecAbortError, NoScriptError),
@@ -27,9 +27,9 @@ REDIS_UNAVAILABLE = (
 
 @contextmanager
 def exit_with_message() -> Iterator[None]:
-    """End the process with one sentence and exit status 1 for what its user must mend.
+    """End the process with one sentence and exit status 1 if its user must correct the cause.
 
-    Errors of Redis get here at the start and at the end of a worker only: in between the loop waits them out.
+    Errors of Redis reach this function only at the start and end of a worker. The loop waits out all others.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """RQ's scheduler as a periodic task of the worker. RQ forks it, and Metal does not survive a fork.
 
-RQ lets one scheduler at a time serve a queue, and a killed one keeps its lock for a minute. Ours moves a job in one
-step, so every worker may run one, and a retry is not late because a worker died. The locks are held for RQ's own
+RQ lets one scheduler at a time serve a queue, and a killed one keeps its lock for a minute. This one moves a job in one
+step, so every worker may run one, and the death of a worker does not delay a retry. The locks are held for RQ's own
 schedulers. Redis's clock decides when a job is due, because the workers' clocks differ.
 """
 

@@ -1,4 +1,4 @@
-"""Write the usual end: a job succeeded, and no other job depends on it. One script writes all that ended together."""
+"""Write the usual end: a job succeeded, and no other job depends on it. One script writes a whole batch of them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +28,10 @@ class SuccessWriter:
     def write(
         self, jobs: Sequence[InFlightJob], current: InFlightJob | None, idle_state: WorkerStatus
     ) -> tuple[list[InFlightJob], list[InFlightJob]]:
-        """Return the jobs recorded, and those whose end is of another kind. The lease of a job in neither was lost."""
+        """Write successes. Return the jobs recorded, and those that the caller must end.
+
+        A job in neither list has lost its lease.
+        """
         recorded: list[InFlightJob] = []
         left = [inflight for inflight in jobs if not self._is_plain_success(inflight)]
         for batch in _batches([inflight for inflight in jobs if self._is_plain_success(inflight)]):
@@ -65,7 +68,7 @@ class SuccessWriter:
             execution_started_at=inflight.execution.created_at,
             execution_ended_at=job.ended_at,
         )
-        result.serializer = job.serializer  # set here: RQ's check of an argument takes longer than all else here
+        result.serializer = job.serializer  # set here: RQ's check of an argument takes longer than the rest
         fields = {JobField.ENDED_AT: utcformat(job.ended_at), **job.extra_fields}
         yield from (inflight.lease_key, job.outcome or b"", self._ttl_s(inflight), age_s(job.started_at, job.ended_at))
         for mapping in (fields, result.serialize()):

@@ -1,4 +1,4 @@
-"""Drop what expired jobs have left in lists and registries, a bounded number of ids at a time."""
+"""Drop ids of expired jobs from lists and registries, a bounded number at a time."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ MAX_CALLS = 50  # in one run; each takes a few milliseconds of Redis
 
 
 class Sweep:
-    """A periodic task of each worker, for the queues that it serves. Several at once do no harm."""
+    """A periodic task of each worker, for the queues that it serves. Several workers may run it at once."""
 
     def __init__(self, connection: Redis, queues: Sequence[str], every_s: float) -> None:
         self.every_s = every_s
@@ -18,7 +18,7 @@ class Sweep:
         self._script = connection.register_script(load("sweep.lua"))
 
     def run(self) -> None:
-        """Drop what there is, or as much as MAX_CALLS calls find."""
+        """Drop ids until none are left, with at most MAX_CALLS calls."""
         for _ in range(MAX_CALLS):
             if not self._script(args=[self.every_s, *self._queues]):
                 return

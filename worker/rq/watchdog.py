@@ -1,6 +1,6 @@
 """End a process in which an operation hangs, in the one way that also ends a hang in the GPU's driver.
 
-Its heartbeat and leases would go on: nobody would take its jobs, and nobody would run them.
+The heartbeats of such a process go on and keep its leases, so no other worker could run its jobs.
 """
 
 import os

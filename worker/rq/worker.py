@@ -48,7 +48,7 @@ POLL_S = 1.0  # between looks at the queues when no message wakes the loop
 
 
 class Worker(WorkerProcess):
-    """A subclass says what the jobs compute: it overrides `open`, where it fills `functions`."""
+    """The loop, for any kind of job. A subclass overrides `open`, where it fills `functions`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,12 +56,12 @@ class Worker(WorkerProcess):
         self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
         self.in_flight: dict[str, InFlightJob] = {}  # by the key of their lease, in the order of their claims
         self._num_claimed = 0
-        self._queues_are_empty = True  # there is nothing to claim for now
+        self._queues_are_empty = True  # the last claim found no more jobs
         self._is_suspended = False
-        self._idle_since = time.monotonic()  # nothing has been in flight
+        self._idle_since = time.monotonic()  # the time since which no job has been in flight
         self._iteration_started_at: float | None = None  # time.monotonic(), of the loop; in the future while it waits
         self._reclaim_at = 0.0
-        self._has_reclaimed = False  # it has looked once for jobs of dead workers
+        self._has_reclaimed = False  # jobs of dead workers have been reclaimed once
         self._backoff_s = 0.1
 
     @cached_property
@@ -127,7 +127,7 @@ class Worker(WorkerProcess):
         self._dequeue_strategy = dequeue_strategy
         self._num_claimed = 0
         with exit_with_message(), ExitStack() as stack:
-            logging_level = logging_level or self.settings.log_level  # RQ's own options come first
+            logging_level = logging_level or self.settings.log_level  # RQ's own options take precedence
             watchdog = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self.log)
             heartbeat = PeriodicTask(self._send_heartbeat, every_s=self.settings.lease_s / 5)
             sweep = Sweep(self.connection, self.queue_names(), self.settings.lease_s * 3)
@@ -288,7 +288,7 @@ class Worker(WorkerProcess):
         time.sleep(self._backoff_s)
         self._backoff_s = min(self._backoff_s * 2, 2.0)
 
-    # Jobs that were claimed.
+    # Claimed jobs.
 
     def _admit(self, claimed_jobs: list[ClaimedJob]) -> None:
         """Start jobs. All are in `in_flight`, where their leases are extended, before the first of them starts."""

@@ -1,7 +1,7 @@
 """Redis keys of a wrong type: found before a transaction is run, and logged.
 
-Anybody may write any key. A command on a key of a wrong type fails alone in a MULTI while the rest goes through, so
-RQ's own methods would write half an end and raise. The scripts take the same care (store/lua/writes.lua).
+Any client of Redis can write any key. A command on a key of a wrong type fails alone in a MULTI while the rest goes
+through, so RQ's own methods would write half an end and raise. The scripts take the same care (store/lua/writes.lua).
 """
 
 import time
@@ -66,7 +66,7 @@ def drop_wrong_types(connection: Redis, pipeline: Pipeline) -> list[tuple[str, s
 
 def is_wrong_type(reply: object) -> bool:
     """True if a command's reply says that its key has a wrong type."""
-    return isinstance(reply, ResponseError) and "wrong kind of value" in str(reply)  # redis-py has no class of it
+    return isinstance(reply, ResponseError) and "wrong kind of value" in str(reply)  # redis-py has no class for it
 
 
 def _written(arguments: tuple[object, ...]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
@@ -318,9 +318,7 @@ class Worker(WorkerProcess):
         try:
             function = function_of(job, self.functions, self.settings.crash_limit)
             death_penalty = self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id)
-            # RQ's stack takes 3 % of a job's time. Functions of the API's jobs do not need it: they get the job itself.
-            current_job = nullcontext() if job.has_outcome else job.as_current()
-            with self._interruptible(), current_job, death_penalty:
+            with self._interruptible(), job.as_current(), death_penalty:
                 inflight.run(function)
         except FatalError:
             raise

@@ -39,37 +39,34 @@ def limited(tmp_path: Path, rules: list[str]) -> Iterator[tuple[Redis, str]]:
 def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, tmp_path: Path):
     admin, url = limited
     (tmp_path / "workers").mkdir()
-    workers = Workers(url, root, tmp_path / "workers")
-    try:
-        with running(root, url, tmp_path / "log", webhook_secret=SECRET) as (http, _):
-            workers.start("--with-scheduler", "--name", "mac", SCOREPOOL_LEASE_S="5")
-            eventually(lambda: serves(http))
-            job_id = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
-            assert http.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "finished"
-            long_job = http.post("/v1/jobs", json=generate(max_tokens=100_000)).json()["id"]
-            until(lambda: http.get(f"/v1/jobs/{long_job}").json()["status"] == "started")
-            assert http.post(f"/v1/jobs/{long_job}/cancel").status_code == 202
-            assert http.get(f"/v1/jobs/{long_job}?wait=20").json()["status"] == "canceled"
-            assert len(http.get("/v1/jobs").json()["jobs"]) == 2
-            assert http.delete(f"/v1/jobs/{job_id}").status_code == 204
-            endpoint = http.post("/v1/webhooks/endpoints", json={"url": "https://a.example/"}).json()["endpoint"]
-            assert http.post("/v1/webhooks/test", json={"endpoint_id": endpoint["id"]}).status_code == 202
-            body = generate(max_tokens=3, webhook="https://b.example/", expires_at=time.time() + 60)
-            notified = http.post("/v1/jobs", json=body).json()["id"]
-            assert http.get(f"/v1/jobs/{notified}?wait=20").json()["status"] == "finished"
-            assert len(http.get("/v1/webhooks/deliveries").json()["deliveries"]) == 3
-            file = http.post("/v1/files", files={"file": ("f.jsonl", LINE)}, data={"purpose": "batch"}).json()["id"]
-            create = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-            batch = http.post("/v1/batches", json=create).json()["id"]
-            until(lambda: http.get(f"/v1/batches/{batch}").json()["status"] == "completed")
-            assert "scorepool_redis_up 1.0" in http.get("/metrics").text
-            assert "mac" in workers.rq("info")
-            workers.processes[0].terminate()
-            assert workers.processes[0].wait(60) == 0
-    finally:
-        for process in workers.processes:
-            process.kill()
-            process.wait()
+    with (
+        Workers(url, root, tmp_path / "workers") as workers,
+        running(root, url, tmp_path / "log", webhook_secret=SECRET) as (http, _),
+    ):
+        workers.start("--with-scheduler", "--name", "mac", SCOREPOOL_LEASE_S="5")
+        eventually(lambda: serves(http))
+        job_id = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
+        assert http.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "finished"
+        long_job = http.post("/v1/jobs", json=generate(max_tokens=100_000)).json()["id"]
+        until(lambda: http.get(f"/v1/jobs/{long_job}").json()["status"] == "started")
+        assert http.post(f"/v1/jobs/{long_job}/cancel").status_code == 202
+        assert http.get(f"/v1/jobs/{long_job}?wait=20").json()["status"] == "canceled"
+        assert len(http.get("/v1/jobs").json()["jobs"]) == 2
+        assert http.delete(f"/v1/jobs/{job_id}").status_code == 204
+        endpoint = http.post("/v1/webhooks/endpoints", json={"url": "https://a.example/"}).json()["endpoint"]
+        assert http.post("/v1/webhooks/test", json={"endpoint_id": endpoint["id"]}).status_code == 202
+        body = generate(max_tokens=3, webhook="https://b.example/", expires_at=time.time() + 60)
+        notified = http.post("/v1/jobs", json=body).json()["id"]
+        assert http.get(f"/v1/jobs/{notified}?wait=20").json()["status"] == "finished"
+        assert len(http.get("/v1/webhooks/deliveries").json()["deliveries"]) == 3
+        file = http.post("/v1/files", files={"file": ("f.jsonl", LINE)}, data={"purpose": "batch"}).json()["id"]
+        create = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = http.post("/v1/batches", json=create).json()["id"]
+        until(lambda: http.get(f"/v1/batches/{batch}").json()["status"] == "completed")
+        assert "scorepool_redis_up 1.0" in http.get("/metrics").text
+        assert "mac" in workers.rq("info")
+        workers.processes[0].terminate()
+        assert workers.processes[0].wait(60) == 0
     denied = [(entry["reason"], entry["object"]) for entry in admin.acl_log()]
     assert denied == []
 

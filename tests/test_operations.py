@@ -51,8 +51,11 @@ def test_jobs_accepted_before_a_backup_end_after_a_restore(root: Path, tmp_path:
         stopped.set()
         driver.join()
 
-    with RedisServer(tmp_path / "b") as server, Redis.from_url(server.url) as redis:
-        workers = Workers(server.url, root, tmp_path)
+    with (
+        RedisServer(tmp_path / "b") as server,
+        Redis.from_url(server.url) as redis,
+        Workers(server.url, root, tmp_path) as workers,
+    ):
         workers.start("--burst").wait(timeout=60)
         assert endpoint == {"endpoints": []}
         assert all(isinstance(outcome(redis, job_id), wire.Result) for job_id in before)

@@ -124,10 +124,12 @@ def load(http: httpx.Client, accepted: list[str], ended: threading.Event) -> Non
 @pytest.mark.timeout(600)
 def test_a_failover_under_load_loses_no_accepted_job(servers: Servers, root: Path, tmp_path: Path):
     (tmp_path / "workers").mkdir()
-    workers = Workers(servers.url, root, tmp_path / "workers")
     accepted: list[str] = []
     ended = threading.Event()
-    with running(root, servers.url, tmp_path / "log", redis_min_replicas="1") as (http, _):
+    with (
+        Workers(servers.url, root, tmp_path / "workers") as workers,
+        running(root, servers.url, tmp_path / "log", redis_min_replicas="1") as (http, _),
+    ):
         clients = [threading.Thread(target=load, args=(http, accepted, ended)) for _ in range(3)]
         try:
             workers.start("--connection-class", "scorepool.worker.Redis", "--with-scheduler")
@@ -149,18 +151,12 @@ def test_a_failover_under_load_loses_no_accepted_job(servers: Servers, root: Pat
             for client in clients:
                 client.join()
 
-        try:
-            with worker.Redis.from_url(servers.url) as redis:
-                eventually(lambda: all(status(redis, job_id) == "finished" for job_id in accepted), TIMEOUT_S)
-                assert set(accepted) <= set(done(redis))
-            assert waiting["status"] == "finished"
-            assert "1 workers" in workers.rq("info", "--connection-class", "scorepool.worker.Redis")
-            assert workers.processes[0].poll() is None  # the same process survived
-        finally:
-            for process in workers.processes:
-                process.kill()
-                process.wait()
-            print(workers.log[-3000:])
+        with worker.Redis.from_url(servers.url) as redis:
+            eventually(lambda: all(status(redis, job_id) == "finished" for job_id in accepted), TIMEOUT_S)
+            assert set(accepted) <= set(done(redis))
+        assert waiting["status"] == "finished"
+        assert "1 workers" in workers.rq("info", "--connection-class", "scorepool.worker.Redis")
+        assert workers.processes[0].poll() is None  # the same process survived
 
 
 def test_a_job_without_a_replica_is_not_accepted(servers: Servers, root: Path, tmp_path: Path):

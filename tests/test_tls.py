@@ -63,17 +63,12 @@ def tls_port(redis_url: str, redis: Redis, tmp_path: Path) -> Iterator[int]:
 def test_api_worker_and_tools_use_tls_with_an_authority_from_the_url(tls_port: int, root: Path, tmp_path: Path):
     url = f"rediss://127.0.0.1:{tls_port}/0?ssl_ca_certs={tmp_path / 'ca.pem'}"
     (tmp_path / "workers").mkdir()
-    workers = Workers(url, root, tmp_path / "workers")
-    try:
+    with Workers(url, root, tmp_path / "workers") as workers:
         workers.start("--connection-class", "scorepool.worker.Redis", "--with-scheduler")
         with running(root, url, tmp_path / "api.log") as (http, _):
             job_id = http.post("/v1/jobs", json=generate(max_tokens=3, wait_for_model=True)).json()["id"]
             assert http.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "finished"
             assert "1 finished" in workers.rq("info")
-    finally:
-        for process in workers.processes:
-            process.kill()
-            process.wait()
 
 
 def test_a_certificate_of_an_unknown_authority_or_for_another_host_is_refused(tls_port: int, tmp_path: Path):

@@ -34,21 +34,16 @@ def test_overload_keeps_memory_flat_and_jobs_in_order(root: Path, tmp_path: Path
         RedisServer(tmp_path / "redis") as server,
         Redis.from_url(server.url) as redis,
         running(root, server.url, tmp_path / "log", **settings) as (http, api),
+        Workers(server.url, root, tmp_path / "workers") as workers,
     ):
-        workers = Workers(server.url, root, tmp_path / "workers")
-        try:
-            workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="4", FAKE_STEP_S="0.05", SCOREPOOL_LEASE_S="20")
-            eventually(lambda: http.get("/readyz").json()["models"] == ["demo"])
-            started_at = time.monotonic()
-            accepted, refused = overload(http, started_at + WARM_UP_S)
-            before = rss_bytes(api.pid), redis.info("memory")["used_memory"]
-            more_accepted, more_refused = overload(http, started_at + DURATION_S)
-            after = rss_bytes(api.pid), redis.info("memory")["used_memory"]
-            ended = done(redis)
-        finally:
-            for process in workers.processes:
-                process.kill()
-                process.wait()
+        workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="4", FAKE_STEP_S="0.05", SCOREPOOL_LEASE_S="20")
+        eventually(lambda: http.get("/readyz").json()["models"] == ["demo"])
+        started_at = time.monotonic()
+        accepted, refused = overload(http, started_at + WARM_UP_S)
+        before = rss_bytes(api.pid), redis.info("memory")["used_memory"]
+        more_accepted, more_refused = overload(http, started_at + DURATION_S)
+        after = rss_bytes(api.pid), redis.info("memory")["used_memory"]
+        ended = done(redis)
 
     accepted += more_accepted
     refused += more_refused

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 from uuid import uuid4
 
 import pytest
@@ -93,13 +94,22 @@ def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 
 class Workers:
-    """Processes of `rq worker`, killed when the test ends. `log` holds the output of all of them."""
+    """A context with processes of `rq worker`, killed at its end. `log` holds the output of all of them."""
 
     def __init__(self, redis_url: str, root: Path, folder: Path) -> None:
         self.redis_url = redis_url
         self.root = root
         self.log_path = folder / "log"
         self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        print(self.log if self.processes else "")  # pytest shows the output of failed tests
 
     def start(
         self,
@@ -154,9 +164,5 @@ class Workers:
 
 @pytest.fixture
 def workers(redis_url: str, redis: Redis, root: Path, tmp_path: Path) -> Iterator[Workers]:
-    workers = Workers(redis_url, root, tmp_path)
-    yield workers
-    for process in workers.processes:
-        process.kill()
-        process.wait()
-    print(workers.log if workers.processes else "")  # pytest shows the output of failed tests
+    with Workers(redis_url, root, tmp_path) as workers:
+        yield workers

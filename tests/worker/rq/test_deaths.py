@@ -229,15 +229,14 @@ def test_a_dead_engine_ends_the_worker_and_its_jobs_run_again(redis: Redis, work
 def mortal(tmp_path: Path, root: Path) -> Iterator[tuple[Redis, Workers, list[subprocess.Popen[bytes]]]]:
     """A Redis with an AOF that the test may kill: its connection, its workers and its processes."""
     (tmp_path / "workers").mkdir()
-    workers = Workers(f"unix://{tmp_path}/s", root, tmp_path / "workers")
     servers: list[subprocess.Popen[bytes]] = []
     start_server(tmp_path, servers)
-    with Redis.from_url(workers.redis_url) as redis:
+    url = f"unix://{tmp_path}/s"
+    with Workers(url, root, tmp_path / "workers") as workers, Redis.from_url(url) as redis:
         yield redis, workers, servers
-    for process in [*workers.processes, *servers]:
-        process.kill()
-        process.wait()
-    print(workers.log if workers.processes else "")
+    for server in servers:
+        server.kill()
+        server.wait()
 
 
 def start_server(folder: Path, servers: list[subprocess.Popen[bytes]]) -> None:

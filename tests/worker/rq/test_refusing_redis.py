@@ -41,18 +41,18 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
     options = ("--port", "0", "--unixsocket", str(folder / "s"), "--dir", str(folder), "--save", "3600 1000000")
     command = [get_binary_path(), *options, "--busy-reply-threshold", "20"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        workers = Workers(url, root, folder)
         try:
             wait_until_up(url)
-            with Redis.from_url(url) as redis, running(root, url, folder / "api") as (http, _):
+            with (
+                Redis.from_url(url) as redis,
+                running(root, url, folder / "api") as (http, _),
+                Workers(url, root, folder) as workers,
+            ):
                 workers.start(SCOREPOOL_LEASE_S="5")
                 eventually(lambda: is_ready(http) and http.get("/readyz").json()["models"] == ["demo"])
                 yield Stack(redis, url, folder, http, workers, folder / "api")
         finally:
-            for process in (*workers.processes, server):
-                process.kill()
-                process.wait()
-            print(workers.log if workers.processes else "")
+            server.kill()
 
 
 @contextmanager

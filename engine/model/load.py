@@ -11,6 +11,7 @@ _BLAS = blas.load()
 import logging
 import time
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ import mlx.core as mx
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model import activations, checkpoint, kv_cache, memory_budget, rope
 from scorepool.engine.model.backbone import BackboneAndHead, split_model
+from scorepool.engine.model.config import Config
 from scorepool.engine.model.batch import BatchInvariant, BatchRunner, PaddedBatch, SequentialBatch
 from scorepool.engine.model.runner import ModelRunner
 from scorepool.engine.model.selftest import SHARING, find_fault, reference_logprobs, trial_rows, window_row
@@ -30,9 +32,7 @@ log = logging.getLogger(__name__)
 def open_model(settings: EngineSettings) -> ModelRunner:
     """Load, check, split and self-test the model; raise LoadError if its numbers cannot be trusted."""
     folder = checkpoint.find_folder(settings.model)
-    model, config = checkpoint.load_weights(folder, settings.dtype)
-    position_limit = rope.check_or_patch(model, config)
-    activations.check_or_patch(model, config)
+    model, config, position_limit = load_checked(folder, settings.dtype)
     chat = checkpoint.load_chat_codec(folder, config)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     split = split_model(model)
@@ -53,6 +53,17 @@ def open_model(settings: EngineSettings) -> ModelRunner:
     )
     log.info("serving %s: %s", settings.model, model_info)
     return ModelRunner(batch, split, model_info, chat.tokenizer, chat)
+
+
+def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> tuple[Any, Config, int | None]:
+    """Load the model, make it follow its configuration or raise LoadError, and return both and the context's limit.
+
+    `checks_settings` is False only for the survey that makes the table of settings.
+    """
+    model, config = checkpoint.load_weights(folder, dtype)
+    position_limit = rope.check_or_patch(model, config)
+    activations.check_or_patch(model, config)
+    return model, config, position_limit
 
 
 def _choose_batch(model: Any, split: BackboneAndHead, vocab_size: int, mode: str) -> tuple[BatchRunner, str]:

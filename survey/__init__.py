@@ -1,0 +1,1 @@
+"""Which settings of a checkpoint does the engine follow? Changes them one at a time, and compares with transformers."""

@@ -1,0 +1,190 @@
+"""The values that the survey tries for each setting of a configuration."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+Config = dict[str, Any]
+
+# Settings that no forward pass depends on: names, token ids, training, and what generate() returns.
+NOT_COMPUTED = {
+    "_attn_implementation",
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "initializer_range",
+    "is_encoder_decoder",
+    "label2id",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pad_token_id",
+    "problem_type",
+    "return_dict",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "vision_config",
+    "audio_config",
+    "vocab_size",  # a question of the weights' shapes alone
+}
+ACTIVATIONS = (
+    *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "hardswish"),
+    *("laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "swish"),
+    *("tanh", "gelu_python_tanh"),
+)
+SIZES = {  # whose defaults are too large for a tiny model
+    *(
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "layer_types",
+    ),
+}
+STRINGS: dict[str, tuple[str, ...]] = {
+    "position_embedding_type": ("rope", "nope", "absolute"),
+    "scoring_func": ("softmax", "sigmoid"),
+    "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
+}
+_LENGTH = 32  # original_max_position_embeddings: shorter than the rows
+ROPES: dict[str, Config] = {  # the parameters of each type, all of which are changed in turn
+    "default": {},
+    "linear": {"factor": 3.0},
+    "dynamic": {"factor": 3.0},
+    "yarn": {"factor": 3.0, "original_max_position_embeddings": _LENGTH},
+    "llama3": {
+        "factor": 3.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 3.0,
+        "original_max_position_embeddings": _LENGTH,
+    },
+    "longrope": {"factor": 3.0, "original_max_position_embeddings": _LENGTH},
+    "proportional": {"partial_rotary_factor": 0.5},
+    "unheard_of": {},
+}
+RARER: dict[str, Config] = {  # parameters that a type may have
+    "yarn": {
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "attention_factor": 1.3,
+        "truncate": False,
+        "mscale": 0.8,
+        "mscale_all_dim": 0.5,
+    },
+    "longrope": {"attention_factor": 1.3, "short_mscale": 1.2, "long_mscale": 1.3},
+}
+_UNSET: dict[str, tuple[object, ...]] = {  # what to try where the setting is null
+    "sliding_window": (16,),
+    "attention_chunk_size": (16,),
+    "clip_qkv": (0.3,),
+    "attn_logit_softcapping": (2.0,),
+    "final_logit_softcapping": (2.0,),
+    "logits_soft_cap": (2.0,),
+    "swiglu_limit": (0.5,),
+    "swiglu_alpha": (1.1,),
+    "q_lora_rank": (24,),
+    "head_dim": (24,),
+    "rope_scaling": (),
+    "layer_types": (),
+}
+
+
+def mutations(config: Config, defaults: Config, prefix: str = "") -> Iterator[tuple[str, object, Config]]:
+    """Yield (name, value, configuration) for every value to try. `name` is dotted in a nested section.
+
+    `defaults` is the configuration of the class without any settings: what an absent setting means.
+    """
+    for key, value in config.items():
+        name = prefix + key
+        if key in NOT_COMPUTED or key.startswith("id2") or key.startswith("_attn"):
+            continue
+        if key == "text_config":
+            for inner, tried, section in mutations(value, defaults.get(key) or {}, "text_config."):
+                yield inner, tried, config | {key: section}
+        elif key == "rope_parameters" and isinstance(value, dict):
+            for inner, tried, section in _rope_mutations(value, name + ".", config):
+                yield inner, tried, config | {key: section}
+        else:
+            tried_values = list(values(key, value))
+            if defaults.get(key) not in [value, *tried_values] and key not in SIZES:
+                tried_values.append(defaults.get(key))
+            for tried in tried_values:
+                yield name, tried, config | {key: deepcopy(tried)}
+
+
+def values(key: str, value: object) -> Iterator[object]:
+    """Yield the values to try in place of one that the base configuration has."""
+    if isinstance(value, bool):
+        yield not value
+    elif value is None:
+        yield from _UNSET.get(key, (True, 2, 0.5))
+    elif isinstance(value, int):
+        yield from _integers(key, value)
+    elif isinstance(value, float):
+        yield 0.5 if "eps" in key else 1.7 * value + (0.3 if value == 0 else 0)
+        if value not in (0.0, 1.0) and "eps" not in key:
+            yield 1.0
+    elif isinstance(value, str):
+        known = ACTIVATIONS if "act" in key else STRINGS.get(key, ("unheard_of",))
+        yield from (other for other in known if other != value)
+        if known is not STRINGS.get(key):
+            yield "unheard_of"
+    elif isinstance(value, list) and value and value != value[::-1]:
+        yield value[::-1]
+    elif isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
+        yield [item * 1.5 for item in value]
+
+
+def _integers(key: str, value: int) -> Iterator[int]:
+    if "window" in key or "length" in key or "position" in key or "chunk" in key:
+        yield max(8, value // 4)
+    yield 2 * value if value else 1
+    if value > 1:
+        yield value // 2
+    if value == 1:
+        yield 0
+    if 1 < value < 8:
+        yield value - 1
+
+
+def _rope_mutations(rope: Config, prefix: str, config: Config) -> Iterator[tuple[str, object, Config]]:
+    if any(isinstance(part, dict) for part in rope.values()):  # one section per layer type
+        for kind, section in rope.items():
+            if isinstance(section, dict):
+                for name, tried, changed in _rope_mutations(section, f"{prefix}{kind}.", config):
+                    yield name, tried, rope | {kind: changed}
+        return
+    kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    for rope_type, parameters in ROPES.items():
+        plain = {"rope_type": rope_type, **kept, **parameters}
+        if rope_type == "longrope":
+            plain |= _longrope_factors(plain, config)
+        if rope_type != rope.get("rope_type"):
+            yield f"{prefix}rope_type", rope_type, plain
+        for key, value in parameters.items():
+            for tried in values(key, value):
+                yield f"{prefix}{rope_type}.{key}", tried, plain | {key: tried}
+        for key, value in RARER.get(rope_type, {}).items():
+            yield f"{prefix}{rope_type}.{key}", value, plain | {key: value}
+    for key, value in kept.items():
+        for tried in values(key, value):
+            yield prefix + key, tried, rope | {key: tried}
+
+
+def _longrope_factors(rope: Config, config: Config) -> Config:
+    head_dim = config.get("qk_rope_head_dim") or config.get("head_dim")
+    head_dim = head_dim or config["hidden_size"] // config["num_attention_heads"]
+    dims = int(head_dim * rope.get("partial_rotary_factor", 1.0)) // 2
+    return {
+        "short_factor": [1 + 0.1 * place for place in range(dims)],
+        "long_factor": [1.0 + place for place in range(dims)],
+    }

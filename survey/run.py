@@ -1,0 +1,127 @@
+"""Survey one family: its base configurations, then each setting changed alone."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from survey import reference
+from survey.families import Family
+from survey.measure import Loader, Served
+from survey.mutations import Config, mutations
+
+TOLERANCE = 1e-3  # nats, float32
+LENGTHS = (9, 70)  # tokens of the rows; the second crosses windows and original lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of one configuration."""
+
+    family: str
+    base: str  # name of the base configuration
+    setting: str  # the changed setting, dotted in a section; "" for the base itself
+    value: object
+    matters: bool  # transformers computes something else than for the base
+    outcome: str  # "agrees", "differs", "refused", "crashes"
+    detail: str  # nats, or the reason
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.outcome == "differs"
+
+
+class NotBuilt(Exception):
+    """transformers itself refuses the configuration or fails on it."""
+
+
+def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") -> Iterator[Finding]:
+    """Yield a finding for each base and each change that transformers can compute."""
+    with Loader() as loader:
+        for base_name, settings in family.bases().items():
+            base = _Measured(family, settings, seed, loader, checks_settings)
+            yield base.finding(base_name, "", None, None)
+            canonical = {"model_type": settings["model_type"], **_surveyed(base.config.to_dict())}
+            defaults = reference.build_config({"model_type": settings["model_type"]}).to_dict()
+            for setting, value, changed in mutations(canonical, defaults):
+                if only and not setting.startswith(only):
+                    continue
+                try:
+                    measured = _Measured(family, changed, seed, loader, checks_settings, base)
+                except NotBuilt:
+                    continue
+                yield measured.finding(base_name, setting, value, base)
+
+
+def _surveyed(config: Config) -> Config:
+    return {key: value for key, value in config.items() if key not in ("vision_config", "audio_config")}
+
+
+class _Measured:
+    """One configuration in transformers and in the engine."""
+
+    def __init__(
+        self,
+        family: Family,
+        settings: Config,
+        seed: int,
+        loader: Loader,
+        checks_settings: bool,
+        base: "_Measured | None" = None,
+    ) -> None:
+        self.family = family
+        folder = Path(tempfile.mkdtemp(prefix="survey-"))
+        try:
+            self.config = reference.build_config(settings)
+            self.model = reference.build_model(self.config, seed)
+            self.has_bases_weights = base is not None and reference.has_same_weights(self.model, base.model)
+            self.rows = _rows(seed, self.config)
+            self.right = [reference.logprobs(self.model, row) for row in self.rows]
+            reference.save(self.model, folder, family.published(settings))
+            family.convert(folder)
+        except Exception as error:  # any: transformers on an impossible configuration
+            shutil.rmtree(folder)
+            raise NotBuilt(f"{type(error).__name__}: {error}") from error
+        self.served: Served = loader.serve(folder, self.rows, checks_settings=checks_settings)
+        shutil.rmtree(folder)
+
+    def finding(self, base_name: str, setting: str, value: object, base: "_Measured | None") -> Finding:
+        matters = base is None or not self.has_bases_weights or _difference(self.right, base.right) > 1e-7
+        return Finding(self.family.model_type, base_name, setting, value, matters, *self._outcome())
+
+    def _outcome(self) -> tuple[str, str]:
+        if self.served.refusal:
+            return "refused", self.served.refusal
+        if self.served.crash:
+            return "crashes", self.served.crash
+        right = self.right
+        if any(len(ours) < len(row) for ours, row in zip(self.served.logprobs, self.rows, strict=True)):
+            # the context is limited; a shorter row may have other positions
+            right = [
+                reference.logprobs(self.model, row[: len(ours)])
+                for ours, row in zip(self.served.logprobs, self.rows, strict=True)
+            ]
+        error = _difference(self.served.logprobs, right)
+        return "agrees" if error <= TOLERANCE else "differs", f"{error:.1e}"
+
+
+def _rows(seed: int, config: Any) -> list[list[int]]:
+    draw = Random(seed)  # noqa: S311
+    vocab_size = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
+    return [[draw.randrange(3, vocab_size) for _ in range(length)] for length in LENGTHS]
+
+
+def _difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    """Return the largest difference; infinite where either is NaN."""
+    worst = 0.0
+    for a, b in zip(one, other, strict=True):
+        both = np.isfinite(a) & np.isfinite(b)
+        if (np.isnan(a) | np.isnan(b)).any():
+            return float("inf")
+        worst = max(worst, float(np.abs(a[both] - b[both]).max(initial=0.0)))
+    return worst

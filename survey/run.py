@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from survey import reference
-from survey.families import Family
+from survey.families.family import Family
 from survey.measure import Loader, Served
 from survey.mutations import Config, mutations
 

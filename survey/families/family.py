@@ -1,4 +1,4 @@
-"""Tiny configurations of the families that both mlx-lm and transformers know."""
+"""One model type: its tiny configurations, and how published checkpoints differ from what transformers saves."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,15 +39,3 @@ class Family:
 
     def convert(self, folder: Path) -> None:
         """Bring the weights into the layout of published checkpoints, where transformers saves another."""
-
-
-FAMILIES = {
-    family.model_type: family
-    for family in (
-        Family("llama", {"head_dim": 16}),
-        Family("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
-        Family(
-            "mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "expand": 2, "chunk_size": 16}
-        ),
-    )
-}

@@ -1,7 +1,12 @@
 """One model type: its tiny configurations, and how published checkpoints differ from what transformers saves."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from survey.mutations import Config
 
@@ -20,6 +25,9 @@ SHAPE: Config = {
 }
 
 
+Weights = dict[str, torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Family:
     """One model type."""
@@ -27,15 +35,33 @@ class Family:
     model_type: str
     settings: Config = field(default_factory=dict)  # beside SHAPE
     others: dict[str, Config] = field(default_factory=dict)  # further bases, by name: what they change
+    section: str = ""  # where all these settings are, e.g. "text_config"; "" is the top level
+    outer: Config = field(default_factory=dict)  # settings beside the section, e.g. a tiny vision_config
+    publish: Callable[[Config, Weights], None] | None = None
+    """Bring what transformers saved into the form of published checkpoints, in place."""
 
     def bases(self) -> dict[str, Config]:
         """Return the base configurations by name."""
-        first = {"model_type": self.model_type, **SHAPE, **self.settings}
-        return {"base": first} | {name: first | changed for name, changed in self.others.items()}
+        shape = {**SHAPE, **self.settings}
+        return {"base": self._placed(shape)} | {
+            name: self._placed(shape | changed) for name, changed in self.others.items()
+        }
+
+    def _placed(self, settings: Config) -> Config:
+        placed = {self.section: settings} if self.section else settings
+        return {"model_type": self.model_type, **self.outer, **placed}
 
     def published(self, settings: Config) -> Config:
         """Return settings that published checkpoints write in another form than transformers 5 does."""
         return {key: settings[key] for key in ("layer_types",) if key in settings and self.model_type in ("lfm2",)}
 
     def convert(self, folder: Path) -> None:
-        """Bring the weights into the layout of published checkpoints, where transformers saves another."""
+        """Apply `publish` to the checkpoint."""
+        if self.publish is None:
+            return
+        config_path, weights_path = folder / "config.json", folder / "model.safetensors"
+        config, weights = json.loads(config_path.read_text()), load_file(weights_path)
+        self.publish(config, weights)
+        config_path.write_text(json.dumps(config))
+        contiguous = {name: weight.contiguous() for name, weight in weights.items()}
+        save_file(contiguous, weights_path, metadata={"format": "pt"})

@@ -10,6 +10,7 @@ import json
 import time
 from dataclasses import asdict
 
+from survey import table
 from survey.families import FAMILIES
 from survey.run import NotBuilt, survey
 
@@ -20,14 +21,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--setting", default="", help="only settings that begin so")
     parser.add_argument("--raw", action="store_true", help="do not ask the table of settings")
+    parser.add_argument("--write", action="store_true", help="write the family's file; implies --raw")
     parser.add_argument("--json", help="append the findings to this file")
     arguments = parser.parse_args()
     for name in arguments.families or FAMILIES:
         started_at, counts = time.monotonic(), dict.fromkeys(("agrees", "differs", "refused", "crashes"), 0)
         try:
-            for found in survey(
-                FAMILIES[name], arguments.seed, checks_settings=not arguments.raw, only=arguments.setting
-            ):
+            raw = arguments.raw or arguments.write
+            findings = []
+            for found in survey(FAMILIES[name], arguments.seed, checks_settings=not raw, only=arguments.setting):
+                findings.append(found)
                 counts[found.outcome] += 1
                 if arguments.json:
                     with open(arguments.json, "a") as file:
@@ -38,6 +41,8 @@ def main() -> None:
                         f"{name:16} {found.base:10} {found.setting}={found.value!r:.60}: {found.outcome} {found.detail:.140}{matters}",
                         flush=True,
                     )
+            if arguments.write:
+                table.write(name, findings)
         except NotBuilt as error:
             print(f"{name}: the base cannot be built: {error}")
         print(f"{name}: {counts}, {time.monotonic() - started_at:.0f} s", flush=True)

@@ -4,37 +4,10 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
+from scorepool.engine.model.surveyed import NOT_COMPUTED, rope_name
+
 Config = dict[str, Any]
 
-# Settings that no forward pass depends on: names, token ids, training, and what generate() returns.
-NOT_COMPUTED = {
-    "_attn_implementation",
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "eos_token_id",
-    "id2label",
-    "initializer_range",
-    "is_encoder_decoder",
-    "label2id",
-    "model_type",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "pad_token_id",
-    "problem_type",
-    "return_dict",
-    "tokenizer_class",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "vision_config",
-    "audio_config",
-    "vocab_size",  # a question of the weights' shapes alone
-}
 ACTIVATIONS = (
     *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "hardswish"),
     *("laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "swish"),
@@ -105,7 +78,7 @@ def mutations(config: Config, defaults: Config, prefix: str = "") -> Iterator[tu
     """
     for key, value in config.items():
         name = prefix + key
-        if key in NOT_COMPUTED or key.startswith("id2") or key.startswith("_attn"):
+        if key in NOT_COMPUTED or key.startswith("_"):
             continue
         if key == "text_config":
             for inner, tried, section in mutations(value, defaults.get(key) or {}, "text_config."):
@@ -113,6 +86,9 @@ def mutations(config: Config, defaults: Config, prefix: str = "") -> Iterator[tu
         elif key == "rope_parameters" and isinstance(value, dict):
             for inner, tried, section in _rope_mutations(value, name + ".", config):
                 yield inner, tried, config | {key: section}
+            if "max_position_embeddings" in config:  # the rows are longer than this: then the factor matters
+                dynamic = {**value, "rope_type": "dynamic", "factor": 3.0}
+                yield f"{name}.rope_type", "dynamic", config | {key: dynamic, "max_position_embeddings": 32}
         else:
             tried_values = list(values(key, value))
             if defaults.get(key) not in [value, *tried_values] and key not in SIZES:
@@ -170,14 +146,16 @@ def _rope_mutations(rope: Config, prefix: str, config: Config) -> Iterator[tuple
             plain |= _longrope_factors(plain, config)
         if rope_type != rope.get("rope_type"):
             yield f"{prefix}rope_type", rope_type, plain
-        for key, value in parameters.items():
-            for tried in values(key, value):
-                yield f"{prefix}{rope_type}.{key}", tried, plain | {key: tried}
+        for key, value in plain.items():
+            if key not in ("rope_type", "rope_theta"):
+                yield prefix + rope_name(rope_type, key), value, plain
+                for tried in values(key, value):
+                    yield prefix + rope_name(rope_type, key), tried, plain | {key: tried}
         for key, value in RARER.get(rope_type, {}).items():
-            yield f"{prefix}{rope_type}.{key}", value, plain | {key: value}
-    for key, value in kept.items():
-        for tried in values(key, value):
-            yield prefix + key, tried, rope | {key: tried}
+            yield prefix + rope_name(rope_type, key), value, plain | {key: value}
+    if "rope_theta" in rope:
+        for tried in values("rope_theta", rope["rope_theta"]):
+            yield f"{prefix}rope_theta", tried, rope | {"rope_theta": tried}
 
 
 def _longrope_factors(rope: Config, config: Config) -> Config:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scorepool.engine.model.surveyed import default_of, flatten
 from survey import reference
 from survey.families.family import Family
 from survey.measure import Loader, Served
@@ -27,6 +28,7 @@ class Finding:
     base: str  # name of the base configuration
     setting: str  # the changed setting, dotted in a section; "" for the base itself
     value: object
+    is_default: bool  # the value that it has if config.json leaves it out
     matters: bool  # transformers computes something else than for the base
     outcome: str  # "agrees", "differs", "refused", "crashes"
     detail: str  # nats, or the reason
@@ -48,6 +50,8 @@ def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") 
             yield base.finding(base_name, "", None, None)
             canonical = {"model_type": settings["model_type"], **_surveyed(base.config.to_dict())}
             defaults = reference.build_config({"model_type": settings["model_type"]}).to_dict()
+            for setting, value in flatten(canonical).items():
+                yield base.finding(base_name, setting, value, base)
             for setting, value, changed in mutations(canonical, defaults):
                 if only and not setting.startswith(only):
                     continue
@@ -75,6 +79,7 @@ class _Measured:
         base: "_Measured | None" = None,
     ) -> None:
         self.family = family
+        self.settings = settings
         folder = Path(tempfile.mkdtemp(prefix="survey-"))
         try:
             self.config = reference.build_config(settings)
@@ -89,10 +94,12 @@ class _Measured:
             raise NotBuilt(f"{type(error).__name__}: {error}") from error
         self.served: Served = loader.serve(folder, self.rows, checks_settings=checks_settings)
         shutil.rmtree(folder)
+        self.outcome = self._outcome()
 
     def finding(self, base_name: str, setting: str, value: object, base: "_Measured | None") -> Finding:
         matters = base is None or not self.has_bases_weights or _difference(self.right, base.right) > 1e-7
-        return Finding(self.family.model_type, base_name, setting, value, matters, *self._outcome())
+        is_default = bool(setting) and default_of(self.settings, setting) == value
+        return Finding(self.family.model_type, base_name, setting, value, is_default, matters, *self.outcome)
 
     def _outcome(self) -> tuple[str, str]:
         if self.served.refusal:

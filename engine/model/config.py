@@ -1,7 +1,8 @@
-"""Read a checkpoint's config.json under the names that mlx-lm's architectures expect.
+"""Read a checkpoint's config.json with every setting that mlx-lm's architectures look for.
 
-transformers 5 renamed some keys when it saves a model. An architecture that looks only for the old name takes its
-default instead, so a model with another rotary base is silently wrong by nats. This module adds the old name of every
+A setting that config.json leaves out has transformers' default, which is not always mlx-lm's. And transformers 5
+renamed some keys when it saves a model: an architecture that looks only for the old name takes its own default
+instead. Either makes a model silently wrong by nats. This module adds transformers' defaults, and the old name of every
 renamed key. It never changes a key that the checkpoint has.
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 from mlx_lm.utils import load_config
 
 from scorepool.engine.errors import LoadError
+from scorepool.engine.model.surveyed import NOT_COMPUTED, canonical_config
 
 Config = dict[str, Any]
 
@@ -29,14 +31,23 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 
 
 def read_config(folder: Path) -> Config:
-    """Read config.json and add the old names of renamed keys, in the text model's section too."""
+    """Read config.json; add transformers' defaults and the old names of renamed keys, in the text model's section too."""
     config: Config = load_config(folder)
+    _add_defaults(config, canonical_config(config) or {})
     for section in (config, config.get("text_config")):
         if isinstance(section, dict):
             for name, value in _old_names(section).items():
                 if section.get(name) is None:
                     section[name] = value
     return config
+
+
+def _add_defaults(config: Config, canonical: Config) -> None:
+    for name, value in canonical.items():
+        if isinstance(value, dict) and isinstance(config.get(name), dict) and name == "text_config":
+            _add_defaults(config[name], value)
+        elif value is not None and name not in NOT_COMPUTED:
+            config.setdefault(name, value)
 
 
 def refuse_ignored_settings(config: Config, known: set[str]) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.utils import load_config
 
 from scorepool.engine.errors import LoadError
-from scorepool.engine.model import activations, checkpoint, kv_cache, memory_budget, rope
+from scorepool.engine.model import activations, checkpoint, kv_cache, memory_budget, rope, surveyed
 from scorepool.engine.model.backbone import BackboneAndHead, split_model
-from scorepool.engine.model.config import Config
 from scorepool.engine.model.batch import BatchInvariant, BatchRunner, PaddedBatch, SequentialBatch
+from scorepool.engine.model.config import Config
 from scorepool.engine.model.runner import ModelRunner
 from scorepool.engine.model.selftest import SHARING, find_fault, reference_logprobs, trial_rows, window_row
 from scorepool.engine.model_info import ModelInfo
@@ -60,6 +61,8 @@ def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> t
 
     `checks_settings` is False only for the survey that makes the table of settings.
     """
+    if checks_settings:
+        surveyed.check(load_config(folder))
     model, config = checkpoint.load_weights(folder, dtype)
     position_limit = rope.check_or_patch(model, config)
     activations.check_or_patch(model, config)

@@ -1,0 +1,129 @@
+"""Refuse settings that mlx-lm does not follow. `python -m survey --write` finds them, family by family.
+
+A survey changes each setting of a family's tiny models alone and compares with transformers. Its result is a file of
+surveyed_settings/: the settings that the engine follows at any value (or that change nothing), and those that it
+follows only at some values. At load every setting of the checkpoint must be one of them. transformers' configuration
+classes give the settings that config.json leaves out.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from scorepool.engine.errors import LoadError
+
+Config = dict[str, Any]
+Flat = dict[str, Any]  # settings by dotted name
+
+_FOLDER = Path(__file__).parent / "surveyed_settings"
+# Settings that no forward pass depends on: names, token ids, training, quantisation (the loader's), what is returned.
+NOT_COMPUTED = {
+    *("_attn_implementation", "_name_or_path", "architectures", "audio_config", "auto_map", "bos_token_id"),
+    *("chunk_size_feed_forward", "dtype", "eos_token_id", "id2label", "initializer_range", "is_encoder_decoder"),
+    *("label2id", "model_type", "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id"),
+    *("problem_type", "quantization", "quantization_config", "return_dict", "tokenizer_class", "torch_dtype"),
+    *("transformers_version", "use_cache", "vision_config"),
+}
+_SECTIONS = ("text_config",)
+_ROPES = ("rope_parameters", "rope_scaling")
+
+
+def canonical_config(config: Config) -> Config | None:
+    """Return the configuration as transformers reads it, with its defaults; None if it does not know the model type.
+
+    Raises LoadError if transformers refuses a value.
+    """
+    computed = {key: value for key, value in config.items() if key not in NOT_COMPUTED or key == "model_type"}
+    try:
+        known = AutoConfig.for_model(config["model_type"])
+    except (KeyError, ValueError):
+        return None
+    try:
+        canonical: Config = type(known).from_dict(computed).to_dict()
+    except Exception as error:  # any: each class checks in its own way
+        raise LoadError(f"config.json: {type(error).__name__}: {error}") from error
+    return canonical
+
+
+def check(config: Config) -> bool:
+    """Return whether all settings were surveyed; False if the model type was not. Raises LoadError for a wrong one."""
+    canonical = canonical_config(config)
+    if canonical is None or not _file(config["model_type"]).exists():
+        return False
+    surveyed = json.loads(_file(config["model_type"]).read_text())
+    defaults = flatten(_defaults(config["model_type"]))
+    for name, value in flatten(canonical).items():
+        if name in surveyed["followed"] or (name not in defaults and name not in surveyed["only"]):
+            continue  # a name without a default is one that transformers does not know
+        if value in surveyed["only"].get(name, []):
+            continue
+        if name not in surveyed["not_by_default"] and value == default_of(config, name):
+            continue
+        raise LoadError(
+            f"config.json: {name} is {value!r}, which mlx-lm's {config['model_type']} does not follow: "
+            f"its logprobs would be wrong{_expected(surveyed['only'].get(name, []))}"
+        )
+    return True
+
+
+def flatten(config: Config) -> Flat:
+    """Return the settings by dotted name. Those of a rotary scaling carry its type: rope_parameters.yarn.factor."""
+    flat: Flat = {}
+    for key, value in config.items():
+        if key in NOT_COMPUTED or key.startswith("_"):
+            continue
+        if key in _SECTIONS and isinstance(value, dict):
+            flat |= {f"{key}.{name}": inner for name, inner in flatten(value).items()}
+        elif key in _ROPES and isinstance(value, dict):
+            flat |= {f"{key}.{name}": inner for name, inner in _flatten_rope(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _flatten_rope(rope: Config) -> Flat:
+    flat: Flat = {}
+    rope_type = rope.get("rope_type") or "default"
+    for key, value in rope.items():
+        if isinstance(value, dict):  # the parameters of one type of layer
+            flat |= {f"{key}.{name}": inner for name, inner in _flatten_rope(value).items()}
+        else:
+            flat[rope_name(rope_type, key)] = value
+    return flat
+
+
+def rope_name(rope_type: str, parameter: str) -> str:
+    """Return the name of a rotary parameter: it has another meaning, or none, in another type."""
+    if rope_type == "default" or parameter in ("rope_type", "rope_theta"):
+        return parameter
+    return f"{rope_type}.{parameter}"
+
+
+def default_of(config: Config, name: str) -> object:
+    """Return the value that a setting has if config.json leaves it out; it may depend on other settings."""
+    first, _, rest = name.partition(".")
+    without = {key: value for key, value in config.items() if key != first}
+    if rest and first in _SECTIONS and isinstance(config.get(first), dict):
+        without[first] = {key: value for key, value in config[first].items() if key != rest.partition(".")[0]}
+    try:
+        canonical = canonical_config(without)
+    except LoadError:
+        return None
+    return flatten(canonical or {}).get(name)
+
+
+def _expected(values: list[object]) -> str:
+    return f"; it follows {', '.join(map(repr, values))}" if values else ""
+
+
+def _file(model_type: str) -> Path:
+    return _FOLDER / f"{model_type}.json"
+
+
+@cache
+def _defaults(model_type: str) -> Config:
+    defaults: Config = AutoConfig.for_model(model_type).to_dict()
+    return defaults

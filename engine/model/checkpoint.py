@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from scorepool.engine.errors import LoadError
+from scorepool.engine.model import mends
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
-from scorepool.engine.model.patch_globals import patch_globals
 from scorepool.engine.text.chat.chat_format import ChatTags
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
@@ -77,11 +77,8 @@ def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
     except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
         raise LoadError(f"mlx-lm cannot load {folder}: {type(error).__name__}: {error}") from error
     _refuse_dropped_bias(folder, model)
-    if config["model_type"] == "falcon_h1":
-        _scale_keys(model)
     _cast(model, dtype)
-    if config["model_type"] in ("gemma3", "gemma3_text"):
-        _scale_embeddings(model)
+    mends.apply(model, config)
     return model, config
 
 
@@ -137,18 +134,6 @@ def _refuse_dropped_bias(folder: Path, model: Any) -> None:
     biases = [weight for file in stored for name, weight in file.items() if name.endswith(_ROUTER_BIAS)]
     if any(bool((bias != 0).any().item()) for bias in biases):
         raise LoadError(f"{folder} has weights {_ROUTER_BIAS}, which mlx-lm drops: its logprobs would be wrong")
-
-
-def _scale_keys(model: Any) -> None:
-    """Apply falcon_h1's key multiplier, which mlx-lm misses because it looks for the keys' weights by a wrong name."""
-    for layer in model.layers:
-        layer.self_attn.scale *= model.args.key_multiplier
-
-
-def _scale_embeddings(model: Any) -> None:
-    """Make gemma3 scale its embeddings in the model's dtype. mlx-lm rounds the scale to bfloat16 in every dtype."""
-    backbone = next(module for module in model.modules() if type(module).__name__ == "Gemma3Model")
-    patch_globals(model, type(backbone), "mx", bfloat16=getattr(mx, weights_dtype(model)))
 
 
 def _cast(model: Any, dtype: str) -> None:

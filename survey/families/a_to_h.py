@@ -1,5 +1,6 @@
 """Families from afmoe to hunyuan_v1_dense."""
 
+from survey.families import a_to_h_dense
 from survey.families.family import Family
 
-FAMILIES: tuple[Family, ...] = ()
+FAMILIES: tuple[Family, ...] = (*a_to_h_dense.FAMILIES,)

@@ -33,8 +33,9 @@ class Family:
     """One model type."""
 
     model_type: str
-    settings: Config = field(default_factory=dict)  # beside SHAPE
+    settings: Config = field(default_factory=dict)  # beside `shape`
     others: dict[str, Config] = field(default_factory=dict)  # further bases, by name: what they change
+    shape: Config = field(default_factory=lambda: SHAPE)
     section: str = ""  # where all these settings are, e.g. "text_config"; "" is the top level
     outer: Config = field(default_factory=dict)  # settings beside the section, e.g. a tiny vision_config
     publish: Callable[[Config, Weights], None] | None = None
@@ -42,7 +43,7 @@ class Family:
 
     def bases(self) -> dict[str, Config]:
         """Return the base configurations by name."""
-        shape = {**SHAPE, **self.settings}
+        shape = {**self.shape, **self.settings}
         return {"base": self._placed(shape)} | {
             name: self._placed(shape | changed) for name, changed in self.others.items()
         }

@@ -65,5 +65,5 @@ def _serve(folder: str, rows: list[list[int]], checks_settings: bool) -> Served:
         return Served(logprobs)
     except LoadError as error:
         return Served(refusal=str(error))
-    except Exception as error:  # any: the survey reports it
+    except (Exception, SystemExit) as error:  # any: the survey reports it; mlx-lm's olmo exits
         return Served(crash=f"{type(error).__name__}: {error}")

@@ -1,6 +1,7 @@
 """One model type: its tiny configurations, and how published checkpoints differ from what transformers saves."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,3 +67,12 @@ class Family:
         config_path.write_text(json.dumps(config))
         contiguous = {name: weight.contiguous() for name, weight in weights.items()}
         save_file(contiguous, weights_path, metadata={"format": "pt"})
+
+
+def rename(weights: Weights, names: dict[str, str]) -> None:
+    """Replace the first part of each weight's name that matches a pattern, for every pattern in turn."""
+    for name in list(weights):
+        published = name
+        for pattern, replacement in names.items():
+            published = re.sub(pattern, replacement, published, count=1)
+        weights[published] = weights.pop(name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
 from survey.mutations import Config
@@ -24,9 +24,14 @@ def build_config(settings: Config) -> Any:
 
 
 def build_model(config: Any, seed: int) -> Any:
-    """Return a model with drawn weights: peaked distributions, routers with clear margins, no neutral vector."""
+    """Return a model with drawn weights: peaked distributions, routers with clear margins, no neutral vector.
+
+    A model type of texts and images has both parts, as in its checkpoints; text alone is computed.
+    """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    has_images = type(config) in AutoModelForImageTextToText._model_mapping
+    auto_class = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+    model = auto_class.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, weight in [*model.named_parameters(), *_router_biases(model)]:
             _draw(name, weight)

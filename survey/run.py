@@ -48,7 +48,7 @@ def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") 
         for base_name, settings in family.bases().items():
             base = _Measured(family, settings, seed, loader, checks_settings)
             yield base.finding(base_name, "", None, None)
-            canonical = {"model_type": settings["model_type"], **_surveyed(base.config.to_dict())}
+            canonical = {"model_type": settings["model_type"], **base.config.to_dict()}
             defaults = reference.build_config({"model_type": settings["model_type"]}).to_dict()
             for setting, value in flatten(canonical).items():
                 yield base.finding(base_name, setting, value, base)
@@ -60,10 +60,6 @@ def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") 
                 except NotBuilt:
                     continue
                 yield measured.finding(base_name, setting, value, base)
-
-
-def _surveyed(config: Config) -> Config:
-    return {key: value for key, value in config.items() if key not in ("vision_config", "audio_config")}
 
 
 class _Measured:

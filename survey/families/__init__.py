@@ -1,9 +1,11 @@
 """Tiny configurations of the families that both mlx-lm and transformers know.
 
-To add one, add it to the module of its first letter.
+To add one, add it to the module of its first letter and kind.
 """
 
-from survey.families import a_to_h, i_to_z
+from survey.families import a_to_h, i_to_z, i_to_z_experts
 from survey.families.family import Family
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (*a_to_h.FAMILIES, *i_to_z.FAMILIES)}
+_MODULES = (a_to_h, i_to_z, i_to_z_experts)
+
+FAMILIES: dict[str, Family] = {family.model_type: family for module in _MODULES for family in module.FAMILIES}

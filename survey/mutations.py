@@ -21,6 +21,8 @@ SIZES = {  # whose defaults are too large for a tiny model
         "num_attention_heads",
         "num_key_value_heads",
         "layer_types",
+        "mlp_layer_types",
+        *("n_embd", "n_layer", "n_head", "d_model", "n_layers", "n_heads", "ffn_hidden_size"),
     ),
 }
 STRINGS: dict[str, tuple[str, ...]] = {
@@ -55,6 +57,10 @@ RARER: dict[str, Config] = {  # parameters that a type may have
     },
     "longrope": {"attention_factor": 1.3, "short_mscale": 1.2, "long_mscale": 1.3},
 }
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_HEADS = ("num_attention_heads", "n_head", "n_heads")
+_SECTIONS = ("attn_config", "ffn_config", "text_config")  # whose settings are changed one at a time
+_DICTIONARIES: dict[str, tuple[Config, ...]] = {"ffn_act_fn": ({"name": "gelu"}, {"name": "unheard_of"})}
 _UNSET: dict[str, tuple[object, ...]] = {  # what to try where the setting is null
     "sliding_window": (16,),
     "attention_chunk_size": (16,),
@@ -80,8 +86,8 @@ def mutations(config: Config, defaults: Config, prefix: str = "") -> Iterator[tu
         name = prefix + key
         if key in NOT_COMPUTED or key.startswith("_"):
             continue
-        if key == "text_config":
-            for inner, tried, section in mutations(value, defaults.get(key) or {}, "text_config."):
+        if key in _SECTIONS and isinstance(value, dict):
+            for inner, tried, section in mutations(value, defaults.get(key) or {}, f"{key}."):
                 yield inner, tried, config | {key: section}
         elif key == "rope_parameters" and isinstance(value, dict):
             for inner, tried, section in _rope_mutations(value, name + ".", config):
@@ -114,6 +120,8 @@ def values(key: str, value: object) -> Iterator[object]:
         yield from (other for other in known if other != value)
         if known is not STRINGS.get(key):
             yield "unheard_of"
+    elif isinstance(value, dict):
+        yield from _DICTIONARIES.get(key, ())
     elif isinstance(value, list) and value and value != value[::-1]:
         yield value[::-1]
     elif isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
@@ -160,7 +168,8 @@ def _rope_mutations(rope: Config, prefix: str, config: Config) -> Iterator[tuple
 
 def _longrope_factors(rope: Config, config: Config) -> Config:
     head_dim = config.get("qk_rope_head_dim") or config.get("head_dim")
-    head_dim = head_dim or config["hidden_size"] // config["num_attention_heads"]
+    width, heads = (next(config[key] for key in keys if key in config) for keys in (_WIDTHS, _HEADS))
+    head_dim = head_dim or width // heads
     dims = int(head_dim * rope.get("partial_rotary_factor", 1.0)) // 2
     return {
         "short_factor": [1 + 0.1 * place for place in range(dims)],

@@ -96,5 +96,4 @@ FAMILIES: tuple[Family, ...] = (
     Family("smollm3", {"no_rope_layer_interval": 2}),
     Family("stablelm", others={"parallel": {"use_parallel_residual": True}, "normed": {"qk_layernorm": True}}),
     Family("starcoder2"),
-    Family("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "expand": 2, "chunk_size": 16}),
 )

@@ -47,6 +47,8 @@ def _draw(name: str, weight: torch.Tensor) -> None:
         weight.normal_(0, 0.3)
     elif "sinks" in name:
         weight.normal_(0, 1)
+    elif name.endswith("dt_bias"):
+        weight.uniform_(-9, 1)  # a state-space model's time steps: some below any limit, some above
     elif weight.ndim == 2 and ("router" in name or name.endswith("gate.weight")):
         weight.normal_(0, 0.3)
     elif weight.ndim >= 2:

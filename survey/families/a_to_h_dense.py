@@ -83,8 +83,8 @@ FAMILIES = (
         {"edge": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}}},
     ),
     Family("glm4", {"head_dim": 16}, {"no_bias": {"attention_bias": False}}),
-    Family("gpt2", {"n_inner": 128}, {"default_inner": {"n_inner": None}}, shape=_GPT, publish=layouts.without_prefix),
-    Family("gpt_bigcode", {"n_inner": 128}, {"multi_head": {"multi_query": False}}, shape=_GPT),
+    Family("gpt2", shape=_GPT, publish=layouts.without_prefix),
+    Family("gpt_bigcode", {"n_inner": 128}, shape=_GPT),
     Family(
         "gpt_neox",
         {

@@ -87,10 +87,7 @@ FAMILIES = (
             "norm_topk_prob": False,
             "rope_parameters": _YARN,
         },
-        {
-            "lite": {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
-            "plain_rope": {"rope_parameters": _PLAIN},
-        },
+        {"lite": {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}},
     ),
     Family(
         "deepseek_v3",
@@ -163,7 +160,7 @@ FAMILIES = (
     Family(
         "glm_moe_dsa",
         {**_NOAUX, **_INDEXER, "indexer_rope_interleave": True},
-        {"shared": {"indexer_types": ["full", "shared", "full"]}},
+        {"one_group": {"n_group": 1, "topk_group": 1}},
     ),
     Family(
         "gpt_oss",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scorepool.engine.model.surveyed import default_of, flatten
+from scorepool.engine.model.surveyed import Flat, default_of, flatten
 from survey import reference
 from survey.families.family import Family
 from survey.measure import Loader, Served
@@ -43,15 +43,26 @@ class NotBuilt(Exception):
 
 
 def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") -> Iterator[Finding]:
-    """Yield a finding for each base and each change that transformers can compute."""
+    """Yield a finding for each base and each change that transformers can compute.
+
+    Where a further base is wrong, the settings that it changes are to blame: no others are tried beside them.
+    """
+    first: Flat = {}
     with Loader() as loader:
         for base_name, settings in family.bases().items():
             base = _Measured(family, settings, seed, loader, checks_settings)
-            yield base.finding(base_name, "", None, None)
+            found = base.finding(base_name, "", None, None)
+            yield found
             canonical = {"model_type": settings["model_type"], **base.config.to_dict()}
+            flat = flatten(canonical)
+            is_wrong = bool(first) and found.outcome != "agrees"
+            for setting, value in flat.items():
+                if not is_wrong or setting not in first or first[setting] != value:
+                    yield base.finding(base_name, setting, value, base)
+            if is_wrong:
+                continue
+            first = first or flat
             defaults = reference.build_config({"model_type": settings["model_type"]}).to_dict()
-            for setting, value in flatten(canonical).items():
-                yield base.finding(base_name, setting, value, base)
             for setting, value, changed in mutations(canonical, defaults):
                 if only and not setting.startswith(only):
                     continue

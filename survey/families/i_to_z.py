@@ -43,6 +43,7 @@ FAMILIES: tuple[Family, ...] = (
             "v_head_dim": 16,
             "scale_emb": 3,
             "dim_model_base": 32,
+            "tie_word_embeddings": False,
             "rope_parameters": {
                 "rope_type": "longrope",
                 "rope_theta": 10_000.0,
@@ -51,7 +52,7 @@ FAMILIES: tuple[Family, ...] = (
                 "original_max_position_embeddings": 512,
             },
         },
-        others={"untied": {"tie_word_embeddings": False}},
+        others={"tied": {"tie_word_embeddings": True}},
     ),
     Family(
         "ministral3",

@@ -153,10 +153,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "qwen2_moe",
         {**_SMALL_EXPERTS, "shared_expert_intermediate_size": 32},
-        others={
-            "dense_layer": {"mlp_only_layers": [0]},
-            "sliding": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
-        },
+        others={"dense_layer": {"mlp_only_layers": [0]}},
     ),
     Family(
         "qwen3_moe",

@@ -144,10 +144,10 @@ FAMILIES: tuple[Family, ...] = (
             "head_dim": 16,
             "intermediate_size_mlp": 128,
             "moe_layers": [],
-            "no_rope_layers": [1, 1, 1, 0],
-            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 1],
             "tie_word_embeddings": True,
         },
+        others={"no_rope": {"no_rope_layers": [1, 0]}},
     ),
     Family(
         "minimax_m3_vl",

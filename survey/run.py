@@ -106,7 +106,8 @@ class _Measured:
     def finding(self, base_name: str, setting: str, value: object, base: "_Measured | None") -> Finding:
         matters = base is None or not self.has_bases_weights or _difference(self.right, base.right) > 1e-7
         is_default = bool(setting) and default_of(self.settings, setting) == value
-        return Finding(self.family.model_type, base_name, setting, value, is_default, matters, *self.outcome)
+        name = self.family.prefix + setting if setting else ""
+        return Finding(self.family.model_type, base_name, name, value, is_default, matters, *self.outcome)
 
     def _outcome(self) -> tuple[str, str]:
         if self.served.refusal:

@@ -39,6 +39,7 @@ class Family:
     shape: Config = field(default_factory=lambda: SHAPE)
     section: str = ""  # where all these settings are, e.g. "text_config"; "" is the top level
     outer: Config = field(default_factory=dict)  # settings beside the section, e.g. a tiny vision_config
+    prefix: str = ""  # of the settings' names, if `publish` puts them into a section
     publish: Callable[[Config, Weights], None] | None = None
     """Bring what transformers saved into the form of published checkpoints, in place."""
 

@@ -60,6 +60,7 @@ def _draw(name: str, weight: torch.Tensor) -> None:
 def logprobs(model: Any, token_ids: list[int]) -> np.ndarray:
     """Return [length, vocab] in float64: row t is the distribution of token t + 1."""
     with torch.no_grad():
+        model(torch.tensor([token_ids[:1]]), use_cache=False)  # a short row ends the dynamic scaling of a longer one
         logits = model(torch.tensor([token_ids]), use_cache=False).logits[0].double()
     return torch.log_softmax(logits, dim=-1).numpy()
 

@@ -45,6 +45,7 @@ _KINDS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         },
     },
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "max_position_embeddings": 100},
     "phi": {
         "model_type": "phi",
         "num_key_value_heads": 4,
@@ -295,6 +296,8 @@ def build(name: str, folder: Path) -> None:
     model.save_pretrained(folder)
     if name == "gpt_oss":
         _split_experts(folder)
+    if name == "gpt2":
+        _drop_prefix(folder / "model.safetensors")
     _restore_layer_types(folder / "config.json", _KINDS[name])
 
 
@@ -304,6 +307,12 @@ def _restore_layer_types(path: Path, kind: dict[str, Any]) -> None:
     if "layer_types" in kind:
         config["layer_types"] = kind["layer_types"]
         path.write_text(json.dumps(config, indent=2))
+
+
+def _drop_prefix(path: Path) -> None:
+    """Name the weights as GPT-2's first release does, which mlx-lm expects."""
+    weights = {name.removeprefix("transformer."): weight for name, weight in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def _split_experts(folder: Path) -> None:

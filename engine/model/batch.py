@@ -185,14 +185,22 @@ class BatchInvariant:
 
     A kernel's rounding depends on the shapes that it is given. Here they depend on a token's position alone: which tile
     it is in, and how many tiles came before. A tile that is not full yet runs on a copy of the cache, and runs again
-    from its beginning when more of its tokens are known; so a generated token costs a tile.
+    from its beginning when more of its tokens are known; so a generated token costs a tile. The last tile ends where
+    the context does: what lies beyond has no positions, or other ones.
     """
 
-    def __init__(self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        backbone_and_head: BackboneAndHead,
+        can_share: bool = True,
+        context_length: int = sys.maxsize,
+    ) -> None:
         """Start without sequences."""
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
         self._model = model
         self._backbone = backbone_and_head
+        self._context_length = context_length
         self._caches: dict[Sequence, Cache] = {}  # of the full tiles
 
     def prefill(self, slices: list[Slice]) -> mx.array:
@@ -215,7 +223,7 @@ class BatchInvariant:
         tiles: list[mx.array] = []
         while slice_.num_tokens and start < slice_.end:
             end = min(start + TILE, slice_.end)
-            tile, cache = self._run_tile(mx.array(slice_.sequence.token_ids[start:end]), cache)
+            tile, cache = self._run_tile(mx.array(slice_.sequence.token_ids[start:end]), start, cache)
             tiles.append(tile)
             start = end
         hidden = mx.concatenate(tiles)[None, slice_.start - first :] if tiles else None
@@ -231,12 +239,12 @@ class BatchInvariant:
         start = position // TILE * TILE
         known = mx.array(sequence.token_ids[start:position], dtype=last_id.dtype)
         token_ids = mx.concatenate([known, last_id[None]])
-        hidden, self._caches[sequence] = self._run_tile(token_ids, self._caches[sequence])
+        hidden, self._caches[sequence] = self._run_tile(token_ids, start, self._caches[sequence])
         return hidden[position - start][None]
 
-    def _run_tile(self, token_ids: mx.array, cache: Cache) -> tuple[mx.array, Cache]:
-        """Return hidden states [TILE, width], and the cache of all full tiles."""
-        missing = TILE - token_ids.shape[0]
+    def _run_tile(self, token_ids: mx.array, start: int, cache: Cache) -> tuple[mx.array, Cache]:
+        """Return hidden states [TILE or what is left of the context, width], and the cache of all full tiles."""
+        missing = min(TILE, self._context_length - start) - token_ids.shape[0]
         grown = kv_cache.clone(cache)
         hidden = self._backbone.forward_hidden(mx.pad(token_ids, (0, missing))[None], grown)[0]
         return (_start(hidden, []), cache) if missing else (_start(hidden, grown), grown)

@@ -10,6 +10,7 @@ _BLAS = blas.load()
 
 import logging
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def open_model(settings: EngineSettings) -> ModelRunner:
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     split = split_model(model)
     vocab_size = int(model(mx.array([[0]])).shape[-1])
-    batch, self_test = _choose_batch(model, split, vocab_size, settings.mode)
+    context_length = _context_length(config, position_limit)
+    batch, self_test = _choose_batch(model, split, vocab_size, settings.mode, context_length)
     model_info = ModelInfo(
         fingerprint=checkpoint.fingerprint(folder),
         dtype=checkpoint.weights_dtype(model),
@@ -47,7 +49,7 @@ def open_model(settings: EngineSettings) -> ModelRunner:
         mode=settings.mode if isinstance(batch, PaddedBatch | BatchInvariant) else "one row at a time",
         backend=_backend(),
         versions={name: version(name) for name in ("mlx", "mlx-lm")},
-        context_length=_context_length(config, position_limit),
+        context_length=context_length,
         max_cached_tokens=memory_budget.max_cached_tokens(model, settings),
         vocab_size=vocab_size,
         self_test=self_test,
@@ -69,19 +71,24 @@ def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> t
     return model, config, position_limit
 
 
-def _choose_batch(model: Any, split: BackboneAndHead, vocab_size: int, mode: str) -> tuple[BatchRunner, str]:
+def _choose_batch(
+    model: Any, split: BackboneAndHead, vocab_size: int, mode: str, context_length: int
+) -> tuple[BatchRunner, str]:
     """Return the fastest batch runner that passes its self-test, and the outcome; raise LoadError if none passes."""
     rows = trial_rows(vocab_size)
     reference, seconds = _timed_reference(model, rows)
     if not all(mx.isfinite(mx.logsumexp(logprobs)).item() for logprobs in reference):
         raise LoadError("the model's logits for a few test tokens are not finite; another dtype may help")
     window = kv_cache.smallest_window(kv_cache.new(model))
-    longest = window_row(window, vocab_size, seconds) if window else None
+    if window and window >= context_length:
+        window = None  # no row crosses it
+    longest = window_row(window, vocab_size, seconds, context_length) if window else None
     if window and not longest:  # measure again: the first forward is slower, and the machine may have stalled
-        longest = window_row(window, vocab_size, _timed_reference(model, rows)[1])
+        longest = window_row(window, vocab_size, _timed_reference(model, rows)[1], context_length)
     passed = f"passed; too slow to test beyond its window of {window} tokens" if window and not longest else "passed"
     faults: list[str] = []
-    for kind in (BatchInvariant,) if mode == "exact" else (PaddedBatch, SequentialBatch):
+    exact = partial(BatchInvariant, context_length=context_length)
+    for kind in (exact,) if mode == "exact" else (PaddedBatch, SequentialBatch):
         batch: BatchRunner = kind(model, split)
         fault = find_fault(batch, split, reference, rows, longest)
         if fault is not None and fault.startswith(SHARING):
@@ -91,7 +98,7 @@ def _choose_batch(model: Any, split: BackboneAndHead, vocab_size: int, mode: str
                 return batch, f"{passed}; every row computes its whole prompt: {fault}"
         if fault is None:
             return batch, f"served one row at a time: {faults[0]}" if faults else passed
-        log.warning("%s of %s failed its self-test: %s", kind.__name__, type(model).__module__, fault)
+        log.warning("%s of %s failed its self-test: %s", type(batch).__name__, type(model).__module__, fault)
         faults.append(fault)
     raise LoadError(f"the model failed its self-test: {'; one row at a time, '.join(faults)}")
 

@@ -5,6 +5,10 @@ window is silently wrong by nats, on published checkpoints too. Both can be chec
 
 rotation   the periods of its rotary modules are those that the configuration implies
 windows    each layer that the configuration calls sliding has a rotating cache
+
+Some periods depend on the length of the whole row (dynamic, longrope): the first token's keys change when a later token
+comes, so no cache, batch or chunk can hold them. Up to the length that the checkpoint was trained with they are
+constant; the context ends there.
 """
 
 import logging
@@ -15,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.positional_encoding import RoPE
+from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model import kv_cache
@@ -48,8 +53,27 @@ def check_or_patch(model: Any, config: Config) -> int | None:
     Raise LoadError if the model cannot be made right.
     """
     text_config = {**config, **(config.get("text_config") or {})}
-    limits = [_check_or_patch_rope(model, text_config), _sliding_window_limit(model, text_config)]
+    _make_periods_constant(model)
+    limits = [
+        _check_or_patch_rope(model, text_config),
+        _sliding_window_limit(model, text_config),
+        _trained_length(text_config),
+    ]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _make_periods_constant(model: Any) -> None:
+    """Give modules of dynamic scaling their unscaled periods. mlx-lm scales by the padded length of a forward pass."""
+    for module in model.modules():
+        for name, child in module.children().items():
+            if isinstance(child, DynamicNTKScalingRoPE):
+                setattr(module, name, RoPE(child.dims, traditional=child.traditional, base=child.base))
+
+
+def _trained_length(config: Config) -> int | None:
+    """Return the length beyond which Qwen's first release scales periods and attention; mlx-lm scales neither."""
+    scales = config.get("use_dynamic_ntk") or config.get("use_logn_attn")
+    return int(config["seq_length"]) if scales and config.get("seq_length") else None
 
 
 def _check_or_patch_rope(model: Any, config: Config) -> int | None:
@@ -65,8 +89,17 @@ def _check_or_patch_rope(model: Any, config: Config) -> int | None:
                 f"the configuration asks for rotary positions {scaling}, but mlx-lm's {config['model_type']} "
                 "computes different ones: its logprobs would be wrong"
             )
-    limits = [scaling["original_max_position_embeddings"] for scaling in scalings if scaling["rope_type"] == "longrope"]
-    return min(limits, default=None)  # a longer row uses other periods, for its first tokens too
+    limits = [_constant_length(scaling, config) for scaling in scalings]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _constant_length(scaling: Config, config: Config) -> int | None:
+    """Return the length of the longest row whose periods do not depend on its length; None if none do."""
+    if scaling["rope_type"] == "longrope":
+        return int(scaling["original_max_position_embeddings"])
+    if scaling["rope_type"] == "dynamic" and _ntk_alpha(scaling, config) is None:
+        return int(config["max_position_embeddings"])
+    return None
 
 
 def _configured_scalings(config: Config) -> Iterator[Config]:
@@ -147,6 +180,19 @@ def _default(periods: list[float], scaling: Config, config: Config) -> RopeFrequ
     return RopeFrequencies(periods, 1.0)
 
 
+def _dynamic(periods: list[float], scaling: Config, config: Config) -> RopeFrequencies:
+    """Compute the unscaled periods, which apply to rows that end within max_position_embeddings."""
+    alpha, dims = _ntk_alpha(scaling, config), 2 * len(periods)
+    stretched = scaling["rope_theta"] * (alpha or 1.0) ** (dims / (dims - 2))
+    return RopeFrequencies(_base_periods(stretched, dims), 1.0)
+
+
+def _ntk_alpha(scaling: Config, config: Config) -> float | None:
+    """Return Hunyuan's constant stretch of the base, which its checkpoints call dynamic; None for other models."""
+    is_hunyuan = str(config["model_type"]).startswith("hunyuan")
+    return scaling.get("alpha") if is_hunyuan and scaling.get("alpha") else None
+
+
 def _linear(periods: list[float], scaling: Config, config: Config) -> RopeFrequencies:
     return RopeFrequencies([period * scaling["factor"] for period in periods], 1.0)
 
@@ -200,7 +246,14 @@ def _clip(share: float) -> float:
     return min(max(share, 0.0), 1.0)
 
 
-_FREQUENCIES = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+_FREQUENCIES = {
+    "default": _default,
+    "dynamic": _dynamic,
+    "linear": _linear,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "yarn": _yarn,
+}
 
 
 def _sliding_window_limit(model: Any, config: Config) -> int | None:

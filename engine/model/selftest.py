@@ -37,13 +37,13 @@ def trial_rows(vocab_size: int) -> list[list[int]]:
     return [[draw.randrange(vocab_size) for _ in range(given + _NUM_DECODED)] for given in _GIVEN]
 
 
-def window_row(window: int, vocab_size: int, seconds: float) -> list[int] | None:
+def window_row(window: int, vocab_size: int, seconds: float, context_length: int) -> list[int] | None:
     """Draw a row that crosses the window; None if it would be slow, given that the trial rows took `seconds`."""
     num_trial_tokens = sum(_GIVEN) + len(_GIVEN) * _NUM_DECODED
     if seconds * window / num_trial_tokens > _MAX_WINDOW_S:
         return None
     draw = Random(1)  # noqa: S311
-    return [draw.randrange(vocab_size) for _ in range(window + _BEYOND)]
+    return [draw.randrange(vocab_size) for _ in range(min(window + _BEYOND, context_length))]
 
 
 def reference_logprobs(model: Any, rows: list[list[int]]) -> list[mx.array]:

@@ -1,8 +1,11 @@
 """Engines of tiny models, and transformers with the same weights. Both are opened once per session."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,12 +39,25 @@ def engine_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Engine
 
 
 @pytest.fixture
-def open_engine() -> Iterator[Callable[[Path], Engine]]:
-    """Open an engine of a folder for one test."""
+def edited(tiny_models: TinyModels, tmp_path: Path) -> Callable[..., Path]:
+    """Copy a tiny model and change values of its config.json."""
+
+    def edit(name: str, **values: object) -> Path:
+        folder = Path(shutil.copytree(tiny_models(name), tmp_path / "model"))
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        return folder
+
+    return edit
+
+
+@pytest.fixture
+def open_engine() -> Iterator[Callable[..., Engine]]:
+    """Open an engine of a folder, with settings, for one test."""
     engines: list[Engine] = []
 
-    def open_(folder: Path) -> Engine:
-        engines.append(Engine(EngineSettings(model=str(folder))))
+    def open_(folder: Path, **settings: Any) -> Engine:
+        engines.append(Engine(EngineSettings(model=str(folder), **settings)))
         return engines[-1]
 
     yield open_

@@ -1,32 +1,18 @@
 """If mlx-lm ignores a setting of a checkpoint, the engine patches the model, limits the context, or refuses to load."""
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, LoadError, Sequence
+from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, LoadError, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 3000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0, "original_max_position_embeddings": 128}
-
-
-@pytest.fixture
-def edited(tiny_models: TinyModels, tmp_path: Path) -> Callable[..., Path]:
-    """Copy a tiny model and change values of its config.json."""
-
-    def edit(name: str, **values: object) -> Path:
-        folder = Path(shutil.copytree(tiny_models(name), tmp_path / "model"))
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-        return folder
-
-    return edit
 
 
 def sequence_of(length: int) -> Sequence:
@@ -44,15 +30,24 @@ def assert_context_is(limit: int, engine: Engine, oracle: Oracle) -> None:
 
 @pytest.mark.parametrize(("name", "model_type"), [("gemma2", "gemma2"), ("llama", "mistral")])
 def test_a_sliding_window_that_mlx_lm_ignores_limits_the_context(
-    edited: Callable[..., Path], open_engine: Callable[[Path], Engine], name: str, model_type: str
+    edited: Callable[..., Path], open_engine: Callable[..., Engine], name: str, model_type: str
 ):
     folder = edited(name, model_type=model_type, sliding_window=SLIDING_WINDOW)
 
     assert_context_is(SLIDING_WINDOW, open_engine(folder), Oracle(folder))
 
 
+@pytest.mark.parametrize("setting", ["use_dynamic_ntk", "use_logn_attn"])
+def test_scaling_beyond_the_trained_length_limits_the_context(
+    edited: Callable[..., Path], open_engine: Callable[..., Engine], setting: str
+):
+    engine = open_engine(edited("llama", seq_length=64, **{setting: True}))
+
+    assert engine.model_info.context_length == 64
+
+
 def test_a_disabled_sliding_window_does_not_limit_the_context(
-    edited: Callable[..., Path], open_engine: Callable[[Path], Engine]
+    edited: Callable[..., Path], open_engine: Callable[..., Engine]
 ):
     folder = edited("llama", sliding_window=SLIDING_WINDOW, use_sliding_window=False)
 
@@ -60,11 +55,36 @@ def test_a_disabled_sliding_window_does_not_limit_the_context(
 
 
 def test_longrope_limits_the_context_to_its_original_length(
-    tiny_models: TinyModels, open_engine: Callable[[Path], Engine]
+    tiny_models: TinyModels, open_engine: Callable[..., Engine]
 ):
     folder = tiny_models("phi3_longrope")
 
     assert_context_is(128, open_engine(folder), Oracle(folder))
+
+
+@pytest.mark.parametrize("mode", ["default", "exact"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_no_forward_pass_has_positions_beyond_the_context(
+    edited: Callable[..., Path], open_engine: Callable[..., Engine], name: str, mode: Literal["default", "exact"]
+):
+    """A dynamic scaling begins there, and learned positions end: neither may see padding, whose tiles are of 64."""
+    folder = edited(name, **({"max_position_embeddings": 100, "rope_parameters": DYNAMIC} if name == "llama" else {}))
+    engine, oracle = open_engine(folder, mode=mode, max_batch_tokens=60), Oracle(folder)
+    sequences = [
+        sequence_of(100),
+        sequence_of(99),
+        *(Sequence(token_ids=sequence_of(length).token_ids, sampling=Sampling(max_tokens=20)) for length in (80, 50)),
+        *(Sequence(token_ids=sequence_of(length).token_ids, score_from=1) for length in (10, 66, 97)),
+    ]
+
+    for future in [engine.add([sequence]) for sequence in sequences]:
+        future.result(60)
+
+    for sequence in sequences:
+        assert_agrees(sequence, oracle)
+    assert engine.model_info.mode == mode
+    with pytest.raises(ContextLengthExceeded, match="context is 100 tokens"):
+        engine.add([sequence_of(101)])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +95,7 @@ def test_longrope_limits_the_context_to_its_original_length(
     ],
 )
 def test_an_unused_rotary_base_does_not_refuse_the_model(
-    edited: Callable[..., Path], open_engine: Callable[[Path], Engine], name: str, values: dict[str, Any]
+    edited: Callable[..., Path], open_engine: Callable[..., Engine], name: str, values: dict[str, Any]
 ):
     folder = edited(name, **values)
     sequence = sequence_of(40)
@@ -86,7 +106,7 @@ def test_an_unused_rotary_base_does_not_refuse_the_model(
 
 
 def test_llama3_scaling_with_equal_low_and_high_frequency_factors(
-    edited: Callable[..., Path], open_engine: Callable[[Path], Engine]
+    edited: Callable[..., Path], open_engine: Callable[..., Engine]
 ):
     scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
     folder = edited("llama3", rope_parameters=scaling | {"rope_theta": 5e5, "original_max_position_embeddings": 128})

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from scorepool.engine.model import selftest
 from scorepool.engine.model.backbone import BackboneTap, FullLogits, split_model
 from scorepool.engine.model.batch import BatchRunner, PaddedBatch, SequentialBatch
 from scorepool.engine.model.config import read_config
-from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
+from tests.tiny_models import CONTEXT_LENGTH, SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_wrong_sliding_window_is_found(tiny_models: TinyModels):
 
     rows = selftest.trial_rows(VOCAB_SIZE)
     reference = selftest.reference_logprobs(model, rows)
-    longest = selftest.window_row(SLIDING_WINDOW, VOCAB_SIZE, seconds=0.0)
+    longest = selftest.window_row(SLIDING_WINDOW, VOCAB_SIZE, 0.0, CONTEXT_LENGTH)
     for kind in (PaddedBatch, SequentialBatch):
         assert (
             selftest.find_fault(kind(model, split_model(model)), split_model(model), reference, rows, longest) is None
@@ -79,13 +80,22 @@ def test_a_wrong_sliding_window_is_found(tiny_models: TinyModels):
 def test_a_window_that_is_too_slow_to_test_is_named_in_the_outcome(
     tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ):
-    assert selftest.window_row(4096, VOCAB_SIZE, seconds=1.0) is None
+    assert selftest.window_row(4096, VOCAB_SIZE, 1.0, CONTEXT_LENGTH) is None
     monkeypatch.setattr(selftest, "_MAX_WINDOW_S", 0.0)
 
     engine = Engine(EngineSettings(model=str(tiny_models("gemma3"))))
     engine.close()
 
     assert engine.model_info.self_test == f"passed; too slow to test beyond its window of {SLIDING_WINDOW} tokens"
+
+
+@pytest.mark.parametrize("context_length", [SLIDING_WINDOW, SLIDING_WINDOW + 1])
+def test_no_window_is_tested_beyond_the_context(
+    edited: Callable[..., Path], open_engine: Callable[..., Engine], context_length: int
+):
+    engine = open_engine(edited("gemma3", max_position_embeddings=context_length), mode="exact")
+
+    assert (engine.model_info.context_length, engine.model_info.self_test) == (context_length, "passed")
 
 
 def test_one_pause_of_the_machine_does_not_skip_the_window_test(

@@ -139,7 +139,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "llama4_text",
         {
-            "attention_chunk_size": 512,
+            "attention_chunk_size": 128,
             "attn_temperature_tuning": False,
             "head_dim": 16,
             "intermediate_size_mlp": 128,
@@ -148,6 +148,12 @@ FAMILIES: tuple[Family, ...] = (
             "tie_word_embeddings": True,
         },
         others={"no_rope": {"no_rope_layers": [1, 0]}},
+    ),
+    Family(
+        "llava",
+        {"head_dim": 16, "model_type": "llama"},
+        section="text_config",
+        outer={"vision_config": {"model_type": "clip_vision_model", **_VISION, "image_size": 28, "patch_size": 14}},
     ),
     Family(
         "minimax_m3_vl",

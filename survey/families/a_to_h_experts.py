@@ -20,7 +20,7 @@ _EXPERTS: Config = {  # DeepSeek's names: one dense layer, then experts in group
     "num_hidden_layers": 3,
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 32,
-    "n_routed_experts": 8,
+    "n_routed_experts": 16,
     "n_shared_experts": 2,
     "num_experts_per_tok": 3,
     "n_group": 4,
@@ -133,7 +133,7 @@ FAMILIES = (
             "first_k_dense_replace": 1,
             "is_moe_layer": [False, True, True, True],  # mlx-lm's name for it
             "moe_intermediate_size": 32,
-            "num_experts": 8,
+            "num_experts": 16,
             "num_experts_per_tok": 3,
             "num_shared_experts": 2,
             "n_group": 4,

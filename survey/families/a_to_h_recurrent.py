@@ -22,7 +22,7 @@ FAMILIES = (
             "first_k_dense_replace": 1,
             "moe_intermediate_size": 32,
             "moe_shared_expert_intermediate_size": 32,  # known to mlx-lm alone
-            "num_local_experts": 8,
+            "num_local_experts": 16,
             "n_shared_experts": 2,
             "num_experts_per_tok": 3,
             "n_group": 4,

@@ -34,7 +34,7 @@ class Provenance(Struct, frozen=True, kw_only=True):
     quantization: str | None
     adapter: str | None
     mode: str  # "default", "exact", or "one row at a time": see docs/numbers.md
-    backend: str  # e.g. "metal", "cpu (openblas)"
+    backend: str  # device and matrix library, e.g. "metal (Apple M2 Ultra)"
     versions: dict[str, str]  # scorepool, mlx, mlx-lm
 
 

@@ -12,20 +12,21 @@ import sys
 log = logging.getLogger(__name__)
 
 _NAMES = ("libopenblas.so.0", "libopenblas.so")
-_loaded = "reference blas"
+_REFERENCE = "reference blas"
+_loaded = _REFERENCE
 
 
 def load() -> str:
-    """Load OpenBLAS if it is installed, and return the name of the BLAS that a CPU uses. Call before importing mlx."""
+    """Load OpenBLAS if it is installed, and describe the BLAS that a CPU uses. Call before importing mlx.
+
+    OpenBLAS's rounding depends on its kernels for the processor and on the number of its threads, so both are named.
+    """
     global _loaded
     if sys.platform != "linux":
         return "accelerate"
-    if _loaded == "reference blas" and "mlx.core" not in sys.modules:
-        for name in _NAMES:
-            if _try_load(name):
-                _loaded = "openblas"
-                break
-    if _loaded == "reference blas":
+    if _loaded == _REFERENCE and "mlx.core" not in sys.modules:
+        _loaded = next(filter(None, map(_try_load, _NAMES)), _REFERENCE)
+    if _loaded == _REFERENCE:
         log.warning(
             "OpenBLAS was not loaded before mlx, so a CPU uses the wheel's slow BLAS; install libopenblas0-pthread"
         )
@@ -34,9 +35,10 @@ def load() -> str:
     return _loaded
 
 
-def _try_load(name: str) -> bool:
+def _try_load(name: str) -> str | None:
     try:
-        ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
     except OSError:  # not installed
-        return False
-    return True
+        return None
+    library.openblas_get_corename.restype = ctypes.c_char_p
+    return f"openblas {library.openblas_get_corename().decode()}, {library.openblas_get_num_threads()} threads"

@@ -112,9 +112,11 @@ def _timed_reference(model: Any, rows: list[list[int]]) -> tuple[list[mx.array],
 
 
 def _backend() -> str:
+    """Name what decides about rounding beside the versions: the kernels, and the device that they are chosen for."""
+    device = mx.device_info()
     if mx.default_device() == mx.cpu:
-        return f"cpu ({_BLAS})"
-    return "metal" if mx.metal.is_available() else "cuda"
+        return f"cpu ({device['architecture']}, {_BLAS})"
+    return f"{'metal' if mx.metal.is_available() else 'cuda'} ({device['device_name']})"
 
 
 def _context_length(config: dict[str, Any], position_limit: int | None) -> int:

@@ -1,6 +1,8 @@
 """Loading names what is wrong, never runs code of a checkpoint, and fingerprints weights by their content."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, LoadError
+from scorepool.engine.model import blas
 from scorepool.engine.model.checkpoint import fingerprint
 from tests.tiny_models import CONTEXT_LENGTH, VOCAB_SIZE, TinyModels
 
@@ -37,7 +40,19 @@ def test_model_info_describes_the_served_model(engine_of: Callable[..., Engine])
     assert (model_info.context_length, model_info.vocab_size) == (CONTEXT_LENGTH, VOCAB_SIZE)
     assert (model_info.dtype, model_info.quantization, model_info.adapter) == ("float32", None, None)
     assert set(model_info.versions) == {"mlx", "mlx-lm"}
-    assert model_info.backend in {"cpu (openblas)", "cpu (reference blas)", "metal"}
+    assert re.fullmatch(
+        r"cpu \(\w+, (openblas \w+, \d+ threads|reference blas|accelerate)\)|metal \(.+\)", model_info.backend
+    )
+
+
+def test_the_backend_names_what_the_rounding_of_openblas_depends_on(root: Path):
+    if not blas._NAMES or "openblas" not in blas.load():
+        pytest.skip("OpenBLAS is not installed")
+    code = "from scorepool.engine.model import load; print(load._backend())"
+    for num_threads in (1, 2):
+        environ = os.environ | {"OPENBLAS_NUM_THREADS": str(num_threads)}
+        done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environ, capture_output=True, text=True)
+        assert re.fullmatch(rf"cpu \(\w+, openblas \w+, {num_threads} threads\)\n", done.stdout)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path):

@@ -42,7 +42,7 @@ FAMILIES: tuple[Family, ...] = (
             "qk_rope_head_dim": 8,
             "v_head_dim": 16,
             "scale_emb": 3,
-            "dim_model_base": 32,
+            "dim_model_base": 128,
             "tie_word_embeddings": False,
             "rope_parameters": {
                 "rope_type": "longrope",

@@ -180,7 +180,7 @@ FAMILIES: tuple[Family, ...] = (
         {
             "attention_window_size": 16,
             "block_types": ["recurrent", "recurrent", "attention"],
-            "logits_soft_cap": 5.0,
+            "logits_soft_cap": 12.0,
             "lru_width": 64,
             "num_hidden_layers": 3,
             "num_key_value_heads": 1,

@@ -12,8 +12,8 @@ from scorepool.engine.model_info import ModelInfo
 class Sampling:
     """Parameters that pick the next token of a sequence.
 
-    Every filter judges softmax(logits / temperature). A token is kept if all filters keep it; the most likely token
-    is always kept.
+    The order is that of transformers: temperature, top_k, top_p of the probability that top_k left, and min_p relative
+    to the most likely token, which is always kept. Of equally likely tokens, those with lower ids are kept first.
     """
 
     max_tokens: int

@@ -2,6 +2,8 @@
 
 Each row has its own noise, keyed by its seed and the index of the token, so a seed's tokens do not depend on the batch.
 A token is drawn as argmax(logits / temperature + Gumbel noise), which is a draw from the softmax.
+
+Filters apply in transformers' order: temperature, top-k, top-p of the probability that top-k left, min-p.
 """
 
 from hashlib import blake2b
@@ -38,17 +40,21 @@ def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tupl
 
 
 def _draw(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple[mx.array, mx.array]:
-    temperature = mx.array([max(sampling.temperature, MIN_TEMPERATURE) for sampling in samplings])[:, None]
-    # The largest logit becomes 0 before the division, so that no temperature overflows.
-    scaled = _filter((logits - logits.max(axis=-1, keepdims=True)) / temperature, samplings)
+    scaled = filter_logits(logits, samplings)
     noise = mx.stack([mx.random.gumbel(logits.shape[-1:], key=mx.random.key(key)) for key in keys])
     token_ids = mx.argmax(scaled + noise, axis=-1).astype(mx.int32)
     chosen = mx.take_along_axis(scaled, token_ids[:, None], axis=-1)[:, 0]
     return token_ids, chosen - scoring.log_normalizer(scaled)
 
 
-def _filter(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
-    """Set logits to -inf where top-k, top-p or min-p excludes a token. Rows without such a filter are not computed."""
+def filter_logits(logits: mx.array, samplings: list[Sampling]) -> mx.array:
+    """Divide by the temperatures, then set to -inf what top-k, top-p or min-p excludes. No temperature may be 0.
+
+    Returns [rows, vocab] float32; the largest of each row is 0. Rows without a filter are not computed for it.
+    """
+    temperature = mx.array([max(sampling.temperature, MIN_TEMPERATURE) for sampling in samplings])[:, None]
+    # The largest logit becomes 0 before the division, so that no temperature overflows.
+    scaled = (logits - logits.max(axis=-1, keepdims=True)) / temperature
     for applies, keep in ((_has_top_k_or_top_p, _top_k_top_p_mask), (_has_min_p, _min_p_mask)):
         rows = [row for row, sampling in enumerate(samplings) if applies(sampling)]
         if rows:
@@ -68,15 +74,15 @@ def _has_min_p(sampling: Sampling) -> bool:
 
 
 def _top_k_top_p_mask(scaled: mx.array, samplings: list[Sampling]) -> mx.array:
-    """Keep the top_k most likely tokens, then the smallest set whose probability reaches top_p; break ties by id."""
+    """Keep the top_k most likely tokens, then the fewest that hold top_p of their probability; break ties by id."""
     vocab_size = scaled.shape[-1]
     order = mx.argsort(-scaled, axis=-1)
-    probabilities = mx.softmax(mx.take_along_axis(scaled, order, axis=-1), axis=-1, precise=True)
-    before = mx.cumsum(probabilities, axis=-1, inclusive=False)
-    top_k = mx.array([min(sampling.top_k or vocab_size, vocab_size) for sampling in samplings])[:, None]
-    top_p = mx.array([sampling.top_p if sampling.top_p < 1 else mx.inf for sampling in samplings])[:, None]
     rank = mx.arange(vocab_size)[None]
-    kept = (rank < top_k) & ((before < top_p) | (rank == 0))  # keep the first even if top_p is 0 in float32
+    in_top_k = rank < mx.array([min(sampling.top_k or vocab_size, vocab_size) for sampling in samplings])[:, None]
+    probabilities = mx.softmax(mx.where(in_top_k, mx.take_along_axis(scaled, order, axis=-1), -mx.inf), axis=-1)
+    before = mx.cumsum(probabilities, axis=-1, inclusive=False)
+    top_p = mx.array([sampling.top_p if sampling.top_p < 1 else mx.inf for sampling in samplings])[:, None]
+    kept = in_top_k & ((before < top_p) | (rank == 0))  # keep the first even if top_p is 0 in float32
     return mx.put_along_axis(mx.zeros(kept.shape, mx.bool_), order, kept, axis=-1)
 
 

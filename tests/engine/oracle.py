@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, PretrainedConfig
 
-from scorepool.engine import Sequence
+from scorepool.engine import Sampling, Sequence
 from tests.tiny_models import ORACLE_FOLDER, PAD
 
 torch.set_num_threads(1)  # more threads are slower for tiny models
@@ -42,6 +42,22 @@ class Oracle:
         )
         appended: list[int] = output[0, len(token_ids) :].tolist()
         return appended
+
+
+def filter_as_transformers(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Return [vocab]: the logprobs that transformers' generate() samples from, -inf for excluded tokens."""
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p or None,
+    )
+    model = GenerationMixin()
+    model.config = PretrainedConfig()
+    warpers = model._get_logits_processor(config, input_ids_seq_length=1)
+    filtered = warpers(torch.zeros(1, 1, dtype=torch.long), torch.from_numpy(logits[None]).double())[0]
+    return torch.log_softmax(filtered, dim=-1).numpy()
 
 
 def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -> None:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, NonFiniteLogits, Sampling, Sequence
-from tests.engine.oracle import Oracle, assert_agrees
+from tests.engine.oracle import Oracle, assert_agrees, filter_as_transformers
 from tests.tiny_models import CONTEXT_LENGTH, EOS, TinyModels
 
 PROMPT = [0, 50, 60, 70]
@@ -62,6 +62,21 @@ def test_the_sampled_logprobs_of_a_greedy_sequence_are_0(engine: Engine, oracle:
 
     assert sequence.columns.sampled_logprobs == [0.0] * sequence.num_generated
     assert_agrees(sequence, oracle)  # and logprobs stay the model's own
+
+
+@pytest.mark.parametrize("options", [{"top_k": 20, "top_p": 0.6}, {"top_k": 8, "top_p": 0.9, "min_p": 0.1}])
+def test_sampled_logprobs_are_those_of_the_distribution_that_transformers_samples_from(
+    engine: Engine, oracle: Oracle, options: dict[str, float]
+):
+    sequences = [generating(seed=seed, temperature=1.5, max_tokens=20, **options) for seed in range(5)]
+
+    run(engine, *sequences)
+
+    for sequence in sequences:
+        rows = oracle.logprobs(sequence.token_ids)[len(PROMPT) - 1 :]
+        right = [filter_as_transformers(row, sequence.sampling) for row in rows]
+        tokens = zip(right, generated(sequence), strict=False)
+        assert sequence.columns.sampled_logprobs == pytest.approx([row[token] for row, token in tokens], abs=1e-4)
 
 
 def test_the_eos_token_is_in_the_columns_and_not_in_the_text(

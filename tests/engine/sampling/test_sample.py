@@ -1,11 +1,14 @@
 """Sampling agrees with float64 numpy, and a row's tokens depend only on its seed."""
 
+from random import Random
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from scorepool.engine import Sampling
-from scorepool.engine.sampling.sample import noise_key, sample
+from scorepool.engine.sampling.sample import filter_logits, noise_key, sample
+from tests.engine.oracle import filter_as_transformers
 
 RANDOM = np.random.default_rng(0)
 VOCAB_SIZE = 50
@@ -25,13 +28,11 @@ def expected_logprobs(sampling: Sampling) -> np.ndarray:
     p /= p.sum()
     order = np.argsort(-p, kind="stable")
     rank_of = np.argsort(order)
-    before = np.concatenate([[0], np.cumsum(p[order])[:-1]])[rank_of]
-    keep = np.ones(VOCAB_SIZE, bool)
     if sampling.top_k:
-        keep &= rank_of < sampling.top_k
-    keep &= before < sampling.top_p
-    keep &= p >= sampling.min_p * p.max()
-    p = np.where(keep, p, 0)
+        p = np.where(rank_of < sampling.top_k, p, 0)
+        p /= p.sum()
+    before = np.concatenate([[0], np.cumsum(p[order])[:-1]])[rank_of]
+    p = np.where((before < sampling.top_p) & (p >= sampling.min_p * p.max()), p, 0)
     with np.errstate(divide="ignore"):
         return np.log(p / p.sum())
 
@@ -59,6 +60,32 @@ def test_tokens_follow_the_filtered_distribution_and_report_its_logprobs(options
     np.testing.assert_allclose(logprobs, expected[token_ids], atol=1e-5)
     frequency = np.bincount(token_ids, minlength=VOCAB_SIZE) / 4000
     assert np.abs(frequency - np.exp(expected)).max() < 0.04
+
+
+def draw_sampling(random: Random) -> Sampling:
+    return Sampling(
+        max_tokens=1,
+        temperature=random.choice([0.1, 0.7, 1.0, 1.3, 5.0]),
+        top_k=random.choice([0, 1, 2, 5, 20, 49, 100]),
+        top_p=random.choice([0.01, 0.3, 0.7, 0.9, 0.99, 1.0]),
+        min_p=random.choice([0.0, 0.0, 0.01, 0.2, 1.0]),
+    )
+
+
+def test_the_filtered_distribution_equals_that_of_transformers():
+    random, num_kept = Random(0), []
+    samplings = [draw_sampling(random) for _ in range(500)]
+    rows = np.stack([RANDOM.normal(0, random.choice([0.1, 1, 4]), VOCAB_SIZE) for _ in samplings]).astype(np.float32)
+
+    filtered = np.array(filter_logits(mx.array(rows), samplings))
+    token_ids, logprobs = map(np.array, sample(mx.array(rows), samplings, list(range(len(samplings)))))
+
+    for row, sampling, token_id, logprob, found in zip(rows, samplings, token_ids, logprobs, filtered, strict=True):
+        right = filter_as_transformers(row, sampling)
+        assert np.array_equal(np.isinf(found), np.isinf(right)), sampling
+        assert logprob == pytest.approx(right[token_id], abs=1e-5)
+        num_kept.append(np.isfinite(right).sum())
+    assert len(set(num_kept)) > 25
 
 
 def test_greedy_takes_the_most_likely_token_and_breaks_ties_by_id():

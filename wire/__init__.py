@@ -19,6 +19,7 @@ from scorepool.wire.comparison import (
     TokenDifference,
     are_of_one_model,
     compare,
+    rounding_nats,
     stamp_differences,
     tolerance_nats,
 )
@@ -149,6 +150,7 @@ __all__ = [
     "encode_json",
     "kind_of",
     "parse",
+    "rounding_nats",
     "stamp_differences",
     "tolerance_nats",
 ]

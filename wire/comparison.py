@@ -75,10 +75,18 @@ def tolerance_nats(one: Provenance, other: Provenance, temperature: float = 1.0)
     """Return how far apart logprobs of the same tokens may be, in nats.
 
     Exact mode promises equal bits wherever kernels and device are the same. Everywhere else sums are rounded in another
-    order. A temperature below 1 enlarges the rounding of the logits that it divides.
+    order.
     """
     if one.mode == other.mode == "exact" and (one.backend, one.versions) == (other.backend, other.versions):
         return 0.0
+    return rounding_nats(one, other, temperature)
+
+
+def rounding_nats(one: Provenance, other: Provenance, temperature: float = 1.0) -> float:
+    """Return how far apart rounding alone may take logprobs of the same tokens, in nats.
+
+    A temperature below 1 enlarges the rounding of the logits that it divides.
+    """
     by_dtype = (ROUNDING_NATS.get(stamp.dtype, max(ROUNDING_NATS.values())) for stamp in (one, other))
     return max(by_dtype) / min(1.0, temperature)
 

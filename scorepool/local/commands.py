@@ -4,11 +4,14 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from scorepool import store
-from scorepool.client import JobFailed, ScorepoolError
+from scorepool import verify as verification
+from scorepool.client import Client, JobFailed, ScorepoolError
 from scorepool.local import demo as demonstration
+from scorepool.local.local_models import LocalModels
 from scorepool.local.redis_check import check_redis_url
 from scorepool.local.redis_server import RedisServer, RedisServerError
 from scorepool.local.stack import (
@@ -110,6 +113,28 @@ def redis() -> int:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
         return 0
+
+
+def verify(
+    job_ids: Sequence[str],
+    url: str,
+    api_key: str | None,
+    models: Sequence[str],
+    request_path: Path | None,
+    timeout_s: float,
+) -> int:
+    """Compute the results of jobs of the API at `url` again on this machine."""
+    sources = {name: source for spec in models for names, source in [parse_model(spec)] for name in names}
+    interrupt_on_sigterm()
+    try:
+        with (
+            Client(url, api_key) as client,
+            TemporaryDirectory(dir=make_state_dir(load_settings({})), prefix="verify-") as state,
+            LocalModels(sources, Path(state), timeout_s) as local,
+        ):
+            return verification.run(job_ids, client, local.recompute_of, request_path, print)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def load_settings(environ: dict[str, str]) -> store.Settings:

@@ -152,10 +152,17 @@ def test_a_plain_installation_imports_every_public_name(plain: Path, elsewhere: 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_plain_installation_verifies_results_on_a_server(plain: Path, elsewhere: Path):
+    done = run(plain / "scorepool", "verify", "--url", "nowhere", "a-job", cwd=elsewhere)
+    assert done.returncode == 2
+    assert done.stdout.startswith("a-job: cannot tell: the API does not answer: ")
+    assert done.stderr == ""
+
+
 def test_a_plain_installation_shows_help_and_makes_keys(plain: Path, elsewhere: Path):
     shown = run(plain / "scorepool", "--help", cwd=elsewhere)
     assert shown.returncode == 0
-    assert all(command in shown.stdout for command in ("demo", "serve", "api", "worker", "redis", "key"))
+    assert all(command in shown.stdout for command in ("demo", "serve", "api", "worker", "redis", "verify", "key"))
     made = run(plain / "scorepool", "key", "ann", cwd=elsewhere)
     assert made.returncode == 0
     assert made.stdout.splitlines()[1].startswith("entry: ann:")
@@ -163,8 +170,9 @@ def test_a_plain_installation_shows_help_and_makes_keys(plain: Path, elsewhere: 
 
 @pytest.mark.parametrize("command", NEEDS)
 def test_a_command_whose_packages_are_missing_names_the_extra(plain: Path, elsewhere: Path, command: str):
-    done = run(plain / "scorepool", *command.split(), cwd=elsewhere)
-    assert done.returncode == 1
+    values = ["demo=x", "job"] if command == "verify --model" else []
+    done = run(plain / "scorepool", *command.split(), *values, cwd=elsewhere)
+    assert done.returncode == (2 if values else 1)
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
     assert line.startswith(f"scorepool: `scorepool {command}` needs packages that are not installed (")

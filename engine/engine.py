@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from scorepool.engine import mlx_thread
 from scorepool.engine.control import ClearPrefixCache, ControlCall, ControlMessage
 from scorepool.engine.core import EngineCore, Group, Runner
-from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError
+from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, as_load_error
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
@@ -56,7 +56,11 @@ class Engine:
         self._ended: EngineError | None = None  # why nothing more is taken
         ready: Future[None] = Future()
         self._returned = mlx_thread.start(partial(self._main, open_runner, ready))
-        ready.result()
+        try:
+            ready.result()
+        except BaseException:
+            self._returned.wait()  # the interpreter may end now, and must not while the MLX thread drops its arrays
+            raise
         atexit.register(self.close)  # mlx aborts an interpreter that ends in the middle of a step
 
     def add(
@@ -118,16 +122,11 @@ class Engine:
     def _main(self, open_runner: Callable[[EngineSettings], Runner], ready: Future[None]) -> None:
         """Load the model, serve it, and end whatever still waits. Runs on the MLX thread."""
         try:
-            runner = open_runner(self._settings)
+            with as_load_error(f"the model {self._settings.model!r} cannot be loaded"):
+                runner = open_runner(self._settings)
         except EngineError as error:
+            log.debug("the model cannot be loaded", exc_info=True)
             ready.set_exception(error)
-            return
-        except BaseException as error:
-            log.exception("the model %r cannot be loaded", self._settings.model)
-            reason = f"{type(error).__name__}: {error}"
-            failure = LoadError(f"the model {self._settings.model!r} cannot be loaded: {reason}")
-            failure.__cause__ = error
-            ready.set_exception(failure)
             return
         core = EngineCore(runner, self._settings)
         self.model_info, self.tokenizer, self.chat = runner.model_info, runner.tokenizer, runner.chat

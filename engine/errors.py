@@ -9,6 +9,13 @@ EngineError
 └── EngineDeadError         the engine itself failed; as EngineClosed, and the process must end
 """
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_MAX_SHOWN = 400  # characters of the text of another library's error
+
 
 class EngineError(Exception):
     """Base of all errors. `message` is a sentence for the user: what was wrong, where, what would be right."""
@@ -40,3 +47,33 @@ class EngineClosed(EngineError):
 
 class EngineDeadError(EngineError):
     pass
+
+
+@contextmanager
+def as_load_error(what: str) -> Iterator[None]:
+    """Raise every error of other libraries as LoadError. Architectures in mlx-lm raise anything; olmo's exits."""
+    try:
+        yield
+    except (EngineError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise LoadError(f"{what}: {describe(error)}") from error
+
+
+def first_cause(error: BaseException) -> tuple[BaseException, str]:
+    """Return the error that caused this one, and its text in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()).rstrip(".")
+    return error, f"{text[:_MAX_SHOWN]}..." if len(text) > _MAX_SHOWN else text
+
+
+def describe(error: BaseException) -> str:
+    """Describe an error of another library in one line: the cause it names, and the place if the text says little."""
+    error, shown = first_cause(error)
+    says_enough = bool(shown) and isinstance(error, ValueError | RuntimeError | OSError | ImportError)
+    frames = traceback.extract_tb(error.__traceback__)
+    if says_enough or not frames:
+        return f"{type(error).__name__}: {shown}"
+    file = "/".join(Path(frames[-1].filename).parts[-2:])
+    return f"{type(error).__name__}{': ' * bool(shown)}{shown} ({file}:{frames[-1].lineno})"

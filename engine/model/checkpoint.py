@@ -3,6 +3,8 @@
 import hashlib
 import inspect
 from collections import Counter
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
-from scorepool.engine.errors import LoadError
+from scorepool.engine.errors import LoadError, as_load_error, describe
 from scorepool.engine.model import mends
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
+from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
+from scorepool.engine.model.weight_checks import refuse_degenerate_weights
 from scorepool.engine.text.chat.chat_format import ChatTags
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
@@ -35,6 +39,8 @@ _CONTENT = (  # the files that the numbers depend on, and that are fetched from 
     "*.jinja",
 )
 _ROUTER_BIAS = "e_score_correction_bias"  # decides which experts compute a token
+_HEAD = "lm_head.weight"
+_EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight")
 _CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _DEFAULT_CONTEXT_LENGTH = 32_768  # for recurrent models, which have no limit of their own
 
@@ -53,7 +59,7 @@ def find_folder(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=list(_CONTENT)))
     except Exception as error:  # any: HTTP, DNS, disk, authorisation; huggingface_hub has no common class
         raise LoadError(
-            f"there is no folder {model!r}, and the hub id cannot be downloaded: {type(error).__name__}: {error}"
+            f"there is no folder {model!r}, and the hub id cannot be downloaded: {describe(error)}"
         ) from error
 
 
@@ -70,23 +76,23 @@ def fingerprint(folder: Path) -> str:
 
 def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
     """Load the model in `dtype`, with mlx-lm's known mistakes corrected, and its configuration."""
-    try:
+    config = read_config(folder)
+    with as_load_error(f"mlx-lm cannot load {folder}"):
+        stored = _stored_tensors(folder)
+        refuse_more_layers_than_tensors(config, len(stored))
         model, config = load_model(
-            folder, model_config=read_config(folder), get_model_classes=_get_checked_classes, trust_remote_code=False
+            folder, model_config=config, get_model_classes=_get_checked_classes, trust_remote_code=False
         )
-    except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
-        raise LoadError(f"mlx-lm cannot load {folder}: {type(error).__name__}: {error}") from error
-    _refuse_dropped_bias(folder, model)
-    _cast(model, dtype)
+        _refuse_dropped_weights(stored, model)
+        _cast(model, dtype)
+    refuse_degenerate_weights(model)
     mends.apply(model, config)
     return model, config
 
 
 def load_chat_codec(folder: Path, config: Config) -> ChatCodec:
-    try:
+    with as_load_error(f"the tokenizer of {folder} cannot be loaded"):
         wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
-    except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
-        raise LoadError(f"the tokenizer of {folder} cannot be loaded: {type(error).__name__}: {error}") from error
     return ChatCodec(Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids), ChatTags.from_mlx_lm(wrapper))
 
 
@@ -118,22 +124,53 @@ def configured_context_length(config: Config) -> int:
     return _DEFAULT_CONTEXT_LENGTH
 
 
+def import_architecture(config: Config) -> tuple[Any, Any]:
+    """Return mlx-lm's classes for the model and its arguments. Raises LoadError."""
+    what = f"mlx-lm has no {config['model_type']!r}"
+    with redirect_stdout(StringIO()) as printed, as_load_error(what):
+        try:
+            model_class, args_class = _get_classes(config)
+        except SystemExit as error:  # olmo prints what it needs
+            raise LoadError(f"{what}: {printed.getvalue().strip()}") from error
+    return model_class, args_class
+
+
 def _get_checked_classes(config: Config) -> tuple[Any, Any]:
     """Return mlx-lm's classes for the model and its arguments; refuse settings that the arguments do not have."""
-    model_class, args_class = _get_classes(config)
+    model_class, args_class = import_architecture(config)
     refuse_ignored_settings(config, set(inspect.signature(args_class).parameters))
     return model_class, args_class
 
 
-def _refuse_dropped_bias(folder: Path, model: Any) -> None:
-    """Refuse a router bias that mlx-lm drops: it ignores weights that an architecture has no use for (ernie4_5_moe)."""
+def _stored_tensors(folder: Path) -> dict[str, mx.array]:
+    """Return the tensors of the checkpoint by name. They are lazy: only the files' headers are read."""
+    stored: dict[str, mx.array] = {}
+    for file in sorted(folder.glob(_WEIGHTS)):
+        stored |= mx.load(str(file))  # type: ignore[arg-type]
+    return stored
+
+
+def _refuse_dropped_weights(stored: dict[str, mx.array], model: Any) -> None:
+    """Refuse weights that change the numbers and that mlx-lm drops, because the architecture has no use for them.
+
+    They are a router's bias (ernie4_5_moe), and a head beside embeddings that the configuration ties it to:
+    transformers uses such a head if the two differ.
+    """
     weights: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
-    if any(name.endswith(_ROUTER_BIAS) for name, _ in weights):
+    names = [name for name, _ in weights]
+    if not any(name.endswith(_ROUTER_BIAS) for name in names):
+        for name, bias in stored.items():
+            if name.endswith(_ROUTER_BIAS) and bool((bias != 0).any().item()):
+                raise LoadError(f"the checkpoint has {name}, which mlx-lm drops: its logprobs would be wrong")
+    head = next((weight for name, weight in stored.items() if name.endswith(_HEAD)), None)
+    embeddings = next((weight for name, weight in stored.items() if name.endswith(_EMBEDDINGS)), None)
+    if head is None or embeddings is None or any(name.endswith(_HEAD) for name in names):
         return
-    stored: list[dict[str, mx.array]] = [mx.load(str(file)) for file in folder.glob(_WEIGHTS)]  # type: ignore[misc] # lazy
-    biases = [weight for file in stored for name, weight in file.items() if name.endswith(_ROUTER_BIAS)]
-    if any(bool((bias != 0).any().item()) for bias in biases):
-        raise LoadError(f"{folder} has weights {_ROUTER_BIAS}, which mlx-lm drops: its logprobs would be wrong")
+    if head.shape != embeddings.shape or bool((head != embeddings).any().item()):
+        raise LoadError(
+            f"config.json: tie_word_embeddings is true, but the checkpoint has a {_HEAD} that differs from the "
+            "embeddings, expected false: mlx-lm drops the head, and its logprobs would be wrong"
+        )
 
 
 def _cast(model: Any, dtype: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_lm.utils import load_config
 
-from scorepool.engine.errors import LoadError
+from scorepool.engine.errors import LoadError, as_load_error
 from scorepool.engine.model.surveyed import NOT_COMPUTED, canonical_config
 
 Config = dict[str, Any]
@@ -30,9 +30,18 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 }
 
 
+def load_raw_config(folder: Path) -> Config:
+    """Read config.json as it is, with the end tokens of generation_config.json."""
+    with as_load_error(f"config.json or generation_config.json of {folder} cannot be read"):
+        config: Config = load_config(folder)
+    if not isinstance(config, dict):
+        raise LoadError(f"config.json of {folder} is {config!r:.100}, expected a JSON object")
+    return config
+
+
 def read_config(folder: Path) -> Config:
-    """Read config.json; add transformers' defaults and the old names of renamed keys, in the text model's section too."""
-    config: Config = load_config(folder)
+    """Read config.json, and add transformers' defaults and the old names of renamed keys, also to text_config."""
+    config = load_raw_config(folder)
     _add_defaults(config, canonical_config(config) or {})
     for section in (config, config.get("text_config")):
         if isinstance(section, dict):

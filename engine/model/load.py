@@ -16,17 +16,25 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.utils import load_config
 
-from scorepool.engine.errors import LoadError
+from scorepool.engine.errors import LoadError, as_load_error
 from scorepool.engine.model import activations, checkpoint, kv_cache, memory_budget, rope, surveyed
 from scorepool.engine.model.backbone import BackboneAndHead, split_model
 from scorepool.engine.model.batch import BatchInvariant, BatchRunner, PaddedBatch, SequentialBatch
-from scorepool.engine.model.config import Config
+from scorepool.engine.model.config import Config, load_raw_config
+from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
 from scorepool.engine.model.runner import ModelRunner
-from scorepool.engine.model.selftest import SHARING, find_fault, reference_logprobs, trial_rows, window_row
+from scorepool.engine.model.selftest import (
+    SHARING,
+    find_degeneracy,
+    find_fault,
+    reference_logprobs,
+    trial_rows,
+    window_row,
+)
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.settings import EngineSettings
+from scorepool.engine.text.chat.codec import ChatCodec
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +42,13 @@ log = logging.getLogger(__name__)
 def open_model(settings: EngineSettings) -> ModelRunner:
     """Load, check, split and self-test the model; raise LoadError if its numbers cannot be trusted."""
     folder = checkpoint.find_folder(settings.model)
-    model, config, position_limit = load_checked(folder, settings.dtype)
-    chat = checkpoint.load_chat_codec(folder, config)
+    config, _ = _check_config(folder)
+    chat = _load_chat_codec(folder, config)
+    model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     split = split_model(model)
-    vocab_size = int(model(mx.array([[0]])).shape[-1])
+    vocab_size = _vocab_size(model)
+    refuse_small_vocabulary(vocab_size, chat.tokenizer.token_ids)  # config.json may leave vocab_size out
     context_length = _context_length(config, position_limit)
     batch, self_test = _choose_batch(model, split, vocab_size, settings.mode, context_length)
     model_info = ModelInfo(
@@ -61,14 +71,46 @@ def open_model(settings: EngineSettings) -> ModelRunner:
 def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> tuple[Any, Config, int | None]:
     """Load the model, make it follow its configuration or raise LoadError, and return both and the context's limit.
 
-    `checks_settings` is False only for the survey that makes the table of settings.
+    `checks_settings` is False if they were checked, and for the survey that makes the table of settings.
     """
     if checks_settings:
-        surveyed.check(load_config(folder))
-    model, config = checkpoint.load_weights(folder, dtype)
-    position_limit = rope.check_or_patch(model, config)
-    activations.check_or_patch(model, config)
+        _check_config(folder)
+    with as_load_error(f"{folder} cannot be loaded"):
+        model, config = checkpoint.load_weights(folder, dtype)
+        position_limit = rope.check_or_patch(model, config)
+        activations.check_or_patch(model, config)
     return model, config, position_limit
+
+
+def _check_config(folder: Path) -> tuple[Config, bool]:
+    """Return config.json, and whether all of its settings were surveyed. Raise LoadError for a wrong setting."""
+    config = load_raw_config(folder)
+    refuse_contradictions(config)
+    checkpoint.import_architecture(config)
+    with as_load_error("config.json"):
+        return config, surveyed.check(config)
+
+
+def _load_chat_codec(folder: Path, config: Config) -> ChatCodec:
+    """Load the tokenizer. Before the weights: a vocabulary that is too small for it then has a reason that says so."""
+    chat = checkpoint.load_chat_codec(folder, config)
+    vocab_size = (config.get("text_config") or config).get("vocab_size")
+    if vocab_size is not None:
+        refuse_small_vocabulary(vocab_size, chat.tokenizer.token_ids)
+    return chat
+
+
+def _vocab_size(model: Any) -> int:
+    """Run the first forward pass, of one token, and return the number of its logits."""
+    for name, module in model.named_modules():
+        is_16_bit = type(module).__name__ == "SwitchLinear" and module.weight.dtype.size == 2
+        if is_16_bit and mx.default_device() == mx.cpu:
+            dtype = str(module.weight.dtype).removeprefix("mlx.core.")
+            raise LoadError(f"dtype is {dtype}, expected float32: MLX on a CPU multiplies experts ({name}) in no other")
+    with as_load_error("the model fails in its first forward pass"):
+        logits = model(mx.array([[0]]))
+        mx.eval(logits)
+    return int(logits.shape[-1])
 
 
 def _choose_batch(
@@ -77,8 +119,8 @@ def _choose_batch(
     """Return the fastest batch runner that passes its self-test, and the outcome; raise LoadError if none passes."""
     rows = trial_rows(vocab_size)
     reference, seconds = _timed_reference(model, rows)
-    if not all(mx.isfinite(mx.logsumexp(logprobs)).item() for logprobs in reference):
-        raise LoadError("the model's logits for a few test tokens are not finite; another dtype may help")
+    if degeneracy := find_degeneracy(reference):
+        raise LoadError(degeneracy)
     window = kv_cache.smallest_window(kv_cache.new(model))
     if window and window >= context_length:
         window = None  # no row crosses it

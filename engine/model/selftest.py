@@ -24,6 +24,7 @@ from scorepool.engine.sequence import Sampling, Sequence
 # Mean over the vocabulary of |difference of logprobs|, at the worst position. Right models differ by rounding alone,
 # 1e-6 in float32; the wrong ones known differ by 1e-2 and more.
 _TOLERANCE = {mx.float32: 1e-3, mx.float16: 3e-2, mx.bfloat16: 2e-1}
+_CONSTANT = 1e-2  # nats; logprobs that differ by less everywhere say nothing
 SHARING = "a prompt that sequences share"
 _GIVEN = (13, 7, 4)  # tokens of the prompts
 _NUM_DECODED = 3
@@ -49,6 +50,24 @@ def window_row(window: int, vocab_size: int, seconds: float, context_length: int
 def reference_logprobs(model: Any, rows: list[list[int]]) -> list[mx.array]:
     """Compute [length, vocab] logprobs of each row by the model alone."""
     return [_log_softmax(model(mx.array([row]))[0]) for row in rows]
+
+
+def find_degeneracy(reference: list[mx.array]) -> str | None:
+    """Name what no trained model computes, or return None.
+
+    reference  [length, vocab] float32 logprobs of each trial row
+    """
+    logprobs = mx.concatenate(reference)
+    if not mx.isfinite(mx.logsumexp(logprobs, axis=-1)).all().item():
+        return "the model's logits for a few test tokens are not finite; another dtype may help"
+    highest = logprobs.max(axis=-1)
+    lowest = mx.where(mx.isinf(logprobs), mx.inf, logprobs).min(axis=-1)  # -inf: a token that the model excludes
+    if (highest - lowest <= _CONSTANT).all().item():
+        return "the model's logits are constant: every token has the same logprob"
+    same = mx.where(logprobs == logprobs[0], 0, mx.abs(logprobs - logprobs[0]))
+    if (same.max() <= _CONSTANT).item():
+        return "the model's logits do not depend on the tokens: every text has the same next token"
+    return None
 
 
 def find_fault(

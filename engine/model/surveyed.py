@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from scorepool.engine.errors import LoadError
+from scorepool.engine.errors import LoadError, first_cause
 
 Config = dict[str, Any]
 Flat = dict[str, Any]  # settings by dotted name
@@ -44,7 +44,7 @@ def canonical_config(config: Config) -> Config | None:
     try:
         canonical: Config = type(known).from_dict(computed).to_dict()
     except Exception as error:  # any: each class checks in its own way
-        raise LoadError(f"config.json: {type(error).__name__}: {error}") from error
+        raise LoadError(f"config.json: {first_cause(error)[1]}") from error
     return canonical
 
 

@@ -58,6 +58,11 @@ class Tokenizer:
         """Return the token's bytes: none for an id that pads the embedding and is not in the vocabulary."""
         return self._token_bytes.get(token_id, b"")
 
+    @property
+    def token_ids(self) -> Iterable[int]:
+        """The ids of the vocabulary, added tokens included."""
+        return self._token_bytes.keys()
+
     def decode(self, ids: Iterable[int]) -> str:
         """Decode the tokens' joined bytes. Bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")

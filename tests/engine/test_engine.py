@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from scorepool.engine import (
     NonFiniteLogits,
     Sampling,
     Sequence,
+    mlx_thread,
 )
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 
@@ -104,6 +105,24 @@ def scored(*tokens: int) -> Sequence:
 
 def generating(max_tokens: int) -> Sequence:
     return Sequence(token_ids=[0], sampling=Sampling(max_tokens=max_tokens))
+
+
+def test_a_failed_load_raises_only_after_the_mlx_thread_is_idle(monkeypatch: pytest.MonkeyPatch):
+    """Otherwise the process may end while the thread drops MLX's arrays, which aborts it."""
+    returned = threading.Event()
+
+    def start_slowly(work: Callable[[], None]) -> threading.Event:
+        work()
+        threading.Timer(0.2, returned.set).start()
+        return returned
+
+    def fails(settings: EngineSettings) -> FakeRunner:
+        raise RuntimeError("a\nlong story")
+
+    monkeypatch.setattr(mlx_thread, "start", start_slowly)
+    with pytest.raises(LoadError, match="'fake' cannot be loaded: RuntimeError: a long story"):
+        Engine(EngineSettings(model="fake"), fails)
+    assert returned.is_set()
 
 
 def test_a_groups_future_gives_the_same_objects_when_all_are_done(engine: Engine, runner: FakeRunner):

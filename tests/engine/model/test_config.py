@@ -22,7 +22,7 @@ def test_no_head_dim_is_derived_for_gemma(tmp_path: Path):
     text = {"model_type": "gemma3_text", "hidden_size": 3840, "num_attention_heads": 16}  # as in gemma-3-12b
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
 
-    assert "head_dim" not in read_config(tmp_path)["text_config"]
+    assert read_config(tmp_path)["text_config"]["head_dim"] == 256  # transformers' default, not 3840 / 16
 
 
 @pytest.mark.parametrize(

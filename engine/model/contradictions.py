@@ -1,0 +1,143 @@
+"""Refuse a configuration whose values are impossible or contradict each other, before a model is made from it.
+
+transformers' configuration classes check some of this for the types that they know (surveyed.py). The checks here name
+key and value for every type. An absent setting, or null, has the type's default and is not checked.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import isfinite
+from typing import Any, TypeGuard
+
+from scorepool.engine.errors import LoadError
+
+Config = dict[str, Any]
+
+_LARGEST = 2**31 - 1  # MLX's sizes are 32-bit integers
+_AT_LEAST_1 = {
+    *("head_dim", "hidden_size", "max_position_embeddings", "n_ctx", "n_embd", "n_head", "n_layer", "n_positions"),
+    *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size"),
+}
+_NOT_NEGATIVE = ("dim", "expert", "heads", "layers", "rank", "size", "window")  # parts of the keys of sizes and counts
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HEADS = (("num_attention_heads", "num_key_value_heads"), ("n_heads", "n_kv_heads"))
+_LEAST_VOCABULARY = {"phi3small": 100_352}  # mlx-lm excludes ids up to 100,351 by a constant: a write out of bounds
+_QUANT_METHODS = {"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"}
+
+
+def refuse_contradictions(config: Config) -> None:
+    """Raise LoadError for the first value that no model can have, or that contradicts another."""
+    if not isinstance(config.get("model_type"), str):
+        raise _refusal("model_type", config.get("model_type"), "the name of an architecture")
+    for prefix, section in (("", config), ("text_config.", config.get("text_config"))):
+        if isinstance(section, dict):
+            _check_sizes(section, prefix)
+            _check_numbers(section, prefix)
+            _check_pairs(section, prefix)
+    least = _LEAST_VOCABULARY.get(config["model_type"], 0)
+    if config.get("vocab_size", least) < least:
+        raise _refusal("vocab_size", config["vocab_size"], f"at least {least} for {config['model_type']} in mlx-lm")
+    _check_quantization(config)
+
+
+def refuse_more_layers_than_tensors(config: Config, num_tensors: int) -> None:
+    """Raise LoadError if there are fewer tensors than layers: mlx-lm would make all layers first."""
+    for prefix, section in (("", config), ("text_config.", config.get("text_config") or {})):
+        for key in _LAYERS:
+            if _is_int(section.get(key)) and section[key] > num_tensors:
+                expected = f"at most {num_tensors}, the number of tensors in the checkpoint"
+                raise _refusal(prefix + key, section[key], expected)
+
+
+def refuse_small_vocabulary(vocab_size: int, token_ids: Iterable[int]) -> None:
+    """Raise LoadError if the tokenizer has ids for which the model computes no logits."""
+    highest = max(token_ids, default=0)
+    if highest >= vocab_size:
+        raise _refusal("vocab_size", vocab_size, f"at least {highest + 1}: the tokenizer has ids up to {highest}")
+
+
+def _check_sizes(section: Config, prefix: str) -> None:
+    for key, value in section.items():
+        is_size = key in _AT_LEAST_1
+        if is_size and (isinstance(value, bool) or not isinstance(value, int | list | None)):
+            raise _refusal(prefix + key, value, "a whole number")
+        if not _is_int(value):
+            continue
+        if is_size and value < 1:
+            raise _refusal(prefix + key, value, "at least 1")
+        if value < 0 and any(part in key for part in _NOT_NEGATIVE):
+            raise _refusal(prefix + key, value, "at least 0")
+        if value > _LARGEST and any(part in key for part in _NOT_NEGATIVE):
+            raise _refusal(prefix + key, value, f"at most {_LARGEST}")
+
+
+def _check_numbers(section: Config, prefix: str) -> None:
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(section.get(key), dict | None):
+            raise _refusal(prefix + key, section[key], "an object")
+    for name, value in _numbers(section, prefix):
+        key = name.rpartition(".")[2]
+        if value != value:
+            raise _refusal(name, value, "a number")
+        if key in ("rope_theta", "factor") and not (value > 0 and isfinite(value)):
+            raise _refusal(name, value, "a finite number above 0")
+        if key.endswith(("eps", "epsilon")) and not (value >= 0 and isfinite(value)):
+            raise _refusal(name, value, "a finite number of at least 0")
+
+
+def _numbers(section: Config, prefix: str) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a section and of its rotary parameters, by dotted name."""
+    for key, value in section.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + key, value
+        elif isinstance(value, dict) and (prefix.endswith("rope_parameters.") or key.startswith("rope_")):
+            yield from _numbers(value, f"{prefix}{key}.")
+
+
+def _check_pairs(section: Config, prefix: str) -> None:
+    for many, few in _HEADS:
+        heads, shared = section.get(many), section.get(few)
+        if _is_int(heads) and _is_int(shared) and shared > 0 and heads % shared:
+            raise _refusal(prefix + few, shared, f"a divisor of {many}, which is {heads}")
+    width, heads = section.get("hidden_size"), section.get("num_attention_heads")
+    if _is_int(width) and _is_int(heads) and width % heads and not any("head_dim" in key for key in section):
+        raise _refusal(prefix + "hidden_size", width, f"a multiple of num_attention_heads, which is {heads}")
+    window = section.get("sliding_window")
+    if _is_int(window) and window == 0 and "sliding_attention" in (section.get("layer_types") or ()):
+        raise _refusal(f"{prefix}sliding_window", window, "at least 1, because layer_types has sliding_attention")
+    _check_experts(section, prefix)
+
+
+def _check_experts(section: Config, prefix: str) -> None:
+    all_key = next((key for key in _EXPERTS if _is_int(section.get(key))), None)
+    chosen_key = next((key for key in _EXPERTS_PER_TOKEN if _is_int(section.get(key))), None)
+    if (
+        all_key is None or chosen_key is None or section[all_key] == 0
+    ):  # 0: a dense model of a type that may have experts
+        return
+    if section[chosen_key] > section[all_key]:
+        expected = f"at most {all_key}, which is {section[all_key]}"
+        raise _refusal(prefix + chosen_key, section[chosen_key], expected)
+    if section[chosen_key] < 1:
+        raise _refusal(prefix + chosen_key, section[chosen_key], "at least 1")
+
+
+def _check_quantization(config: Config) -> None:
+    settings = config.get("quantization")
+    if settings and not (isinstance(settings, dict) and {"bits", "group_size"} <= settings.keys()):
+        raise _refusal("quantization", settings, "an object with bits and group_size")
+    method = config.get("quantization_config")
+    if settings or not method:
+        return
+    if not isinstance(method, dict) or method.get("quant_method") not in _QUANT_METHODS:
+        found = method.get("quant_method") if isinstance(method, dict) else method
+        raise _refusal("quantization_config.quant_method", found, ", ".join(sorted(_QUANT_METHODS)))
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _refusal(name: str, value: object, expected: str) -> LoadError:
+    return LoadError(f"config.json: {name} is {value!r:.200}, expected {expected}")

@@ -1,7 +1,5 @@
 """The reference: tiny models with drawn weights in transformers on torch, alone, without a cache, in float32."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,10 +70,3 @@ def has_same_weights(model: Any, other: Any) -> bool:
         return False
     model.load_state_dict(theirs)
     return True
-
-
-def save(model: Any, folder: Path, published: Config) -> None:
-    """Write the checkpoint. `published` are settings in the form of published checkpoints, where transformers renames."""
-    model.save_pretrained(folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | published))

@@ -94,7 +94,7 @@ class _Measured:
             self.has_bases_weights = base is not None and reference.has_same_weights(self.model, base.model)
             self.rows = _rows(seed, self.config)
             self.right = [reference.logprobs(self.model, row) for row in self.rows]
-            reference.save(self.model, folder, family.published(settings))
+            self.model.save_pretrained(folder)
             family.convert(folder)
         except Exception as error:  # any: transformers on an impossible configuration
             shutil.rmtree(folder)

@@ -54,10 +54,6 @@ class Family:
         placed = {self.section: settings} if self.section else settings
         return {"model_type": self.model_type, **self.outer, **placed}
 
-    def published(self, settings: Config) -> Config:
-        """Return settings that published checkpoints write in another form than transformers 5 does."""
-        return {key: settings[key] for key in ("layer_types",) if key in settings and self.model_type in ("lfm2",)}
-
     def convert(self, folder: Path) -> None:
         """Apply `publish` to the checkpoint."""
         if self.publish is None:

@@ -1,4 +1,4 @@
-"""Families from internlm3 to youtu: dense layers of attention."""
+"""Families from internlm3 to starcoder2: dense layers of attention."""
 
 from survey.families.family import Family, Weights, rename
 from survey.mutations import Config

@@ -77,11 +77,15 @@ class BackboneTap:
         self._backbone.__class__ = self._kind
 
     def forward_hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array:
-        self._model(token_ids, cache=cache)
+        return self.forward(token_ids, cache)[0]
+
+    def forward(self, token_ids: mx.array, cache: list[Any] | None = None) -> tuple[mx.array, mx.array]:
+        """Return hidden states and logits [rows, length, vocab] of one forward pass; neither is computed yet."""
+        logits: mx.array = self._model(token_ids, cache=cache)
         captured, self._captured = self._captured, None
         if captured is None:
             raise TypeError("the model did not call its tapped backbone")
-        return captured
+        return captured, logits
 
     def compute_logits(self, rows: mx.array) -> mx.array:
         self._injected = rows[None]
@@ -100,7 +104,7 @@ def split_model(model: Any) -> BackboneAndHead:
             continue
         tap = BackboneTap(model, backbone)
         try:
-            if _is_correct(tap, model):
+            if _is_correct(tap):
                 return tap
         except Exception as error:  # any: the architecture's own code on unusual input; try the next path
             log.debug("no tap at %s: %s: %s", path, type(error).__name__, error)
@@ -116,12 +120,11 @@ def _find(model: Any, path: str) -> Module | None:
     return found if isinstance(found, Module) else None
 
 
-def _is_correct(tap: BackboneTap, model: Any) -> bool:
+def _is_correct(tap: BackboneTap) -> bool:
     """True if the head alone computes the whole model's logits for two rows in the middle."""
-    token_ids = mx.array([[0, 1, 2, 3]])
-    expected = model(token_ids)[0, 1:3].astype(mx.float32)
-    rows = tap.forward_hidden(token_ids)[0, 1:3]
-    logits = tap.compute_logits(rows).astype(mx.float32)
+    hidden, all_logits = tap.forward(mx.array([[0, 1, 2, 3]]))
+    expected = all_logits[0, 1:3].astype(mx.float32)
+    logits = tap.compute_logits(hidden[0, 1:3]).astype(mx.float32)
     if logits.shape != expected.shape:
         return False
     tolerance = 1e-2 * (1 + mx.abs(mx.where(mx.isinf(expected), 0, expected)).max())

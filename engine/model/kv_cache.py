@@ -41,6 +41,25 @@ def smallest_window(cache: Cache) -> int | None:
     return min((layer.max_size for layer in _flat(cache) if isinstance(layer, RotatingKVCache)), default=None)
 
 
+def kind_of(layer: Any) -> object:
+    """Return the kind of a layer's cache: its class and, if it slides, its window."""
+    return type(layer), getattr(layer, "max_size", None)
+
+
+def append_zeros(layer: Any, hidden: mx.array) -> None:
+    """Give a layer's cache as many tokens as hidden [rows, length, width] has, of zeros. Ignores what is no cache."""
+    rows, length, _ = hidden.shape
+    if isinstance(layer, CacheList):
+        for part in layer.caches:
+            append_zeros(part, hidden)
+    elif isinstance(layer, ArraysCache):
+        layer.cache = [mx.zeros((rows, 1), hidden.dtype) if part is None else part for part in layer.cache]
+        layer.advance(length)
+    elif hasattr(layer, "update_and_fetch"):
+        zeros = mx.zeros((rows, 1, length, 1), hidden.dtype)
+        layer.update_and_fetch(zeros, zeros)
+
+
 def clone(cache: Cache) -> Cache:
     """Copy a cache. The arrays are shared until one of the two is written to; the other does not see the write."""
     return [type(layer).from_state(tree_map(_own_handle, layer.state)) for layer in cache]

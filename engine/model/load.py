@@ -9,7 +9,7 @@ from scorepool.engine.model import blas
 _BLAS = blas.load()
 
 import logging
-import time
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,18 +20,12 @@ import mlx.core as mx
 from scorepool.engine.errors import LoadError, as_load_error
 from scorepool.engine.model import activations, checkpoint, kv_cache, memory_budget, rope, surveyed
 from scorepool.engine.model.backbone import BackboneAndHead, split_model
-from scorepool.engine.model.batch import BatchInvariant, BatchRunner, PaddedBatch, SequentialBatch
+from scorepool.engine.model.batch import TILE, BatchInvariant, BatchRunner, PaddedBatch, SequentialBatch
 from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
 from scorepool.engine.model.runner import ModelRunner
-from scorepool.engine.model.selftest import (
-    SHARING,
-    find_degeneracy,
-    find_fault,
-    reference_logprobs,
-    trial_rows,
-    window_row,
-)
+from scorepool.engine.model.selftest import SHARING, SelfTest, find_degeneracy, trial_rows
+from scorepool.engine.model.skipped_layers import skip_equal_layers
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
@@ -117,40 +111,51 @@ def _choose_batch(
     model: Any, split: BackboneAndHead, vocab_size: int, mode: str, context_length: int
 ) -> tuple[BatchRunner, str]:
     """Return the fastest batch runner that passes its self-test, and the outcome; raise LoadError if none passes."""
-    rows = trial_rows(vocab_size)
-    reference, seconds = _timed_reference(model, rows)
-    if degeneracy := find_degeneracy(reference):
+    if degeneracy := find_degeneracy(model(mx.array(trial_rows(vocab_size)[:1]))[0]):
         raise LoadError(degeneracy)
-    window = kv_cache.smallest_window(kv_cache.new(model))
-    if window and window >= context_length:
-        window = None  # no row crosses it
-    longest = window_row(window, vocab_size, seconds, context_length) if window else None
-    if window and not longest:  # measure again: the first forward is slower, and the machine may have stalled
-        longest = window_row(window, vocab_size, _timed_reference(model, rows)[1], context_length)
-    passed = f"passed; too slow to test beyond its window of {window} tokens" if window and not longest else "passed"
-    faults: list[str] = []
+    is_exact = mode == "exact"
+    new_self_test = partial(
+        SelfTest,
+        split,
+        vocab_size,
+        context_length,
+        window=kv_cache.smallest_window(kv_cache.new(model)),
+        tile=TILE if is_exact else None,
+    )
     exact = partial(BatchInvariant, context_length=context_length)
-    for kind in (exact,) if mode == "exact" else (PaddedBatch, SequentialBatch):
-        batch: BatchRunner = kind(model, split)
-        fault = find_fault(batch, split, reference, rows, longest)
+    kinds = (exact,) if is_exact else (PaddedBatch, SequentialBatch)
+    batch: BatchRunner = kinds[0](model, split)
+    if outcome := _pass_with_few_layers(model, batch, new_self_test):
+        return batch, outcome
+    self_test, faults = new_self_test(), []
+    for kind in kinds:
+        batch = kind(model, split)
+        fault = self_test.find_fault(batch)
         if fault is not None and fault.startswith(SHARING):
             log.warning("prompts are not shared: %s", fault)
             batch = kind(model, split, can_share=False)
-            if find_fault(batch, split, reference, rows, longest) is None:
-                return batch, f"{passed}; every row computes its whole prompt: {fault}"
+            if self_test.find_fault(batch) is None:
+                return batch, f"{self_test.outcome}; every row computes its whole prompt: {fault}"
         if fault is None:
-            return batch, f"served one row at a time: {faults[0]}" if faults else passed
+            return batch, f"served one row at a time: {faults[0]}" if faults else self_test.outcome
         log.warning("%s of %s failed its self-test: %s", type(batch).__name__, type(model).__module__, fault)
         faults.append(fault)
     raise LoadError(f"the model failed its self-test: {'; one row at a time, '.join(faults)}")
 
 
-def _timed_reference(model: Any, rows: list[list[int]]) -> tuple[list[mx.array], float]:
-    """Return the rows' reference logprobs and the seconds that they took."""
-    started = time.perf_counter()
-    reference = reference_logprobs(model, rows)
-    mx.eval(reference)
-    return reference, time.perf_counter() - started
+def _pass_with_few_layers(model: Any, batch: BatchRunner, new_self_test: Callable[[], SelfTest]) -> str | None:
+    """Return the outcome if the batch has no fault with a few layers of each kind; else all layers must be tested."""
+    with skip_equal_layers(model) as num_skipped:
+        if not num_skipped:
+            return None
+        try:
+            self_test = new_self_test()
+            fault = self_test.find_fault(batch)
+        except Exception as error:  # any: an architecture that needs every layer
+            fault = f"{type(error).__name__}: {error}"
+    if fault is not None:
+        log.info("the self-test runs with all layers, because without %d of them %s", num_skipped, fault)
+    return self_test.outcome if fault is None else None
 
 
 def _backend() -> str:

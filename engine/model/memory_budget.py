@@ -17,7 +17,7 @@ _UNLIMITED_TOKENS = 2**31  # for a model whose cache does not grow
 def max_cached_tokens(model: Any, settings: EngineSettings) -> int:
     """Return how many tokens' keys and values fit beside the weights; raise LoadError if none do."""
     cache = kv_cache.new(model)
-    mx.eval(model(mx.array([[0]]), cache=cache))
+    model(mx.array([[0]]), cache=cache)  # lazy: shapes are enough
     bytes_per_token, bytes_per_row = kv_cache.cost(cache)
     memory = settings.memory_bytes or _available_bytes() * 4 // 5
     arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]

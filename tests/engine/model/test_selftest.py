@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from scorepool.engine import Engine, EngineSettings, Sequence
 from scorepool.engine.model import selftest
 from scorepool.engine.model.backbone import BackboneTap, FullLogits, split_model
-from scorepool.engine.model.batch import BatchRunner, PaddedBatch, SequentialBatch
+from scorepool.engine.model.batch import TILE, BatchInvariant, PaddedBatch, SequentialBatch
 from scorepool.engine.model.config import read_config
+from scorepool.engine.model.selftest import SelfTest
 from tests.tiny_models import CONTEXT_LENGTH, SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
 
@@ -26,12 +27,13 @@ def model(tiny_models: TinyModels) -> Any:
     return model
 
 
-def find_fault(model: Any, kind: type[PaddedBatch] | type[SequentialBatch], faulty: Any = None) -> str | None:
-    rows = selftest.trial_rows(VOCAB_SIZE)
-    reference = selftest.reference_logprobs(model, rows)
-    backbone_and_head = FullLogits(faulty) if faulty else split_model(model)
-    batch: BatchRunner = kind(model, backbone_and_head)
-    return selftest.find_fault(batch, backbone_and_head, reference, rows)
+def find_fault(
+    model: Any, kind: type[PaddedBatch] | type[SequentialBatch], faulty: Any = None, window: int | None = None
+) -> str | None:
+    right = FullLogits(model) if faulty else split_model(model)
+    backbone_and_head = FullLogits(faulty) if faulty else right
+    self_test = SelfTest(right, VOCAB_SIZE, CONTEXT_LENGTH, window=window)
+    return self_test.find_fault(kind(model, backbone_and_head), backbone_and_head)
 
 
 @pytest.mark.parametrize("kind", [PaddedBatch, SequentialBatch])
@@ -66,21 +68,27 @@ def test_a_wrong_sliding_window_is_found(tiny_models: TinyModels):
         is_full = cache is not None and mx.max(mx.array(cache[0].offset)).item() + token_ids.shape[1] > SLIDING_WINDOW
         return model(token_ids, cache=cache) + is_full * mx.arange(VOCAB_SIZE)
 
-    rows = selftest.trial_rows(VOCAB_SIZE)
-    reference = selftest.reference_logprobs(model, rows)
-    longest = selftest.window_row(SLIDING_WINDOW, VOCAB_SIZE, 0.0, CONTEXT_LENGTH)
     for kind in (PaddedBatch, SequentialBatch):
-        assert (
-            selftest.find_fault(kind(model, split_model(model)), split_model(model), reference, rows, longest) is None
-        )
-        fault = selftest.find_fault(kind(model, FullLogits(slips)), FullLogits(slips), reference, rows, longest)
-        assert fault is not None
+        assert find_fault(model, kind, window=SLIDING_WINDOW) is None
+        assert find_fault(model, kind, slips, window=SLIDING_WINDOW) is not None
+
+
+def test_a_cache_that_forgets_the_first_tile_is_found_in_exact_mode(model: Any):
+    def forgets(token_ids: mx.array, cache: Any) -> mx.array:
+        is_second = cache is not None and cache[0].offset > 0
+        return model(token_ids, cache=cache) + is_second * mx.arange(VOCAB_SIZE)
+
+    self_test = SelfTest(FullLogits(model), VOCAB_SIZE, CONTEXT_LENGTH, tile=TILE)
+
+    assert self_test.find_fault(BatchInvariant(model, FullLogits(model))) is None
+    fault = self_test.find_fault(BatchInvariant(model, FullLogits(forgets)), FullLogits(forgets))
+    assert "longer than a tile" in (fault or "")
 
 
 def test_a_window_that_is_too_slow_to_test_is_named_in_the_outcome(
     tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ):
-    assert selftest.window_row(4096, VOCAB_SIZE, 1.0, CONTEXT_LENGTH) is None
+    assert not selftest.is_quick(4096, seconds=1.0)
     monkeypatch.setattr(selftest, "_MAX_WINDOW_S", 0.0)
 
     engine = Engine(EngineSettings(model=str(tiny_models("gemma3"))))

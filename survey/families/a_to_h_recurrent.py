@@ -89,10 +89,9 @@ FAMILIES = (
         },
         {
             "groups": {"mamba_n_groups": 2},
-            "dense": {"num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 64},
+            "dense": {"num_local_experts": 0, "intermediate_size": 64},
             "micro": {
                 "num_local_experts": 0,
-                "num_experts_per_tok": 0,
                 "intermediate_size": 64,
                 "position_embedding_type": "rope",
                 "layer_types": ["attention", "attention", "attention"],

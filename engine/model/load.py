@@ -32,6 +32,12 @@ from scorepool.engine.text.chat.codec import ChatCodec
 
 log = logging.getLogger(__name__)
 
+# Architectures that batches of long rows make wrong. The few tokens of the self-test do not show it.
+_WRONG_IN_LONG_BATCHES = dict.fromkeys(
+    ("minimax_m3_vl", "phi3small"),
+    "its sparse attention chooses blocks of cache slots, which the padding of a batch moves",
+)
+
 
 def open_model(settings: EngineSettings) -> ModelRunner:
     """Load, check, split and self-test the model; raise LoadError if its numbers cannot be trusted."""
@@ -124,10 +130,13 @@ def _choose_batch(
     )
     exact = partial(BatchInvariant, context_length=context_length)
     kinds = (exact,) if is_exact else (PaddedBatch, SequentialBatch)
+    faults: list[str] = []
+    if not is_exact and (reason := _WRONG_IN_LONG_BATCHES.get(type(model).__module__.rpartition(".")[2])):
+        kinds, faults = (SequentialBatch,), [reason]
     batch: BatchRunner = kinds[0](model, split)
-    if outcome := _pass_with_few_layers(model, batch, new_self_test):
+    if not faults and (outcome := _pass_with_few_layers(model, batch, new_self_test)):
         return batch, outcome
-    self_test, faults = new_self_test(), []
+    self_test = new_self_test()
     for kind in kinds:
         batch = kind(model, split)
         fault = self_test.find_fault(batch)

@@ -57,6 +57,7 @@ def check_or_patch(model: Any, config: Config) -> int | None:
         _check_or_patch_rope(model, text_config),
         _sliding_window_limit(model, text_config),
         _trained_length(text_config),
+        _dense_length(text_config),
     ]
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -73,6 +74,16 @@ def _trained_length(config: Config) -> int | None:
     """Return the length beyond which Qwen's first release scales periods and attention; mlx-lm scales neither."""
     scales = config.get("use_dynamic_ntk") or config.get("use_logn_attn")
     return int(config["seq_length"]) if scales and config.get("seq_length") else None
+
+
+def _dense_length(config: Config) -> int | None:
+    """Return the length up to which Phi-3-small attends to all tokens.
+
+    Beyond it mlx-lm cuts the blocks of its sparse attention at other tokens, depending on the length of a forward pass.
+    """
+    if config["model_type"] != "phi3small":
+        return None
+    return int(config.get("blocksparse_block_size") or 64) * int(config.get("blocksparse_num_local_blocks") or 16)
 
 
 def _check_or_patch_rope(model: Any, config: Config) -> int | None:

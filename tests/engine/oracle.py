@@ -13,11 +13,13 @@ torch.set_num_threads(1)  # more threads are slower for tiny models
 
 
 class Oracle:
-    """transformers' model of a folder."""
+    """transformers' model: of a folder, or the given one."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        folder = folder / ORACLE_FOLDER if (folder / ORACLE_FOLDER).exists() else folder
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    def __init__(self, model: Path | torch.nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        if isinstance(model, Path):
+            folder = model / ORACLE_FOLDER if (model / ORACLE_FOLDER).exists() else model
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+        self._model = model
 
     def logprobs(self, token_ids: list[int], temperature: float = 1.0) -> np.ndarray:
         """Return [length, vocab]: row t is the distribution of token t + 1."""

@@ -6,8 +6,10 @@ from random import Random
 from typing import Any, Literal
 
 import pytest
+from mlx_lm.utils import load_model
 
 from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, LoadError, Sampling, Sequence
+from scorepool.engine.model import rope
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
@@ -44,6 +46,13 @@ def test_scaling_beyond_the_trained_length_limits_the_context(
     engine = open_engine(edited("llama", seq_length=64, **{setting: True}))
 
     assert engine.model_info.context_length == 64
+
+
+def test_the_context_of_phi3small_ends_where_its_attention_becomes_sparse(tiny_models: TinyModels):
+    config = {"model_type": "phi3small", "blocksparse_block_size": 32, "blocksparse_num_local_blocks": 3}
+    model, _ = load_model(tiny_models("phi"))
+
+    assert rope.check_or_patch(model, config) == 96
 
 
 def test_a_disabled_sliding_window_does_not_limit_the_context(

@@ -1,0 +1,86 @@
+"""Families of the survey have transformers' numbers in every way in which the engine runs rows.
+
+That is alone, in a padded batch, in chunks, with a shared prompt, and generated beside others.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from scorepool.engine import Engine, Sampling, Sequence
+from survey import reference
+from survey.families import FAMILIES
+from tests.engine.oracle import Oracle, assert_agrees
+from tests.tiny_models import BOS, VOCAB_SIZE, build_tokenizer
+
+BATCHED = ["ministral3"]
+SEQUENTIAL = ["minimax_m3_vl"]
+CASES = [(name, base) for name in [*BATCHED, *SEQUENTIAL] for base in FAMILIES[name].bases()]
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, Oracle]]:
+    """Return the folder of a family's tiny model, and transformers' model of it."""
+
+    @cache
+    def build(name: str, base: str) -> tuple[Path, Oracle]:
+        folder, settings = tmp_path_factory.mktemp(name), FAMILIES[name].bases()[base]
+        model = reference.build_model(reference.build_config(settings), seed=0)
+        model.save_pretrained(folder)
+        FAMILIES[name].convert(folder)
+        build_tokenizer().save_pretrained(folder)
+        return folder, Oracle(model)
+
+    return build
+
+
+def tokens(length: int, seed: int) -> list[int]:
+    draw = Random(seed)
+    return [BOS] + [draw.randrange(3, VOCAB_SIZE) for _ in range(length - 1)]
+
+
+def generating(length: int, seed: int, max_tokens: int) -> Sequence:
+    sampling = Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    return Sequence(token_ids=tokens(length, seed), sampling=sampling)
+
+
+@pytest.mark.parametrize("mode", ["default", "exact"])
+@pytest.mark.parametrize(("name", "base"), CASES)
+def test_every_way_to_run_rows_equals_transformers(
+    name: str,
+    base: str,
+    mode: str,
+    family: Callable[[str, str], tuple[Path, Oracle]],
+    open_engine: Callable[..., Engine],
+):
+    folder, oracle = family(name, base)
+    engine = open_engine(folder, mode=mode, max_batch_tokens=120)
+    question = tokens(70, 11)
+    batches = [
+        [Sequence(token_ids=tokens(150, 1), score_from=0)],
+        [
+            generating(5, 1, 40),
+            Sequence(token_ids=tokens(60, 2), score_from=30),
+            Sequence(token_ids=tokens(3, 3), score_from=1),
+            generating(33, 4, 9),
+            generating(21, 5, 20),
+            Sequence(token_ids=tokens(170, 6), score_from=2),  # longer than the budget, so in chunks
+            generating(150, 7, 12),
+            generating(2, 8, 30),
+            Sequence(token_ids=tokens(14, 9), score_from=1),
+        ],
+        [Sequence(token_ids=[*question, *tokens(1 + extra, extra)], score_from=70) for extra in range(3)],
+        [generating(40, 12, max_tokens) for max_tokens in (1, 20, 22)],
+    ]
+
+    for batch in batches:
+        for future in [engine.add([sequence]) for sequence in batch]:
+            future.result(60)
+
+    for sequence in [sequence for batch in batches for sequence in batch]:
+        assert_agrees(sequence, oracle)
+    served = "exact" if mode == "exact" else "default" if name in BATCHED else "one row at a time"
+    assert engine.model_info.mode == served

@@ -146,13 +146,14 @@ def test_a_running_job_whose_hash_gets_a_wrong_redis_type_is_dropped(redis: Redi
 
 
 def test_an_invalid_crash_count_does_not_stop_the_recovery_of_jobs(redis: Redis, workers: Workers):
-    bad = submit(redis, generate(), fields={"company": "1", "crashes": "nonsense"})
+    bad = submit(redis, generate(), fields={store.JobField.MAX_CONCURRENCY: "1", store.JobField.CRASHES: "nonsense"})
     redis.lrem("rq:queue:demo", 1, bad)
     redis.zadd("rq:wip:demo", {f"{bad}:gone": 1.0})
 
     workers.start()
 
     until(lambda: outcome(redis, bad))
+    assert isinstance(outcome(redis, bad), wire.Result)
 
 
 @pytest.mark.anyio

@@ -111,12 +111,13 @@ def test_malformed_json_raises_invalid_and_no_other_error(body: bytes):
 
 
 @given(st.binary(max_size=200))
-def test_arbitrary_bytes_decode_or_raise_invalid(body: bytes):
-    for decode in (wire.decode_request, wire.decode_outcome):
+def test_arbitrary_bytes_are_a_message_or_invalid(body: bytes):
+    for decode, kind in ((wire.decode_request, wire.Request), (wire.decode_outcome, wire.Outcome)):
         try:
-            decode(body)
-        except wire.Invalid:
-            continue
+            decoded = decode(body)
+        except wire.Invalid as error:
+            decoded = error
+        assert isinstance(decoded, kind | wire.Invalid)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

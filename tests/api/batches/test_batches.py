@@ -139,7 +139,8 @@ async def test_a_record_that_cannot_be_read_stops_no_other_batch(serving: Servin
             batch_id = await start(http, jsonl(1))
             await eventually(worker.waiting)
             worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
-            await until(http, batch_id, has("completed"))
+            batch = await until(http, batch_id, has("completed"))
+            assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 async def test_the_errors_of_a_batch_list_the_first_hundred_bad_lines(serving: Serving, worker: FakeWorker):

@@ -225,21 +225,23 @@ def test_scores_pass_generating_sequences_that_wait_for_a_place():
 def test_a_sequence_that_needs_the_whole_budget_is_not_passed_for_good():
     large = scored(21)
     scheduler = scheduler_of([scored(5) for _ in range(3)] + [large], budget=20)
+    done: list[Sequence] = []
     for _ in range(4):
         scheduler.add([scored(5) for _ in range(3)])
-        if large in step(scheduler)[1]:
-            return
-    raise AssertionError("sequences that arrived later went first, again and again")
+        done += step(scheduler)[1]
+
+    assert large in done
 
 
 def test_a_sequence_that_needs_room_for_its_cache_is_not_passed_for_good():
     large = generating(60, max_tokens=20)
     scheduler = scheduler_of([generating(3, max_tokens=9), generating(3, max_tokens=9), large], cached=100)
+    started: list[Sequence] = []
     for _ in range(20):
         scheduler.add([generating(3, max_tokens=9)])
-        if large in [slice_.sequence for slice_ in prefills(step(scheduler)[0])]:
-            return
-    raise AssertionError("sequences that arrived later went first, again and again")
+        started += [slice_.sequence for slice_ in prefills(step(scheduler)[0])]
+
+    assert large in started
 
 
 def test_sequences_that_wait_for_a_place_are_not_checked_one_by_one(monkeypatch: pytest.MonkeyPatch):

@@ -238,9 +238,11 @@ def test_a_worker_restarted_under_its_name_replaces_the_dead_one(redis: Redis, w
     first.kill()
     first.wait()
 
-    workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
+    second = workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
 
     until(lambda: outcome(redis, job_id))
+    assert isinstance(outcome(redis, job_id), wire.Result)
+    assert redis.hget("rq:worker:mac", "pid") == str(second.pid).encode()
 
 
 def test_the_name_of_a_live_worker_stops_the_start_with_a_message(redis: Redis, workers: Workers):

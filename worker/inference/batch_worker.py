@@ -1,6 +1,6 @@
 """The worker of one model: the jobs of its queues run in one continuous batch.
 
-    rq worker -w scorepool.worker.BatchWorker --with-scheduler demo:high demo demo:low
+    rq worker -w scorepool.worker.BatchWorker --connection-class scorepool.worker.Redis --with-scheduler demo
 
 SCOREPOOL_MODEL names the model. Its engine starts in `open`, so never before a fork.
 """

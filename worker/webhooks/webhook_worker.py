@@ -1,6 +1,6 @@
 """The worker of the webhooks queue, and its job function store.DELIVER: deliver one event, with retries for three days.
 
-    rq worker -w scorepool.worker.WebhookWorker webhooks --with-scheduler
+    rq worker -w scorepool.worker.WebhookWorker --connection-class scorepool.worker.Redis --with-scheduler webhooks
 
 A delivery is an RQ job of its own. The transaction that ends the inference job creates it, with everything that its
 attempts need (delivery_record.py). RQ keeps the retries: a failed attempt returns `RetryLater`, RQ records it as the

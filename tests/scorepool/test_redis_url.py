@@ -24,6 +24,7 @@ MALFORMED = [
     "http://:secret@127.0.0.1:1",
     "redis://:secret@127.0.0.1:port/0",
     "redis+sentinel://:secret@127.0.0.1:26379",
+    "redis://:secret@127.0.0.1:1/secret",
 ]
 
 

@@ -30,6 +30,8 @@ def server(tmp_path_factory: pytest.TempPathFactory):
         ("secret-1", "cannot be parsed"),
         ("redis://:secret-1@127.0.0.1:port/0", "cannot be parsed"),
         ("redis+sentinel://:secret-1@127.0.0.1/", "SERVICE"),
+        ("redis://:secret-1@127.0.0.1/abc", "the database of the Redis URL is no number"),
+        ("{server}?password=right&db=99", "DB index is out of range"),
     ],
 )
 @pytest.mark.parametrize("name", ["BatchWorker", "WebhookWorker"])

@@ -56,7 +56,8 @@ class TokenColumns:
     The last entry of every list belongs to the last token. A list stays empty if nobody asked for its value, and has
     fewer entries than the others if its value exists for generated tokens only.
 
-    To add a value: a field here, its computation in sampling/logprobs.py, and the field of the worker's result.
+    To add a value, add a field here and its computation in sampling/logprobs.py. worker/inference/columns.py names the
+    two files outside the engine.
     """
 
     logprobs: list[float | None] = field(default_factory=list)  # natural log; None for position 0, which has none

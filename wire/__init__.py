@@ -3,7 +3,7 @@
     request.py        jobs, as clients submit them       result.py         outcomes of jobs
     reply.py          replies of the native API          token_delta.py    tokens of running jobs
     webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
-    columns.py        packed float32                     codec.py          JSON and msgpack
+    columns.py        per-token columns                  codec.py          JSON and msgpack
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
 in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
@@ -11,7 +11,7 @@ that `scorepool/__init__.py` exports.
 """
 
 from scorepool.wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
-from scorepool.wire.columns import Floats
+from scorepool.wire.columns import Floats, StreamedColumns
 from scorepool.wire.reply import (
     Accepted,
     ErrorBody,
@@ -113,6 +113,7 @@ __all__ = [
     "ServedModel",
     "SigningSecret",
     "Status",
+    "StreamedColumns",
     "Submission",
     "Subscriber",
     "TestEventData",

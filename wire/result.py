@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from scorepool.wire.columns import Floats
+from scorepool.wire.columns import Floats, StreamedColumns
 
 FailureCode = Literal[
     "invalid",  # the model cannot do what the request asks for; `field` names the place
@@ -50,7 +50,7 @@ class ToolCallResult(Struct, frozen=True, kw_only=True):
     entry: int  # index of the generated token that ends the call
 
 
-class SequenceResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=True):
     """The tokens of one sequence. Every column has one entry per reported token, in the order of the text.
 
     Entry j belongs to `token_ids[j]`: logprobs[j] = log p(token_ids[j] | every token before it), in nats.
@@ -59,13 +59,7 @@ class SequenceResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     An absent field has its default.
     """
 
-    token_ids: list[int]
-    token_bytes: list[bytes]  # from the vocabulary
     text: str
-    logprobs: Floats | None = None
-    top_ids: list[list[int]] | None = None  # most likely first, ties by smaller id; empty where there is no logprob
-    top_bytes: list[list[bytes]] | None = None
-    top_logprobs: list[Floats] | None = None
     sampled_logprobs: Floats | None = None  # under the distribution sampled from, if it is not the model's own
     recomputed_logprobs: Floats | None = None  # of the generated tokens only, scored again as given tokens
     recompute_gap: float | None = None  # nats, largest difference between `recomputed_logprobs` and `logprobs`
@@ -80,9 +74,9 @@ class SequenceResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     clamped: int = 0  # how many logprobs were -inf and are written as -9999.0
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: int | str | None = None  # the item of `stop_token_ids` or `stop`; null: the model's own end token
-    skipped: list[int] = []  # indices of generated special tokens that `text` leaves out
+    skipped: list[int] = field(default_factory=list)  # indices of generated special tokens that `text` leaves out
     channels: list[Channel] | None = None  # for a chat: one entry per generated token
-    tool_calls: list[ToolCallResult] = []
+    tool_calls: list[ToolCallResult] = field(default_factory=list)
 
 
 class Result(Struct, tag="result", frozen=True, kw_only=True):

@@ -1,12 +1,12 @@
 """Token deltas: new tokens of a generation, streamed while it runs. The job's result repeats every entry."""
 
-from msgspec import Struct
+from msgspec import field
 
-from scorepool.wire.columns import Floats
+from scorepool.wire.columns import StreamedColumns
 from scorepool.wire.result import Channel, ToolCallResult
 
 
-class TokenDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TokenDelta(StreamedColumns, frozen=True, kw_only=True, omit_defaults=True):
     """New entries of one sequence of a job: its generated tokens from index `first` on.
 
     Every streamed entry is in the result too. Tokens that may begin a stop string, tokens of an unfinished tool call
@@ -17,16 +17,10 @@ class TokenDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     sequence: int
     first: int
-    token_ids: list[int]
-    token_bytes: list[bytes]
-    logprobs: Floats | None = None
-    top_ids: list[list[int]] | None = None
-    top_bytes: list[list[bytes]] | None = None
-    top_logprobs: list[Floats] | None = None
     channels: list[Channel] | None = None
-    tool_calls: list[ToolCallResult] = []  # calls that end in these entries
+    tool_calls: list[ToolCallResult] = field(default_factory=list)  # calls that end in these entries
     num_prompt_tokens: int | None = None  # only with the first entries of a sequence
-    skipped: list[int] = []  # as in the result: indices of generated tokens, only those in these entries
+    skipped: list[int] = field(default_factory=list)  # as in the result, only indices of these entries
 
 
 TokenDeltas = list[TokenDelta]  # one stream entry: every sequence of a worker with new tokens

@@ -64,15 +64,7 @@ class ChoiceStream:
         if len(tokens.token_ids) <= overlap:
             return None
         sequence = wire.SequenceResult(
-            token_ids=tokens.token_ids,
-            token_bytes=tokens.token_bytes,
-            text="",
-            logprobs=tokens.logprobs,
-            top_ids=tokens.top_ids,
-            top_bytes=tokens.top_bytes,
-            top_logprobs=tokens.top_logprobs,
-            channels=tokens.channels,
-            tool_calls=tokens.tool_calls,
+            text="", channels=tokens.channels, tool_calls=tokens.tool_calls, **tokens.columns()
         )
         return self._delta(sequence, emitted_bytes(tokens), overlap)
 
@@ -126,14 +118,5 @@ def _of_channel(name: wire.Channel, contents: list[bytes], channels: list[wire.C
 
 def columns_from(sequence: wire.SequenceResult, start: int, end: int | None = None) -> wire.SequenceResult:
     """Slice the columns that dialects show."""
-    span = slice(start, end)
-    return wire.SequenceResult(
-        token_ids=sequence.token_ids[span],
-        token_bytes=sequence.token_bytes[span],
-        text="",
-        logprobs=None if sequence.logprobs is None else wire.Floats(sequence.logprobs[span]),
-        top_ids=None if sequence.top_ids is None else sequence.top_ids[span],
-        top_bytes=None if sequence.top_bytes is None else sequence.top_bytes[span],
-        top_logprobs=None if sequence.top_logprobs is None else sequence.top_logprobs[span],
-        channels=None if sequence.channels is None else sequence.channels[span],
-    )
+    channels = None if sequence.channels is None else sequence.channels[start:end]
+    return wire.SequenceResult(text="", channels=channels, **sequence.columns(start, end))

@@ -3,7 +3,7 @@
 Every row has a token, given or sampled here, and its logprob. Rank, entropy and the most likely tokens are computed for
 the rows of sequences that ask for them, and for no others.
 
-To add a value per token: a field of TokenColumns, and a column in `compute_logprobs`.
+To add a value per token, add a field to TokenColumns and a column in `compute_logprobs`.
 """
 
 from collections.abc import Callable, Iterator

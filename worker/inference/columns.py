@@ -1,7 +1,8 @@
 """Convert the engine's TokenColumns to the per-token fields of wire.SequenceResult and wire.TokenDelta. Pure.
 
-To add a per-token value, add its computation in engine/sampling/logprobs.py, its column in engine.TokenColumns, its
-field in wire.SequenceResult (also in wire.TokenDelta if it is streamed), and its entry in COLUMNS below.
+To add a per-token value, change four files: its field in TokenColumns (engine/sequence.py), its computation in
+engine/sampling/logprobs.py, its field in SequenceResult (wire/result.py) or, if it is streamed too, in StreamedColumns
+(wire/columns.py), and its entry in COLUMNS below.
 """
 
 from collections.abc import Callable, Iterable, Sized
@@ -60,7 +61,7 @@ COLUMNS = {  # by the name of the field
         _samples_other_distribution, lambda columns, _, clamp: _each(columns.sampled_logprobs, clamp), True
     ),
 }
-_STREAMED = {name: column for name, column in COLUMNS.items() if name in wire.TokenDelta.__struct_fields__}
+_STREAMED = {name: column for name, column in COLUMNS.items() if name in wire.StreamedColumns.__struct_fields__}
 
 
 class CountingClamp:

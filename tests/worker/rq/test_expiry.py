@@ -1,16 +1,43 @@
 """Expiry of jobs, and the sweep of ids that expired jobs leave in lists and registries."""
 
+import asyncio
 import signal
 import time
 
+import redis.asyncio
 from redis import Redis
 
-from scorepool import store
+from scorepool import store, wire
+from scorepool.api.repositories.jobs import Jobs
 from scorepool.store import Keys, RqKeys
 from scorepool.worker.rq.sweep import Sweep
 from tests.worker.conftest import Workers, generate, outcome, submit, until
 
 PERMANENT = {RqKeys.queues, Keys.outcomes, store.DONE}  # see docs/operations.md
+
+
+def read(redis_url: str, job_id: str) -> wire.Job:
+    """Read a job of alice as the API does."""
+
+    async def run() -> wire.Job:
+        async with redis.asyncio.Redis.from_url(redis_url) as connection:
+            return await Jobs(connection).read("alice", job_id)
+
+    return asyncio.run(run())
+
+
+def test_a_job_that_expired_in_its_queue_is_failed_while_a_worker_holds_it(
+    redis: Redis, redis_url: str, workers: Workers
+):
+    fields = {"owner": "alice", "created": "1.0", "expires_at": repr(time.time() - 1)}
+    job_id = submit(redis, generate(), fields=fields)
+    assert read(redis_url, job_id).status == "failed"
+
+    workers.start(worker="HangingWorker")  # it hangs before it records the end
+    until(lambda: redis.zcard(RqKeys.registry("wip", "demo")))
+
+    shown = read(redis_url, job_id)
+    assert (shown.status, shown.failure and shown.failure.code, shown.started_at) == ("failed", "expired", None)
 
 
 def test_no_key_without_a_time_to_live_is_left_after_all_jobs_expired(redis: Redis, workers: Workers):

@@ -103,6 +103,13 @@ class FakeWorker:
         self.redis.hset(job.key, mapping={"status": "failed", "reason": reason})
         self.redis.zadd(f"rq:failed:{job.origin}", {job_id: time.time() + 86_400})
 
+    def stream(self, job_id: str, first: int, *token_ids: int) -> None:
+        """Publish generated tokens of a job, from index `first` on, each with the text `a`."""
+        delta = wire.TokenDelta(
+            id=job_id, sequence=0, first=first, token_ids=[*token_ids], token_bytes=[b"a"] * len(token_ids)
+        )
+        self.redis.xadd(store.TOKENS, {"step": wire.encode([delta])})
+
     def end(self, job_id: str, outcome: wire.Outcome = RESULT, status: JobStatus = JobStatus.FINISHED) -> None:
         job = self.job(job_id)
         with self.redis.pipeline(transaction=True) as pipeline:

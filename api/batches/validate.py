@@ -44,11 +44,12 @@ async def validate(services: BatchServices, lease: BatchLease) -> Validation:
 
 async def _unknown_models(services: BatchServices, models: dict[str, int]) -> list[BatchError]:
     serving = await services.models.serving(models)
-    return [
-        BatchError(code="model_not_found", message=f"no live worker serves {model!r}", line=number, param="body.model")
-        for model, number in models.items()
-        if not serving[model]
-    ]
+    errors = []
+    for model, number in models.items():
+        if not serving[model]:
+            error = services.models.not_served(model, "body.model")
+            errors.append(BatchError(code="model_not_found", message=error.message, line=number, param=error.field))
+    return errors
 
 
 def split_lines(chunk: bytes) -> list[bytes]:

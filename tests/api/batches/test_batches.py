@@ -150,6 +150,17 @@ async def test_the_errors_of_a_batch_list_the_first_hundred_bad_lines(serving: S
     assert [error["line"] for error in batch["errors"]["data"]] == list(range(1, 101))
 
 
+async def test_the_error_of_a_model_that_is_not_served_lists_the_names_and_aliases_that_are(
+    serving: Serving, worker: FakeWorker
+):
+    worker.register(aliases=["gpt-4", "o"])
+    async with serving() as http:
+        batch = await until(http, await start(http, jsonl(1, model="nobody")), has("failed"))
+    [error] = batch["errors"]["data"]
+    assert (error["code"], error["line"], error["param"]) == ("model_not_found", 1, "body.model")
+    assert error["message"].startswith("body.model: no live worker serves 'nobody'; live models: demo, gpt-4, o.")
+
+
 async def test_a_batch_continues_while_replicas_are_missing(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):

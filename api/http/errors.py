@@ -28,7 +28,7 @@ To add a refusal, add a class here. Routes raise it; no other module builds an e
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 
@@ -78,6 +78,16 @@ def map_field_names(map_field: Callable[[str], str]) -> Iterator[None]:
         yield
     except ApiError as error:
         error.rename_field(map_field)
+        raise
+
+
+@contextmanager
+def map_codes(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the code of every ApiError raised in this context as a dialect names it."""
+    try:
+        yield
+    except ApiError as error:
+        error.code = names.get(error.code, error.code)
         raise
 
 

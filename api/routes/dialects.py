@@ -7,8 +7,8 @@ A stream's status waits for the first event of every job (see `_first_events`), 
 refuses any part gets the status of its error. A failure after that is an error event in the stream.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +23,7 @@ from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import body_format, read_body, while_connected
-from scorepool.api.http.errors import ApiError, Failed, TooLarge
+from scorepool.api.http.errors import Failed, TooLarge, map_codes
 from scorepool.api.http.formats import reply
 from scorepool.api.http.sse import EventStream
 from scorepool.api.repositories.models import Models
@@ -66,23 +66,13 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
         submission: SubmissionDep,
         streaming: StreamingDep,
     ) -> Response:
-        with _error_codes(error_codes):
+        with map_codes(error_codes):
             message_format = body_format(request)
             content = await read_body(request, settings.max_body_bytes)
             body = endpoint.parse(content, message_format)
             return await _run(endpoint, body, request, owner, models, submission, streaming)
 
     return handle
-
-
-@contextmanager
-def _error_codes(names: dict[str, str]) -> Iterator[None]:
-    """Replace the codes of errors by the dialect's names of them."""
-    try:
-        yield
-    except ApiError as error:
-        error.code = names.get(error.code, error.code)
-        raise
 
 
 async def _run(

@@ -9,7 +9,9 @@ from starlette.responses import Response
 
 from scorepool import wire
 from scorepool.api.dependencies import ModelsDep, Owner, ReplyFormat, known_query
+from scorepool.api.dialects import openai
 from scorepool.api.http import openapi
+from scorepool.api.http.errors import map_codes
 from scorepool.api.http.formats import reply
 
 router = APIRouter(prefix="/v1/models", tags=["models"], dependencies=[Depends(known_query)])
@@ -35,11 +37,12 @@ async def list_models(_: Owner, form: ReplyFormat, models: ModelsDep) -> Respons
 async def read_model(
     name: Annotated[str, Path(alias="id")], _: Owner, form: ReplyFormat, models: ModelsDep
 ) -> Response:
-    """404: no live worker serves the model."""
+    """Read one model by its name or alias. 404: no live worker serves it. The error's code is OpenAI's."""
     for model in by_name(await models.live()):
         if model.id == name:
             return reply(model, form)
-    raise models.not_served(name)
+    with map_codes(openai.DIALECT.error_codes):
+        raise models.not_served(name)
 
 
 def by_name(live: Iterable[wire.ServedModel]) -> list[wire.Model]:

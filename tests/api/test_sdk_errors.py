@@ -112,6 +112,16 @@ async def test_a_request_that_waits_too_long_is_canceled_and_answered_with_503(
         assert job["status"] == "canceled"
 
 
+async def test_an_unknown_model_has_one_code_on_every_route_of_openai(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        sdk = sdk_of(http)
+        assert (await sdk.models.retrieve("demo")).id == "demo"
+        for call in (sdk.models.retrieve("other"), sdk.completions.create(model="other", prompt="a")):
+            with pytest.raises(openai.NotFoundError, match="live models: demo") as unknown:
+                await call
+            assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/scorepool/models/demo", "/tokenize"])
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
 async def test_a_wrong_method_is_an_error_in_the_same_format(serving: Serving, path: str, method: str):

@@ -93,6 +93,7 @@ class Tokenize(Endpoint[TokenizeRequest]):
     description = "A worker of the model encodes the text, ahead of other jobs: it has the tokenizer."
     body_type = TokenizeRequest
     reply_type = TokenizeReply
+    foreign_fields = foreign_fields.TOKENIZE
     needs_model = True
 
     def to_requests(self, body: TokenizeRequest, context: Context) -> Sequence[wire.Request]:

@@ -22,31 +22,35 @@ MAX_SEED = 2**63 - 1
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An unknown field is refused by its name."""
+    """Null is the default, as SGLang takes it. An unknown field is refused by its name."""
 
-    max_new_tokens: Annotated[int, Meta(ge=0, le=131_072)] = 128
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] = -1
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    frequency_penalty: Penalty = 0.0
-    presence_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
+    max_new_tokens: Annotated[int, Meta(ge=0, le=131_072, description="null: what fits, at most 4096.")] | None = 128
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
     sampling_seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     stop_token_ids: StopTokenIds | None = None
-    ignore_eos: bool = False
-    min_new_tokens: Annotated[int, Meta(ge=0, le=131_072)] = 0
-    no_stop_trim: Annotated[bool, Meta(description="The stop string or token is in the text.")] = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: Annotated[bool, Meta(description="Has no effect here.")] = True
+    ignore_eos: bool | None = None
+    min_new_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
+    no_stop_trim: Annotated[bool | None, Meta(description="The stop string or token is in the text.")] = None
+    skip_special_tokens: Annotated[bool | None, Meta(description="null is true.")] = None
+    spaces_between_special_tokens: Annotated[bool | None, Meta(description="Has no effect here.")] = None
 
     def __post_init__(self) -> None:
-        if self.min_new_tokens > self.max_new_tokens:
+        if self.max_new_tokens is not None and (self.min_new_tokens or 0) > self.max_new_tokens:
             raise ValueError(f"`min_new_tokens` must be at most `max_new_tokens`, {self.max_new_tokens}")
         if self.ignore_eos and self.stop_token_ids:
             raise ValueError("`ignore_eos` makes SGLang ignore `stop_token_ids` too: give one of them")
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
 
 
 class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -84,7 +88,7 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def is_list(self) -> bool:
         """True if the reply is a list."""
         given = self.text if self.input_ids is None else self.input_ids[0]
-        return isinstance(given, list) or self.params.n > 1
+        return isinstance(given, list) or self.params.num_choices > 1
 
     @property
     def params(self) -> SamplingParams:
@@ -143,21 +147,21 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.
             timeout_s=timeout_s,
             prompt=prompt,
             max_tokens=params.max_new_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=max(params.top_k, 0),
-            min_p=params.min_p,
+            temperature=1.0 if params.temperature is None else params.temperature,
+            top_p=params.top_p or 1.0,
+            top_k=max(params.top_k or 0, 0),
+            min_p=params.min_p or 0.0,
             seed=params.sampling_seed,
-            frequency_penalty=params.frequency_penalty,
-            presence_penalty=params.presence_penalty,
-            repetition_penalty=params.repetition_penalty,
+            frequency_penalty=params.frequency_penalty or 0.0,
+            presence_penalty=params.presence_penalty or 0.0,
+            repetition_penalty=params.repetition_penalty or 1.0,
             stop=[params.stop] if isinstance(params.stop, str) else params.stop or [],
             stop_token_ids=params.stop_token_ids or [],
-            ignore_eos=params.ignore_eos,
-            min_tokens=params.min_new_tokens,
-            include_stop_str_in_output=params.no_stop_trim,
-            skip_special_tokens=params.skip_special_tokens,
-            n=params.n,
+            ignore_eos=bool(params.ignore_eos),
+            min_tokens=params.min_new_tokens or 0,
+            include_stop_str_in_output=bool(params.no_stop_trim),
+            skip_special_tokens=params.skip_special_tokens is not False,
+            n=params.num_choices,
             prompt_logprobs=params.max_new_tokens == 0 or (bool(body.return_logprob) and body.start >= 0),
             logprobs=bool(body.return_logprob),
             top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else 0,

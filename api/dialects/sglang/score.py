@@ -11,6 +11,7 @@ from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import Usage, to_usage
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
+from scorepool.api.dialects.sglang import foreign_fields
 from scorepool.wire.request import ModelName, Text, TokenId
 
 
@@ -106,6 +107,7 @@ class Score(Endpoint[ScoringRequest]):
     description = "The probability of each label after each item, or, with `apply_softmax`, among the labels."
     body_type = ScoringRequest
     reply_type = ScoringResponse
+    foreign_fields = foreign_fields.SCORE
 
     def job_count(self, body: ScoringRequest) -> JobCount:
         return JobCount(len(body.item_list), "items", "items")

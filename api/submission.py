@@ -22,6 +22,7 @@ from scorepool.api.http.errors import (
     TooLarge,
     Unavailable,
     map_field_names,
+    server_stopping,
 )
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.jobs import ENDED, Jobs
@@ -61,13 +62,14 @@ class Submission:
         return min(math.ceil(self._settings.max_wait_s), 86_400)
 
     def check_count(self, count: int, field: str, noun: str) -> None:
-        """Check how many jobs a synchronous request asks for. Raises TooLarge."""
-        most = self._settings.max_bulk_jobs
-        if count > most:
-            raise TooLarge(
-                f"{field}: expected at most {most} {noun} in one request (SCOREPOOL_MAX_BULK_JOBS), found {count}",
-                field,
-            )
+        """Check how many jobs one request asks for: they are queued all or none. Raises TooLarge."""
+        for most, setting in (
+            (self._settings.max_bulk_jobs, "SCOREPOOL_MAX_BULK_JOBS"),
+            (self._settings.max_queue_depth, "SCOREPOOL_MAX_QUEUE_DEPTH"),
+        ):
+            if count > most:
+                expected = f"expected at most {most} {noun} in one request ({setting})"
+                raise TooLarge(f"{field}: {expected}, found {count}", field)
 
     async def submit(
         self,
@@ -182,6 +184,8 @@ class Submission:
 
     async def error_of(self, job: wire.Job, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> ApiError:
         """Build the error for a synchronous request whose job has no result."""
+        if job.failure is None and self._waiting.is_closing:
+            return server_stopping()
         if job.failure is None and not await self._models.is_live(job.model):
             return Unavailable(
                 f"model: no live worker serves {job.model!r}. One did a short time ago, but none came back within "
@@ -194,9 +198,10 @@ def job_error(job: wire.Job, waited_s: float) -> ApiError:
     """Map a job without a result to the error of its request."""
     failure = job.failure
     if failure is None:
+        state = "was still running" if job.status == "started" else "still waited in its queue"
         return Unavailable(
-            f"no answer within {waited_s:g} s, the limit SCOREPOOL_MAX_WAIT_S, so the request was canceled; "
-            "send less at once, or submit it with POST /v1/jobs and fetch the result later"
+            f"no answer within {waited_s:g} s (SCOREPOOL_MAX_WAIT_S): the job {state}, so the request was canceled; "
+            "send it again, or submit it with POST /v1/jobs and fetch the result later"
         )
     match failure.code:
         case "invalid":

@@ -20,7 +20,7 @@ from scorepool.api.dialects.openai.batch import (
     LineResponse,
 )
 from scorepool.api.dialects.protocol import Context, Endpoint
-from scorepool.api.http.errors import ApiError, BadRequest, TooLarge, error_reply, map_field_names
+from scorepool.api.http.errors import ApiError, BadRequest, error_reply, map_field_names
 from scorepool.api.repositories import decode
 from scorepool.api.submission import job_error, locate
 
@@ -103,11 +103,8 @@ class LineCall(NamedTuple):
 async def to_jobs(services: BatchServices, text: bytes, batch: Batch, unique_id: str) -> list[wire.Request]:
     """Return the jobs of a line. Raise wire.Invalid or ApiError if the line is refused: it ends without a job."""
     call = LineCall.parse(text, batch, unique_id)
+    services.submission.check_count(*call.endpoint.job_count(call.body))
     requests = call.to_requests(batch)
-    settings = services.settings
-    most = min(settings.max_bulk_jobs, settings.max_queue_depth)  # the jobs of a line are queued all or none
-    if len(requests) > most:
-        raise TooLarge(f"prompt: expected at most {most} prompts, found {len(requests)}", "prompt")
     with map_field_names(call.field_name):
         await services.admission.check(requests, is_bulk=len(requests) > 1)
     return requests

@@ -95,4 +95,4 @@ async def _until_disconnect(request: Request) -> None:
 
 
 def _too_large(max_bytes: int, setting: str) -> TooLarge:
-    return TooLarge(f"the body is larger than {max_bytes} bytes, the limit {setting}; send fewer items a request")
+    return TooLarge(f"the body is larger than {max_bytes} bytes, the limit {setting}; send several requests")

@@ -183,6 +183,11 @@ def redis_unanswered() -> Unavailable:
     )
 
 
+def server_stopping() -> Unavailable:
+    """Build the error for a request that is not answered because the server stops."""
+    return Unavailable("this server stops before the request could be answered; send it again")
+
+
 def internal_error() -> ApiError:
     return ApiError("a fault of the server; the log of the API has the details")
 

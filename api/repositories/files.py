@@ -153,7 +153,7 @@ async def chunks_of_lines(upload: Upload, max_line_bytes: int) -> AsyncIterator[
             rest.clear()
         rest += data[end:]
         if len(rest) > max_line_bytes:
-            raise TooLarge(f"file: a line is longer than {max_line_bytes} bytes, this server's limit", "file")
+            raise TooLarge(f"file: a line is longer than {max_line_bytes} bytes (SCOREPOOL_MAX_BODY_BYTES)", "file")
     if rest:
         yield bytes(rest)
 

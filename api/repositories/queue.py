@@ -75,7 +75,8 @@ class Queue:
         match answer:
             case [b"accepted", _] if num_replicas < self._settings.redis_min_replicas:
                 raise Unavailable(
-                    f"the queue has this request, but {num_replicas} of {self._settings.redis_min_replicas} replicas; "
+                    f"the queue has this request, but only {num_replicas} of its replicas, expected "
+                    f"{self._settings.redis_min_replicas} (SCOREPOOL_REDIS_MIN_REPLICAS); "
                     "send it again with the same Idempotency-Key"
                 )
             case [b"accepted", statuses]:
@@ -115,13 +116,16 @@ class Queue:
         """Build the error for a full queue, with a Retry-After taken from how fast the queue moves."""
         max_depth = self._settings.max_queue_depth
         if num_new > max_depth:
-            return TooLarge(f"{num_new} jobs at once never fit: a queue of this server holds at most {max_depth}")
+            return TooLarge(
+                f"{num_new} jobs at once never fit: a queue holds at most {max_depth} (SCOREPOOL_MAX_QUEUE_DEPTH)"
+            )
         drained_per_s = await self._drained_per_s(queue)
         retry_after_s = UNKNOWN_DRAIN_RETRY_S
         if drained_per_s:
             retry_after_s = math.ceil((depth + num_new - max_depth) / drained_per_s)
         return QueueFull(
-            f"{depth} jobs wait in the queue {queue}, whose limit is {max_depth}; nothing of this request was accepted",
+            f"{depth} jobs wait in the queue {queue}; with the {num_new} of this request there would be more than "
+            f"{max_depth} (SCOREPOOL_MAX_QUEUE_DEPTH), so nothing of it was accepted",
             min(max(retry_after_s, 1), MAX_RETRY_AFTER_S),
         )
 

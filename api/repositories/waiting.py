@@ -41,7 +41,7 @@ class Waiting:
         self._reader: asyncio.Task[None] | None = None
         self._subscribers: dict[str, set[Callable[[wire.TokenDelta], None]]] = {}
         self._positions: dict[str, str] = {}  # by stream: id of the last entry that was seen
-        self._is_closing = False
+        self.is_closing = False
         self.is_connected = False
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class Waiting:
 
     def release(self) -> None:
         """Answer every waiting client with the present state of its job, because the server is about to stop."""
-        self._is_closing = True
+        self.is_closing = True
         self._wake_all()
 
     @property
@@ -76,7 +76,7 @@ class Waiting:
         while True:
             with self._registered(job_id) as ended:
                 job = await read()
-                if job.status not in ("queued", "started") or self._is_closing:
+                if job.status not in ("queued", "started") or self.is_closing:
                     return job
                 try:
                     async with asyncio.timeout_at(deadline):

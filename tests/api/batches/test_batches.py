@@ -127,7 +127,9 @@ async def test_a_line_that_never_fits_the_queue_is_refused_and_delays_no_other(s
         worker.end(job_id_of(batch_id, 2, 0), COMPLETED)
         batch = await until(http, batch_id, has("completed"))
         bad = await lines_of(http, batch["error_file_id"])
-    assert (bad["1"]["response"]["status_code"], bad["1"]["response"]["body"]["error"]["param"]) == (413, "prompt")
+    response = bad["1"]["response"]
+    assert (response["status_code"], response["body"]["error"]["param"]) == (413, "prompt")
+    assert "(SCOREPOOL_MAX_QUEUE_DEPTH)" in response["body"]["error"]["message"]
     assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
 
 
@@ -328,6 +330,8 @@ async def test_a_large_or_malformed_upload_is_refused(serving: Serving, redis: R
         ]
         assert (await http.get("/v1/files")).json()["data"] == []
     assert [(reply.status_code, reply.json()["error"]["param"]) for reply in (large, long)] == [(413, "file")] * 2
+    assert "(SCOREPOOL_MAX_FILE_BYTES)" in large.json()["error"]["message"]
+    assert "(SCOREPOOL_MAX_BODY_BYTES)" in long.json()["error"]["message"]
     assert too_large.status_code == 413
     assert [reply.status_code for reply in replies] == [415, 400, 400, 400, 400, 403]
     assert all(

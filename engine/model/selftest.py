@@ -1,4 +1,4 @@
-"""The self-test: is this model's batched path right? Runs once, when the model is loaded, on a few tokens.
+"""Test whether a model's batched path is right. Runs once, when the model is loaded, on a few tokens.
 
 mlx-lm's caches are wrong for some architectures in a padded batch (gemma2 raises, mamba v1 is off by nats), silently
 for some. Every way in which the engine runs a sequence is compared with the plainest one: the whole sequence through
@@ -25,25 +25,25 @@ from scorepool.engine.sequence import Sampling, Sequence
 # 1e-6 in float32; the wrong ones known differ by 1e-2 and more.
 _TOLERANCE = {mx.float32: 1e-3, mx.float16: 3e-2, mx.bfloat16: 2e-1}
 SHARING = "a prompt that sequences share"
-_GIVEN = (13, 7, 4)  # tokens of the prompts
+_PROMPT_LENGTHS = (13, 7, 4)  # tokens
 _NUM_DECODED = 3
-_BEYOND = 6  # tokens of the window row after its sliding window
+_TOKENS_BEYOND_WINDOW = 6  # in the window row
 _MAX_WINDOW_S = 0.6  # for one forward pass of the window's length; the test runs three
 
 
 def trial_rows(vocab_size: int) -> list[list[int]]:
     """Draw the token ids of the trial rows."""
     draw = Random(0)  # noqa: S311
-    return [[draw.randrange(vocab_size) for _ in range(given + _NUM_DECODED)] for given in _GIVEN]
+    return [[draw.randrange(vocab_size) for _ in range(length + _NUM_DECODED)] for length in _PROMPT_LENGTHS]
 
 
 def window_row(window: int, vocab_size: int, seconds: float) -> list[int] | None:
     """Draw a row that crosses the window; None if it would be slow, given that the trial rows took `seconds`."""
-    num_trial_tokens = sum(_GIVEN) + len(_GIVEN) * _NUM_DECODED
+    num_trial_tokens = sum(_PROMPT_LENGTHS) + len(_PROMPT_LENGTHS) * _NUM_DECODED
     if seconds * window / num_trial_tokens > _MAX_WINDOW_S:
         return None
     draw = Random(1)  # noqa: S311
-    return [draw.randrange(vocab_size) for _ in range(window + _BEYOND)]
+    return [draw.randrange(vocab_size) for _ in range(window + _TOKENS_BEYOND_WINDOW)]
 
 
 def reference_logprobs(model: Any, rows: list[list[int]]) -> list[mx.array]:
@@ -60,7 +60,7 @@ def find_fault(
 ) -> str | None:
     """Name what this batch does wrong, or return None. The batch is left empty unless it raised.
 
-    rows       token ids: prompts of _GIVEN lengths, and what is decoded after them
+    rows       token ids: prompts as long as _PROMPT_LENGTHS says, and the tokens to decode after them
     reference  [length, vocab] float32 logprobs of each of `rows`
     longest    token ids of a row that is longer than the sliding window
     """
@@ -78,7 +78,7 @@ def find_fault(
     for name, check in checks.items():
         try:
             difference = check()
-        except Exception as error:  # any: it is the architecture's code, on trial
+        except Exception as error:  # any: the architecture's own code is tested here
             return f"{name} raises {type(error).__name__}: {error}"
         if not difference <= tolerance:  # NaN is a fault
             return f"{name} is off by {difference:.2g} nats"
@@ -97,7 +97,7 @@ class _Trial:
     def score(self) -> float:
         """Score all rows in one padded batch."""
         sequences = [Sequence(token_ids=row, score_from=0) for row in self.rows]
-        hidden = self.batch.prefill([_prefill(sequence) for sequence in sequences])
+        hidden = self.batch.prefill([Slice.prefill(sequence) for sequence in sequences])
         rows = zip(self.reference, self.rows, strict=True)
         return self._difference(hidden, [logprobs[t] for logprobs, row in rows for t in range(len(row) - 1)])
 
@@ -115,9 +115,9 @@ class _Trial:
                 hidden, [self.reference[number_of[sequence]][len(sequence.token_ids) - 1] for sequence in decoding]
             )
 
-        self.batch.prefill([_prefill(first), _prefill(second)])
+        self.batch.prefill([Slice.prefill(first), Slice.prefill(second)])
         differences = [decode(first, second)]
-        hidden = mx.concatenate([self.batch.prefill([_prefill(sequence)]) for sequence in (third, scored)])
+        hidden = mx.concatenate([self.batch.prefill([Slice.prefill(sequence)]) for sequence in (third, scored)])
         expected = [self.reference[2][third.num_input_tokens - 1]]
         expected += [self.reference[0][t] for t in range(scored.num_prefill)]
         differences.append(self._difference(hidden, expected))
@@ -135,20 +135,19 @@ class _Trial:
 
     def cross_window(self, row: list[int]) -> float:
         """Score the last tokens of a row in two chunks, and generate them beside a short row."""
-        right = self.backbone_and_head.forward_hidden(mx.array([row]))[0, -_NUM_DECODED - 1 :]
-        logprobs = _log_softmax(self.backbone_and_head.compute_logits(right))
-        expected = [logprobs[place] for place in range(_NUM_DECODED + 1)]
+        hidden = self.backbone_and_head.forward_hidden(mx.array([row]))[0, -_NUM_DECODED - 1 :]
+        expected = list(_log_softmax(self.backbone_and_head.compute_logits(hidden)))
         hidden = self._prefill_in_two(Sequence(token_ids=row, score_from=len(row) - _NUM_DECODED))
         differences = [self._difference(hidden, expected[:-1])]
 
         decoding = [_generating(row), _generating(row[:7])]
-        hidden = self.batch.prefill([_prefill(sequence) for sequence in decoding])
+        hidden = self.batch.prefill([Slice.prefill(sequence) for sequence in decoding])
         differences.append(self._difference(hidden[:1], expected[:1]))
-        for place, token_id in enumerate(row[-_NUM_DECODED:], 1):
+        for index, token_id in enumerate(row[-_NUM_DECODED:], 1):
             for sequence in decoding:
                 sequence.token_ids.append(token_id)
             hidden = self._decode(decoding)
-            differences.append(self._difference(hidden[:1], expected[place : place + 1]))
+            differences.append(self._difference(hidden[:1], expected[index : index + 1]))
         self.batch.release(decoding)
         return max(differences)
 
@@ -156,7 +155,7 @@ class _Trial:
         """Run two rows on one prefix, then one of them beside a row on a shorter prefix, then one that generates."""
         longer, shorter = self._compute_prefix(self.rows[0][:8]), self._compute_prefix(self.rows[1][:5])
         whole = Sequence(token_ids=self.rows[0], score_from=longer.length)
-        part = Sequence(token_ids=self.rows[0][:-2], score_from=longer.length)
+        truncated = Sequence(token_ids=self.rows[0][:-2], score_from=longer.length)
         other = Sequence(token_ids=self.rows[1], score_from=shorter.length)
         generating = _generating(self.rows[0])
 
@@ -169,9 +168,9 @@ class _Trial:
             return self._difference(self.batch.prefill(list(slices)), expected)
 
         differences = [
-            run(_prefill(whole, longer), _prefill(part, longer)),
-            run(_prefill(whole, longer), _prefill(other, shorter)),
-            run(_prefill(generating, longer)),
+            run(Slice.prefill(whole, longer), Slice.prefill(truncated, longer)),
+            run(Slice.prefill(whole, longer), Slice.prefill(other, shorter)),
+            run(Slice.prefill(generating, longer)),
         ]
         self.batch.release([generating])
         return max(differences)
@@ -208,9 +207,3 @@ def _log_softmax(logits: mx.array) -> mx.array:
 def _generating(row: list[int]) -> Sequence:
     """Make a sequence that generates the last tokens of a row."""
     return Sequence(token_ids=row[:-_NUM_DECODED], sampling=Sampling(max_tokens=_NUM_DECODED))
-
-
-def _prefill(sequence: Sequence, cached_prefix: Prefix | None = None) -> Slice:
-    """Make the slice of all given tokens that follow the cached prefix."""
-    start = cached_prefix.length if cached_prefix else 0
-    return Slice(sequence, start, sequence.num_prefill, cached_prefix=cached_prefix)

@@ -1,6 +1,6 @@
 """Build the grammar of an answer from what a caller asks for: JSON of a schema, function calls, or either. No MLX.
 
-The model's structural tag says how such an answer is spelled; this module says what it consists of and in what order.
+The model's structural tag says how such an answer is written; this module says what it consists of and in what order.
 """
 
 import json

@@ -169,7 +169,7 @@ class Submission:
     async def until_ended(self, owner: str, job_id: str, wait_s: float | None = None) -> wire.Job:
         """Return the job as soon as it has ended, or as it is after `wait_s`; the server's limit if None."""
         wait_s = self._settings.max_wait_s if wait_s is None else wait_s
-        return await self._waiting.until_ended(job_id, lambda: self._jobs.read(owner, job_id), wait_s)
+        return await self._waiting.until_ended(job_id, lambda: self._jobs.read_with_expiry(owner, job_id), wait_s)
 
     async def cancel_all(self, owner: str, job_ids: Sequence[str]) -> None:
         """Cancel jobs that have not ended. If Redis fails, they end by themselves and expire."""

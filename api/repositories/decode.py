@@ -38,8 +38,13 @@ async def replies(pipeline: Pipeline) -> list[Any]:
 
 async def now_s(redis: Redis) -> float:
     """Return the unix time of Redis's clock, which decides for all processes."""
-    seconds, microseconds = await redis.time()
-    return float(seconds) + float(microseconds) / 1e6
+    return time_s(await redis.time())
+
+
+def time_s(reply: tuple[int, int]) -> float:
+    """Return the unix time of a reply to TIME."""
+    seconds, microseconds = reply
+    return seconds + microseconds / 1e6
 
 
 def message(packed: object, message_type: type[T], form: Literal["json", "msgpack"] = "msgpack") -> T | None:

@@ -1,5 +1,6 @@
 """Read jobs and pages of jobs from RQ's hash and our outcome as `wire.Job`."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -113,16 +114,24 @@ class Jobs:
 
     async def read(self, owner: str, job_id: str) -> wire.Job:
         """Read a job with its result or failure. Raises NotFound."""
+        job, _ = await self.read_with_expiry(owner, job_id)
+        return job
+
+    async def read_with_expiry(self, owner: str, job_id: str) -> tuple[wire.Job, float]:
+        """Read a job, and the seconds until it expires in its queue: inf if it does not. Raises NotFound."""
         check_id(job_id)
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hmget(store.RqKeys.job(job_id), FIELDS)
             pipeline.get(store.Keys.outcome(job_id))
             pipeline.time()
-            fields, outcome, (seconds, _) = await decode.replies(pipeline)
+            fields, outcome, time = await decode.replies(pipeline)
         if fields is None or fields[0] != owner.encode():
             raise absent(job_id)
-        job = summary(job_id, fields, outcome is not None, seconds)
-        return _with_outcome(job, fields[FIELDS.index(JobField.STATUS)], outcome)
+        now_s = decode.time_s(time)
+        job = summary(job_id, fields, outcome is not None, now_s)
+        expires_at = decode.unix_s(fields[FIELDS.index(JobField.EXPIRES_AT)]) if job.status == "queued" else None
+        expires_in_s = math.inf if expires_at is None else expires_at - now_s
+        return _with_outcome(job, fields[FIELDS.index(JobField.STATUS)], outcome), expires_in_s
 
     async def page(
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int
@@ -158,11 +167,13 @@ class Jobs:
                 pipeline.hmget(store.RqKeys.job(decode.text(job_id)), FIELDS)
                 pipeline.exists(store.Keys.outcome(decode.text(job_id)))
             pipeline.time()
-            *rows, (seconds, _) = await decode.replies(pipeline)
+            *rows, time = await decode.replies(pipeline)
         return [
             (
                 f"{created:.6f}",
-                summary(decode.text(job_id), fields, bool(exists), seconds) if fields and fields[0] else None,
+                summary(decode.text(job_id), fields, bool(exists), decode.time_s(time))
+                if fields and fields[0]
+                else None,
             )
             for (job_id, created), fields, exists in zip(entries, rows[::2], rows[1::2], strict=True)
         ]

@@ -68,21 +68,22 @@ class Waiting:
     async def until_ended(
         self,
         job_id: str,
-        read: Callable[[], Awaitable[wire.Job]],
+        read: Callable[[], Awaitable[tuple[wire.Job, float]]],
         timeout_s: float,
     ) -> wire.Job:
-        """Return the job as soon as it has ended, or as it is after `timeout_s`. Raises what `read` raises."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        """Return the job as soon as it has ended, or as it is after `timeout_s`. Raises what `read` raises.
+
+        `read` returns the job and the seconds until it expires in its queue, which no entry of a stream reports.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
         while True:
             with self._registered(job_id) as ended:
-                job = await read()
-                if job.status not in ("queued", "started") or self.is_closing:
+                job, expires_in_s = await read()
+                now = clock()
+                if job.status not in ("queued", "started") or self.is_closing or now >= deadline:
                     return job
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await ended
-                except TimeoutError:
-                    return await read()
+                await asyncio.wait([ended], timeout=min(deadline - now, expires_in_s))
 
     @contextmanager
     def subscribe(self, job_ids: Sequence[str], on_delta: Callable[[wire.TokenDelta], None]) -> Iterator[None]:

@@ -85,6 +85,6 @@ end
 
 -- True if the field `expires_at` of a waiting job's hash is past.
 local function has_expired(text)
-  local expires_at = tonumber(text or '')
-  return expires_at ~= nil and expires_at <= now_s
+  local time, expires_at = redis.call('TIME'), tonumber(text or '')
+  return expires_at ~= nil and expires_at <= tonumber(time[1]) + tonumber(time[2]) / 1e6
 end

@@ -14,7 +14,7 @@ from scorepool.api.dialects.openai.batch import Batch, BatchStatus, CreateBatch
 from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.repositories import decode, files
-from scorepool.api.repositories.pages import page_of
+from scorepool.api.repositories.pages import add_to_list, page_of
 
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
 INPUT_FILE_MARGIN_S = 3600  # how long an input file outlives the window of a batch that reads it
@@ -75,11 +75,10 @@ class Batches:
                 raise BadRequest("input_file_id: expected a file whose purpose is 'batch'", "input_file_id")
             pipeline.multi()  # type: ignore[no-untyped-call]
             pipeline.hset(source, f"batch:{batch.id}", "1")
-            for key in (source, store.Keys.file_parts(body.input_file_id)):
+            for key in (source, store.Keys.file_parts(body.input_file_id), store.Keys.files_of(owner)):
                 pipeline.expire(key, body.window_s + INPUT_FILE_MARGIN_S, gt=True)
             pipeline.hset(store.Keys.batch(batch.id), mapping={"owner": owner, "state": wire.encode(progress)})
-            pipeline.zadd(store.Keys.batches_of(owner), {batch.id: now})
-            pipeline.zremrangebyscore(store.Keys.batches_of(owner), "-inf", now - 2 * FILE_KEPT_S)
+            add_to_list(pipeline, store.Keys.batches_of(owner), batch.id, now, body.window_s + FILE_KEPT_S)
             pipeline.zadd(store.Keys.batches, {batch.id: 0})
 
         await self._redis.transaction(write, source)

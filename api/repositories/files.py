@@ -16,10 +16,10 @@ from redis.asyncio.client import Pipeline
 from starlette.concurrency import run_in_threadpool
 
 from scorepool import store, wire
-from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject, Purpose
+from scorepool.api.dialects.openai.files import FileObject, Purpose
 from scorepool.api.http.errors import Conflict, NotFound, TooLarge
 from scorepool.api.repositories import decode
-from scorepool.api.repositories.pages import page_of
+from scorepool.api.repositories.pages import add_to_list, page_of
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def publish_file(
     num_bytes: int,
     ttl_s: int,
 ) -> FileObject:
-    """Add the commands that make a file of chunks that exist, and remove ids of expired files from the owner's list."""
+    """Add the commands that make a file of chunks that exist, and list it."""
     now = time.time()
     file = FileObject(
         id=file_id,
@@ -134,8 +134,7 @@ def publish_file(
     pipeline.hset(store.Keys.file(file_id), mapping={"owner": owner, "file": wire.encode(file)})
     pipeline.expire(store.Keys.file(file_id), ttl_s)
     pipeline.expire(store.Keys.file_parts(file_id), ttl_s)
-    pipeline.zadd(store.Keys.files_of(owner), {file_id: now})
-    pipeline.zremrangebyscore(store.Keys.files_of(owner), "-inf", now - 2 * FILE_KEPT_S)
+    add_to_list(pipeline, store.Keys.files_of(owner), file_id, now, ttl_s)
     return file
 
 

@@ -1,15 +1,27 @@
-"""List an owner's files and batches in pages, each after the last id of the one before, as OpenAI's SDK does."""
+"""Lists of an owner's files and batches: sorted sets of ids by time of creation, read in pages as OpenAI's SDK does."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
+from scorepool.api.dialects.openai.files import FILE_KEPT_S
 from scorepool.api.http.errors import BadRequest
 from scorepool.api.repositories import decode
 
 T = TypeVar("T")
 SCAN = 200
+LONGEST_KEPT_S = 2 * FILE_KEPT_S  # a batch with the longest window, from its creation
+
+
+def add_to_list(pipeline: Pipeline, key: str, item_id: str, created_at: float, ttl_s: int) -> None:
+    """Add the commands that list an item for at least `ttl_s`. The list expires with the item that is kept longest."""
+    pipeline.expire(key, LONGEST_KEPT_S, nx=True)  # a list of the previous release, which set no expiry
+    pipeline.zadd(key, {item_id: created_at}, nx=True)
+    pipeline.zremrangebyscore(key, "-inf", created_at - LONGEST_KEPT_S)
+    pipeline.expire(key, ttl_s, nx=True)  # GT leaves a key without an expiry alone
+    pipeline.expire(key, ttl_s, gt=True)
 
 
 async def page_of(

@@ -25,6 +25,8 @@ from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
 from tests.api.fake_worker import COMPLETED, FakeWorker
 
 pytestmark = pytest.mark.anyio
+HOUR_S, DAY_S = 3600, 86_400
+SHORT_LIVED = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": str(HOUR_S)}
 FORM = "multipart/form-data; boundary=b"
 FORM_PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 
@@ -272,6 +274,40 @@ async def test_jobs_of_a_written_line_expire_soon(serving: Serving, worker: Fake
     assert redis.exists(store.Keys.request(good)) == 0
     assert redis.exists(store.Keys.batch_lines(batch_id)) == 0
     assert redis.zcard(store.Keys.batches) == 0
+
+
+async def test_every_key_of_files_and_batches_expires_with_them(serving: Serving, worker: FakeWorker, redis: Redis):
+    """An owner's lists too: they expire with the file or the batch that is kept longest."""
+    files, batches = store.Keys.files_of("local"), store.Keys.batches_of("local")
+    async with serving() as http:
+        file = (await http.post("/v1/files", files={"file": ("a.jsonl", jsonl(2))}, data=SHORT_LIVED)).json()
+        assert 0 < redis.ttl(files) <= HOUR_S
+        body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch_id = (await http.post("/v1/batches", json=body)).json()["id"]
+        assert redis.ttl(files) >= redis.ttl(store.Keys.file(file["id"])) > 24 * HOUR_S
+        assert redis.ttl(batches) > 30 * DAY_S
+        await eventually(lambda: len(worker.waiting()) == 2)
+        redis.delete(batches)  # a batch that ends after its list has expired is listed again
+        for job_id in worker.waiting():
+            worker.end(job_id, COMPLETED)
+        await until(http, batch_id, has("completed"))
+        await http.post("/v1/files", files={"file": ("a.jsonl", jsonl(1))}, data=SHORT_LIVED)
+        assert [batch["id"] for batch in (await http.get("/v1/batches")).json()["data"]] == [batch_id]
+        assert len((await http.get("/v1/files")).json()["data"]) == 3
+
+    keys = [*redis.scan_iter("scorepool:file*"), *redis.scan_iter("scorepool:batch*")]
+    ttls = {key.decode(): redis.ttl(key) for key in keys}
+    assert min(ttls.values()) > 0
+    for item, listed in (("scorepool:file:", files), ("scorepool:batch:", batches)):
+        longest = max(ttl for key, ttl in ttls.items() if key.startswith(item))
+        assert longest <= ttls[listed] <= longest + 60
+
+
+async def test_a_list_that_the_previous_release_wrote_does_not_expire_before_its_files(serving: Serving, redis: Redis):
+    redis.zadd(store.Keys.files_of("local"), {"file-old": time.time()})
+    async with serving() as http:
+        await http.post("/v1/files", files={"file": ("a.jsonl", jsonl(1))}, data=SHORT_LIVED)
+    assert 30 * DAY_S < redis.ttl(store.Keys.files_of("local")) <= 60 * DAY_S
 
 
 async def test_a_cancelled_batch_leaves_nothing_in_a_shared_queue(serving: Serving, worker: FakeWorker, redis: Redis):

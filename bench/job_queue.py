@@ -14,6 +14,7 @@ import asyncio
 import importlib.util
 import json
 import logging
+import math
 import os
 import resource
 import statistics
@@ -303,9 +304,10 @@ async def _wake_up_latencies(url: str, num_waiters: int, num_jobs: int) -> list[
     waiting = Waiting(stream, connection, on_ended=lambda count: None)
     waiting.start()
 
-    async def read(job_id: str) -> wire.Job:
+    async def read(job_id: str) -> tuple[wire.Job, float]:
         status = as_text(await connection.hget(f"rq:job:{job_id}", "status") or b"queued")
-        return wire.Job(id=job_id, kind="score", model="demo", status=status, created_at=0.0)  # type: ignore[arg-type]
+        job = wire.Job(id=job_id, kind="score", model="demo", status=status, created_at=0.0)  # type: ignore[arg-type]
+        return job, math.inf
 
     async def submit_and_wait() -> float:
         job_id = uuid4().hex

@@ -118,7 +118,7 @@ class Sequence:
     text_bytes: bytes | None = None  # the generated text, without the stop string
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: bytes | int | None = None  # which of the caller's `stop` and `stop_token_ids` ended the text
-    model_info: ModelInfo | None = None  # the model that computed the last token; set when the group is done
+    model_info: ModelInfo | None = None  # the model that computed the last token of the group; set when it is done
 
     # Internal state of the engine.
     num_computed: int = field(init=False, default=0)  # leading tokens that went through the model, or are in flight

@@ -11,7 +11,7 @@ from rq.utils import now, utcformat
 from scorepool import store, wire
 from scorepool.store.scripts import load
 
-STAMP = wire.Provenance(
+PROVENANCE = wire.Provenance(
     model="demo",
     fingerprint="f" * 16,
     dtype="float32",
@@ -29,13 +29,13 @@ RESULT = wire.Result(
     ],
     temperature=1.0,
     usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
-    stamp=STAMP,
+    stamp=PROVENANCE,
 )
 COMPLETED = wire.Result(
     sequences=[wire.SequenceResult(token_ids=[2], token_bytes=[b"b"], text="b", finish_reason="stop")],
     temperature=1.0,
     usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
-    stamp=STAMP,
+    stamp=PROVENANCE,
 )
 CANCELED = wire.Failure(code="canceled", message="canceled by its owner")
 REGISTRIES = {JobStatus.FINISHED: "finished", JobStatus.FAILED: "failed", JobStatus.STOPPED: "canceled"}
@@ -58,7 +58,7 @@ class FakeWorker:
         """Register as a live worker, and keep the model as a recent one for `grace_s` after `unregister`."""
         card = self.card = wire.ServedModel(
             id=self.model,
-            stamp=STAMP,
+            stamp=PROVENANCE,
             context_length=context_length,
             vocab_size=vocab_size,
             self_test="passed",

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 
-STAMP = wire.Provenance(
+PROVENANCE = wire.Provenance(
     model="m",
     fingerprint="f",
     dtype="float32",
@@ -27,7 +27,7 @@ float32 = st.floats(width=32, allow_nan=False)
 def result(**columns: object) -> wire.Result:
     sequence = wire.SequenceResult(token_ids=[1, 2], token_bytes=[b"\xf0\x9f", b"b"], text="b", **columns)
     usage = wire.Usage(prompt_tokens=1, completion_tokens=2)
-    return wire.Result(sequences=[sequence], temperature=1.0, usage=usage, stamp=STAMP)
+    return wire.Result(sequences=[sequence], temperature=1.0, usage=usage, stamp=PROVENANCE)
 
 
 @given(st.lists(st.none() | float32))

@@ -17,7 +17,7 @@ from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import to_sequences
 from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
 
-STAMP = provenance_of("demo", FakeEngine.model_info)
+PROVENANCE = provenance_of("demo", FakeEngine.model_info)
 TOKENS = [b"a", b"b", b"<s>", b"<e>", b"\xf0\x9f", b"\x99\x82", b"ab", b""]
 SPECIAL, EOS = 2, 3
 
@@ -52,7 +52,7 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
         deltas += [publish() for publish in job_stream.on_step([row])]
         if row.is_done:
             break
-    return request, deltas, to_result(generate, [prepared], CODEC, STAMP)
+    return request, deltas, to_result(generate, [prepared], CODEC, PROVENANCE)
 
 
 @settings(max_examples=400)

@@ -11,7 +11,7 @@ from rq.job import JobStatus
 from scorepool import wire
 from scorepool.api.routes import dialects
 from tests.api.conftest import Serving, eventually
-from tests.api.fake_worker import STAMP, FakeWorker
+from tests.api.fake_worker import PROVENANCE, FakeWorker
 
 pytestmark = pytest.mark.anyio
 REFUSED = wire.Failure(code="too_long", message="72 tokens, the context has 64")
@@ -22,7 +22,7 @@ def completed(*token_ids: int) -> wire.Result:
         token_ids=[*token_ids], token_bytes=[b"a"] * len(token_ids), text="a" * len(token_ids), finish_reason="stop"
     )
     usage = wire.Usage(prompt_tokens=1, completion_tokens=len(token_ids))
-    return wire.Result(sequences=[sequence], temperature=1.0, usage=usage, stamp=STAMP)
+    return wire.Result(sequences=[sequence], temperature=1.0, usage=usage, stamp=PROVENANCE)
 
 
 @asynccontextmanager

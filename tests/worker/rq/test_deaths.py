@@ -148,7 +148,7 @@ def test_a_second_signal_puts_jobs_back_in_order_with_all_retries(redis: Redis, 
     assert worker.wait(timeout=1) == 0
     assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids
     assert {status(redis, job_id) for job_id in ids} == {"queued"}
-    assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
+    assert {redis.hget(f"rq:job:{job_id}", store.JobField.MAX_CONCURRENCY) for job_id in ids} == {None}
     assert in_flight(redis) == 0
     assert not redis.keys("rq:execution*")
 
@@ -262,7 +262,7 @@ def test_no_job_or_result_is_lost_when_redis_is_killed_and_restarted(mortal, tmp
     until(lambda: len(done(redis)) == 30)
     assert Counter(done(redis)) == Counter(ids)
     assert results(redis, ids) == 30
-    assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
+    assert {redis.hget(f"rq:job:{job_id}", store.JobField.MAX_CONCURRENCY) for job_id in ids} == {None}
     assert worker.poll() is None
     until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels())  # the worker has subscribed again
     last = submit(redis, generate())
@@ -282,6 +282,6 @@ def test_a_stall_of_redis_longer_than_the_leases_counts_as_no_crash(mortal):
         servers[-1].send_signal(signal.SIGCONT)
         time.sleep(2)
 
-    assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
+    assert {redis.hget(f"rq:job:{job_id}", store.JobField.MAX_CONCURRENCY) for job_id in ids} == {None}
     until(lambda: len(done(redis)) == 8)
     assert "took" not in workers.log

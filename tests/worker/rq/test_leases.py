@@ -9,6 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from rq.utils import utcformat
 
 from scorepool import wire
+from scorepool.store import JobField
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
 from scorepool.worker.rq.leases import ClaimedJob, Leases
@@ -42,14 +43,14 @@ def test_a_claim_returns_jobs_with_their_requests_in_queue_order(redis: Redis, q
 
 
 @pytest.mark.parametrize(
-    ("company", "others", "taken"),
+    ("max_concurrency", "others", "taken"),
     [(None, 20, 12), (8, 0, 8), (8, 7, 1), (8, 8, 0), (1, 0, 1), (1, 1, 0), (0, 0, 1)],
 )
 def test_a_claim_respects_the_max_concurrency_of_quarantined_jobs(
-    redis: Redis, queue: Queue, company: int | None, others: int, taken: int
+    redis: Redis, queue: Queue, max_concurrency: int | None, others: int, taken: int
 ):
     for _ in range(12):
-        submit(redis, generate(), fields={} if company is None else {"company": company})
+        submit(redis, generate(), fields={} if max_concurrency is None else {JobField.MAX_CONCURRENCY: max_concurrency})
 
     assert len(claim(redis, queue, in_flight=others)) == taken
 
@@ -69,7 +70,7 @@ def test_a_shared_death_halves_max_concurrency_and_only_a_death_alone_counts_as_
         _, to_end = leases(redis, "other").reclaim([queue], crash_limit=2)
         if to_end:
             break
-        first = redis.hmget(f"rq:job:{rows[0].job_id}", "company", "crashes")
+        first = redis.hmget(f"rq:job:{rows[0].job_id}", JobField.MAX_CONCURRENCY, "crashes")
         seen.append((len(rows), *first))
 
     assert seen == [(9, b"4", None), (4, b"2", None), (2, b"1", None), (1, b"1", b"1")]
@@ -85,8 +86,8 @@ def test_jobs_of_one_death_share_it_even_if_their_leases_expire_one_by_one(redis
         die(redis, [row])
         leases(redis, "other").reclaim([queue], crash_limit=1)
 
-    assert redis.hmget(f"rq:job:{first}", "company", "crashes") == [b"1", None]
-    assert redis.hmget(f"rq:job:{second}", "company", "crashes") == [b"1", None]
+    assert redis.hmget(f"rq:job:{first}", JobField.MAX_CONCURRENCY, "crashes") == [b"1", None]
+    assert redis.hmget(f"rq:job:{second}", JobField.MAX_CONCURRENCY, "crashes") == [b"1", None]
 
 
 def test_a_claim_is_bounded_in_bytes(redis: Redis, queue: Queue):
@@ -105,7 +106,7 @@ def test_a_job_whose_lease_expired_goes_back_to_the_front_of_its_queue(redis: Re
 
     assert (num_back, to_end) == (1, [])
     assert [i.decode() for i in redis.lrange(queue.key, 0, -1)] == [first, second]
-    assert redis.hmget(f"rq:job:{first}", "company", "retries_left") == [b"1", b"3"]
+    assert redis.hmget(f"rq:job:{first}", JobField.MAX_CONCURRENCY, "retries_left") == [b"1", b"3"]
 
 
 def test_a_job_with_a_live_lease_is_not_reclaimed(redis: Redis, queue: Queue):

@@ -93,7 +93,7 @@ def test_the_script_leaves_the_same_keys_as_rqs_own_methods(
         redis.hset(store.Keys.endpoints("alice"), "e1", ENDPOINT)
         monkeypatch.setattr(success.SuccessWriter, "_is_plain_success", takes)
         if is_of_the_api:
-            job_id = submit(redis, generate(), webhook=True, fields={"company": 4, "crashes": 1})
+            job_id = submit(redis, generate(), webhook=True, fields={store.JobField.MAX_CONCURRENCY: 4, "crashes": 1})
         else:
             job_id = Queue("demo", connection=redis).enqueue("add", 1, 2, result_ttl=60, job_id="a" * 32).id
         [inflight] = fly(redis, leases, RESULT if is_of_the_api else 3)

@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 
 from scorepool import store, wire
-from scorepool.store import Keys, RqKeys
+from scorepool.store import JobField, Keys, RqKeys
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 
 BOOKKEEPING = [
@@ -92,7 +92,7 @@ def test_heartbeats_and_maintenance_go_on_if_a_key_has_a_wrong_type(redis: Redis
     until(lambda: isinstance(outcome(redis, job_id), wire.Result))
 
     assert worker.poll() is None
-    assert redis.hget(RqKeys.job(job_id), "company") is None  # no worker reclaimed the job
+    assert redis.hget(RqKeys.job(job_id), JobField.MAX_CONCURRENCY) is None  # no worker reclaimed the job
 
 
 @pytest.mark.parametrize("key", [Keys.models, Keys.recent_models])

@@ -1,4 +1,4 @@
--- include: writes.lua
+-- include: push_job.lua
 --
 -- Deliveries: RQ jobs on the queue of webhooks, each with all that its attempts need, so that they outlive the job whose
 -- end they report. They are created in the transaction that ends the job. Fields of ours beside RQ's (store/job_fields.py):
@@ -30,15 +30,14 @@ local function deliver(id, owner, ttl_s, iso, fields)
   if not is_type(key, 'hash') then return end
   redis.call('HSET', key,
     F_DATA, '["' .. DELIVER .. '", null, [], {}]', F_ORIGIN, WEBHOOKS, F_DESCRIPTION, 'webhook ' .. fields[F_EVENT],
-    F_STATUS, 'queued', F_CREATED_AT, iso, F_ENQUEUED_AT, iso, F_TIMEOUT, 120,
+    F_CREATED_AT, iso, F_ENQUEUED_AT, iso, F_TIMEOUT, 120,
     F_RETRIES_LEFT, 9, F_RETRY_INTERVALS, '[60]',  -- for failures of the worker; failures of receivers have their own schedule
     F_RESULT_TTL, ttl_s, F_FAILURE_TTL, math.max(ttl_s, KEPT_S), F_OWNER, owner, F_SINCE, now)
   for name, value in pairs(fields) do
     redis.call('HSET', key, name, value)
   end
   try('set', 'SADD', QUEUES, QUEUE_ .. WEBHOOKS)
-  try('list', 'RPUSH', QUEUE_ .. WEBHOOKS, id)
-  redis.call('PUBLISH', WAKEUP_ .. WEBHOOKS, id)
+  push_job(WEBHOOKS, id, 0)
 
   -- Deliveries expire by themselves but their ids in the owner's list do not: each new one checks two at random.
   try('zset', 'ZADD', list, now, id)

@@ -215,6 +215,15 @@ def flaky(job: Job) -> str:
     return "at last"
 
 
+def break_queue(job: Job, queue: str) -> str:
+    """Give the key of a queue a wrong type. Fail if it is the job's own queue and the first run."""
+    if job.connection.incr(f"tries:{job.id}") == 1:
+        job.connection.set(f"rq:queue:{queue}", "wrong")
+        if queue == job.origin:
+            raise ValueError("not yet")
+    return "at last"
+
+
 class FunctionsWorker(FakeWorker):
     """A worker that also runs plain RQ functions."""
 
@@ -222,6 +231,7 @@ class FunctionsWorker(FakeWorker):
         super().open()
         self.functions |= {
             "add": lambda job: sum(job.args),
+            "break_queue": lambda job: break_queue(job, *job.args),
             "current": lambda job: getattr(get_current_job(), "id", None),
             "flaky": flaky,
             "sleep": lambda job: time.sleep(job.args[0]),

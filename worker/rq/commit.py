@@ -30,7 +30,7 @@ from scorepool.worker.rq.errors import JobError, Stopped, explain
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import age_s
 from scorepool.worker.rq.leases import Leases
-from scorepool.worker.rq.scheduler import schedule
+from scorepool.worker.rq.scheduler import enqueue
 from scorepool.worker.rq.success_writer import SuccessWriter
 from scorepool.worker.rq.wrong_types import drop_wrong_types
 
@@ -223,7 +223,7 @@ class ResultCommitter:
         if delay_s:
             pipeline.sadd(queue.redis_queues_keys, queue.key)
             queue._persist_job(job, pipeline, status=JobStatus.SCHEDULED)
-            schedule(pipeline, queue, job.id, delay_s)
+            enqueue(pipeline, queue.name, job.id, delay_s=delay_s)
         else:
             queue._enqueue_job(job, pipeline=pipeline, at_front=job.enqueue_at_front_on_retry)
 

@@ -1,7 +1,7 @@
 """RQ's Job and Queue, made safe: no pickle, nothing imported because Redis names it, and an outcome with every end."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from types import MappingProxyType, UnionType
@@ -12,6 +12,7 @@ import rq.queue
 import rq.serializers
 from redis import Redis
 from redis.client import Pipeline
+from redis.exceptions import RedisError, ResponseError
 from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
@@ -21,6 +22,8 @@ from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 from scorepool.wire import Failure, encode
 from scorepool.worker.rq.leases import ClaimedJob, record_outcome
+from scorepool.worker.rq.scheduler import enqueue
+from scorepool.worker.rq.wrong_types import is_wrong_type
 
 MAX_NUMBER = 10**10  # of seconds and counts in a job's hash; a greater one is an error
 DEFAULT_TTL_S = 86_400  # of the outcome of a job whose hash has no TTL
@@ -85,6 +88,28 @@ class Job(rq.job.Job):
         job.origin = row.queue.name
         job._status = rq.job.JobStatus.STARTED
         return job
+
+    @classmethod
+    def fetch_many(cls, job_ids: Iterable[str], connection: Redis, serializer: object = None) -> list[Any]:
+        """Return jobs by id; None for a job that is absent or cannot be read."""
+        jobs: list[rq.job.Job | None] = []
+        for job_id in job_ids:
+            try:
+                jobs += super().fetch_many([job_id], connection)
+            except Exception as error:  # errors in the hash
+                if isinstance(error, RedisError) and not is_wrong_type(error):
+                    raise
+                jobs.append(None)
+        return jobs
+
+    def dependencies_are_met(self, *args: Any, **kwargs: Any) -> bool:
+        """True if the job may run. False if the keys that hold its dependencies have a wrong type."""
+        try:
+            return super().dependencies_are_met(*args, **kwargs)
+        except ResponseError as error:
+            if not is_wrong_type(error):
+                raise
+            return False
 
     def restore(self, raw_data: Any) -> None:
         """Read the hash without RQ's webhooks: they are one unsigned attempt on the main thread, to any address.
@@ -200,6 +225,10 @@ class Queue(rq.queue.Queue):
             for owner in owners:
                 pipeline.llen(Keys.backlog(self.name, as_text(owner)))  # type: ignore[arg-type]
             return sum(pipeline.execute())
+
+    def push_job_id(self, job_id: str, pipeline: Pipeline | None = None, at_front: bool = False) -> None:
+        """Put a job on the queue, also if the key of its list has a wrong type: see store/lua/push_job.lua."""
+        enqueue(self.connection if pipeline is None else pipeline, self.name, job_id, is_at_front=at_front)
 
     def empty(self) -> int:
         """End every waiting job of the API as canceled and delete the others (`rq empty`).

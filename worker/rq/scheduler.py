@@ -7,19 +7,18 @@ schedulers. Redis's clock decides when a job is due, because the workers' clocks
 
 from typing import Any
 
-from redis.client import Pipeline
-from rq.queue import Queue
+from redis import Redis
 from rq.scheduler import RQScheduler
 
 from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 
-SCHEDULE = load("schedule.lua")
+ENQUEUE = load("enqueue.lua")
 
 
-def schedule(pipeline: Pipeline, queue: Queue, job_id: str, delay_s: float) -> None:
-    """Have the job put on its queue again after a delay."""
-    pipeline.eval(SCHEDULE, 0, queue.name, job_id, int(delay_s))
+def enqueue(connection: Redis, queue: str, job_id: str, *, delay_s: int = 0, is_at_front: bool = False) -> None:
+    """Put a job that RQ has saved on its queue, at once or after a delay. `connection` may be a pipeline."""
+    connection.eval(ENQUEUE, 0, queue, job_id, delay_s, int(is_at_front))
 
 
 class Scheduler(RQScheduler):

@@ -42,7 +42,7 @@ from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_message
 from scorepool.worker.rq.sweep import Sweep
 from scorepool.worker.rq.watchdog import Watchdog, WatchedOperations
-from scorepool.worker.rq.wrong_types import WrongRedisType, drop_wrong_types, is_wrong_type
+from scorepool.worker.rq.wrong_types import drop_wrong_types, is_wrong_type
 
 POLL_S = 1.0  # between looks at the queues when no message wakes the loop
 
@@ -172,7 +172,7 @@ class Worker(WorkerProcess):
                     return
                 self._wait()
                 self._backoff_s = 0.1
-            except (*REDIS_UNAVAILABLE, WrongRedisType) as error:
+            except REDIS_UNAVAILABLE as error:
                 self._wait_for_redis(error)
             except ResponseError as error:
                 if not is_wrong_type(error):
@@ -275,7 +275,7 @@ class Worker(WorkerProcess):
         drain = [] if self._drain_deadline is None else [self._drain_deadline]
         return max(0.0, min([POLL_S, *(at - time.monotonic() for at in deadlines + drain)]))
 
-    def _wait_for_redis(self, error: RedisError | WrongRedisType) -> None:
+    def _wait_for_redis(self, error: RedisError) -> None:
         """Wait before the next attempt. Jobs in flight go on, and their ends are kept until Redis takes them.
 
         Other workers lost Redis as well, so no jobs are reclaimed before all have had time to extend their leases.

@@ -5,9 +5,11 @@ from collections import Counter
 
 import pytest
 from redis import Redis
+from rq import Retry
 
 from scorepool import store, wire
 from scorepool.store import JobField, Keys, RqKeys
+from scorepool.worker import Queue
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 
 BOOKKEEPING = [
@@ -30,7 +32,7 @@ BOOKKEEPING = [
 def wrong(redis: Redis, key: str) -> None:
     """Give a key a wrong type: a set, or a string if the key must be a set."""
     redis.delete(key)
-    redis.set(key, "wrong") if "dependents" in key else redis.sadd(key, "wrong")
+    redis.set(key, "wrong") if "depend" in key else redis.sadd(key, "wrong")
 
 
 @pytest.mark.parametrize("key", BOOKKEEPING)
@@ -111,3 +113,44 @@ def test_a_worker_whose_registration_fails_still_reclaims_jobs_of_dead_workers(
 
     assert worker.poll() is None
     assert "Traceback" not in workers.log
+
+
+def test_a_retry_waits_until_its_queue_is_a_list_again_and_other_jobs_end(redis: Redis, workers: Workers):
+    retried = Queue("demo", connection=redis).enqueue("break_queue", "demo", retry=Retry(max=3))
+    worker = workers.start("--with-scheduler", worker="FunctionsWorker")
+    until(lambda: status(redis, retried.id) == "scheduled")
+
+    other = submit(redis, generate(), queue="demo:low")
+    until(lambda: isinstance(outcome(redis, other), wire.Result))
+    redis.delete(RqKeys.queue("demo"))
+
+    until(lambda: status(redis, retried.id) == "finished")
+    assert worker.poll() is None
+    assert "Redis is away" not in workers.log
+
+
+def test_a_dependent_waits_until_its_queue_is_a_list_again(redis: Redis, workers: Workers):
+    parent = Queue("demo", connection=redis).enqueue("break_queue", "demo:low")
+    dependent = Queue("demo:low", connection=redis).enqueue("add", 1, depends_on=parent)
+    workers.start("--with-scheduler", worker="FunctionsWorker")
+    until(lambda: status(redis, parent.id) == "finished")
+    assert status(redis, dependent.id) == "scheduled"
+
+    redis.delete(RqKeys.queue("demo:low"))
+
+    until(lambda: status(redis, dependent.id) == "finished")
+
+
+def test_a_dependent_that_cannot_be_read_keeps_no_other_job_from_its_end(redis: Redis, workers: Workers):
+    queue = Queue("demo", connection=redis)
+    parent = queue.enqueue("add", 1)
+    wrong_hash, wrong_time, wrong_set, good = (queue.enqueue("add", 1, depends_on=parent) for _ in range(4))
+    wrong(redis, wrong_hash.key)
+    redis.hset(wrong_time.key, "created_at", "not a time")
+    wrong(redis, wrong_set.dependencies_key)
+
+    worker = workers.start(worker="FunctionsWorker")
+
+    until(lambda: status(redis, good.id) == "finished")
+    assert status(redis, parent.id) == "finished"
+    assert worker.poll() is None

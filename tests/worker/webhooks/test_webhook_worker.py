@@ -40,6 +40,18 @@ def test_rq_records_every_attempt_and_its_scheduler_queues_the_next_one(
     assert "hush" not in json.dumps([first, last])
 
 
+def test_a_delivery_waits_until_the_queue_of_webhooks_is_a_list_again(
+    redis: Redis, redis_url: str, root: Path, hook: Receiver
+):
+    redis.set(f"rq:queue:{store.WEBHOOKS}", "wrong")
+    job = delivery(redis, hook.url)
+    with webhook_worker(redis_url, root):
+        until(lambda: redis.scard("rq:workers"))
+        redis.delete(f"rq:queue:{store.WEBHOOKS}")
+        until(lambda: job.get_status() == JobStatus.FINISHED)
+    assert len(hook.received) == 1
+
+
 def test_a_delivery_survives_the_death_of_its_worker(redis: Redis, redis_url: str, root: Path, hook: Receiver):
     job = delivery(redis, hook.url)
     killed = False

@@ -20,8 +20,9 @@ from scorepool.api.http.formats import Format
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.batches import Batches
 from scorepool.api.repositories.files import Files
-from scorepool.api.repositories.jobs import CURSOR, Jobs
+from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.pages import CURSOR
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries

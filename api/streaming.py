@@ -38,8 +38,8 @@ class Streaming:
             self._waiting.subscribe(job_ids, events.put_nowait),
             self._metrics.waiting.track_inprogress(),
         ):
-            count = len(job_ids) if len(job_ids) > 1 else None
-            await self._submission.submit(owner, requests, None, count, job_ids, is_synchronous=True)
+            is_bulk = len(requests) > 1
+            await self._submission.submit(owner, requests, job_ids=job_ids, is_bulk=is_bulk, is_synchronous=True)
             waits = [asyncio.create_task(self._put_end(events, owner, job_id)) for job_id in job_ids]
             num_running = len(job_ids)
             try:

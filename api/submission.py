@@ -75,20 +75,20 @@ class Submission:
         self,
         owner: str,
         requests: Sequence[wire.Request],
-        idempotency_key: str | None,
-        count: int | None,
+        idempotency_key: str | None = None,
         job_ids: Sequence[str] | None = None,
         *,
+        is_bulk: bool,
         is_synchronous: bool = False,
     ) -> list[Submitted]:
-        """Check the requests and put them on the queue, all or none; `count` is their number in a bulk.
+        """Check the requests and put them on the queue, all or none. Fields of a bulk begin with `[index].` in errors.
 
         A submission that was accepted before under the same key is answered again even if it would be refused now: its
         model may have left since. Raises ApiError.
         """
-        job_ids = job_ids or new_job_ids(owner, idempotency_key, count)
+        job_ids = job_ids or new_job_ids(owner, idempotency_key, len(requests) if is_bulk else None)
         try:
-            await self._admission.check(requests, is_bulk=count is not None)
+            await self._admission.check(requests, is_bulk=is_bulk)
         except ApiError:
             if idempotency_key is None or not await self._queue.was_submitted(requests, job_ids):
                 raise
@@ -144,9 +144,8 @@ class Submission:
         If one fails, if time runs out or if the client disconnects, the other jobs are canceled, because no client
         knows their ids. Raises ClientDisconnect and ApiError, with fields as `map_field` names them.
         """
-        count = len(requests) if len(requests) > 1 else None
         with map_field_names(map_field):
-            submitted = await self.submit(owner, requests, None, count, is_synchronous=True)
+            submitted = await self.submit(owner, requests, is_bulk=len(requests) > 1, is_synchronous=True)
             job_ids = [job.id for job in submitted]
             try:
                 with self._metrics.waiting.track_inprogress():

@@ -14,7 +14,7 @@ from scorepool.api.dialects.openai.batch import Batch, BatchStatus, CreateBatch
 from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.repositories import decode, files
-from scorepool.api.repositories.pages import add_to_list, page_of
+from scorepool.api.repositories.pages import add_to_list, page_after
 
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
 INPUT_FILE_MARGIN_S = 3600  # how long an input file outlives the window of a batch that reads it
@@ -97,7 +97,7 @@ class Batches:
         async def read(ids: Sequence[str]) -> list[Batch | None]:
             return await self._read(owner, ids)
 
-        return await page_of(self._redis, store.Keys.batches_of(owner), after, limit, read)
+        return await page_after(self._redis, store.Keys.batches_of(owner), after, limit, read)
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Cancel a batch: no more lines are started, and its jobs are canceled. Raise NotFound, Conflict."""

@@ -19,7 +19,7 @@ from scorepool import store, wire
 from scorepool.api.dialects.openai.files import FileObject, Purpose
 from scorepool.api.http.errors import Conflict, NotFound, TooLarge
 from scorepool.api.repositories import decode
-from scorepool.api.repositories.pages import add_to_list, page_of
+from scorepool.api.repositories.pages import add_to_list, page_after
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Files:
             found = await self._read(owner, ids)
             return [file if file and purpose in (None, file.purpose) else None for file in found]
 
-        return await page_of(self._redis, store.Keys.files_of(owner), after, limit, read, newest_first)
+        return await page_after(self._redis, store.Keys.files_of(owner), after, limit, read, newest_first)
 
     async def delete(self, owner: str, file_id: str) -> None:
         """Delete a file; raise NotFound, or Conflict while a batch reads it."""

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from scorepool import store, wire
-from scorepool.api.http.errors import BadRequest, NotFound
+from scorepool.api.http.errors import NotFound
 from scorepool.api.repositories import decode
+from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
 
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
@@ -48,9 +49,6 @@ BROKEN_OUTCOME = wire.Failure(
 )
 
 _ID = re.compile(r"[0-9a-f]{32}")
-CURSOR = r"^[0-9]{1,12}\.[0-9]{6}$"
-SCAN = 200  # jobs that are read in one round trip while a page is filled
-MAX_SCANNED = 2000  # per page, so that a filter with few matches gives short pages and not slow ones
 
 
 def summary(job_id: str, fields: Sequence[bytes | None], has_outcome: bool, now_s: float) -> wire.Job:
@@ -136,31 +134,25 @@ class Jobs:
     async def page(
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int
     ) -> wire.JobPage:
-        """Read a page of jobs, newest first. Raises BadRequest.
+        """Read a page of jobs, newest first. It may be short, even empty, if `next_cursor` is set.
 
-        A page may be shorter than `limit`, even empty, while `next_cursor` is set.
+        Raises BadRequest.
         """
-        if cursor is not None and not re.fullmatch(CURSOR, cursor):
-            raise BadRequest(f"cursor: expected the `next_cursor` of an earlier page, found {cursor[:40]!r}", "cursor")
-        jobs: list[wire.Job] = []
-        position = cursor
-        for _ in range(MAX_SCANNED // SCAN):
-            entries = await self._scan(owner, position)
-            for created, job in entries:
-                position = created
-                if job and status in (None, job.status) and model in (None, job.model):
-                    jobs.append(job)
-                if len(jobs) == limit:
-                    return wire.JobPage(jobs=jobs, next_cursor=position)
-            if len(entries) < SCAN:
-                return wire.JobPage(jobs=jobs)
-        return wire.JobPage(jobs=jobs, next_cursor=position)
+
+        async def scan(before: str | None) -> list[tuple[str, wire.Job | None]]:
+            return [
+                (created, job if job and status in (None, job.status) and model in (None, job.model) else None)
+                for created, job in await self._scan(owner, before)
+            ]
+
+        jobs, next_cursor = await page_before(cursor, limit, scan)
+        return wire.JobPage(jobs=jobs, next_cursor=next_cursor)
 
     async def _scan(self, owner: str, before: str | None) -> list[tuple[str, wire.Job | None]]:
         """Read the next jobs of the owner, newest first, each with its cursor; None for a job that expired."""
         newest = f"({before}" if before else "+inf"
         entries: Any = await self._redis.zrevrangebyscore(
-            store.Keys.owned(owner), newest, "-inf", start=0, num=SCAN, withscores=True
+            store.Keys.owned(owner), newest, "-inf", start=0, num=SCAN_SIZE, withscores=True
         )
         async with self._redis.pipeline(transaction=False) as pipeline:
             for job_id, _ in entries:

@@ -9,9 +9,9 @@ from uuid import uuid4
 from redis.asyncio import Redis
 
 from scorepool import store, wire
-from scorepool.api.http.errors import BadRequest, Conflict, NotFound
+from scorepool.api.http.errors import Conflict, NotFound
 from scorepool.api.repositories import decode
-from scorepool.api.repositories.jobs import CURSOR
+from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
 from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
@@ -23,8 +23,6 @@ FIELDS = (
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
 _EVENTS = (*wire.ALL_EVENTS, "webhook.test")
 _STATES: dict[str, wire.DeliveryState] = {"finished": "delivered", "failed": "failed", "canceled": "failed"}
-SCAN_SIZE = 200  # deliveries read per round trip
-MAX_SCANNED = 2000  # per page, so that a filter with few matches gives short pages rather than slow ones
 SCHEDULED = store.RqKeys.registry("scheduled", store.WEBHOOKS)
 
 
@@ -53,23 +51,24 @@ class WebhookDeliveries:
         cursor: str | None,
         limit: int,
     ) -> wire.DeliveryPage:
-        """Return a page, newest first; raise BadRequest. It may be short even if `next_cursor` is set."""
-        if cursor is not None and not re.fullmatch(CURSOR, cursor):
-            raise BadRequest(f"cursor: expected a `next_cursor` of an earlier page, found {cursor[:40]!r}", "cursor")
-        found: list[wire.Delivery] = []
-        position = cursor
-        for _ in range(MAX_SCANNED // SCAN_SIZE):
-            entries = await self._scan(owner, position)
+        """Read a page of deliveries, newest first. It may be short, even empty, if `next_cursor` is set.
+
+        Raises BadRequest.
+        """
+
+        async def scan(before: str | None) -> list[tuple[str, wire.Delivery | None]]:
+            entries = await self._scan(owner, before)
             deliveries = await self._read(owner, [delivery_id for delivery_id, _ in entries], num_attempts=1)
-            for (_, created), delivery in zip(entries, deliveries, strict=True):
-                position = created
-                if delivery and state in (None, delivery.state) and endpoint_id in (None, delivery.endpoint_id):
-                    found.append(delivery)
-                if len(found) == limit:
-                    return wire.DeliveryPage(deliveries=found, next_cursor=position)
-            if len(entries) < SCAN_SIZE:
-                return wire.DeliveryPage(deliveries=found)
-        return wire.DeliveryPage(deliveries=found, next_cursor=position)
+            return [
+                (
+                    created,
+                    one if one and state in (None, one.state) and endpoint_id in (None, one.endpoint_id) else None,
+                )
+                for (_, created), one in zip(entries, deliveries, strict=True)
+            ]
+
+        deliveries, next_cursor = await page_before(cursor, limit, scan)
+        return wire.DeliveryPage(deliveries=deliveries, next_cursor=next_cursor)
 
     async def replay(self, owner: str, delivery_id: str) -> wire.Delivery:
         """Queue a delivered or failed event again; raise NotFound, or Conflict if it is pending."""

@@ -57,7 +57,7 @@ async def submit(
 ) -> Response:
     """The job is durable when this route answers. With `Prefer: wait=N` the answer is the job, if it ends in time."""
     job_request: wire.Request = await read_message(request, wire.Request, settings.max_body_bytes)  # type: ignore[arg-type]
-    [submitted] = await submission.submit(owner, [job_request], key, None)
+    [submitted] = await submission.submit(owner, [job_request], key, is_bulk=False)
     location = f"/v1/jobs/{submitted.id}"
     headers = {"Location": location} | _replayed([submitted])
     if wait_s is None:
@@ -96,7 +96,7 @@ async def submit_bulk(
             f"expected at most {settings.max_bulk_jobs} jobs in one request (SCOREPOOL_MAX_BULK_JOBS), "
             f"found {len(requests)}"
         )
-    submitted = await submission.submit(owner, requests, key, len(requests))
+    submitted = await submission.submit(owner, requests, key, is_bulk=True)
     return reply([_accepted(job) for job in submitted], form, 202, _replayed(submitted))
 
 

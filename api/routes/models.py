@@ -1,6 +1,6 @@
 """/v1/models: the models that live workers serve."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
@@ -24,9 +24,9 @@ router = APIRouter(prefix="/v1/models", tags=["models"], dependencies=[Depends(k
 )
 async def list_models(_: Owner, form: ReplyFormat, models: ModelsDep) -> Response:
     """`data` has one entry a name; `models` has one a worker: several workers of one model differ in `worker`."""
-    live = await models.live()
-    without_tokenizer = [replace(model, tokenizer=None) for model in live]
-    return reply(wire.ModelList(data=by_name(live), models=without_tokenizer), form)
+    without_tokenizer = [replace(model, tokenizer=None) for model in await models.live()]
+    data = [to_model(name, served) for name, served in models.live_by_name().items()]
+    return reply(wire.ModelList(data=data, models=without_tokenizer), form)
 
 
 @router.get(
@@ -38,28 +38,18 @@ async def read_model(
     name: Annotated[str, Path(alias="id")], _: Owner, form: ReplyFormat, models: ModelsDep
 ) -> Response:
     """Read one model by its name or alias. 404: no live worker serves it. The error's code is OpenAI's."""
-    for model in by_name(await models.live()):
-        if model.id == name:
-            return reply(model, form)
+    await models.live()
+    if served := models.live_by_name().get(name):
+        return reply(to_model(name, served), form)
     with map_codes(openai.DIALECT.error_codes):
         raise models.not_served(name)
 
 
-def by_name(live: Iterable[wire.ServedModel]) -> list[wire.Model]:
-    """List each name and alias once, with the age of its oldest worker and the longest context of its workers."""
-    workers: dict[str, list[wire.ServedModel]] = {}
-    for served in live:
-        workers.setdefault(served.id, []).append(served)
-    for served in live:
-        for alias in served.aliases:
-            if alias not in workers or workers[alias][0].id == served.id != alias:
-                workers.setdefault(alias, []).append(served)
-    return [
-        wire.Model(
-            id=name,
-            root=group[0].id,
-            created=min(served.created for served in group),
-            max_model_len=max(served.context_length for served in group),
-        )
-        for name, group in workers.items()
-    ]
+def to_model(name: str, served: Sequence[wire.ServedModel]) -> wire.Model:
+    """Build the model of a name from its workers' entries: the oldest worker's age, the longest context."""
+    return wire.Model(
+        id=name,
+        root=served[0].id,
+        created=min(entry.created for entry in served),
+        max_model_len=max(entry.context_length for entry in served),
+    )

@@ -17,8 +17,9 @@ from scorepool.api.dialects.openai.structured_outputs import (
     tool_choice_mode,
 )
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import TemplateKwargs
+from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs
 
+MaxTokens = Annotated[int, Meta(ge=1, le=MAX_NUM_TOKENS)]
 field_name = map_field(
     {
         "json_schema": "response_format",
@@ -37,8 +38,8 @@ _SUPPORTED = {
 
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
-    max_tokens: Annotated[int, Meta(ge=1, le=131_072)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=131_072)] | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream, Delta
-from scorepool.api.dialects.detokenizer import token_text
+from scorepool.api.dialects.detokenizer import token_text, top_tokens
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chunks import ChunkWriter
 from scorepool.api.dialects.openai.messages import Function, ToolCall
@@ -213,20 +213,12 @@ def _token_logprobs(body: ChatRequest, delta: Delta) -> list[TokenLogprob]:
                 token=token_text(token_id, token_bytes, as_ids),
                 logprob=logprob,
                 bytes=list(content),
-                top_logprobs=_top_logprobs(new, entry, as_ids),
+                top_logprobs=[
+                    TopLogprob(token=token_text(top_id, top_bytes, as_ids), logprob=value, bytes=list(top_bytes))
+                    for top_id, top_bytes, value in top_tokens(new, entry)
+                    if value is not None
+                ],
                 channel=channel,
             )
         )
     return found
-
-
-def _top_logprobs(sequence: wire.SequenceResult, entry: int, as_ids: bool) -> list[TopLogprob]:
-    """Return the most likely tokens, most likely first."""
-    if sequence.top_ids is None or sequence.top_bytes is None or sequence.top_logprobs is None:
-        return []
-    columns = (sequence.top_ids[entry], sequence.top_bytes[entry], sequence.top_logprobs[entry].values())
-    return [
-        TopLogprob(token=token_text(token_id, token_bytes, as_ids), logprob=logprob, bytes=list(token_bytes))
-        for token_id, token_bytes, logprob in zip(*columns, strict=True)
-        if logprob is not None
-    ]

@@ -15,6 +15,7 @@ from scorepool.api.dialects.detokenizer import (
     logprobs_by_text,
     text_offsets,
     token_text,
+    top_tokens,
 )
 from scorepool.api.dialects.openai.chunks import ChunkWriter
 from scorepool.api.dialects.openai.completions import CompletionRequest
@@ -265,22 +266,14 @@ def _to_logprobs(body: CompletionRequest, sequence: wire.SequenceResult, offsets
         if logprob is None:
             by_text.append(None)
             continue
-        top_tokens, top_logprobs = _top(sequence, entry, body.logprobs or 0)
-        by_text.append(logprobs_by_text([*top_tokens, token], [*top_logprobs, logprob], as_ids))
+        top = top_tokens(sequence, entry)[: body.logprobs or 0]
+        by_text.append(logprobs_by_text([*top, (*token, logprob)], as_ids))
     return Logprobs(
         tokens=[token_text(*token, as_ids) for token in tokens],
         token_logprobs=logprobs,
         top_logprobs=by_text,
         text_offset=offsets,
     )
-
-
-def _top(sequence: wire.SequenceResult, entry: int, k: int) -> tuple[list[tuple[int, bytes]], list[float | None]]:
-    """Return the k most likely tokens of an entry, and their logprobs."""
-    if k == 0 or sequence.top_ids is None or sequence.top_bytes is None or sequence.top_logprobs is None:
-        return [], []
-    tokens = list(zip(sequence.top_ids[entry], sequence.top_bytes[entry], strict=True))
-    return tokens[:k], sequence.top_logprobs[entry].values()[:k]
 
 
 def _to_prompt_logprobs(sequence: wire.SequenceResult, k: int) -> list[dict[str, PromptLogprob] | None]:
@@ -294,11 +287,7 @@ def _to_prompt_logprobs(sequence: wire.SequenceResult, k: int) -> list[dict[str,
         if logprob is None or rank is None:
             found.append(None)
             continue
-        tokens, values = _top(sequence, entry, k)
-        ranked = [
-            (token_id, token_bytes, value, number)
-            for number, ((token_id, token_bytes), value) in enumerate(zip(tokens, values, strict=True), start=1)
-        ]
+        ranked = [(*token, number) for number, token in enumerate(top_tokens(sequence, entry)[:k], start=1)]
         ranked.append((sequence.token_ids[entry], sequence.token_bytes[entry], logprob, rank))
         found.append(
             {

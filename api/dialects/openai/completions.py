@@ -12,15 +12,15 @@ from msgspec import Meta
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import SamplingRequest, sampling_fields
-from scorepool.wire.request import Text, TokenId, TokenIds
+from scorepool.wire.request import NumChoices, NumTokens, Text, TokenId, TokenIds
 
 _field_name = map_field({"prompt": "prompt"}, list_field="prompt")
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     prompt: Text | Annotated[list[Text | TokenId | TokenIds], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: NumTokens | None = None
+    best_of: NumChoices | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=128)] | None = None

@@ -2,15 +2,28 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, TypedDict, TypeVar
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import ModelName, Penalty, StopString, StopTokenIds, TokenId
+from scorepool.wire.request import (
+    MAX_SEED,
+    LogitBias,
+    MinP,
+    ModelName,
+    NumChoices,
+    NumTokens,
+    Penalty,
+    RepetitionPenalty,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    TopP,
+)
 
-MAX_SEED = 2**63 - 1
 T = TypeVar("T")
 NoEffect = Annotated[T, Meta(description="Has no effect here.")]
 Metadata = Annotated[
@@ -44,17 +57,17 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     server supports one value only and that has another."""
 
     model: ModelName
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000, description="0 and -1 keep every token.")] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_p: MinP | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    stop: StopString | StopStrings | None = None
+    n: NumChoices | None = None
+    logit_bias: LogitBias | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
@@ -62,7 +75,7 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     user: NoEffect[str] | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
+    min_tokens: NumTokens | None = None
     include_stop_str_in_output: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
@@ -80,25 +93,11 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.n or 1
 
 
-class SamplingFields(TypedDict):
-    """Fields of a wire.Generate."""
+class SamplingFields(wire.SamplingOptions):
+    """Type the fields of a wire.Generate that `sampling_fields` sets."""
 
     model: str
     timeout_s: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    logit_bias: dict[int, float]
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    stop: list[str]
-    stop_token_ids: list[int]
-    ignore_eos: bool
-    min_tokens: int
-    include_stop_str_in_output: bool
     stream: bool
 
 

@@ -8,7 +8,7 @@ from scorepool import wire
 from scorepool.api.dialects.detokenizer import token_text
 from scorepool.api.dialects.openai.messages import ChatMessage
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import ModelName, Text, TokenId
+from scorepool.wire.request import AnyTokenIds, ModelName, Text
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,7 +35,7 @@ class TokenizeReply(Struct, frozen=True, kw_only=True):
 
 class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: ModelName | None = None
-    tokens: Annotated[list[TokenId], Meta(max_length=1_000_000)]
+    tokens: AnyTokenIds
 
 
 class DetokenizeReply(Struct, frozen=True, kw_only=True):

@@ -10,34 +10,50 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
-from scorepool.api.dialects.detokenizer import generated_text, token_text
+from scorepool.api.dialects.detokenizer import generated_text, token_text, top_tokens
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
-from scorepool.wire.request import ModelName, Penalty, StopString, StopTokenIds, Text, TokenId, TokenIds, TopLogprobs
+from scorepool.wire.request import (
+    MinP,
+    ModelName,
+    NumChoices,
+    NumTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    Text,
+    TokenId,
+    TokenIds,
+    TopLogprobs,
+    TopP,
+)
 
 # Logprob, token id and text. A list, because msgspec writes a schema of tuples that OpenAPI does not allow.
 TokenEntry = list[float | int | str | None]
-MAX_SEED = 2**63 - 1
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Null is the default, as SGLang takes it. An unknown field is refused by its name."""
 
-    max_new_tokens: Annotated[int, Meta(ge=0, le=131_072, description="null: what fits, at most 4096.")] | None = 128
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_new_tokens: Annotated[NumTokens, Meta(description="null: what fits, at most 4096.")] | None = 128
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_p: MinP | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    sampling_seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stop: StopString | StopStrings | None = None
+    n: NumChoices | None = None
+    sampling_seed: Seed | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
-    min_new_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
+    min_new_tokens: NumTokens | None = None
     no_stop_trim: Annotated[bool | None, Meta(description="The stop string or token is in the text.")] = None
     skip_special_tokens: Annotated[bool | None, Meta(description="null is true.")] = None
     spaces_between_special_tokens: Annotated[bool | None, Meta(description="Has no effect here.")] = None
@@ -231,13 +247,9 @@ def _token_entry(sequence: wire.SequenceResult, entry: int, with_text: bool) -> 
 
 
 def _top_entries(sequence: wire.SequenceResult, entry: int, with_text: bool) -> list[TokenEntry]:
-    assert sequence.top_ids is not None
-    assert sequence.top_bytes is not None
-    assert sequence.top_logprobs is not None
-    columns = (sequence.top_logprobs[entry].values(), sequence.top_ids[entry], sequence.top_bytes[entry])
     return [
         [logprob, token_id, token_text(token_id, token_bytes) if with_text else None]
-        for logprob, token_id, token_bytes in zip(*columns, strict=True)
+        for token_id, token_bytes, logprob in top_tokens(sequence, entry)
     ]
 
 

@@ -12,15 +12,15 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import Usage, to_usage
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
-from scorepool.wire.request import ModelName, Text, TokenId
+from scorepool.wire.request import AnyTokenIds, ModelName, Text, TokenId
 
 
 class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Query and item are joined first: texts are joined unchanged and then encoded, token ids are joined."""
 
     model: ModelName
-    query: Text | Annotated[list[TokenId], Meta(max_length=1_000_000)]
-    items: Text | Annotated[list[Text | Annotated[list[TokenId], Meta(max_length=1_000_000)]], Meta(min_length=1)]
+    query: Text | AnyTokenIds
+    items: Text | Annotated[list[Text | AnyTokenIds], Meta(min_length=1)]
     label_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)]
     apply_softmax: Annotated[bool, Meta(description="Normalise over the labels, so that they add up to 1.")] = False
     item_first: bool = False

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount, ReplyTooLarge
-from scorepool.wire.request import ModelName, TokenIds, TopLogprobs
+from scorepool.wire.request import ModelName, ScoreTemperature, TokenIds, TopLogprobs
 
 MAX_ENTRIES = 2**24  # of the padded arrays of one reply: 128 MiB of logprobs and ids
 
@@ -25,7 +25,7 @@ class SequenceLogprobsRequest(Struct, frozen=True, forbid_unknown_fields=True, k
     sequences: Annotated[list[TokenIds], Meta(min_length=1)]
     prompt_lengths: list[Annotated[int, Meta(ge=0)]]
     top_logprobs: TopLogprobs = 100
-    temperature: Annotated[float, Meta(ge=1e-9, le=100, description="Divides the logits before the softmax.")] = 1.0
+    temperature: ScoreTemperature = 1.0
     response_format: Literal["json", "binary"] = "json"
     model: ModelName | None = None
 

@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "api.dependencies": {
         "api.auth", "api.http", "api.metrics", "api.repositories", "api.state", "api.streaming", "api.submission",
-        "store",
+        "store", "wire",
     },
     "api.routes": {
         "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.metrics", "api.repositories",

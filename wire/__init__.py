@@ -10,7 +10,7 @@ in `api/admission.py`; the translation in `worker/inference/translate.py` and `w
 that `scorepool/__init__.py` exports.
 """
 
-from scorepool.wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
+from scorepool.wire.codec import Format, Invalid, decode_outcome, decode_request, encode, encode_json, parse
 from scorepool.wire.columns import Floats, StreamedColumns
 from scorepool.wire.reply import (
     Accepted,
@@ -91,6 +91,7 @@ __all__ = [
     "Failure",
     "FailureCode",
     "Floats",
+    "Format",
     "Generate",
     "Invalid",
     "Job",

@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from scorepool import wire
 from scorepool.api.dialects.unsupported import without_defaults
-from scorepool.wire.codec import Encoding
 
 
 class Context(Struct, frozen=True, kw_only=True):
@@ -79,15 +78,15 @@ class Endpoint(ABC, Generic[Body]):
     needs_model: ClassVar[bool] = False  # `to_requests` needs the served model; it may be unnamed if it is the only one
     has_large_replies: ClassVar[bool] = False  # `to_reply` may take a second, so it runs in a thread
 
-    def parse(self, body: bytes, encoding: Encoding = "json") -> Body:
+    def parse(self, body: bytes, message_format: wire.Format = "json") -> Body:
         """Parse a body; raise wire.Invalid."""
         try:
-            return wire.parse(body, self.body_type, encoding)
+            return wire.parse(body, self.body_type, message_format)
         except wire.Invalid:  # perhaps a default of another server
             if not self.foreign_fields:
                 raise
         return wire.parse(
-            without_defaults(body, encoding, self.foreign_fields, self.body_type), self.body_type, encoding
+            without_defaults(body, message_format, self.foreign_fields, self.body_type), self.body_type, message_format
         )
 
     def job_count(self, body: Body) -> JobCount:

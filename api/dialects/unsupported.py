@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct
 
 from scorepool import wire
-from scorepool.wire.codec import Encoding
 
 ANY: Final = object()  # in a table: every value passes, because the field changes no result
 
@@ -23,7 +22,9 @@ def check_supported(body: Struct, supported: Mapping[str, object]) -> None:
             raise ValueError(f"`{name}` is not supported here, expected {wire.encode_json(value).decode()}")
 
 
-def without_defaults(content: bytes, encoding: Encoding, defaults: Mapping[str, object], body_type: type) -> bytes:
+def without_defaults(
+    content: bytes, message_format: wire.Format, defaults: Mapping[str, object], body_type: type
+) -> bytes:
     """Return a body without the fields of `defaults` that are null or have their default.
 
     A name like `sampling_params.regex` is of a field of an object. Fields of `body_type` itself stay. Raise
@@ -31,7 +32,7 @@ def without_defaults(content: bytes, encoding: Encoding, defaults: Mapping[str, 
     `body_type` names the field.
     """
     try:
-        body: Any = wire.parse(content, Any, encoding)
+        body: Any = wire.parse(content, Any, message_format)
     except wire.Invalid:
         return content
     if not isinstance(body, dict):
@@ -47,7 +48,7 @@ def without_defaults(content: bytes, encoding: Encoding, defaults: Mapping[str, 
             expected = "null" if default is None else f"{wire.encode_json(default).decode()} or null"
             message = f"{path}: not supported here, expected {expected}, found {repr(value)[:80]}"
             raise wire.Invalid(message, path)
-    return wire.encode_json(body) if encoding == "json" else wire.encode(body)
+    return wire.encode_json(body) if message_format == "json" else wire.encode(body)
 
 
 def _is_equal(value: object, default: object) -> bool:

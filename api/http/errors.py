@@ -203,10 +203,10 @@ def error_response(request: Request, error: ApiError) -> Response:
     """Build the reply in the format that the request accepts; JSON if it accepts neither format."""
     body = error_reply(error)
     try:
-        form = accepted_format(request.headers.getlist("accept"))
+        reply_format = accepted_format(request.headers.getlist("accept"))
     except ValueError:
-        form = "json"
-    return reply(body, form, error.status, error.headers)
+        reply_format = "json"
+    return reply(body, reply_format, error.status, error.headers)
 
 
 def request_id(request: Request) -> str:

@@ -6,7 +6,7 @@ A value that cannot be decoded counts as missing and is logged by its type. It n
 import logging
 import math
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
@@ -47,12 +47,12 @@ def time_s(reply: tuple[int, int]) -> float:
     return seconds + microseconds / 1e6
 
 
-def message(packed: object, message_type: type[T], form: Literal["json", "msgpack"] = "msgpack") -> T | None:
+def message(packed: object, message_type: type[T], message_format: wire.Format = "msgpack") -> T | None:
     """Decode a message of `wire`; None if it is missing or cannot be decoded."""
     if not isinstance(packed, bytes):
         return None
     try:
-        return wire.parse(packed, message_type, form)
+        return wire.parse(packed, message_type, message_format)
     except wire.Invalid:
         logger.warning("a %s in Redis cannot be decoded", getattr(message_type, "__name__", message_type))
         return None

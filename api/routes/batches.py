@@ -36,8 +36,8 @@ async def page(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
     found, has_more = await batches.page(owner, after, limit)
-    ids: list[str | None] = [batch.id for batch in found] or [None]
-    return reply(BatchPage(data=found, first_id=ids[0], last_id=ids[-1], has_more=has_more), "json")
+    first_id, last_id = (found[0].id, found[-1].id) if found else (None, None)
+    return reply(BatchPage(data=found, first_id=first_id, last_id=last_id, has_more=has_more), "json")
 
 
 @router.get("/{id}", summary="Read a batch", responses=openapi.answers({200: Batch}, (400, 401, 404, 503)))

@@ -67,8 +67,8 @@ async def page(
     purpose: Annotated[Purpose | None, Query()] = None,
 ) -> Response:
     found, has_more = await files.page(owner, after, limit, purpose, order == "desc")
-    ids: list[str | None] = [file.id for file in found] or [None]
-    return reply(FilePage(data=found, first_id=ids[0], last_id=ids[-1], has_more=has_more), "json")
+    first_id, last_id = (found[0].id, found[-1].id) if found else (None, None)
+    return reply(FilePage(data=found, first_id=first_id, last_id=last_id, has_more=has_more), "json")
 
 
 @router.get(

@@ -49,7 +49,7 @@ SUBMIT_ERRORS = (400, 401, 404, 406, 408, 409, 413, 415, 429, 503)
 async def submit(
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     key: IdempotencyKey,
     wait_s: PreferredWait,
     settings: SettingsDep,
@@ -61,17 +61,17 @@ async def submit(
     location = f"/v1/jobs/{submitted.id}"
     headers = {"Location": location} | _replayed([submitted])
     if wait_s is None:
-        return reply(_accepted(submitted), form, 202, headers)
+        return reply(_accepted(submitted), reply_format, 202, headers)
     granted_s = min(wait_s, int(settings.max_wait_s))
     headers["Preference-Applied"] = f"wait={granted_s}"
     try:
         job = await submission.wait_for_job(request, owner, submitted.id, granted_s)
     except RedisError as error:  # the job is in Redis, so its id must reach the client
         logger.warning("cannot wait for the accepted job %s: %r", submitted.id, error)
-        return reply(_accepted(submitted), form, 202, headers)
+        return reply(_accepted(submitted), reply_format, 202, headers)
     if job.status not in ENDED:
-        return reply(wire.Accepted(id=job.id, status=job.status, location=location), form, 202, headers)
-    return reply(job, form, 200, headers)
+        return reply(wire.Accepted(id=job.id, status=job.status, location=location), reply_format, 202, headers)
+    return reply(job, reply_format, 200, headers)
 
 
 @router.post(
@@ -84,7 +84,7 @@ async def submit(
 async def submit_bulk(
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     key: IdempotencyKey,
     settings: SettingsDep,
     submission: SubmissionDep,
@@ -97,7 +97,7 @@ async def submit_bulk(
             f"found {len(requests)}"
         )
     submitted = await submission.submit(owner, requests, key, is_bulk=True)
-    return reply([_accepted(job) for job in submitted], form, 202, _replayed(submitted))
+    return reply([_accepted(job) for job in submitted], reply_format, 202, _replayed(submitted))
 
 
 def _accepted(job: Submitted) -> wire.Accepted:
@@ -117,7 +117,7 @@ async def read(
     job_id: JobId,
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     settings: SettingsDep,
     submission: SubmissionDep,
     wait: WaitS = 0,
@@ -126,7 +126,7 @@ async def read(
     echoes the limit."""
     granted_s = min(wait, settings.max_wait_s)
     headers = {"Preference-Applied": f"wait={granted_s:g}"} if granted_s < wait else {}
-    return reply(await submission.wait_for_job(request, owner, job_id, granted_s), form, headers=headers)
+    return reply(await submission.wait_for_job(request, owner, job_id, granted_s), reply_format, headers=headers)
 
 
 @router.get(
@@ -136,7 +136,7 @@ async def read(
 )
 async def page(
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     jobs: JobsDep,
     status: Annotated[wire.Status | None, Query()] = None,
     model: Annotated[str | None, Query(max_length=128)] = None,
@@ -145,7 +145,7 @@ async def page(
 ) -> Response:
     """The jobs have no results. If few jobs match the filters, a page can be short or empty and still have a
     `next_cursor`."""
-    return reply(await jobs.page(owner, status, model, cursor, limit), form)
+    return reply(await jobs.page(owner, status, model, cursor, limit), reply_format)
 
 
 @router.post(
@@ -153,11 +153,11 @@ async def page(
     summary="Cancel a job",
     responses=openapi.answers({200: wire.Job, 202: wire.Job}, (400, 401, 404, 406, 409, 503)),
 )
-async def cancel(job_id: JobId, owner: Owner, form: ReplyFormat, queue: QueueDep, jobs: JobsDep) -> Response:
+async def cancel(job_id: JobId, owner: Owner, reply_format: ReplyFormat, queue: QueueDep, jobs: JobsDep) -> Response:
     """200: the job is canceled. 202: it runs, and its worker is asked to stop it. 409: it has finished or failed."""
     await queue.cancel(owner, job_id)
     job = await jobs.read(owner, job_id)
-    return reply(job, form, 202 if job.status == "started" else 200)
+    return reply(job, reply_format, 202 if job.status == "started" else 200)
 
 
 @router.delete(

@@ -22,11 +22,11 @@ router = APIRouter(prefix="/v1/models", tags=["models"], dependencies=[Depends(k
     summary="List the models that live workers serve",
     responses=openapi.answers({200: wire.ModelList}, (400, 401, 406, 503)),
 )
-async def list_models(_: Owner, form: ReplyFormat, models: ModelsDep) -> Response:
+async def list_models(_: Owner, reply_format: ReplyFormat, models: ModelsDep) -> Response:
     """`data` has one entry a name; `models` has one a worker: several workers of one model differ in `worker`."""
     without_tokenizer = [replace(model, tokenizer=None) for model in await models.live()]
     data = [to_model(name, served) for name, served in models.live_by_name().items()]
-    return reply(wire.ModelList(data=data, models=without_tokenizer), form)
+    return reply(wire.ModelList(data=data, models=without_tokenizer), reply_format)
 
 
 @router.get(
@@ -35,12 +35,12 @@ async def list_models(_: Owner, form: ReplyFormat, models: ModelsDep) -> Respons
     responses=openapi.answers({200: wire.Model}, (400, 401, 404, 406, 503)),
 )
 async def read_model(
-    name: Annotated[str, Path(alias="id")], _: Owner, form: ReplyFormat, models: ModelsDep
+    name: Annotated[str, Path(alias="id")], _: Owner, reply_format: ReplyFormat, models: ModelsDep
 ) -> Response:
     """Read one model by its name or alias. 404: no live worker serves it. The error's code is OpenAI's."""
     await models.live()
     if served := models.live_by_name().get(name):
-        return reply(to_model(name, served), form)
+        return reply(to_model(name, served), reply_format)
     with map_codes(openai.DIALECT.error_codes):
         raise models.not_served(name)
 

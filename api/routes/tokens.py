@@ -19,7 +19,7 @@ router = APIRouter(tags=["tokens"], dependencies=[Depends(known_query)])
     responses=openapi.answers({200: wire.TokenizerInfo}, (400, 401, 404, 406, 503)),
 )
 async def tokenizer_info(
-    _: Owner, form: ReplyFormat, models: ModelsDep, model: Annotated[str | None, Query(max_length=128)] = None
+    _: Owner, reply_format: ReplyFormat, models: ModelsDep, model: Annotated[str | None, Query(max_length=128)] = None
 ) -> Response:
     """The answer is what the model's worker registered. `model` may be left out if only one is served."""
-    return reply((await models.find(model)).tokenizer, form)
+    return reply((await models.find(model)).tokenizer, reply_format)

@@ -24,7 +24,7 @@ DeliveryId = Annotated[str, Path(alias="id")]
 )
 async def page(
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     deliveries: WebhookDeliveriesDep,
     state: Annotated[wire.DeliveryState | None, Query()] = None,
     endpoint_id: Annotated[str | None, Query(max_length=64)] = None,
@@ -32,7 +32,7 @@ async def page(
     limit: Limit = 50,
 ) -> Response:
     """List deliveries, each with its last attempt. With a filter, a short page may still have a `next_cursor`."""
-    return reply(await deliveries.page(owner, state, endpoint_id, cursor, limit), form)
+    return reply(await deliveries.page(owner, state, endpoint_id, cursor, limit), reply_format)
 
 
 @router.get(
@@ -40,9 +40,11 @@ async def page(
     summary="Read a delivery with its attempts",
     responses=openapi.answers({200: wire.Delivery}, (400, 401, 404, 406, 503)),
 )
-async def read(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, deliveries: WebhookDeliveriesDep) -> Response:
+async def read(
+    delivery_id: DeliveryId, owner: Owner, reply_format: ReplyFormat, deliveries: WebhookDeliveriesDep
+) -> Response:
     """Read a delivery. `id` is the `webhook-id` that the receiver got."""
-    return reply(await deliveries.read(owner, delivery_id), form)
+    return reply(await deliveries.read(owner, delivery_id), reply_format)
 
 
 @router.post(
@@ -52,13 +54,13 @@ async def read(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, deliver
     responses=openapi.answers({202: wire.Delivery}, (400, 401, 404, 406, 409, 503)),
 )
 async def replay(
-    delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, deliveries: WebhookDeliveriesDep
+    delivery_id: DeliveryId, owner: Owner, reply_format: ReplyFormat, deliveries: WebhookDeliveriesDep
 ) -> Response:
     """Send an event again, at once and with the same `webhook-id`. If that fails, the schedule of retries follows.
 
     409: the delivery is still pending.
     """
-    return reply(await deliveries.replay(owner, delivery_id), form, 202)
+    return reply(await deliveries.replay(owner, delivery_id), reply_format, 202)
 
 
 @router.post(
@@ -69,8 +71,8 @@ async def replay(
     openapi_extra=openapi.body(wire.ReplayRequest),
 )
 async def replay_failed(
-    request: Request, owner: Owner, form: ReplyFormat, settings: SettingsDep, deliveries: WebhookDeliveriesDep
+    request: Request, owner: Owner, reply_format: ReplyFormat, settings: SettingsDep, deliveries: WebhookDeliveriesDep
 ) -> Response:
     """Send all your failed events since a time again, or those of one endpoint."""
     message = await read_message(request, wire.ReplayRequest, settings.max_body_bytes)
-    return reply(wire.ReplayReply(replayed=await deliveries.replay_failed(owner, message)), form, 202)
+    return reply(wire.ReplayReply(replayed=await deliveries.replay_failed(owner, message)), reply_format, 202)

@@ -34,7 +34,7 @@ BODY_ERRORS = (400, 401, 404, 406, 408, 413, 415, 503)
     openapi_extra=openapi.body(wire.EndpointRegistration),
 )
 async def register(
-    request: Request, owner: Owner, form: ReplyFormat, settings: SettingsDep, endpoints: WebhookEndpointsDep
+    request: Request, owner: Owner, reply_format: ReplyFormat, settings: SettingsDep, endpoints: WebhookEndpointsDep
 ) -> Response:
     """Register a URL that receives an event for each of your jobs that ends from now on.
 
@@ -42,7 +42,7 @@ async def register(
     """
     registration = await read_message(request, wire.EndpointRegistration, settings.max_body_bytes)
     registered = await endpoints.register(owner, registration)
-    return reply(registered, form, 201, {"Location": f"/v1/webhooks/endpoints/{registered.endpoint.id}"})
+    return reply(registered, reply_format, 201, {"Location": f"/v1/webhooks/endpoints/{registered.endpoint.id}"})
 
 
 @router.get(
@@ -50,9 +50,9 @@ async def register(
     summary="List endpoints",
     responses=openapi.answers({200: wire.WebhookEndpointList}, (400, 401, 406, 503)),
 )
-async def all_endpoints(owner: Owner, form: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
+async def all_endpoints(owner: Owner, reply_format: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
     """List your endpoints, oldest first."""
-    return reply(wire.WebhookEndpointList(endpoints=await endpoints.read_all(owner)), form)
+    return reply(wire.WebhookEndpointList(endpoints=await endpoints.read_all(owner)), reply_format)
 
 
 @router.get(
@@ -60,9 +60,11 @@ async def all_endpoints(owner: Owner, form: ReplyFormat, endpoints: WebhookEndpo
     summary="Read an endpoint",
     responses=openapi.answers({200: wire.WebhookEndpoint}, (400, 401, 404, 406, 503)),
 )
-async def read(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
+async def read(
+    endpoint_id: EndpointId, owner: Owner, reply_format: ReplyFormat, endpoints: WebhookEndpointsDep
+) -> Response:
     """Read an endpoint. `disabled_at` and `disabled_reason` are set if it receives no events."""
-    return reply(await endpoints.read(owner, endpoint_id), form)
+    return reply(await endpoints.read(owner, endpoint_id), reply_format)
 
 
 @router.patch(
@@ -75,13 +77,13 @@ async def change(
     endpoint_id: EndpointId,
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     settings: SettingsDep,
     endpoints: WebhookEndpointsDep,
 ) -> Response:
     """Change an endpoint. Pending deliveries go to the new URL. `disabled`: false enables one that answered 410."""
     message = await read_message(request, wire.EndpointChange, settings.max_body_bytes)
-    return reply(await endpoints.change(owner, endpoint_id, message), form)
+    return reply(await endpoints.change(owner, endpoint_id, message), reply_format)
 
 
 @router.delete(
@@ -101,9 +103,11 @@ async def delete(endpoint_id: EndpointId, owner: Owner, endpoints: WebhookEndpoi
     summary="Rotate an endpoint's secret",
     responses=openapi.answers({200: wire.WebhookSecret}, (400, 401, 404, 406, 503)),
 )
-async def rotate(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
+async def rotate(
+    endpoint_id: EndpointId, owner: Owner, reply_format: ReplyFormat, endpoints: WebhookEndpointsDep
+) -> Response:
     """Replace the secret, which only this reply contains. Deliveries are signed with both secrets for a day."""
-    return reply(await endpoints.rotate(owner, endpoint_id), form)
+    return reply(await endpoints.rotate(owner, endpoint_id), reply_format)
 
 
 @router.post(
@@ -116,7 +120,7 @@ async def rotate(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, endpo
 async def test(
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     settings: SettingsDep,
     endpoints: WebhookEndpointsDep,
     deliveries: WebhookDeliveriesDep,
@@ -128,4 +132,4 @@ async def test(
     except NotFound as error:
         raise NotFound(error.message, "endpoint_id") from None
     delivery = await deliveries.test(owner, endpoint)
-    return reply(delivery, form, 202, {"Location": f"/v1/webhooks/deliveries/{delivery.id}"})
+    return reply(delivery, reply_format, 202, {"Location": f"/v1/webhooks/deliveries/{delivery.id}"})

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from scorepool.engine import Engine, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import BOS, VOCAB_SIZE
+from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_tokenizer import BOS
 
 _draw = Random(1)
 DOCUMENTS = [[BOS] + [_draw.randrange(3, VOCAB_SIZE) for _ in range(79)] for _ in range(4)]

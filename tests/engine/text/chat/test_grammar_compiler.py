@@ -12,7 +12,7 @@ from scorepool.engine import ChatCodec, Engine, InvalidRequest, Sampling, Sequen
 from scorepool.engine.text.chat.grammar import StructuredOutputSpec
 from tests.chat_formats import chat_codec_of, ids_of
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import EOS, build_tokenizer
+from tests.tiny_tokenizer import EOS, build_tokenizer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

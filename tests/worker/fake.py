@@ -171,12 +171,12 @@ class HangingWorker(FakeWorker):
         super()._commit_ended()
 
 
-class FalteringWorker(FakeWorker):
+class LateHeartbeatWorker(FakeWorker):
     """A worker with a slow start and a late second heartbeat."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.num_beats = 0
+        self.num_heartbeats = 0
 
     def open(self) -> None:
         super().open()
@@ -184,15 +184,15 @@ class FalteringWorker(FakeWorker):
 
     def _send_heartbeat(self) -> None:
         super()._send_heartbeat()
-        self.num_beats += 1
-        if self.num_beats == 1:
+        self.num_heartbeats += 1
+        if self.num_heartbeats == 1:
             time.sleep(self.settings.lease_s)
 
 
-class TalkingWorker(FakeWorker):
+class LoggingEngineWorker(FakeWorker):
     def start_engine(self, source: str) -> Engine:
         log = logging.getLogger("scorepool.engine")
-        log.info("the engine has news")
+        log.info("the engine has started")
         log.warning("the engine has a warning")
         return super().start_engine(source)
 
@@ -239,7 +239,7 @@ class FunctionsWorker(FakeWorker):
         self.callbacks |= {"note": note, "show_status": show_status, "note_current": note_current}
 
 
-class DyingParent(FunctionsWorker):
+class CrashBeforeDependentsWorker(FunctionsWorker):
     """A worker that dies just before it puts the dependents of an ended job on their queues."""
 
     def open(self) -> None:

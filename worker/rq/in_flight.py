@@ -1,4 +1,4 @@
-"""One job in flight: from its lease to the moment that its end is recorded. No Redis.
+"""One job in flight: from its lease to the moment that its end is recorded. Sends no command to Redis.
 
     leased ──► running ──► over ──► recorded (worker/rq/commit.py), and forgotten
           └──────────────►┘
@@ -7,16 +7,19 @@ It is over exactly once, with a value or with an error; what comes later is drop
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Self
 
+from redis import Redis
 from rq.executions import Execution
 from rq.queue import Queue
 
 from scorepool.worker.rq.errors import FatalError
-from scorepool.worker.rq.job import Job
+from scorepool.worker.rq.job import Callback, Job
+from scorepool.worker.rq.leases import ClaimedJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,17 @@ class InFlightJob:
 
     is_decided: bool = False  # its callbacks were called and its retries counted: see worker/rq/commit.py
     retry_delay_s: int | None = None  # the delay until it runs again; None: it does not run again
+
+    @classmethod
+    def from_claimed(
+        cls, claimed: ClaimedJob, connection: Redis, worker_name: str, callbacks: Mapping[str, Callback]
+    ) -> Self:
+        """Return a job that was claimed for a worker and has not started."""
+        job = Job.from_claimed(claimed, connection, callbacks)
+        execution = Execution(claimed.execution_id, claimed.job_id, connection, worker_name)
+        execution.created_at = datetime.fromtimestamp(claimed.leased_at, UTC)
+        job.worker_name, job.started_at, job.last_heartbeat = worker_name, execution.created_at, execution.created_at
+        return cls(job, claimed.queue, execution)
 
     @property
     def lease_key(self) -> str:

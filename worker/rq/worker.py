@@ -16,15 +16,13 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
 
 from redis.client import Pipeline
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 from rq import worker_registration
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
-from rq.executions import Execution
 from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
@@ -172,10 +170,8 @@ class Worker(WorkerProcess):
                     return
                 self._wait()
                 self._backoff_s = 0.1
-            except REDIS_UNAVAILABLE as error:
-                self._wait_for_redis(error)
-            except ResponseError as error:
-                if not is_wrong_type(error):
+            except RedisError as error:
+                if not (isinstance(error, REDIS_UNAVAILABLE) or is_wrong_type(error)):
                     raise
                 self._wait_for_redis(error)
 
@@ -292,18 +288,9 @@ class Worker(WorkerProcess):
 
     def _admit(self, claimed_jobs: list[ClaimedJob]) -> None:
         """Start jobs. All are in `in_flight`, where their leases are extended, before the first of them starts."""
-        admitted = []
-        for claimed in claimed_jobs:
-            if f"{claimed.job_id}:{claimed.execution_id}" in self.in_flight:
-                continue
-            leased_at = datetime.fromtimestamp(claimed.leased_at, UTC)
-            job = Job.from_claimed(claimed, self.connection, self.callbacks)
-            execution = Execution(claimed.execution_id, claimed.job_id, self.connection, self.name)
-            execution.created_at = leased_at
-            job.worker_name, job.started_at, job.last_heartbeat = self.name, leased_at, leased_at
-            inflight = InFlightJob(job, claimed.queue, execution)
-            self.in_flight[inflight.lease_key] = inflight
-            admitted.append(inflight)
+        jobs = [InFlightJob.from_claimed(job, self.connection, self.name, self.callbacks) for job in claimed_jobs]
+        admitted = [inflight for inflight in jobs if inflight.lease_key not in self.in_flight]
+        self.in_flight |= {inflight.lease_key: inflight for inflight in admitted}
         for inflight in admitted:
             self._start(inflight)
 

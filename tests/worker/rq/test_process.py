@@ -286,16 +286,16 @@ engine.close()
 
 @pytest.mark.parametrize("level", ["INFO", "WARNING"])
 def test_log_lines_of_the_engine_are_shown_at_the_configured_level(redis: Redis, workers: Workers, level: str):
-    workers.start(worker="TalkingWorker", SCOREPOOL_LOG_LEVEL=level)
+    workers.start(worker="LoggingEngineWorker", SCOREPOOL_LOG_LEVEL=level)
     until(lambda: redis.keys("scorepool:card:*"))
 
-    assert ("the engine has news" in workers.log) == (level == "INFO")
+    assert ("the engine has started" in workers.log) == (level == "INFO")
     assert "the engine has a warning" in workers.log
 
 
 @pytest.mark.parametrize("level", ["wArning", "Info", "debug"])
 def test_log_lines_of_rq_follow_the_log_level_in_any_letter_case(redis: Redis, workers: Workers, level: str):
-    workers.start(worker="TalkingWorker", SCOREPOOL_LOG_LEVEL=level)
+    workers.start(worker="LoggingEngineWorker", SCOREPOOL_LOG_LEVEL=level)
     until(lambda: redis.keys("scorepool:card:*"))
 
     assert ("Listening on" in workers.log) == (level != "wArning")

@@ -29,7 +29,7 @@ BOOKKEEPING = [
 ]
 
 
-def wrong(redis: Redis, key: str) -> None:
+def give_wrong_type(redis: Redis, key: str) -> None:
     """Give a key a wrong type: a set, or a string if the key must be a set."""
     redis.delete(key)
     redis.set(key, "wrong") if "depend" in key else redis.sadd(key, "wrong")
@@ -39,7 +39,7 @@ def wrong(redis: Redis, key: str) -> None:
 def test_jobs_end_once_if_a_bookkeeping_key_has_a_wrong_type(redis: Redis, workers: Workers, key: str):
     good, bad = submit(redis, generate(), webhook=True), submit(redis, generate("NAN"), webhook=True)
     for job_id in (good, bad):
-        wrong(redis, key.replace("ID", job_id))
+        give_wrong_type(redis, key.replace("ID", job_id))
 
     worker = workers.start("--burst", SCOREPOOL_CRASH_LIMIT="2")
 
@@ -59,7 +59,7 @@ def test_jobs_of_a_queue_with_a_wrong_key_wait_and_other_queues_are_served(redis
     waiting = submit(redis, generate())
     other = submit(redis, generate(), queue="demo:low")
     jobs = redis.lrange("rq:queue:demo", 0, -1)
-    wrong(redis, key)
+    give_wrong_type(redis, key)
 
     worker = workers.start()
 
@@ -79,7 +79,7 @@ def test_a_running_job_finishes_after_its_registry_got_a_wrong_type(redis: Redis
     worker = workers.start()
     until(lambda: status(redis, job_id) == "started")
 
-    wrong(redis, RqKeys.registry("wip", "demo"))
+    give_wrong_type(redis, RqKeys.registry("wip", "demo"))
 
     until(lambda: isinstance(outcome(redis, job_id), wire.Result))
     assert worker.poll() is None
@@ -87,7 +87,7 @@ def test_a_running_job_finishes_after_its_registry_got_a_wrong_type(redis: Redis
 
 @pytest.mark.parametrize("key", [Keys.models, RqKeys.registry("finished", "demo")])
 def test_heartbeats_and_maintenance_go_on_if_a_key_has_a_wrong_type(redis: Redis, workers: Workers, key: str):
-    wrong(redis, key)
+    give_wrong_type(redis, key)
     worker = workers.start(SCOREPOOL_LEASE_S="1")
     job_id = submit(redis, generate(max_tokens=600))  # as long as three leases
 
@@ -103,7 +103,7 @@ def test_a_worker_whose_registration_fails_still_reclaims_jobs_of_dead_workers(
 ):
     worker = workers.start(SCOREPOOL_LEASE_S="1")
     until(lambda: redis.exists(Keys.models))
-    wrong(redis, key)
+    give_wrong_type(redis, key)
     time.sleep(2)  # several heartbeats
     job_id = submit(redis, generate())
     redis.lrem(RqKeys.queue("demo"), 0, job_id)
@@ -145,9 +145,9 @@ def test_a_dependent_that_cannot_be_read_keeps_no_other_job_from_its_end(redis: 
     queue = Queue("demo", connection=redis)
     parent = queue.enqueue("add", 1)
     wrong_hash, wrong_time, wrong_set, good = (queue.enqueue("add", 1, depends_on=parent) for _ in range(4))
-    wrong(redis, wrong_hash.key)
+    give_wrong_type(redis, wrong_hash.key)
     redis.hset(wrong_time.key, "created_at", "not a time")
-    wrong(redis, wrong_set.dependencies_key)
+    give_wrong_type(redis, wrong_set.dependencies_key)
 
     worker = workers.start(worker="FunctionsWorker")
 

@@ -1,16 +1,16 @@
-"""Per-token columns: a column of float32 values, and the columns that a token delta and its result share."""
+"""Define per-token columns: a column of float32 values, and the columns that a token delta and its result share."""
 
 import sys
 from array import array
 from collections.abc import Iterable
 from math import isnan, nan
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 
 class Floats(array):  # type: ignore[type-arg]
-    """A column of float32 values. Logprobs are natural logarithms. A missing value is NaN here and null in JSON.
+    """Hold a column of float32 values. Logprobs are natural logarithms. A missing value is NaN here and null in JSON.
 
     In msgpack a column is `bin`, little-endian float32 (`numpy.frombuffer(column, "<f4")`).
     In JSON it is a list of numbers or nulls, and each number is the exact value of the float32.
@@ -45,12 +45,15 @@ class Floats(array):  # type: ignore[type-arg]
 
 
 class StreamedColumns(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The columns that a token delta and its result share. Every column has one entry per token."""
+    """Hold the columns that a token delta and its result share. Every column has one entry per token."""
 
     token_ids: list[int]
-    token_bytes: list[bytes]  # from the vocabulary
+    token_bytes: Annotated[list[bytes], Meta(description="The tokens' bytes in the vocabulary.")]
     logprobs: Floats | None = None
-    top_ids: list[list[int]] | None = None  # most likely first, ties by smaller id; empty where there is no logprob
+    top_ids: Annotated[
+        list[list[int]] | None,
+        Meta(description="Most likely first, ties by smaller id. Empty where there is no logprob."),
+    ] = None
     top_bytes: list[list[bytes]] | None = None
     top_logprobs: list[Floats] | None = None
 

@@ -1,4 +1,4 @@
-"""Messages that cross a process boundary, and their codec. Imports msgspec only.
+"""Define the messages that cross a process boundary, and their codec. Imports msgspec only.
 
     request.py        jobs, as clients submit them       result.py         outcomes of jobs
     reply.py          replies of the native API          token_delta.py    tokens of running jobs

@@ -17,7 +17,7 @@ Format = Literal["json", "msgpack"]
 
 
 class Invalid(ValueError):
-    """The bytes are not the expected message. `field` is a path such as `items[0].prompt`, or None."""
+    """Report that bytes are not the expected message. `field` is a path such as `items[0].prompt`, or None."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)

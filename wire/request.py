@@ -1,4 +1,4 @@
-"""Requests: what a client submits as a job.
+"""Define requests: what a client submits as a job.
 
 A request is written without the fields that have their default, so that a release which does not know a new field still
 reads every request that does not use it. Decoding is strict: an unknown field is refused.
@@ -50,7 +50,7 @@ TemplateKwargs = Annotated[
 
 
 class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The fields that every kind of job has: its model and how it is queued."""
+    """Hold the fields that every kind of job has: its model and how it is queued."""
 
     model: ModelName
     priority: Priority = "normal"
@@ -74,12 +74,12 @@ class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, 
 
 @cache
 def _defaults(kind: type[Submission]) -> tuple[tuple[str, object], ...]:
-    """Return the name and the default of every field whose default is a number or a string."""
-    return tuple((one.name, one.default) for one in fields(kind) if isinstance(one.default, int | float | str))
+    """Return the name and the default of every field whose default is a number, a boolean or a string."""
+    return tuple((each.name, each.default) for each in fields(kind) if isinstance(each.default, int | float | str))
 
 
 class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One completion to score after one prompt, each as text or as token ids. Both must be of the same kind.
+    """Give a completion to score after a prompt. Both are text, or both are token ids.
 
     Text is encoded jointly, and spaces at the end of the prompt move into the completion, as in lm-evaluation-harness.
     Token ids are used unchanged.
@@ -108,7 +108,7 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A tool call that the assistant made earlier in the chat."""
+    """Repeat a tool call that the assistant made earlier in the chat."""
 
     id: str
     name: str
@@ -118,19 +118,18 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         check_integers(self.arguments, f"the arguments of the call of {self.name[:80]!r}")
 
 
+STRICT = (
+    "The arguments of calls follow `parameters`. If any tool is strict, the arguments of every call are constrained."
+)
+
+
 class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A function that the model may call."""
+    """Define a function that the model may call."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$(?!\n)")]
     description: Text | None = None
     parameters: Annotated[dict[str, Any], Meta(description="JSON Schema of an object.")] | None = None
-    strict: Annotated[
-        bool,
-        Meta(
-            description="The arguments of calls follow `parameters`. If any tool is strict, the arguments of every "
-            "call are constrained."
-        ),
-    ] = False
+    strict: Annotated[bool, Meta(description=STRICT)] = False
 
     def __post_init__(self) -> None:
         check_integers(self.parameters, f"the parameters of {self.name[:80]!r}")
@@ -145,7 +144,7 @@ def check_integers(value: object, name: str) -> None:
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One message of a chat, as the chat template sees it. A template may ignore all fields after `content`."""
+    """Give one message of a chat, as the chat template sees it. A template may ignore all fields after `content`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text

@@ -1,4 +1,4 @@
-"""Tokens as strings, and the position of each token in a text. Pure."""
+"""Convert tokens to strings, and compute the position of each token in a text. Pure."""
 
 import codecs
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Parameters of other servers that the server has not, or of which it supports only one value. Pure.
+"""Refuse parameters of other servers that the server has not, or of which it supports only one value. Pure.
 
 Clients send the defaults of the server that they were written for. A default asks for nothing, so it passes; any other
 value is refused by the field's name.
@@ -37,13 +37,13 @@ def without_defaults(
         return content
     if not isinstance(body, dict):
         return content
-    own = {field.encode_name for field in msgspec.structs.fields(body_type)}
+    own_fields = {field.encode_name for field in msgspec.structs.fields(body_type)}
     for path, default in defaults.items():
         *parents, name = path.split(".")
-        holder = body.get(parents[0]) if parents else body
-        if not isinstance(holder, dict) or name not in holder or path in own:
+        parent = body.get(parents[0]) if parents else body
+        if not isinstance(parent, dict) or name not in parent or path in own_fields:
             continue
-        value = holder.pop(name)
+        value = parent.pop(name)
         if default is not ANY and value is not None and not _is_equal(value, default):
             expected = "null" if default is None else f"{wire.encode_json(default).decode()} or null"
             message = f"{path}: not supported here, expected {expected}, found {repr(value)[:80]}"

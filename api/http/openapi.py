@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -128,5 +129,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
         for operation in path.values():
             operation["responses"].pop("422", None)
     _, components = msgspec.json.schema_components(list(_kinds.values()), schema_hook=_floats, ref_template=_REF)
+    for schema in components.values():
+        if "description" in schema:
+            schema["description"] = cleandoc(schema["description"])
     paths.setdefault("components", {})["schemas"] = components
     return paths

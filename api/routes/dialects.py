@@ -20,7 +20,7 @@ from starlette.responses import Response
 from scorepool import wire
 from scorepool.api.dependencies import ModelsDep, Owner, SettingsDep, StreamingDep, SubmissionDep, known_query
 from scorepool.api.dialects.deltas import Diverged
-from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge
+from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import body_format, read_body, while_connected
 from scorepool.api.http.errors import Failed, TooLarge, map_codes
@@ -34,7 +34,6 @@ from scorepool.api.submission import Submission
 SYNCHRONOUS_ERRORS = (400, 401, 404, 409, 413, 415, 429, 503)
 MAX_HELD_TOKENS = 16_384  # of one request, before its status is sent: about 30 MB with 20 top logprobs each
 
-Event = wire.TokenDelta | wire.Job
 AnyEndpoint = Endpoint[Any]
 
 
@@ -99,7 +98,7 @@ async def _run(
         unique_id=uuid4().hex,
         timeout_s=limit_s,
         served_model=await models.find(body.model) if endpoint.needs_model else None,
-        encoded=[result.sequences[0].token_ids for result in encoded],
+        encoded_texts=[result.sequences[0].token_ids for result in encoded],
     )
     try:
         requests = endpoint.to_requests(body, context)
@@ -116,7 +115,7 @@ async def _run(
 
 
 async def _stream(
-    request: Request, events: AsyncGenerator[Event | None], job_ids: Sequence[str], writer: EventWriter
+    request: Request, events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str], writer: EventWriter
 ) -> Response:
     """Answer when every job has begun. If the client disconnects before that, the jobs are canceled."""
     await anext(events)  # The jobs are accepted. A client that leaves while they are submitted is noticed only now.
@@ -134,7 +133,7 @@ async def _wait_for_status(chunks: AsyncGenerator[object | None]) -> None:
 
 
 async def _chunks(
-    events: AsyncGenerator[Event | None], job_ids: Sequence[str], writer: EventWriter
+    events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str], writer: EventWriter
 ) -> AsyncGenerator[object | None]:
     """Yield None when the status can be sent, then the chunks of all events.
 
@@ -160,13 +159,13 @@ async def _chunks(
             raise Failed("the worker died and the tokens that were sent could not be computed again") from None
 
 
-async def _first_events(events: AsyncGenerator[Event | None], job_ids: Sequence[str]) -> list[Event]:
+async def _first_events(events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str]) -> list[StreamEvent]:
     """Return all events up to the one with which the last job begins. Raise ApiError if a job fails before that.
 
     Return earlier with MAX_HELD_TOKENS: jobs that do not fit into the workers' batches begin when others have ended, so
     waiting for the last one would hold nearly the whole answer in memory.
     """
-    held: list[Event] = []
+    held: list[StreamEvent] = []
     not_begun, num_tokens = set(job_ids), 0
     async for event in events:
         if event is None:

@@ -1,10 +1,10 @@
 """Answer operators and their machines: liveness, readiness, metrics. No key is needed."""
 
 import logging
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from msgspec import Struct
+from msgspec import Meta, Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 from starlette.responses import Response
@@ -21,11 +21,15 @@ router = APIRouter(tags=["operations"])
 
 
 class Health(Struct, frozen=True):
+    """Say that the process runs."""
+
     status: Literal["ok"] = "ok"
 
 
 class Ready(Struct, frozen=True):
-    models: list[str]  # the names that live workers serve; may be empty
+    """Say that jobs can be accepted."""
+
+    models: Annotated[list[str], Meta(description="Names that live workers serve. It may be empty.")]
     status: Literal["ready"] = "ready"
 
 

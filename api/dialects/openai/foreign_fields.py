@@ -1,4 +1,4 @@
-"""Fields of requests that the server has not, with their defaults: those of other routes of OpenAI's, of vLLM and of
+"""List fields of requests that the server has not, with their defaults: those of OpenAI's other route, of vLLM and of
 SGLang. Data only.
 
 Null always passes. Read from vLLM's entrypoints/openai/protocol.py (0.10), from its chat_completion, completion and

@@ -1,4 +1,4 @@
-"""SGLang's `/generate`: one wire.Generate per prompt, and one answer per sequence of their results. Pure.
+"""Translate SGLang's `/generate`: one wire.Generate per prompt, one answer per sequence of their results. Pure.
 
 Each list of logprobs has `[logprob, token id, text or null]` per token. The input's list begins at `logprob_start_len`;
 the logprob of its first entry is null.
@@ -38,7 +38,7 @@ TokenEntry = list[float | int | str | None]
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Null is the default, as SGLang takes it. An unknown field is refused by its name."""
+    """Choose how to sample. null is the default, as in SGLang. An unknown field is refused by its name."""
 
     max_new_tokens: Annotated[NumTokens, Meta(description="null: what fits, at most 4096.")] | None = 128
     temperature: Temperature | None = None
@@ -66,11 +66,12 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def num_choices(self) -> int:
+        """Return the number of answers per prompt."""
         return self.n or 1
 
 
 class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`model` is ours, for a server of several. Null is the default, as SGLang takes it."""
+    """Continue prompts. null is the default, as in SGLang."""
 
     text: Text | Annotated[list[Text], Meta(min_length=1)] | None = None
     input_ids: Annotated[list[TokenId | TokenIds], Meta(min_length=1)] | None = None
@@ -83,7 +84,7 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     return_text_in_logprobs: bool = False
     token_ids_logprob: Annotated[None, Meta(description="Not supported; /v1/score is.")] = None
     stream: bool = False
-    model: ModelName | None = None
+    model: Annotated[ModelName | None, Meta(description="An addition. Needed if several models are served.")] = None
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.input_ids is None):
@@ -95,6 +96,7 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each as text or as token ids."""
         if self.text is not None:
             return [self.text] if isinstance(self.text, str) else list(self.text)
         assert self.input_ids is not None
@@ -108,24 +110,27 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def params(self) -> SamplingParams:
+        """Return the sampling parameters, the defaults if none are given."""
         return self.sampling_params or SamplingParams()
 
     @property
     def start(self) -> int:
-        """First token of the input with an entry; -1: the last."""
+        """Return the index of the first token of the input with an entry; -1: the last."""
         return -1 if self.logprob_start_len is None else self.logprob_start_len
 
 
 class FinishReason(Struct, frozen=True, kw_only=True):
-    """`matched` is set if the type is `stop`, `length` if it is `length`."""
+    """Say why the output ended."""
 
     type: Literal["stop", "length"]
-    matched: int | str | UnsetType = UNSET  # the end token or the stop string
-    length: int | UnsetType = UNSET  # of the output
+    matched: Annotated[
+        int | str | UnsetType, Meta(description="The end token or the stop string. Present if `type` is `stop`.")
+    ] = UNSET
+    length: Annotated[int | UnsetType, Meta(description="Tokens of the output. Present if `type` is `length`.")] = UNSET
 
 
 class MetaInfo(Struct, frozen=True, kw_only=True):
-    """Logprobs are set if they were asked for, the top ones if `top_logprobs_num` is not 0."""
+    """Report on an output. Logprobs are present with `return_logprob`, top ones also need `top_logprobs_num`."""
 
     id: str
     finish_reason: FinishReason
@@ -137,7 +142,9 @@ class MetaInfo(Struct, frozen=True, kw_only=True):
     output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
 
 
-class Generated(Struct, frozen=True, kw_only=True):
+class GenerateReply(Struct, frozen=True, kw_only=True):
+    """Give one output."""
+
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
@@ -186,9 +193,9 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.
     ]
 
 
-def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id: str) -> list[Generated]:
-    """Build the answers, those of a prompt adjacent. Raise wire.Invalid if a prompt ends before `logprob_start_len`."""
-    answers: list[Generated] = []
+def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id: str) -> list[GenerateReply]:
+    """Build the outputs; those of a prompt are adjacent. Raise wire.Invalid if `logprob_start_len` is too large."""
+    answers: list[GenerateReply] = []
     for prompt, result in zip(body.prompts, results, strict=True):
         for sequence in result.sequences:
             prompt_ids = prompt if isinstance(prompt, list) else sequence.prompt_token_ids or []
@@ -199,10 +206,10 @@ def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id:
 
 def _to_answer(
     body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], answer_id: str
-) -> Generated:
+) -> GenerateReply:
     output_ids = sequence.token_ids[sequence.num_reported_prompt_tokens :]
     logprobs: dict[str, Any] = _logprobs(body, sequence, prompt_ids) if body.return_logprob else {}
-    return Generated(
+    return GenerateReply(
         text=generated_text(sequence),
         output_ids=output_ids,
         meta_info=MetaInfo(
@@ -253,13 +260,13 @@ def _top_entries(sequence: wire.SequenceResult, entry: int, with_text: bool) -> 
     ]
 
 
-class Generate(Endpoint[GenerateRequest]):
+class GenerateEndpoint(Endpoint[GenerateRequest]):
     name = "generate"
     path = "/generate"
     summary = "Continue prompts"
     description = "The reply is a list if the request has several prompts, or if `n` is more than 1."
     body_type = GenerateRequest
-    reply_type = Generated | list[Generated]
+    reply_type = GenerateReply | list[GenerateReply]
     foreign_fields = foreign_fields.GENERATE
     needs_model = True
 
@@ -272,7 +279,7 @@ class Generate(Endpoint[GenerateRequest]):
 
     def to_reply(
         self, body: GenerateRequest, results: Sequence[wire.Result], context: Context
-    ) -> Generated | list[Generated]:
+    ) -> GenerateReply | list[GenerateReply]:
         answers = to_answers(body, results, context.unique_id)
         return answers if body.is_list else answers[0]
 
@@ -280,4 +287,4 @@ class Generate(Endpoint[GenerateRequest]):
         return field_name(body, field)
 
 
-GENERATE = Generate()
+GENERATE = GenerateEndpoint()

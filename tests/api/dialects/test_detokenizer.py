@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream
-from scorepool.api.dialects.openai.completion_reply import ChoiceChunk, to_chunk, to_completion
+from scorepool.api.dialects.openai.completion_reply import CompletionChoiceChunk, to_chunk, to_completion
 from scorepool.api.dialects.openai.completions import CompletionRequest, to_requests
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.job_stream import JobStream
@@ -76,7 +76,7 @@ def test_joined_chunks_equal_the_whole_text_and_the_text_its_tokens(
     (whole,) = to_completion(body, [result], "id").choices
     stream = ChoiceStream(0)
     sent = [new for n, delta in enumerate(deltas) if n not in lost and (new := stream.add(delta))]
-    chunks: list[ChoiceChunk] = [to_chunk(body, delta) for delta in (*sent, stream.end(result.sequences[0]))]
+    chunks: list[CompletionChoiceChunk] = [to_chunk(body, delta) for delta in (*sent, stream.end(result.sequences[0]))]
 
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids

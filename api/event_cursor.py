@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from scorepool import wire
 
-CURSOR = re.compile(r"[0-9]{1,6}(,[0-9]{1,6}){0,127}")
+LAST_EVENT_ID = re.compile(r"[0-9]{1,6}(,[0-9]{1,6}){0,127}")
 
 
 class CursorEvent(Struct, frozen=True, kw_only=True):
-    """One event: new tokens of one sequence or, if `restart` is true, the notice that all tokens sent are void."""
+    """Send new tokens of one sequence or, if `restart` is true, the notice that all tokens sent are void."""
 
     event_cursor: str
     delta: wire.TokenDelta | UnsetType = UNSET
@@ -24,6 +24,8 @@ class CursorEvent(Struct, frozen=True, kw_only=True):
 
 
 class EventCursor:
+    """Hold the ids of the tokens that the client has, by sequence."""
+
     def __init__(self, counts: list[int]) -> None:
         self._sent: dict[int, list[int | None]] = {
             sequence: [None] * count for sequence, count in enumerate(counts)
@@ -32,7 +34,7 @@ class EventCursor:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a `Last-Event-ID`. Raises ValueError with a sentence."""
-        if text and not CURSOR.fullmatch(text):
+        if text and not LAST_EVENT_ID.fullmatch(text):
             raise ValueError(f"Last-Event-ID: expected the id of an earlier event, like `3,5`, found {text[:80]!r}")
         return cls([int(count) for count in text.split(",")] if text else [])
 

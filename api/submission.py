@@ -58,7 +58,7 @@ class Submission:
 
     @property
     def time_limit_s(self) -> int:
-        """Seconds that a job of a synchronous request may run: no longer than its client waits."""
+        """Return the seconds that a job of a synchronous request may run: no longer than its client waits."""
         return min(math.ceil(self._settings.max_wait_s), 86_400)
 
     def check_count(self, count: int, field: str, noun: str) -> None:
@@ -160,7 +160,7 @@ class Submission:
             for ended in asyncio.as_completed(waits):
                 job = await ended
                 if job.result is None:
-                    raise await self.error_of(job, requests, job_ids)
+                    raise await self.error_of_request(job, requests, job_ids)
             return [result for wait in waits if (result := wait.result().result) is not None]
         finally:
             await tasks.cancel_and_wait(waits)
@@ -181,7 +181,9 @@ class Submission:
                 logger.warning("jobs of a request whose client has left cannot be canceled: %r", error)
                 return
 
-    async def error_of(self, job: wire.Job, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> ApiError:
+    async def error_of_request(
+        self, job: wire.Job, requests: Sequence[wire.Request], job_ids: Sequence[str]
+    ) -> ApiError:
         """Build the error for a synchronous request whose job has no result."""
         if job.failure is None and self._waiting.is_closing:
             return server_stopping()
@@ -190,10 +192,10 @@ class Submission:
                 f"model: no live worker serves {job.model!r}. One did a short time ago, but none came back within "
                 f"{self._settings.max_wait_s:g} s, so the request was canceled; send it again"
             )
-        return locate(job_error(job, self._settings.max_wait_s), requests, list(job_ids).index(job.id))
+        return name_field(error_of_job(job, self._settings.max_wait_s), requests, list(job_ids).index(job.id))
 
 
-def job_error(job: wire.Job, waited_s: float) -> ApiError:
+def error_of_job(job: wire.Job, waited_s: float) -> ApiError:
     """Map a job without a result to the error of its request."""
     failure = job.failure
     if failure is None:
@@ -215,8 +217,8 @@ def job_error(job: wire.Job, waited_s: float) -> ApiError:
             return Failed(f"{failure.code}: {failure.message}")
 
 
-def locate(error: ApiError, requests: Sequence[wire.Request], index: int) -> ApiError:
-    """Name the field of a job's error as admission does: from `[index]` on if there are several requests.
+def name_field(error: ApiError, requests: Sequence[wire.Request], index: int) -> ApiError:
+    """Name the field of a job's error as admission does: it begins with `[index].` if there are several requests.
 
     A worker that finds an input too long names no field, so the input's field is added.
     """

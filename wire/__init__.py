@@ -70,7 +70,7 @@ from scorepool.wire.webhook import (
     WebhookEndpointList,
     WebhookSecret,
 )
-from scorepool.wire.webhook_event import BatchEvent, BatchEventData, JobEvent, JobEventData, TestEventData
+from scorepool.wire.webhook_event import BatchEvent, BatchEventData, JobEvent, JobEventData, TestEvent, TestEventData
 
 __all__ = [
     "ALL_EVENTS",
@@ -119,6 +119,7 @@ __all__ = [
     "StreamedColumns",
     "Submission",
     "Subscriber",
+    "TestEvent",
     "TestEventData",
     "TestEventRequest",
     "TokenDelta",

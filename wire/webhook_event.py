@@ -42,8 +42,16 @@ class BatchEvent(Struct, frozen=True, kw_only=True):
 
 
 class JobEvent(Struct, frozen=True, kw_only=True):
-    """Report that a job ended, or test an endpoint. Every attempt to deliver an event sends the same bytes."""
+    """Report that a job ended. Every attempt to deliver an event sends the same bytes."""
 
-    type: JobEventType | Literal["webhook.test"]
+    type: JobEventType
     timestamp: Timestamp
-    data: JobEventData | TestEventData
+    data: JobEventData
+
+
+class TestEvent(Struct, frozen=True, kw_only=True):
+    """Test an endpoint, on request of its owner."""
+
+    type: Literal["webhook.test"] = "webhook.test"
+    timestamp: Timestamp
+    data: TestEventData

@@ -1,5 +1,7 @@
-"""Validation of an input file before its batch runs: the frame and the model of every line. A line's body is parsed
-when the line starts."""
+"""Validate an input file before its batch runs: every line's JSON, `custom_id`, `url` and model.
+
+The rest of a line's body is parsed when the line starts.
+"""
 
 from msgspec import Struct
 
@@ -12,6 +14,8 @@ MAX_ERRORS = 100  # in a batch's `errors`
 
 
 class Validation(Struct):
+    """Report what the validation found."""
+
     num_lines: int
     model: str | None  # if all lines name the same
     errors: list[BatchError]

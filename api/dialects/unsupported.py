@@ -1,4 +1,4 @@
-"""Refuse parameters of other servers that the server has not, or of which it supports only one value. Pure.
+"""Refuse parameters of other servers that this server does not have, or of which it supports one value only. Pure.
 
 Clients send the defaults of the server that they were written for. A default asks for nothing, so it passes; any other
 value is refused by the field's name.

@@ -189,10 +189,12 @@ def server_stopping() -> Unavailable:
 
 
 def internal_error() -> ApiError:
+    """Build the error for a fault of the server."""
     return ApiError("a fault of the server; the log of the API has the details")
 
 
 def error_reply(error: ApiError) -> wire.ErrorReply:
+    """Build the body of an error."""
     openai_type = OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return wire.ErrorReply(
         error=ErrorBody(code=error.code, message=error.message, type=openai_type, field=error.field, param=error.field)

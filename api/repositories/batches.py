@@ -31,14 +31,14 @@ _STORED_NAMES = {
 
 
 class BatchProgress(Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
-    """The state of a batch between two leases."""
+    """Hold the state of a batch between two leases."""
 
     batch: Batch
     output_ttl_s: int
-    chunk: int = 0  # of the input file, the next to read
+    chunk: int = 0  # number of the input file's chunk that is read next
     line: int = 0  # lines of that chunk that were read
     line_number: int = 0  # lines of the file that were read, blank ones too
-    num_started: int = 0  # lines that have or had jobs, or ended without
+    num_started: int = 0  # lines that have or had jobs, or ended without one
     is_read: bool = False
     output_chunks: int = 0
     output_bytes: int = 0
@@ -47,6 +47,8 @@ class BatchProgress(Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
 
 
 class Batches:
+    """Create, read, list and cancel batches; api/batches runs them."""
+
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
@@ -122,7 +124,7 @@ class Batches:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for batch_id in batch_ids:
                 pipeline.hmget(store.Keys.batch(batch_id), "owner", "state", "cancel")
-            replies = await decode.replies(pipeline)
+            replies = await decode.execute(pipeline)
         return [_to_batch(owner, reply) if reply else None for reply in replies]
 
 

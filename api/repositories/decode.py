@@ -21,14 +21,14 @@ MAX_TIME_S = 1e11  # unix; later times count as missing
 
 
 class WrongRedisType(ResponseError):
-    """A key in Redis has a type other than the expected one."""
+    """Report that a key in Redis has a type other than the expected one."""
 
 
 BaseParser.EXCEPTION_CLASSES["WRONGTYPE"] = WrongRedisType  # redis-py has no class for it
 
 
-async def replies(pipeline: Pipeline) -> list[Any]:
-    """Execute the pipeline; the reply is None for a command whose key has the wrong type. Raises RedisError."""
+async def execute(pipeline: Pipeline) -> list[Any]:
+    """Execute the pipeline. The reply is None for a command whose key has the wrong type. Raises RedisError."""
     found = await pipeline.execute(raise_on_error=False)
     for reply in found:
         if isinstance(reply, Exception) and not isinstance(reply, WrongRedisType):
@@ -59,11 +59,12 @@ def message(packed: object, message_type: type[T], message_format: wire.Format =
 
 
 def text(value: bytes | None) -> str:
+    """Decode a string; empty if it is missing."""
     return value.decode(errors="replace") if value else ""
 
 
 def unix_s(value: bytes | None) -> float | None:
-    """Parse a unix time in seconds."""
+    """Parse a unix time in seconds; None if it is missing or no time."""
     try:
         seconds = float(value or b"")
     except ValueError:
@@ -72,7 +73,7 @@ def unix_s(value: bytes | None) -> float | None:
 
 
 def parse_iso(value: bytes | None) -> float | None:
-    """Convert RQ's `2026-01-31T12:00:00.000000Z` to a unix time."""
+    """Convert RQ's `2026-01-31T12:00:00.000000Z` to a unix time in seconds; None if it is missing or no time."""
     try:
         return datetime.fromisoformat(text(value)).timestamp()
     except (ValueError, OverflowError):

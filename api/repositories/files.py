@@ -1,8 +1,8 @@
-"""Owners' files in Redis: the input and output of batches.
+"""Keep owners' files in Redis: the input and output of batches.
 
 They are in Redis and not on this process's disk because any API process on any machine may be asked for them and may
 drive the batch, and because the output of a batch grows in the transaction that writes its progress. The cost is
-memory of Redis. A chunk is whole lines, about CHUNK_BYTES, compressed (JSONL to a fourth or less).
+memory of Redis. A chunk is about CHUNK_BYTES of whole lines, compressed (JSONL to a fourth or less).
 """
 
 import logging
@@ -29,10 +29,14 @@ COMPRESSION = 1  # zlib's fastest level: half of the gain of its best level in a
 
 
 class Upload(Protocol):
+    """Give a file piece by piece; empty at its end."""
+
     async def read(self, size: int) -> bytes: ...
 
 
 class Files:
+    """Save, read, list and delete files."""
+
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
         self._settings = settings
@@ -69,6 +73,7 @@ class Files:
             return None
 
     async def chunks(self, file_id: str) -> AsyncIterator[bytes]:
+        """Yield the chunks of a file, decompressed."""
         number = 0
         while (chunk := await self.read_chunk(file_id, number)) is not None:
             yield chunk
@@ -105,7 +110,7 @@ class Files:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for file_id in file_ids:
                 pipeline.hmget(store.Keys.file(file_id), "owner", "file")
-            replies = await decode.replies(pipeline)
+            replies = await decode.execute(pipeline)
         return [
             decode.message(reply[1], FileObject, "msgpack") if reply and reply[0] == owner.encode() else None
             for reply in replies
@@ -139,6 +144,7 @@ def publish_file(
 
 
 def compress(chunk: bytes) -> bytes:
+    """Compress a chunk as it is stored."""
     return zlib.compress(chunk, COMPRESSION)
 
 

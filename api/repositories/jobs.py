@@ -34,7 +34,7 @@ STATUSES: dict[str, wire.Status] = {  # by RQ's status
 ENDED: tuple[wire.Status, ...] = ("finished", "failed", "canceled")
 
 # For jobs that something other than a scorepool worker ended: `rq` on the command line, a dashboard, RQ's own cleanup.
-GIVEN_UP = wire.Failure(
+ENDED_WITHOUT_OUTCOME = wire.Failure(
     code="crashed", message="the queue holds no result of this job: its worker died, or another tool ended it"
 )
 CANCELED_ELSEWHERE = wire.Failure(code="canceled", message="the job was canceled with the queue's own tools")
@@ -51,7 +51,7 @@ BROKEN_OUTCOME = wire.Failure(
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-def summary(job_id: str, fields: Sequence[bytes | None], has_outcome: bool, now_s: float) -> wire.Job:
+def without_outcome(job_id: str, fields: Sequence[bytes | None], has_outcome: bool, now_s: float) -> wire.Job:
     """Build a job without result or failure. `fields` are the values of FIELDS. A queued job can have expired."""
     _, kind, model, rq_status, created, started_at, ended_at, expires_at = fields
     status = status_of(rq_status)
@@ -87,21 +87,21 @@ def _with_outcome(job: wire.Job, rq_status: bytes | None, outcome: bytes | None)
     elif job.status == "canceled":
         ending = CANCELED_ELSEWHERE
     else:
-        ending = GIVEN_UP if decode.text(rq_status) in STATUSES else BROKEN_RECORD
+        ending = ENDED_WITHOUT_OUTCOME if decode.text(rq_status) in STATUSES else BROKEN_RECORD
     if isinstance(ending, wire.Result):
         return replace(job, status="finished", result=ending)
     return replace(job, status="failed" if job.status == "finished" else job.status, failure=ending)
 
 
-def absent(job_id: str) -> NotFound:
-    """Build the one error for a job that never existed, that expired or that belongs to another owner."""
+def job_not_found(job_id: str) -> NotFound:
+    """Build the same error for a job that never existed, one that expired and one of another owner."""
     return NotFound(f"no job {job_id[:64]!r}; results are kept for a limited time after the end", "id")
 
 
 def check_id(job_id: str) -> None:
     """Check the form of an id before it becomes a key in Redis. Raises NotFound."""
     if not _ID.fullmatch(job_id):
-        raise absent(job_id)
+        raise job_not_found(job_id)
 
 
 class Jobs:
@@ -122,11 +122,11 @@ class Jobs:
             pipeline.hmget(store.RqKeys.job(job_id), FIELDS)
             pipeline.get(store.Keys.outcome(job_id))
             pipeline.time()
-            fields, outcome, time = await decode.replies(pipeline)
+            fields, outcome, time = await decode.execute(pipeline)
         if fields is None or fields[0] != owner.encode():
-            raise absent(job_id)
+            raise job_not_found(job_id)
         now_s = decode.time_s(time)
-        job = summary(job_id, fields, outcome is not None, now_s)
+        job = without_outcome(job_id, fields, outcome is not None, now_s)
         expires_at = decode.unix_s(fields[FIELDS.index(JobField.EXPIRES_AT)]) if job.status == "queued" else None
         expires_in_s = math.inf if expires_at is None else expires_at - now_s
         return _with_outcome(job, fields[FIELDS.index(JobField.STATUS)], outcome), expires_in_s
@@ -159,11 +159,11 @@ class Jobs:
                 pipeline.hmget(store.RqKeys.job(decode.text(job_id)), FIELDS)
                 pipeline.exists(store.Keys.outcome(decode.text(job_id)))
             pipeline.time()
-            *rows, time = await decode.replies(pipeline)
+            *rows, time = await decode.execute(pipeline)
         return [
             (
                 f"{created:.6f}",
-                summary(decode.text(job_id), fields, bool(exists), decode.time_s(time))
+                without_outcome(decode.text(job_id), fields, bool(exists), decode.time_s(time))
                 if fields and fields[0]
                 else None,
             )

@@ -32,7 +32,7 @@ class Models:
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.zrange(store.Keys.models, 0, -1)
             pipeline.zrange(store.Keys.recent_models, 0, -1)
-            workers, models = [[decode.text(name) for name in names or ()] for names in await decode.replies(pipeline)]
+            workers, models = [[decode.text(name) for name in names or ()] for names in await decode.execute(pipeline)]
         keys = [*map(store.Keys.card, workers), *map(store.Keys.recent_model, models)]
         packed: Any = await self._redis.mget(keys) if keys else []
         served = [decode.message(value, wire.ServedModel) for value in packed]
@@ -102,11 +102,12 @@ class Models:
         )
 
     def _aliases(self, name: str) -> list[str]:
+        """Return the other names of a live model."""
         return sorted({alias for model in self._live if model.id == name for alias in model.aliases})
 
     @property
     def names(self) -> list[str]:
-        """The names of the live models read last, without aliases."""
+        """Return the names of the live models read last, without aliases."""
         return sorted({model.id for model in self._live})
 
 

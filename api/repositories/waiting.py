@@ -45,9 +45,11 @@ class Waiting:
         self.is_connected = False
 
     def start(self) -> None:
+        """Start the reader of the streams."""
         self._reader = asyncio.create_task(self._read(), name="done-reader")
 
     async def close(self) -> None:
+        """Answer all clients and stop the reader."""
         self.release()
         if self._reader is not None:
             await tasks.cancel_and_wait([self._reader])
@@ -60,9 +62,11 @@ class Waiting:
 
     @property
     def is_alive(self) -> bool:
+        """True if the streams are being read."""
         return self._reader is not None and not self._reader.done() and self.is_connected
 
     def __len__(self) -> int:
+        """Return how many clients wait."""
         return sum(len(futures) for futures in self._waiters.values())
 
     async def until_ended(

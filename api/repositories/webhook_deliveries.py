@@ -1,4 +1,4 @@
-"""Webhook deliveries in Redis, for their owners: read, list, replay, and send test events."""
+"""Read, list and replay webhook deliveries in Redis for their owners, and send test events."""
 
 import re
 import time
@@ -27,7 +27,7 @@ SCHEDULED = store.RqKeys.registry("scheduled", store.WEBHOOKS)
 
 
 class WebhookDeliveries:
-    """The deliveries of every owner: RQ jobs on the webhooks queue."""
+    """Read and replay the deliveries of every owner: RQ jobs on the webhooks queue."""
 
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
@@ -41,7 +41,7 @@ class WebhookDeliveries:
             [delivery] = await self._read(owner, [delivery_id], num_attempts=None)
             if delivery is not None:
                 return delivery
-        raise _absent(delivery_id)
+        raise _delivery_not_found(delivery_id)
 
     async def page(
         self,
@@ -73,10 +73,10 @@ class WebhookDeliveries:
     async def replay(self, owner: str, delivery_id: str) -> wire.Delivery:
         """Queue a delivered or failed event again; raise NotFound, or Conflict if it is pending."""
         if not _ID.fullmatch(delivery_id):
-            raise _absent(delivery_id)
+            raise _delivery_not_found(delivery_id)
         [answer] = await self._requeue(owner, [delivery_id], only_failed=False)
         if answer == "absent":
-            raise _absent(delivery_id)
+            raise _delivery_not_found(delivery_id)
         if answer != "replayed":
             raise Conflict("the delivery is pending; replay it after it was delivered or has failed", "id")
         return await self.read(owner, delivery_id)
@@ -129,7 +129,7 @@ class WebhookDeliveries:
             for delivery_id in ids:
                 pipeline.hmget(store.RqKeys.job(delivery_id), FIELDS)
                 pipeline.zscore(SCHEDULED, delivery_id)
-            rows = await decode.replies(pipeline)
+            rows = await decode.execute(pipeline)
         return [
             _delivery(delivery_id, dict(zip(FIELDS, fields, strict=True)), due_at, num_attempts)
             if fields and fields[0] == owner.encode() and decode.text(fields[1]) in _EVENTS
@@ -158,5 +158,5 @@ def _delivery(
     )
 
 
-def _absent(delivery_id: str) -> NotFound:
+def _delivery_not_found(delivery_id: str) -> NotFound:
     return NotFound(f"no delivery {delivery_id[:80]!r}; deliveries are kept for a limited time", "id")

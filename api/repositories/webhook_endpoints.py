@@ -1,4 +1,4 @@
-"""Webhook endpoints of owners in Redis. Each change is an optimistic transaction: WATCH, read, write."""
+"""Keep webhook endpoints of owners in Redis. Each change is an optimistic transaction: WATCH, read, write."""
 
 import base64
 import secrets
@@ -21,7 +21,7 @@ ROTATION_S = 86_400  # how long deliveries are also signed with the previous sec
 
 
 class WebhookEndpoints:
-    """The registered endpoints of every owner."""
+    """Register, read, change and delete the endpoints of every owner."""
 
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
@@ -106,7 +106,7 @@ class WebhookEndpoints:
         """Delete an endpoint, so that its pending deliveries fail; raise NotFound."""
         deleted: Any = await self._redis.hdel(store.Keys.endpoints(owner), endpoint_id)
         if not deleted:
-            raise _absent(endpoint_id)
+            raise _endpoint_not_found(endpoint_id)
 
     async def _update(
         self,
@@ -134,9 +134,9 @@ def new_secret() -> str:
 def _decode(value: bytes | str | None, endpoint_id: str) -> wire.Subscriber:
     subscriber = decode.message(value, wire.Subscriber, "json")
     if subscriber is None:
-        raise _absent(endpoint_id)
+        raise _endpoint_not_found(endpoint_id)
     return subscriber
 
 
-def _absent(endpoint_id: str) -> NotFound:
+def _endpoint_not_found(endpoint_id: str) -> NotFound:
     return NotFound(f"no webhook endpoint {endpoint_id[:64]!r}", "id")

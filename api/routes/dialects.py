@@ -1,4 +1,4 @@
-"""The routes of every dialect: one handler that runs any Endpoint (see api/dialects/protocol.py).
+"""Serve the routes of every dialect: one handler runs any Endpoint (see api/dialects/protocol.py).
 
     body ─parse─► [texts to token ids] ─► to_requests ─► submit ─┬─ wait ────► to_reply
                                                                  └─ stream ──► to_events
@@ -41,7 +41,7 @@ def router_of(dialect: Dialect) -> APIRouter:
     """Build the routes of a dialect."""
     router = APIRouter(dependencies=[Depends(known_query)])
     for endpoint in dialect.endpoints:
-        events = () if endpoint.chunk_type is None else openapi.chunks(endpoint.chunk_type)
+        events = () if endpoint.chunk_type is None else openapi.stream_events(endpoint.chunk_type)
         router.add_api_route(
             endpoint.path,
             _handler(endpoint, dialect.error_codes),
@@ -50,8 +50,8 @@ def router_of(dialect: Dialect) -> APIRouter:
             tags=[endpoint.tag or dialect.tag],
             summary=endpoint.summary,
             description=endpoint.description,
-            responses=openapi.answers({200: endpoint.reply_type}, SYNCHRONOUS_ERRORS, events=events),
-            openapi_extra=openapi.body(endpoint.body_type),
+            responses=openapi.responses({200: endpoint.reply_type}, SYNCHRONOUS_ERRORS, events=events),
+            openapi_extra=openapi.request_body(endpoint.body_type),
         )
     return router
 

@@ -1,4 +1,4 @@
-"""/v1/models: the models that live workers serve."""
+"""Serve /v1/models: the models that live workers serve."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,10 +20,10 @@ router = APIRouter(prefix="/v1/models", tags=["models"], dependencies=[Depends(k
 @router.get(
     "",
     summary="List the models that live workers serve",
-    responses=openapi.answers({200: wire.ModelList}, (400, 401, 406, 503)),
+    responses=openapi.responses({200: wire.ModelList}, (400, 401, 406, 503)),
 )
 async def list_models(_: Owner, reply_format: ReplyFormat, models: ModelsDep) -> Response:
-    """`data` has one entry a name; `models` has one a worker: several workers of one model differ in `worker`."""
+    """List models: `data` has one entry per name, `models` one per worker."""
     without_tokenizer = [replace(model, tokenizer=None) for model in await models.live()]
     data = [to_model(name, served) for name, served in models.live_by_name().items()]
     return reply(wire.ModelList(data=data, models=without_tokenizer), reply_format)
@@ -32,7 +32,7 @@ async def list_models(_: Owner, reply_format: ReplyFormat, models: ModelsDep) ->
 @router.get(
     "/{id:path}",
     summary="Read one model",
-    responses=openapi.answers({200: wire.Model}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.Model}, (400, 401, 404, 406, 503)),
 )
 async def read_model(
     name: Annotated[str, Path(alias="id")], _: Owner, reply_format: ReplyFormat, models: ModelsDep

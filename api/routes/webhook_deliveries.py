@@ -1,4 +1,4 @@
-"""Routes of /v1/webhooks/deliveries: the state of each event, and replays."""
+"""Serve /v1/webhooks/deliveries: the state of each event, and replays."""
 
 from typing import Annotated
 
@@ -20,7 +20,7 @@ DeliveryId = Annotated[str, Path(alias="id")]
 @router.get(
     "",
     summary="List deliveries, newest first",
-    responses=openapi.answers({200: wire.DeliveryPage}, (400, 401, 406, 503)),
+    responses=openapi.responses({200: wire.DeliveryPage}, (400, 401, 406, 503)),
 )
 async def page(
     owner: Owner,
@@ -38,7 +38,7 @@ async def page(
 @router.get(
     "/{id}",
     summary="Read a delivery with its attempts",
-    responses=openapi.answers({200: wire.Delivery}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.Delivery}, (400, 401, 404, 406, 503)),
 )
 async def read(
     delivery_id: DeliveryId, owner: Owner, reply_format: ReplyFormat, deliveries: WebhookDeliveriesDep
@@ -51,7 +51,7 @@ async def read(
     "/{id}/replay",
     status_code=202,
     summary="Send an event again",
-    responses=openapi.answers({202: wire.Delivery}, (400, 401, 404, 406, 409, 503)),
+    responses=openapi.responses({202: wire.Delivery}, (400, 401, 404, 406, 409, 503)),
 )
 async def replay(
     delivery_id: DeliveryId, owner: Owner, reply_format: ReplyFormat, deliveries: WebhookDeliveriesDep
@@ -67,8 +67,8 @@ async def replay(
     "/replay",
     status_code=202,
     summary="Send failed events again",
-    responses=openapi.answers({202: wire.ReplayReply}, (400, 401, 406, 408, 413, 415, 503)),
-    openapi_extra=openapi.body(wire.ReplayRequest),
+    responses=openapi.responses({202: wire.ReplayReply}, (400, 401, 406, 408, 413, 415, 503)),
+    openapi_extra=openapi.request_body(wire.ReplayRequest),
 )
 async def replay_failed(
     request: Request, owner: Owner, reply_format: ReplyFormat, settings: SettingsDep, deliveries: WebhookDeliveriesDep

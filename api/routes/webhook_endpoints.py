@@ -1,4 +1,4 @@
-"""Routes of /v1/webhooks/endpoints and /v1/webhooks/test."""
+"""Serve /v1/webhooks/endpoints and /v1/webhooks/test."""
 
 from typing import Annotated
 
@@ -30,8 +30,8 @@ BODY_ERRORS = (400, 401, 404, 406, 408, 413, 415, 503)
     "/endpoints",
     status_code=201,
     summary="Register an endpoint",
-    responses=openapi.answers({201: wire.WebhookSecret}, (400, 401, 406, 408, 409, 413, 415, 503)),
-    openapi_extra=openapi.body(wire.EndpointRegistration),
+    responses=openapi.responses({201: wire.WebhookSecret}, (400, 401, 406, 408, 409, 413, 415, 503)),
+    openapi_extra=openapi.request_body(wire.EndpointRegistration),
 )
 async def register(
     request: Request, owner: Owner, reply_format: ReplyFormat, settings: SettingsDep, endpoints: WebhookEndpointsDep
@@ -48,7 +48,7 @@ async def register(
 @router.get(
     "/endpoints",
     summary="List endpoints",
-    responses=openapi.answers({200: wire.WebhookEndpointList}, (400, 401, 406, 503)),
+    responses=openapi.responses({200: wire.WebhookEndpointList}, (400, 401, 406, 503)),
 )
 async def all_endpoints(owner: Owner, reply_format: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
     """List your endpoints, oldest first."""
@@ -58,7 +58,7 @@ async def all_endpoints(owner: Owner, reply_format: ReplyFormat, endpoints: Webh
 @router.get(
     "/endpoints/{id}",
     summary="Read an endpoint",
-    responses=openapi.answers({200: wire.WebhookEndpoint}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.WebhookEndpoint}, (400, 401, 404, 406, 503)),
 )
 async def read(
     endpoint_id: EndpointId, owner: Owner, reply_format: ReplyFormat, endpoints: WebhookEndpointsDep
@@ -70,8 +70,8 @@ async def read(
 @router.patch(
     "/endpoints/{id}",
     summary="Change an endpoint",
-    responses=openapi.answers({200: wire.WebhookEndpoint}, BODY_ERRORS),
-    openapi_extra=openapi.body(wire.EndpointChange),
+    responses=openapi.responses({200: wire.WebhookEndpoint}, BODY_ERRORS),
+    openapi_extra=openapi.request_body(wire.EndpointChange),
 )
 async def change(
     endpoint_id: EndpointId,
@@ -90,7 +90,7 @@ async def change(
     "/endpoints/{id}",
     status_code=204,
     summary="Delete an endpoint",
-    responses=openapi.answers({}, (400, 401, 404, 503)),
+    responses=openapi.responses({}, (400, 401, 404, 503)),
 )
 async def delete(endpoint_id: EndpointId, owner: Owner, endpoints: WebhookEndpointsDep) -> Response:
     """Delete an endpoint. Pending deliveries to it will fail."""
@@ -101,7 +101,7 @@ async def delete(endpoint_id: EndpointId, owner: Owner, endpoints: WebhookEndpoi
 @router.post(
     "/endpoints/{id}/secret",
     summary="Rotate an endpoint's secret",
-    responses=openapi.answers({200: wire.WebhookSecret}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.WebhookSecret}, (400, 401, 404, 406, 503)),
 )
 async def rotate(
     endpoint_id: EndpointId, owner: Owner, reply_format: ReplyFormat, endpoints: WebhookEndpointsDep
@@ -114,8 +114,8 @@ async def rotate(
     "/test",
     status_code=202,
     summary="Send a test event",
-    responses=openapi.answers({202: wire.Delivery}, (*BODY_ERRORS, 409)),
-    openapi_extra=openapi.body(wire.TestEventRequest),
+    responses=openapi.responses({202: wire.Delivery}, (*BODY_ERRORS, 409)),
+    openapi_extra=openapi.request_body(wire.TestEventRequest),
 )
 async def test(
     request: Request,

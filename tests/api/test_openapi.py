@@ -120,6 +120,11 @@ def test_no_published_text_begins_with_a_fragment(document: dict[str, Any]):
     assert [text for text in published if FRAGMENT.match(text)] == []
 
 
+def test_the_payloads_of_webhooks_are_declared(document: dict[str, Any]):
+    assert set(document["webhooks"]) == {"job", "batch", "test"}
+    assert {"JobEvent", "JobEventData", "TestEvent", "BatchEvent"} <= set(document["components"]["schemas"])
+
+
 def test_every_message_is_described_under_a_name_of_its_own(document: dict[str, Any]):
     schemas = document["components"]["schemas"]
     assert [name for name, schema in schemas.items() if not schema.get("description")] == []

@@ -18,6 +18,7 @@ from scorepool.wire import (
     DeliveryAttempt,
     JobEvent,
     JobEventData,
+    TestEvent,
     TestEventData,
     encode_json,
     parse,
@@ -80,13 +81,12 @@ class DeliveryRecord:
         """Return the body of the POST: the same bytes at every attempt."""
         if self.event in _BATCH_EVENTS:
             return self._batch_payload()
-        data: JobEventData | TestEventData
         if self.event == "webhook.test":
-            data = TestEventData(endpoint_id=self.endpoint_id or "")
-        else:
-            url = settings.job_url(self.job_id)
-            data = JobEventData(id=self.job_id, status=_STATUS[self.event], model=self.model, url=url)
-        return encode_json(JobEvent(type=self.event, timestamp=self.ended_at, data=data))  # type: ignore[arg-type]
+            test = TestEventData(endpoint_id=self.endpoint_id or "")
+            return encode_json(TestEvent(timestamp=self.ended_at, data=test))
+        url = settings.job_url(self.job_id)
+        job = JobEventData(id=self.job_id, status=_STATUS[self.event], model=self.model, url=url)
+        return encode_json(JobEvent(type=self.event, timestamp=self.ended_at, data=job))  # type: ignore[arg-type]
 
     def _batch_payload(self) -> bytes:
         return encode_json(

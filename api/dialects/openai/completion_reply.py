@@ -80,7 +80,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """Complete prompts. The choices of a prompt are adjacent, in the order of the prompts."""
+    """Answer with completions. The choices of a prompt are adjacent, in the order of the prompts."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

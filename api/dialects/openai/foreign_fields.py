@@ -1,5 +1,5 @@
-"""List fields of requests that the server has not, with their defaults: those of OpenAI's other route, of vLLM and of
-SGLang. Data only.
+"""List fields of requests that this server does not have, with their defaults: those of OpenAI's other route, of vLLM
+and of SGLang. Data only.
 
 Null always passes. Read from vLLM's entrypoints/openai/protocol.py (0.10), from its chat_completion, completion and
 tokenize protocols of later releases, and from SGLang's entrypoints/openai/protocol.py (0.5 and later). A field that a

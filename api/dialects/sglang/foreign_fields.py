@@ -1,4 +1,4 @@
-"""List fields of SGLang's requests that the server has not, with their defaults. Data only.
+"""List fields of SGLang's requests that this server does not have, with their defaults. Data only.
 
 Null always passes. Read from SGLang's managers/io_struct.py, sampling/sampling_params.py and
 entrypoints/openai/protocol.py (0.5 and later).

@@ -1,4 +1,5 @@
 -- include: end_job.lua
+-- include: is_held.lua
 --
 -- End jobs that succeeded and that no other job waits for, many in one step. The script leaves the same keys as RQ's own
 -- methods, which end all other jobs (worker/rq/commit.py), at a tenth of their cost.
@@ -21,13 +22,6 @@ local function take(count)
   end
   at = at + count
   return unpack(ARGV, at - count, at - 1)
-end
-
--- True if the lease is in the registry. If the registry is no zset: true if the lease has not expired.
-local function is_held(wip, lease_key)
-  local score = redis.pcall('ZSCORE', wip, lease_key)
-  if type(score) ~= 'table' then return score end
-  return redis.call('EXISTS', EXECUTION_ .. lease_key) == 1
 end
 
 local function finish(wip, lease_key, outcome, ttl_s, fields, result)

@@ -26,6 +26,17 @@ local function iso_time(unix_s)
     math.floor(s / 3600) % 24, math.floor(s / 60) % 60, s % 60, math.floor((unix_s - s) * 1e6))
 end
 
+-- Write the hash of a lease, which expires with the lease. A key of a wrong type is replaced: without its hash the lease
+-- would never end.
+local function write_execution(lease_key, lease_ms, ...)
+  local key = EXECUTION_ .. lease_key
+  if not try('hash', 'HSET', key, ...) then
+    redis.call('DEL', key)
+    redis.call('HSET', key, ...)
+  end
+  redis.call('PEXPIRE', key, lease_ms)
+end
+
 -- Lease a job. A job past its expires_at keeps its status, because the API shows it as failed already and its worker only
 -- records this. Return the row that worker/rq/leases.py reads: {queue's index, job id, execution id, job's hash as it was
 -- before, request or false, now}.
@@ -35,9 +46,7 @@ local function lease(index, id, execution, wip, worker, lease_ms, grace_s)
   local created, expires_at = unpack(redis.call('HMGET', job, F_CREATED, F_EXPIRES_AT))
   local started = math.max(now, tonumber(created or '') or 0)  -- the clock may have been set back
   local iso = iso_time(started < now + 86400 and started or now)
-  redis.call('HSET', EXECUTION_ .. lease_key,
-    'id', execution, 'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
-  redis.call('PEXPIRE', EXECUTION_ .. lease_key, lease_ms)
+  write_execution(lease_key, lease_ms, 'id', execution, 'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
   if try('zset', 'ZADD', EXECUTIONS_ .. id, now + grace_s, execution) then
     redis.call('EXPIRE', EXECUTIONS_ .. id, grace_s)
   end

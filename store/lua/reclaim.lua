@@ -25,8 +25,11 @@ for index = 1, #KEYS / 2 do
     local holder = id and redis.pcall('HGET', JOB_ .. id, F_WORKER_NAME) or ''
     if type(holder) ~= 'string' then holder = '' end  -- the job is no hash, or has no worker
     in_flight[holder] = (in_flight[holder] or 0) + 1
-    if redis.call('EXISTS', EXECUTION_ .. lease_key) == 0 then
+    local ttl_ms = redis.call('PTTL', EXECUTION_ .. lease_key)
+    if ttl_ms == -2 then  -- absent
       over[#over + 1] = {index = index, lease_key = lease_key, id = id, execution = execution, holder = holder}
+    elseif ttl_ms == -1 then  -- another client wrote the key: let the lease end, unless its worker extends it
+      redis.call('PEXPIRE', EXECUTION_ .. lease_key, lease_ms)
     end
   end
 end

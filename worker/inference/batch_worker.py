@@ -51,7 +51,7 @@ class BatchWorker(Worker):
         if self.engine is not None:
             self.engine.close()
         if self.registration is not None:
-            with self.connection.pipeline() as pipeline:
+            with self.wrong_types.tolerate("unregister the model"), self.connection.pipeline() as pipeline:
                 self.registration.remove(pipeline)
                 pipeline.execute()
 

@@ -10,7 +10,7 @@ repeat it until one of them is answered. That answer holds the jobs that were le
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from logging import Logger, getLogger
+from logging import getLogger
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -70,13 +70,18 @@ class Leases:
     """The leases of one worker. `claim` and `reclaim` are for its main thread; the rest is thread-safe."""
 
     def __init__(
-        self, connection: Redis, worker_name: str, worker_key: str, lease_s: float, log: Logger | None = None
+        self,
+        connection: Redis,
+        worker_name: str,
+        worker_key: str,
+        lease_s: float,
+        wrong_types: WrongTypeLog | None = None,
     ) -> None:
         self.connection = connection
         self.worker_name = worker_name
         self.worker_key = worker_key
         self.lease_ms = int(lease_s * 1000)
-        self.wrong_types = WrongTypeLog(log or getLogger(__name__))
+        self.wrong_types = wrong_types or WrongTypeLog(getLogger(__name__))
         self._claim = _ClaimScript(connection, "claim.lua")
         self._reclaim = _ClaimScript(connection, "reclaim.lua")
         self._extend = connection.register_script(load("extend.lua"))

@@ -12,6 +12,7 @@ from rq.scheduler import RQScheduler
 
 from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
+from scorepool.worker.rq.wrong_types import WrongTypeLog
 
 ENQUEUE = load("enqueue.lua")
 
@@ -26,19 +27,26 @@ class Scheduler(RQScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._wrong_types = WrongTypeLog(self.log)
         self._due = self.connection.register_script(load("due.lua"))
 
     def start(self) -> None:
         self._status = self.Status.STARTED
-        self.register_birth()
+        with self._wrong_types.tolerate("register the scheduler"):
+            self.register_birth()
+        with self._wrong_types.tolerate("lock the queues for the scheduler"):
+            self.acquire_locks()
 
     def tick(self) -> None:
         """Run the scheduler once. Call it every `interval` seconds, from one thread."""
-        if self.should_reacquire_locks:
-            self.acquire_locks()
-        self.heartbeat()
+        with self._wrong_types.tolerate("heartbeat of the scheduler"):
+            self.heartbeat()
+        with self._wrong_types.tolerate("lock the queues for the scheduler"):
+            if self.should_reacquire_locks:
+                self.acquire_locks()
         self.enqueue_scheduled_jobs()
 
     def enqueue_scheduled_jobs(self) -> None:
         """Put the jobs that are due on their queues."""
-        self._due(args=[iso_now(), *sorted(self._queue_names)])
+        wrong_types = self._due(args=[iso_now(), *sorted(self._queue_names)])
+        self._wrong_types.report(wrong_types)

@@ -21,7 +21,6 @@ from typing import Any
 
 from redis.client import Pipeline
 from redis.exceptions import RedisError
-from rq import worker_registration
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
@@ -64,7 +63,7 @@ class Worker(WorkerProcess):
 
     @cached_property
     def leases(self) -> Leases:
-        return Leases(self.connection, self.name, self.key, self.settings.lease_s, self.log)
+        return Leases(self.connection, self.name, self.key, self.settings.lease_s, self.wrong_types)
 
     @cached_property
     def heartbeat_clock(self) -> HeartbeatClock:
@@ -350,9 +349,6 @@ class Worker(WorkerProcess):
         with self.connection.pipeline() as pipeline:
             self.heartbeat(math.ceil(self.settings.lease_s * 3), pipeline=pipeline)
             self.register(pipeline)
-            self.leases.wrong_types.report(drop_wrong_types(self.connection, pipeline))
-            had_expired = pipeline.execute()[0] == 1
-        if had_expired:
-            self.connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
-            worker_registration.register(self)
+            self.wrong_types.report(drop_wrong_types(self.connection, pipeline))
+            pipeline.execute()
         self.heartbeat_clock.record()

@@ -5,7 +5,8 @@ through, so RQ's own methods would write half an end and raise. The scripts take
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from logging import Logger
 from typing import Any
 
@@ -27,7 +28,7 @@ _EXPECTED = {
 
 
 class WrongTypeLog:
-    """Log each key of a wrong type once per LOG_INTERVAL_S."""
+    """Log each key of a wrong type, or each operation that meets one, once per LOG_INTERVAL_S."""
 
     def __init__(self, log: Logger) -> None:
         self._log = log
@@ -37,11 +38,22 @@ class WrongTypeLog:
         """Log (key, expected type) pairs, as the scripts return them."""
         for key, expected in wrong_types:
             name = as_text(key)
-            if time.monotonic() - self._logged_at.get(name, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
-                self._logged_at[name] = time.monotonic()
-                self._log.error(
-                    "the Redis key %s is no %s, so it is not written; delete or rename it", name, as_text(expected)
-                )
+            self._error(name, f"the Redis key {name} is no {as_text(expected)}, so it is not written")
+
+    @contextmanager
+    def tolerate(self, operation: str) -> Iterator[None]:
+        """Log the error of a command whose key has a wrong type. The other commands of its transaction were run."""
+        try:
+            yield
+        except ResponseError as error:
+            if not is_wrong_type(error):
+                raise
+            self._error(operation, f"{operation}: a Redis key has a wrong type ({error})")
+
+    def _error(self, about: str, message: str) -> None:
+        if time.monotonic() - self._logged_at.get(about, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
+            self._logged_at[about] = time.monotonic()
+            self._log.error("%s; delete or rename it", message)
 
 
 def drop_wrong_types(connection: Redis, pipeline: Pipeline) -> list[tuple[str, str]]:
@@ -60,6 +72,22 @@ def drop_wrong_types(connection: Redis, pipeline: Pipeline) -> list[tuple[str, s
             if write is None or write[0] not in wrong
         ]
     return list(wrong.items())
+
+
+def execute_reads(pipeline: Pipeline) -> list[Any]:
+    """Run a pipeline of reads; return None in place of a reply if the key has a wrong type."""
+    replies = pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception) and not is_wrong_type(reply):
+            raise reply
+    return [None if isinstance(reply, Exception) else reply for reply in replies]
+
+
+def has_type(connection: Redis, key: str, expected: str) -> bool:
+    """True if a key has the expected type or is absent."""
+    with connection.pipeline(transaction=False) as pipeline:
+        pipeline.execute_command(_SIZES[expected], key)
+        return execute_reads(pipeline) != [None]
 
 
 def is_wrong_type(reply: object) -> bool:

@@ -154,3 +154,70 @@ def test_a_dependent_that_cannot_be_read_keeps_no_other_job_from_its_end(redis: 
     until(lambda: status(redis, good.id) == "finished")
     assert status(redis, parent.id) == "finished"
     assert worker.poll() is None
+
+
+STARTING = [
+    *("rq:workers", "rq:workers:demo", "rq:worker:mac", "rq:clean_registries:demo", "rq:groups"),
+    *("rq:scheduler-lock:demo", "rq:execution:gone:gone", Keys.models),
+]
+
+
+@pytest.mark.parametrize("key", STARTING)
+def test_a_worker_starts_works_and_stops_beside_a_key_of_a_wrong_type(redis: Redis, workers: Workers, key: str):
+    redis.rpush(key, "wrong")
+    redis.zadd(RqKeys.registry("wip", "demo"), {"gone:gone": 2e9})
+    job_id = submit(redis, generate())
+
+    worker = workers.start("--burst", "--with-scheduler", "--name", "mac")
+
+    assert worker.wait(timeout=60) == 0
+    assert isinstance(outcome(redis, job_id), wire.Result)
+    assert "Traceback" not in workers.log
+
+
+def test_data_that_rqs_cleaners_cannot_read_stops_no_worker(redis: Redis, workers: Workers):
+    broken, job_id = submit(redis, generate(), fields={"created_at": "not a time"}), submit(redis, generate())
+    redis.lrem(RqKeys.queue("demo"), 1, broken)
+    redis.rpush(f"{RqKeys.queue('demo')}:intermediate", broken)  # as left by a stock worker that died
+
+    assert workers.start("--burst").wait(timeout=60) == 0
+
+    assert isinstance(outcome(redis, job_id), wire.Result)
+
+
+def test_a_lease_of_a_wrong_type_is_replaced_by_its_worker(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=400)) for _ in range(3)]  # two seconds, as long as two leases
+    workers.start(SCOREPOOL_LEASE_S="1")
+    until(lambda: redis.zcard(RqKeys.registry("wip", "demo")) == 3)
+    keys = redis.keys("rq:execution:*")
+    for key in keys:
+        give_wrong_type(redis, key.decode())
+
+    until(lambda: [redis.type(key) for key in keys] == [b"hash"] * 3)
+    until(lambda: all(outcome(redis, job_id) for job_id in ids))
+
+    assert Counter(done(redis)) == Counter(ids)
+    assert "was taken away" not in workers.log
+
+
+def test_a_lease_of_a_wrong_type_whose_worker_is_gone_ends(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate())
+    redis.lrem(RqKeys.queue("demo"), 1, job_id)
+    redis.zadd(RqKeys.registry("wip", "demo"), {f"{job_id}:gone": 2e9})
+    redis.set(RqKeys.execution(f"{job_id}:gone"), "wrong")
+
+    workers.start(SCOREPOOL_LEASE_S="1")
+
+    until(lambda: isinstance(outcome(redis, job_id), wire.Result))
+
+
+def test_scheduled_jobs_run_if_the_entry_of_the_scheduler_gets_a_wrong_type(redis: Redis, workers: Workers):
+    worker = workers.start("--with-scheduler", worker="FunctionsWorker")
+    until(lambda: redis.keys("rq:scheduler:*"))
+    [key] = redis.keys("rq:scheduler:*")
+    give_wrong_type(redis, key.decode())
+
+    job = Queue("demo", connection=redis).enqueue("flaky", retry=Retry(max=3, interval=1))
+
+    until(lambda: status(redis, job.id) == "finished")
+    assert worker.poll() is None

@@ -59,7 +59,7 @@ def stderr_of(command: str, redis_url: str, state: Path) -> str:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_wrong_password_stops_the_process(command: str, credentials: str, protected: str, tmp_path: Path):
     [line] = stderr_of(command, f"unix://{credentials}{protected}", tmp_path).splitlines()
-    assert line.startswith("scorepool: SCOREPOOL_REDIS_URL")
+    assert line.startswith("scorepool: SCOREPOOL_REDIS_URL: Redis refuses the user or the password of the URL")
 
 
 @pytest.mark.parametrize("url", MALFORMED)

@@ -4,14 +4,17 @@ One token is one byte of the prompt. A generate job takes `max_tokens` steps of 
 process is FAKE_CLOCK_AHEAD_S seconds ahead.
 """
 
+import datetime
 import logging
 import os
 import signal
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
+import rq.utils
 from redis import Redis
 from rq import get_current_job
 
@@ -22,9 +25,18 @@ from scorepool.worker import BatchWorker, Job, Queue
 
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
 AHEAD_S = float(os.environ.get("FAKE_CLOCK_AHEAD_S", "0"))
+
+
+class WrongDatetime(datetime.datetime):
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> Self:
+        return super().now(tz) + datetime.timedelta(seconds=AHEAD_S)
+
+
 if AHEAD_S:
     right = time.time
     time.time = lambda: right() + AHEAD_S
+    rq.utils.datetime = SimpleNamespace(**vars(datetime) | {"datetime": WrongDatetime})  # the clock of rq.utils.now
 
 
 class FakeTokenizer(Tokenizer):

@@ -70,7 +70,7 @@ def _choose_batch(model: Any, split: BackboneAndHead, vocab_size: int, mode: str
     for kind in (BatchInvariant,) if mode == "exact" else (PaddedBatch, SequentialBatch):
         batch: BatchRunner = kind(model, split)
         fault = find_fault(batch, split, reference, rows, longest)
-        if fault is not None and fault.startswith(SHARING):
+        if fault is not None and fault.name == SHARING:
             log.warning("prompts are not shared: %s", fault)
             batch = kind(model, split, can_share=False)
             if find_fault(batch, split, reference, rows, longest) is None:
@@ -78,7 +78,7 @@ def _choose_batch(model: Any, split: BackboneAndHead, vocab_size: int, mode: str
         if fault is None:
             return batch, f"served one row at a time: {faults[0]}" if faults else passed
         log.warning("%s of %s failed its self-test: %s", kind.__name__, type(model).__module__, fault)
-        faults.append(fault)
+        faults.append(str(fault))
     raise LoadError(f"the model failed its self-test: {'; one row at a time, '.join(faults)}")
 
 

@@ -51,14 +51,25 @@ def reference_logprobs(model: Any, rows: list[list[int]]) -> list[mx.array]:
     return [_log_softmax(model(mx.array([row]))[0]) for row in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class FailedCheck:
+    """A check of the self-test that a batch fails, and how."""
+
+    name: str
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.outcome}"
+
+
 def find_fault(
     batch: BatchRunner,
     backbone_and_head: BackboneAndHead,
     reference: list[mx.array],
     rows: list[list[int]],
     longest: list[int] | None = None,
-) -> str | None:
-    """Name what this batch does wrong, or return None. The batch is left empty unless it raised.
+) -> FailedCheck | None:
+    """Return the first check that this batch fails; None if it passes all. The batch is left empty unless it raised.
 
     rows       token ids: prompts as long as _PROMPT_LENGTHS says, and the tokens to decode after them
     reference  [length, vocab] float32 logprobs of each of `rows`
@@ -79,9 +90,9 @@ def find_fault(
         try:
             difference = check()
         except Exception as error:  # any: the architecture's own code is tested here
-            return f"{name} raises {type(error).__name__}: {error}"
+            return FailedCheck(name, f"raises {type(error).__name__}: {error}")
         if not difference <= tolerance:  # NaN is a fault
-            return f"{name} is off by {difference:.2g} nats"
+            return FailedCheck(name, f"is off by {difference:.2g} nats")
     return None
 
 

@@ -81,7 +81,7 @@ class CountingClamp:
         return value
 
 
-def clamp(value: float | None) -> float | None:
+def clamp_logprob(value: float | None) -> float | None:
     return MIN_LOGPROB if value == -inf else value
 
 
@@ -104,7 +104,7 @@ def result_columns(sequence: Sequence, num_tokens: int, token_bytes: TokenBytes,
 def delta_columns(sequence: Sequence, columns: TokenColumns, token_bytes: TokenBytes) -> dict[str, object]:
     """Return the per-token fields of wire.TokenDelta for the tokens of `columns`."""
     return {
-        name: column.convert(columns, token_bytes, clamp)
+        name: column.convert(columns, token_bytes, clamp_logprob)
         for name, column in _STREAMED.items()
         if column.is_reported(sequence)
     }

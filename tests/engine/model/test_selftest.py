@@ -25,7 +25,9 @@ def model(tiny_models: TinyModels) -> Any:
     return model
 
 
-def find_fault(model: Any, kind: type[PaddedBatch] | type[SequentialBatch], faulty: Any = None) -> str | None:
+def find_fault(
+    model: Any, kind: type[PaddedBatch] | type[SequentialBatch], faulty: Any = None
+) -> selftest.FailedCheck | None:
     rows = selftest.trial_rows(VOCAB_SIZE)
     reference = selftest.reference_logprobs(model, rows)
     backbone_and_head = FullLogits(faulty) if faulty else split_model(model)
@@ -43,7 +45,7 @@ def test_attention_to_padding_is_found(model: Any):
     def sees_padding(token_ids: mx.array, cache: Any = None) -> mx.array:
         return model(token_ids, cache=cache) + (token_ids[:, -1:] == 0)[:, :, None] * mx.arange(VOCAB_SIZE)
 
-    assert "padded" in (find_fault(model, PaddedBatch, sees_padding) or "")
+    assert "padded" in str(find_fault(model, PaddedBatch, sees_padding))
     assert find_fault(model, SequentialBatch, sees_padding) is None
 
 
@@ -53,8 +55,8 @@ def test_a_cache_that_forgets_is_found(model: Any):
             model(token_ids, cache=cache)
         return model(token_ids)
 
-    assert "off by" in (find_fault(model, PaddedBatch, forgets) or "")
-    assert "off by" in (find_fault(model, SequentialBatch, forgets) or "")
+    assert "off by" in str(find_fault(model, PaddedBatch, forgets))
+    assert "off by" in str(find_fault(model, SequentialBatch, forgets))
 
 
 def test_a_wrong_sliding_window_is_found(tiny_models: TinyModels):
@@ -74,6 +76,7 @@ def test_a_wrong_sliding_window_is_found(tiny_models: TinyModels):
         )
         fault = selftest.find_fault(kind(model, FullLogits(slips)), FullLogits(slips), reference, rows, longest)
         assert fault is not None
+        assert fault.name == "a row longer than the sliding window"
 
 
 def test_a_window_that_is_too_slow_to_test_is_named_in_the_outcome(
@@ -106,7 +109,7 @@ def test_a_model_that_raises_in_a_batch_is_found(model: Any):
             raise ValueError("no batches")
         return model(token_ids, cache=cache)
 
-    assert "no batches" in (find_fault(model, PaddedBatch, raises) or "")
+    assert "no batches" in str(find_fault(model, PaddedBatch, raises))
     assert find_fault(model, SequentialBatch, raises) is None
 
 

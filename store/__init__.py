@@ -9,7 +9,7 @@ A job's states, as RQ spells them in `status`, and the script or method that mov
                   ▼       top_up          ▼
                queued ◄──────────────  deferred            scheduled ◄──── retry with a delay (commit)
                 │ ▲ ▲                     │                   │ │
-          claim │ │ └─────────────────────┼────── due ────────┘ │
+          claim │ │ └─────────────────────┼── enqueue_due ────┘ │
                 ▼ │ reclaim, release      │                     │
              started ─────────────────────┼─────────────────────┤
                 │                         ▼                     │

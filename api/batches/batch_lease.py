@@ -14,7 +14,7 @@ from scorepool.api.repositories.batches import BatchProgress
 from scorepool.store.scripts import load
 
 CLAIM = load("claim_batch.lua")
-DUE = load("due_batch.lua")
+DUE = load("schedule_batch.lua")
 
 
 class LeaseLost(Exception):

@@ -35,7 +35,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         queues = sorted({queue for queue in map(_queue_of, keys) if store.is_own_queue(queue)} | served)
         labels = [queue if queue in served else UNSERVED for queue in queues]
         workers, heartbeat_age_s = await _read_workers(redis, [*models, store.WEBHOOKS])
-        counts: Any = await redis.hgetall(store.Keys.outcomes)
+        counts: Any = await redis.hgetall(store.Keys.outcome_counts)
         return cls(
             jobs=await _read_jobs(redis, queues, labels),
             oldest_s=await _read_oldest(redis, queues, labels),

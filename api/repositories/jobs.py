@@ -152,7 +152,7 @@ class Jobs:
         """Read the next jobs of the owner, newest first, each with its cursor; None for a job that expired."""
         newest = f"({before}" if before else "+inf"
         entries: Any = await self._redis.zrevrangebyscore(
-            store.Keys.owned(owner), newest, "-inf", start=0, num=SCAN_SIZE, withscores=True
+            store.Keys.jobs_of(owner), newest, "-inf", start=0, num=SCAN_SIZE, withscores=True
         )
         async with self._redis.pipeline(transaction=False) as pipeline:
             for job_id, _ in entries:

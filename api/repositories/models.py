@@ -33,7 +33,7 @@ class Models:
             pipeline.zrange(store.Keys.models, 0, -1)
             pipeline.zrange(store.Keys.recent_models, 0, -1)
             workers, models = [[decode.text(name) for name in names or ()] for names in await decode.execute(pipeline)]
-        keys = [*map(store.Keys.card, workers), *map(store.Keys.recent_model, models)]
+        keys = [*map(store.Keys.served_model, workers), *map(store.Keys.recent_model, models)]
         packed: Any = await self._redis.mget(keys) if keys else []
         served = [decode.message(value, wire.ServedModel) for value in packed]
         live = [model for model in served[: len(workers)] if model]

@@ -18,7 +18,7 @@ from scorepool.store.scripts import load
 
 FIELDS = (
     *(JobField.OWNER, JobField.EVENT, JobField.JOB, JobField.BATCH, JobField.ENDPOINT, JobField.URL),
-    *(JobField.STATUS, JobField.SINCE, JobField.CREATED_AT, JobField.REASON, JobField.ATTEMPTS),
+    *(JobField.STATUS, JobField.SCHEDULED_FROM, JobField.CREATED_AT, JobField.REASON, JobField.ATTEMPTS),
 )
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
 _EVENTS = (*wire.ALL_EVENTS, "webhook.test")
@@ -33,7 +33,7 @@ class WebhookDeliveries:
         self._redis = redis
         self._settings = settings
         self._replay = redis.register_script(load("replay.lua"))
-        self._deliver = redis.register_script(load("deliver.lua"))
+        self._deliver = redis.register_script(load("send_test_event.lua"))
 
     async def read(self, owner: str, delivery_id: str) -> wire.Delivery:
         """Return a delivery with all its attempts; raise NotFound."""
@@ -113,7 +113,7 @@ class WebhookDeliveries:
     async def _scan(self, owner: str, before: str | None, since: float | None = None) -> list[tuple[str, str]]:
         """Return up to SCAN_SIZE deliveries of the owner, newest first: id and position in the list."""
         entries: Any = await self._redis.zrevrangebyscore(
-            store.Keys.deliveries(owner),
+            store.Keys.deliveries_of(owner),
             f"({before}" if before else "+inf",
             "-inf" if since is None else since,
             start=0,

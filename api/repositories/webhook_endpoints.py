@@ -51,7 +51,7 @@ class WebhookEndpoints:
         )
         secret = new_secret()
         subscriber = wire.Subscriber(endpoint=endpoint, secrets=[wire.SigningSecret(secret=secret)])
-        key = store.Keys.endpoints(owner)
+        key = store.Keys.endpoints_of(owner)
 
         async def write(pipeline: Pipeline) -> None:
             count: Any = await pipeline.hlen(key)
@@ -65,14 +65,14 @@ class WebhookEndpoints:
 
     async def read_all(self, owner: str) -> list[wire.WebhookEndpoint]:
         """Return the owner's endpoints, oldest first."""
-        values: Any = await self._redis.hvals(store.Keys.endpoints(owner))
+        values: Any = await self._redis.hvals(store.Keys.endpoints_of(owner))
         subscribers = [decode.message(value, wire.Subscriber, "json") for value in values]
         endpoints = (subscriber.endpoint for subscriber in subscribers if subscriber)
         return sorted(endpoints, key=lambda endpoint: endpoint.created_at)
 
     async def read(self, owner: str, endpoint_id: str) -> wire.WebhookEndpoint:
         """Return one endpoint; raise NotFound."""
-        return _decode(await self._redis.hget(store.Keys.endpoints(owner), endpoint_id), endpoint_id).endpoint
+        return _decode(await self._redis.hget(store.Keys.endpoints_of(owner), endpoint_id), endpoint_id).endpoint
 
     async def change(self, owner: str, endpoint_id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:
         """Change the given fields of an endpoint; raise BadRequest or NotFound."""
@@ -104,7 +104,7 @@ class WebhookEndpoints:
 
     async def delete(self, owner: str, endpoint_id: str) -> None:
         """Delete an endpoint, so that its pending deliveries fail; raise NotFound."""
-        deleted: Any = await self._redis.hdel(store.Keys.endpoints(owner), endpoint_id)
+        deleted: Any = await self._redis.hdel(store.Keys.endpoints_of(owner), endpoint_id)
         if not deleted:
             raise _endpoint_not_found(endpoint_id)
 
@@ -114,7 +114,7 @@ class WebhookEndpoints:
         endpoint_id: str,
         update: Callable[[wire.Subscriber], wire.Subscriber],
     ) -> wire.Subscriber:
-        key = store.Keys.endpoints(owner)
+        key = store.Keys.endpoints_of(owner)
         after: list[wire.Subscriber] = []
 
         async def write(pipeline: Pipeline) -> None:

@@ -1,4 +1,4 @@
--- include: writes.lua
+-- include: wrong_types.lua
 --
 -- A lease is three keys of RQ's own:
 --   rq:execution:<job>:<execution>   hash that expires when the lease is over: Redis's clock, not the workers', decides

@@ -1,6 +1,6 @@
--- include: writes.lua
+-- include: wrong_types.lua
 --
--- A job waits on the list of its queue, or in the registry of scheduled jobs, from which due.lua puts it on the list. If
+-- A job waits on the list of its queue, or in the registry of scheduled jobs, from which enqueue_due.lua puts it on the list. If
 -- one of the two keys has a wrong type, the job goes to the other, because a job that is in neither never runs.
 
 -- Queue a job, whose hash exists, at once or `delay_s` from now. Set its status to match.

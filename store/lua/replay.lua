@@ -21,7 +21,7 @@ for i = 5, #ARGV do
     for _, registry in ipairs({FINISHED_, FAILED_, CANCELED_, DEFERRED_, SCHEDULED_}) do
       try('zset', 'ZREM', registry .. WEBHOOKS, id)
     end
-    redis.call('HSET', key, F_ENQUEUED_AT, iso, F_SINCE, now, F_TRIES, '0', F_REASON, '',
+    redis.call('HSET', key, F_ENQUEUED_AT, iso, F_SCHEDULED_FROM, now, F_NUM_ATTEMPTS, '0', F_REASON, '',
       F_RETRIES_LEFT, '9', F_ENDED_AT, '')
     redis.call('HDEL', key, F_NUMBER_OF_RETRIES, F_CRASHES, F_CANCEL_REQUESTED)
     redis.call('PERSIST', key)

@@ -67,14 +67,14 @@ class FakeWorker:
             created=1_795_000_000,
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
         )
-        self.redis.set(store.Keys.card(self.name), wire.encode(card), ex=3600)
+        self.redis.set(store.Keys.served_model(self.name), wire.encode(card), ex=3600)
         self.redis.zadd(store.Keys.models, {self.name: time.time() + 3600})
         if grace_s:
             self.redis.set(store.Keys.recent_model(self.model), wire.encode(card), ex=grace_s)
             self.redis.zadd(store.Keys.recent_models, {self.model: time.time()})
 
     def unregister(self) -> None:
-        self.redis.delete(store.Keys.card(self.name))
+        self.redis.delete(store.Keys.served_model(self.name))
         self.redis.zrem(store.Keys.models, self.name)
 
     def waiting(self) -> set[str]:
@@ -123,5 +123,5 @@ class FakeWorker:
             pipeline.set(store.Keys.outcome(job_id), wire.encode(outcome), ex=100)
             pipeline.xadd(f"rq:results:{job_id}", {"type": "1"})
             pipeline.xadd(store.DONE, {"id": job_id}, maxlen=10_000)
-            pipeline.eval(f"{load('outbox.lua')}\nannounce(ARGV[1], ARGV[2], 100)", 0, job_id, utcformat(now()))
+            pipeline.eval(f"{load('outbox.lua')}\nreport_end(ARGV[1], ARGV[2], 100)", 0, job_id, utcformat(now()))
             pipeline.execute()

@@ -16,7 +16,7 @@ async def test_records_of_a_newer_worker_are_read(serving: Serving, redis: Redis
         id="newer", stamp=PROVENANCE, context_length=64, vocab_size=1000, self_test="passed", worker="w2", created=1
     )
     redis.zadd(store.Keys.models, {"w2": 1e11})
-    redis.set(store.Keys.card("w2"), with_unknown_fields(card))
+    redis.set(store.Keys.served_model("w2"), with_unknown_fields(card))
     async with serving() as http:
         job_id = (await http.post("/v1/jobs", json=score(model="newer"))).json()["id"]
         worker.end(job_id)

@@ -118,7 +118,7 @@ def test_keys_of_a_wrong_redis_type_fail_only_their_job(redis: Redis, workers: W
     redis.zadd("scorepool:turns:demo", {"alice": 0})
     redis.delete(store.Keys.request(request))
     redis.hset(store.Keys.request(request), "a", "hash")
-    redis.set(store.Keys.endpoints("alice"), "a string")
+    redis.set(store.Keys.endpoints_of("alice"), "a string")
 
     assert workers.start("--burst").wait(timeout=60) == 0
 

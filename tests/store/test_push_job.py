@@ -35,5 +35,5 @@ def test_a_replayed_delivery_waits_until_its_queue_is_a_list_again(redis: Redis)
     assert redis.zrange(SCHEDULED, 0, -1) == [b"wh_a"]
 
     redis.delete(LIST)
-    redis.eval(load("due.lua"), 0, "2026-01-01T00:00:01Z", WEBHOOKS)
+    redis.eval(load("enqueue_due.lua"), 0, "2026-01-01T00:00:01Z", WEBHOOKS)
     assert redis.lrange(LIST, 0, -1) == [b"wh_a"]

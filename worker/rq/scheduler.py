@@ -28,7 +28,7 @@ class Scheduler(RQScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._wrong_types = WrongTypeLog(self.log)
-        self._due = self.connection.register_script(load("due.lua"))
+        self._due = self.connection.register_script(load("enqueue_due.lua"))
 
     def start(self) -> None:
         self._status = self.Status.STARTED

@@ -1,7 +1,7 @@
 """Redis keys of a wrong type: found before a transaction is run, and logged.
 
-Any client of Redis can write any key. A command on a key of a wrong type fails alone in a MULTI while the rest goes
-through, so RQ's own methods would write half an end and raise. The scripts take the same care (store/lua/writes.lua).
+Any client can write any type to any key. Redis fails the one command of a transaction whose key has a wrong type and
+runs the others, so RQ's own methods would write half of an end and raise. Scripts use store/lua/wrong_types.lua.
 """
 
 import time

@@ -35,7 +35,7 @@ _STATUS: dict[str, Literal["finished", "failed", "canceled"]] = {
 _BATCH_EVENTS = get_args(BatchEventType)
 _TEXT_FIELDS = (
     *(JobField.OWNER, JobField.ENDPOINT, JobField.URL, JobField.EVENT),
-    *(JobField.MODEL, JobField.AT, JobField.JOB, JobField.BATCH),
+    *(JobField.MODEL, JobField.EVENT_AT, JobField.JOB, JobField.BATCH),
 )
 
 
@@ -69,11 +69,11 @@ class DeliveryRecord:
             url=text.get(JobField.URL, ""),
             event=text[JobField.EVENT],
             model=text.get(JobField.MODEL, ""),
-            ended_at=text.get(JobField.AT, ""),
+            ended_at=text.get(JobField.EVENT_AT, ""),
             job_id=text.get(JobField.JOB, ""),
             batch_id=text.get(JobField.BATCH, ""),
-            scheduled_from=float(job.fields.get(JobField.SINCE, b"0")),
-            num_attempts=int(job.fields.get(JobField.TRIES, b"0")),
+            scheduled_from=float(job.fields.get(JobField.SCHEDULED_FROM, b"0")),
+            num_attempts=int(job.fields.get(JobField.NUM_ATTEMPTS, b"0")),
             attempts=parse(job.fields.get(JobField.ATTEMPTS, b"[]"), list[DeliveryAttempt]),
         )
 
@@ -103,7 +103,7 @@ class DeliveryRecord:
         """Return the hash fields that change with one more attempt."""
         attempts = [*self.attempts, attempt][-MAX_ATTEMPTS_KEPT:]
         return {
-            JobField.TRIES: str(self.num_attempts + 1),
+            JobField.NUM_ATTEMPTS: str(self.num_attempts + 1),
             JobField.ATTEMPTS: encode_json(attempts).decode(),
             JobField.REASON: "",
         }

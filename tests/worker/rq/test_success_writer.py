@@ -89,7 +89,7 @@ def test_the_script_leaves_the_same_keys_as_rqs_own_methods(
     left = []
     for takes in (lambda self, inflight: False, success.SuccessWriter._is_plain_success):
         redis.flushdb()
-        redis.hset(store.Keys.endpoints("alice"), "e1", ENDPOINT)
+        redis.hset(store.Keys.endpoints_of("alice"), "e1", ENDPOINT)
         monkeypatch.setattr(success.SuccessWriter, "_is_plain_success", takes)
         if is_of_the_api:
             job_id = submit(redis, generate(), webhook=True, fields={store.JobField.MAX_CONCURRENCY: 4, "crashes": 1})

@@ -45,16 +45,16 @@ def deliverer(redis: Redis) -> Iterator[Deliverer]:
     deliverer.close()
 
 
-def announce(redis: Redis, job_id: str, status: str = "finished") -> None:
+def report_end(redis: Redis, job_id: str, status: str = "finished") -> None:
     """Create the deliveries of a job that has ended, as the scripts that end a job do."""
     redis.hset(f"rq:job:{job_id}", mapping={"status": status, "model": "demo", "ended_at": ENDED_AT, "owner": "alice"})
-    redis.eval(f"{scripts.load('outbox.lua')}\nannounce(ARGV[1], ARGV[2], 600)", 0, job_id, utcformat(now()))
+    redis.eval(f"{scripts.load('outbox.lua')}\nreport_end(ARGV[1], ARGV[2], 600)", 0, job_id, utcformat(now()))
 
 
 def delivery(redis: Redis, url: str, job_id: str = JOB_ID, status: str = "finished") -> Job:
     """Return the delivery of a job with a webhook, queued and not yet claimed."""
     redis.hset(f"rq:job:{job_id}", "webhook", url)
-    announce(redis, job_id, status)
+    report_end(redis, job_id, status)
     return fetch_delivery(redis, store.Keys.delivery(job_id))
 
 
@@ -68,7 +68,7 @@ def subscribe(redis: Redis, url: str, owner: str = "alice", **changes: Any) -> w
         id=ENDPOINT_ID, url=url, events=list(wire.ALL_EVENTS), description="", created_at=1.0, **changes
     )
     subscriber = wire.Subscriber(endpoint=endpoint, secrets=[wire.SigningSecret(secret=ENDPOINT_SECRET)])
-    redis.hset(store.Keys.endpoints(owner), endpoint.id, wire.encode_json(subscriber))
+    redis.hset(store.Keys.endpoints_of(owner), endpoint.id, wire.encode_json(subscriber))
     return subscriber
 
 

@@ -29,9 +29,9 @@ from tests.worker.webhooks.conftest import (
     JOB_ID,
     OPERATOR_SECRET,
     SETTINGS,
-    announce,
     delivery,
     fetch_delivery,
+    report_end,
     run_attempt,
 )
 
@@ -126,7 +126,7 @@ def test_an_invalid_webhook_url_is_not_tried_again(redis: Redis, deliverer: Deli
 
 def test_a_job_that_runs_again_and_ends_again_sends_another_event(redis: Redis, deliverer: Deliverer, hook: Receiver):
     first = delivery(redis, hook.url, status="failed")
-    announce(redis, JOB_ID, "finished")
+    report_end(redis, JOB_ID, "finished")
     second = fetch_delivery(redis, f"wh_{JOB_ID}-2")
     for job in (first, second):
         run_attempt(deliverer, job)

@@ -17,17 +17,17 @@ from redis import Redis
 from rq.executions import Execution
 from rq.queue import Queue
 
-from scorepool.worker.rq.errors import FatalError
+from scorepool.worker.rq.errors import FatalError, JobError
 from scorepool.worker.rq.job import Callback, Job
 from scorepool.worker.rq.leases import ClaimedJob
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncResult:
-    """The return value of a job function whose job goes on elsewhere, beside others."""
+    """The return value of a job function whose job runs on, on other threads, after the function has returned."""
 
     future: "Future[Any]"
-    finish: Callable[[Any], object]  # from the future's result to the job's, on the main thread
+    finish: Callable[[Any], object]  # makes the job's result from the future's; called on the main thread
     cancel: Callable[[], object]
 
 
@@ -63,6 +63,15 @@ class InFlightJob:
         """The name of its lease."""
         return f"{self.job.id}:{self.execution.id}"
 
+    @property
+    def end(self) -> str:
+        """The end of a job that is over, for the log: "done", an error, or that it runs again."""
+        if self.retry_delay_s is not None:
+            return f"again in {self.retry_delay_s} s"
+        if isinstance(self.error, JobError):
+            return self.error.failure.code
+        return type(self.error).__name__ if self.error else "done"
+
     def set_deadline(self, seconds: float, deadline_error: Exception) -> None:
         """Set a deadline. If there are several, the earliest one counts."""
         deadline = time.monotonic() + seconds
@@ -74,7 +83,7 @@ class InFlightJob:
             self.fail(self.deadline_error)
 
     def run(self, function: Callable[[Job], object]) -> None:
-        """Call the job's function: the job is over when it returns, unless it goes on elsewhere."""
+        """Call the job's function. The job is over when it returns, unless it returns a Future or an AsyncResult."""
         answer = function(self.job)
         if isinstance(answer, Future):
             answer = AsyncResult(answer, finish=lambda value: value, cancel=answer.cancel)

@@ -11,6 +11,7 @@ Threads, and what each may touch:
     others          run what jobs compute; their futures post calls to the main thread
 """
 
+import logging
 import math
 import random
 import time
@@ -183,15 +184,11 @@ class Worker(WorkerProcess):
         recorded = set(self.committer.commit(over, current, idle_state))
         for inflight in over:
             del self.in_flight[inflight.lease_key]
-            if inflight not in recorded:
-                self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
-            elif inflight.retry_delay_s is not None:
-                self.log.info("job %s: again in %d s", inflight.job.id, inflight.retry_delay_s)
-            elif isinstance(inflight.error, JobError):
-                self.log.warning("job %s: %s", inflight.job.id, inflight.error.failure.code)
+            if inflight in recorded:
+                level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
+                self.log.log(level, "job %s: %s", inflight.job.id, inflight.end)
             else:
-                result = type(inflight.error).__name__ if inflight.error else "done"
-                self.log.info("job %s: %s", inflight.job.id, result)
+                self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
 
     def _maintain(self) -> None:
         if time.monotonic() >= self._reclaim_at and self.heartbeat_clock.is_on_time(self.connection.ping):

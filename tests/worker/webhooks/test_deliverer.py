@@ -153,7 +153,7 @@ def test_a_postponed_delivery_is_not_an_attempt_and_fails_after_days(redis: Redi
     assert deliverer._limiter.acquire("alice", f"127.0.0.1:{hook.port}") == 0.0
     again = run_attempt(deliverer, job)
     assert isinstance(again, RetryLater)
-    assert again["put_off_s"] >= 1
+    assert again["postponed_s"] >= 1
     assert DeliveryRecord.from_job(job).num_attempts == 0
     assert hook.received == []
 

@@ -1,1 +1,1 @@
-"""Serve HTTP in front of the queue. All that this room knows of workers is what they register in Redis."""
+"""Serve HTTP in front of the queue. This room knows of workers only what they register in Redis."""

@@ -8,6 +8,7 @@ from scorepool.store import Settings, SettingsError
 
 
 def main() -> None:
+    """Serve until the process is asked to stop; exit with one sentence if a setting is wrong."""
     about = "Serve the HTTP API. There are no options: settings are environment variables, listed in docs/settings.md."
     argparse.ArgumentParser("python -m scorepool.api", description=about).parse_args()
     try:

@@ -43,6 +43,7 @@ class Keyring:
 
     @property
     def has_several_owners(self) -> bool:
+        """True if the keys belong to more than one owner, who then share each queue."""
         return len({name for name, _ in self._entries}) > 1
 
     def weight(self, owner: str) -> int:

@@ -76,12 +76,12 @@ def _pool(sentinel: SentinelUrl, options: dict[str, Any]) -> _SentinelPool:
     del options["host"]
     options.pop("connection_class", None)
     tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
-    asked = {
+    sentinel_options = {
         "socket_timeout": SENTINEL_TIMEOUT_S,
         "socket_connect_timeout": SENTINEL_TIMEOUT_S,
         "ssl": sentinel.is_tls,
         **sentinel.credentials,
         **tls,
     }
-    sentinels = Sentinel(sentinel.sentinels, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    sentinels = Sentinel(sentinel.sentinels, sentinel_kwargs=sentinel_options)  # type: ignore[no-untyped-call]
     return _SentinelPool(sentinel.service, sentinels, ssl=sentinel.is_tls, **options)  # type: ignore[no-untyped-call]

@@ -13,15 +13,16 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from redis.asyncio import Redis
 from starlette.requests import Request
 
+from scorepool import wire
 from scorepool.api.auth import Keyring
 from scorepool.api.http import formats
 from scorepool.api.http.errors import BadRequest, NotAcceptable
-from scorepool.api.http.formats import Format
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.batches import Batches
 from scorepool.api.repositories.files import Files
-from scorepool.api.repositories.jobs import CURSOR, Jobs
+from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.pages import CURSOR
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
@@ -100,7 +101,7 @@ async def owner(request: Request, credentials: Annotated[HTTPAuthorizationCreden
     return _state(request).keyring.owner(credentials.credentials if credentials else None)
 
 
-async def reply_format(request: Request) -> Format:
+async def reply_format(request: Request) -> wire.Format:
     """Choose the format of the reply before anything is done that could not be answered. Raises NotAcceptable."""
     try:
         return formats.accepted_format(request.headers.getlist("accept"))
@@ -166,7 +167,7 @@ SubmissionDep = Annotated[Submission, Depends(submission)]
 StreamingDep = Annotated[Streaming, Depends(streaming)]
 
 Owner = Annotated[str, Depends(owner)]
-ReplyFormat = Annotated[Format, Depends(reply_format)]
+ReplyFormat = Annotated[wire.Format, Depends(reply_format)]
 IdempotencyKey = Annotated[str | None, Depends(idempotency_key)]
 PreferredWait = Annotated[int | None, Depends(preferred_wait_s)]
 WaitS = Annotated[

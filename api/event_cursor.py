@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from scorepool import wire
 
-CURSOR = re.compile(r"[0-9]{1,6}(,[0-9]{1,6}){0,127}")
+LAST_EVENT_ID = re.compile(r"[0-9]{1,6}(,[0-9]{1,6}){0,127}")
 
 
 class CursorEvent(Struct, frozen=True, kw_only=True):
-    """One event: new tokens of one sequence or, if `restart` is true, the notice that all tokens sent are void."""
+    """Send new tokens of one sequence or, if `restart` is true, the notice that all tokens sent are void."""
 
     event_cursor: str
     delta: wire.TokenDelta | UnsetType = UNSET
@@ -24,6 +24,8 @@ class CursorEvent(Struct, frozen=True, kw_only=True):
 
 
 class EventCursor:
+    """Hold the ids of the tokens that the client has, by sequence."""
+
     def __init__(self, counts: list[int]) -> None:
         self._sent: dict[int, list[int | None]] = {
             sequence: [None] * count for sequence, count in enumerate(counts)
@@ -32,7 +34,7 @@ class EventCursor:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a `Last-Event-ID`. Raises ValueError with a sentence."""
-        if text and not CURSOR.fullmatch(text):
+        if text and not LAST_EVENT_ID.fullmatch(text):
             raise ValueError(f"Last-Event-ID: expected the id of an earlier event, like `3,5`, found {text[:80]!r}")
         return cls([int(count) for count in text.split(",")] if text else [])
 
@@ -66,21 +68,13 @@ class EventCursor:
 def _generated_tokens(job_id: str, index: int, sequence: wire.SequenceResult) -> wire.TokenDelta:
     """Return the generated tokens of a result as one delta."""
     start = sequence.num_reported_prompt_tokens
-    reported = wire.TokenDelta(
+    return wire.TokenDelta(
         id=job_id,
         sequence=index,
-        first=-start,
-        token_ids=sequence.token_ids,
-        token_bytes=sequence.token_bytes,
-        logprobs=sequence.logprobs,
-        top_ids=sequence.top_ids,
-        top_bytes=sequence.top_bytes,
-        top_logprobs=sequence.top_logprobs,
+        first=0,
         num_prompt_tokens=sequence.num_prompt_tokens,
-    )
-    # These three columns cover the generated tokens only.
-    return replace(
-        _drop_first(reported, start),
+        **sequence.columns(start),
+        # These three cover the generated tokens only.
         channels=sequence.channels,
         tool_calls=sequence.tool_calls,
         skipped=sequence.skipped,
@@ -93,12 +87,7 @@ def _drop_first(delta: wire.TokenDelta, count: int) -> wire.TokenDelta:
     return replace(
         delta,
         first=first,
-        token_ids=delta.token_ids[count:],
-        token_bytes=delta.token_bytes[count:],
-        logprobs=None if delta.logprobs is None else wire.Floats(delta.logprobs[count:]),
-        top_ids=None if delta.top_ids is None else delta.top_ids[count:],
-        top_bytes=None if delta.top_bytes is None else delta.top_bytes[count:],
-        top_logprobs=None if delta.top_logprobs is None else delta.top_logprobs[count:],
+        **delta.columns(count),
         channels=None if delta.channels is None else delta.channels[count:],
         tool_calls=[call for call in delta.tool_calls if call.entry >= first],
         num_prompt_tokens=None if first else delta.num_prompt_tokens,

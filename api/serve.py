@@ -56,7 +56,8 @@ def is_not_probe(record: logging.LogRecord) -> bool:
 class AcceptErrorFilter(logging.Filter):
     """Log one line per ACCEPT_ERROR_INTERVAL_S while the process has no file descriptor for new connections.
 
-    asyncio tries again once a second, and then logs a traceback for each of uvicorn's 2,048 places in the backlog.
+    asyncio tries again once a second, and then logs a traceback for each of uvicorn's 2,048 places in the backlog. It
+    logs as many if the server was closed meanwhile, and has nothing to accept any more.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,10 @@ class AcceptErrorFilter(logging.Filter):
         self._logged_at = -ACCEPT_ERROR_INTERVAL_S
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not record.getMessage().startswith("socket.accept() out of system resource"):
+        message = record.getMessage()
+        if message.startswith("Exception in callback") and "._start_serving(" in message:
+            return False
+        if not message.startswith("socket.accept() out of system resource"):
             return True
         if time.monotonic() - self._logged_at < ACCEPT_ERROR_INTERVAL_S:
             return False

@@ -29,13 +29,15 @@ MAX_CONNECTIONS = 64
 
 @dataclass(frozen=True)
 class State:
+    """Hold the parts of one API process."""
+
     settings: Settings
     keyring: Keyring
     redis: Redis
     stream_redis: Redis  # for the one blocking read
     waiting: Waiting
     metrics: Metrics
-    # what is in Redis
+    # repositories
     models: Models
     jobs: Jobs
     queue: Queue
@@ -43,7 +45,7 @@ class State:
     deliveries: WebhookDeliveries
     files: Files
     batches: Batches
-    # what is done with it
+    # what routes do with them
     admission: Admission
     submission: Submission
     streaming: Streaming
@@ -80,6 +82,7 @@ class State:
         )
 
     async def close(self) -> None:
+        """Answer waiting clients and close the connections to Redis."""
         await self.waiting.close()
         await self.stream_redis.aclose()
         await self.redis.aclose()

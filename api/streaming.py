@@ -13,7 +13,7 @@ from scorepool.api.repositories.jobs import ENDED
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.submission import Submission
 
-Events = asyncio.Queue[wire.TokenDelta | wire.Job | Exception]
+EventQueue = asyncio.Queue[wire.TokenDelta | wire.Job | Exception]
 
 
 class Streaming:
@@ -32,23 +32,23 @@ class Streaming:
         None is yielded again after KEEP_ALIVE_S of silence. Closing this generator early cancels the jobs that have
         not ended. Raises ApiError, with fields as `map_field` names them.
         """
-        events: Events = asyncio.Queue()
+        events: EventQueue = asyncio.Queue()
         with (
             map_field_names(map_field),
             self._waiting.subscribe(job_ids, events.put_nowait),
             self._metrics.waiting.track_inprogress(),
         ):
-            count = len(job_ids) if len(job_ids) > 1 else None
-            await self._submission.submit(owner, requests, None, count, job_ids, is_synchronous=True)
+            is_bulk = len(requests) > 1
+            await self._submission.submit(owner, requests, job_ids=job_ids, is_bulk=is_bulk, is_synchronous=True)
             waits = [asyncio.create_task(self._put_end(events, owner, job_id)) for job_id in job_ids]
             num_running = len(job_ids)
             try:
                 yield None
                 while num_running:
-                    event = await _next(events)
+                    event = await _next_event(events)
                     if isinstance(event, wire.Job):
                         if event.result is None:
-                            raise await self._submission.error_of(event, requests, job_ids)
+                            raise await self._submission.error_of_request(event, requests, job_ids)
                         num_running -= 1
                     yield event
             finally:
@@ -63,7 +63,7 @@ class Streaming:
 
         The job has not ended if the server's longest wait is over first. None is yielded after KEEP_ALIVE_S of silence.
         """
-        events: Events = asyncio.Queue()
+        events: EventQueue = asyncio.Queue()
         with self._waiting.subscribe([job.id], events.put_nowait):
             wait = asyncio.create_task(self._put_end(events, owner, job.id))
             try:
@@ -71,7 +71,7 @@ class Streaming:
                     for delta in await self._waiting.backfill(job.id, job.created_at or 0.0):
                         for cursor_event in cursor.advance(delta):
                             yield cursor_event
-                while not isinstance(event := await _next(events), wire.Job):
+                while not isinstance(event := await _next_event(events), wire.Job):
                     if event is None:
                         yield None
                         continue
@@ -84,14 +84,14 @@ class Streaming:
             finally:
                 await tasks.cancel_and_wait([wait])
 
-    async def _put_end(self, events: Events, owner: str, job_id: str) -> None:
+    async def _put_end(self, events: EventQueue, owner: str, job_id: str) -> None:
         try:
             events.put_nowait(await self._submission.until_ended(owner, job_id))
-        except Exception as error:  # `_next` raises it again
+        except Exception as error:  # `_next_event` raises it again
             events.put_nowait(error)
 
 
-async def _next(events: Events) -> wire.TokenDelta | wire.Job | None:
+async def _next_event(events: EventQueue) -> wire.TokenDelta | wire.Job | None:
     """Return the next event, or None after KEEP_ALIVE_S of silence. Raise it if it is an exception."""
     try:
         async with asyncio.timeout(KEEP_ALIVE_S):

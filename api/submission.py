@@ -22,6 +22,7 @@ from scorepool.api.http.errors import (
     TooLarge,
     Unavailable,
     map_field_names,
+    server_stopping,
 )
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.jobs import ENDED, Jobs
@@ -57,36 +58,37 @@ class Submission:
 
     @property
     def time_limit_s(self) -> int:
-        """Seconds that a job of a synchronous request may run: no longer than its client waits."""
+        """Return the seconds that a job of a synchronous request may run: no longer than its client waits."""
         return min(math.ceil(self._settings.max_wait_s), 86_400)
 
     def check_count(self, count: int, field: str, noun: str) -> None:
-        """Check how many jobs a synchronous request asks for. Raises TooLarge."""
-        most = self._settings.max_bulk_jobs
-        if count > most:
-            raise TooLarge(
-                f"{field}: expected at most {most} {noun} in one request (SCOREPOOL_MAX_BULK_JOBS), found {count}",
-                field,
-            )
+        """Check how many jobs one request asks for: they are queued all or none. Raises TooLarge."""
+        for most, setting in (
+            (self._settings.max_bulk_jobs, "SCOREPOOL_MAX_BULK_JOBS"),
+            (self._settings.max_queue_depth, "SCOREPOOL_MAX_QUEUE_DEPTH"),
+        ):
+            if count > most:
+                expected = f"expected at most {most} {noun} in one request ({setting})"
+                raise TooLarge(f"{field}: {expected}, found {count}", field)
 
     async def submit(
         self,
         owner: str,
         requests: Sequence[wire.Request],
-        idempotency_key: str | None,
-        count: int | None,
+        idempotency_key: str | None = None,
         job_ids: Sequence[str] | None = None,
         *,
+        is_bulk: bool,
         is_synchronous: bool = False,
     ) -> list[Submitted]:
-        """Check the requests and put them on the queue, all or none; `count` is their number in a bulk.
+        """Check the requests and put them on the queue, all or none. Fields of a bulk begin with `[index].` in errors.
 
         A submission that was accepted before under the same key is answered again even if it would be refused now: its
         model may have left since. Raises ApiError.
         """
-        job_ids = job_ids or new_job_ids(owner, idempotency_key, count)
+        job_ids = job_ids or new_job_ids(owner, idempotency_key, len(requests) if is_bulk else None)
         try:
-            await self._admission.check(requests, is_bulk=count is not None)
+            await self._admission.check(requests, is_bulk=is_bulk)
         except ApiError:
             if idempotency_key is None or not await self._queue.was_submitted(requests, job_ids):
                 raise
@@ -142,9 +144,8 @@ class Submission:
         If one fails, if time runs out or if the client disconnects, the other jobs are canceled, because no client
         knows their ids. Raises ClientDisconnect and ApiError, with fields as `map_field` names them.
         """
-        count = len(requests) if len(requests) > 1 else None
         with map_field_names(map_field):
-            submitted = await self.submit(owner, requests, None, count, is_synchronous=True)
+            submitted = await self.submit(owner, requests, is_bulk=len(requests) > 1, is_synchronous=True)
             job_ids = [job.id for job in submitted]
             try:
                 with self._metrics.waiting.track_inprogress():
@@ -159,7 +160,7 @@ class Submission:
             for ended in asyncio.as_completed(waits):
                 job = await ended
                 if job.result is None:
-                    raise await self.error_of(job, requests, job_ids)
+                    raise await self.error_of_request(job, requests, job_ids)
             return [result for wait in waits if (result := wait.result().result) is not None]
         finally:
             await tasks.cancel_and_wait(waits)
@@ -167,7 +168,7 @@ class Submission:
     async def until_ended(self, owner: str, job_id: str, wait_s: float | None = None) -> wire.Job:
         """Return the job as soon as it has ended, or as it is after `wait_s`; the server's limit if None."""
         wait_s = self._settings.max_wait_s if wait_s is None else wait_s
-        return await self._waiting.until_ended(job_id, lambda: self._jobs.read(owner, job_id), wait_s)
+        return await self._waiting.until_ended(job_id, lambda: self._jobs.read_with_expiry(owner, job_id), wait_s)
 
     async def cancel_all(self, owner: str, job_ids: Sequence[str]) -> None:
         """Cancel jobs that have not ended. If Redis fails, they end by themselves and expire."""
@@ -180,23 +181,28 @@ class Submission:
                 logger.warning("jobs of a request whose client has left cannot be canceled: %r", error)
                 return
 
-    async def error_of(self, job: wire.Job, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> ApiError:
+    async def error_of_request(
+        self, job: wire.Job, requests: Sequence[wire.Request], job_ids: Sequence[str]
+    ) -> ApiError:
         """Build the error for a synchronous request whose job has no result."""
+        if job.failure is None and self._waiting.is_closing:
+            return server_stopping()
         if job.failure is None and not await self._models.is_live(job.model):
             return Unavailable(
                 f"model: no live worker serves {job.model!r}. One did a short time ago, but none came back within "
                 f"{self._settings.max_wait_s:g} s, so the request was canceled; send it again"
             )
-        return locate(job_error(job, self._settings.max_wait_s), requests, list(job_ids).index(job.id))
+        return name_field(error_of_job(job, self._settings.max_wait_s), requests, list(job_ids).index(job.id))
 
 
-def job_error(job: wire.Job, waited_s: float) -> ApiError:
+def error_of_job(job: wire.Job, waited_s: float) -> ApiError:
     """Map a job without a result to the error of its request."""
     failure = job.failure
     if failure is None:
+        state = "was still running" if job.status == "started" else "still waited in its queue"
         return Unavailable(
-            f"no answer within {waited_s:g} s, the limit SCOREPOOL_MAX_WAIT_S, so the request was canceled; "
-            "send less at once, or submit it with POST /v1/jobs and fetch the result later"
+            f"no answer within {waited_s:g} s (SCOREPOOL_MAX_WAIT_S): the job {state}, so the request was canceled; "
+            "send it again, or submit it with POST /v1/jobs and fetch the result later"
         )
     match failure.code:
         case "invalid":
@@ -211,8 +217,8 @@ def job_error(job: wire.Job, waited_s: float) -> ApiError:
             return Failed(f"{failure.code}: {failure.message}")
 
 
-def locate(error: ApiError, requests: Sequence[wire.Request], index: int) -> ApiError:
-    """Name the field of a job's error as admission does: from `[index]` on if there are several requests.
+def name_field(error: ApiError, requests: Sequence[wire.Request], index: int) -> ApiError:
+    """Name the field of a job's error as admission does: it begins with `[index].` if there are several requests.
 
     A worker that finds an input too long names no field, so the input's field is added.
     """

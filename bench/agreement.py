@@ -20,7 +20,8 @@ import torch
 from scorepool.engine import Engine, EngineSettings, LoadError, Sequence
 from scorepool.engine.model import blas
 from tests.engine.oracle import Oracle
-from tests.tiny_models import BOS, VOCAB_SIZE, TinyModels
+from tests.tiny_models import VOCAB_SIZE, TinyModels
+from tests.tiny_tokenizer import BOS
 
 NAMES = [
     *("llama", "llama3", "phi", "gpt_neox", "gpt_bigcode", "starcoder2", "qwen3", "qwen3_28_layers", "qwen3_moe"),

@@ -1,7 +1,7 @@
-"""Control messages: what changes the model or its caches, between two steps, on the MLX thread.
+"""Control messages: changes of the model or its caches, made between two steps on the MLX thread.
 
-To add one, write a class with `apply`. What `apply` raises ends the message's future; EngineDeadError ends the engine
-too, for a message that leaves the model unusable.
+To add one, write a class with `apply`. An error that `apply` raises ends the message's future. EngineDeadError also
+ends the engine: raise it if the model is left unusable.
 """
 
 from concurrent.futures import Future
@@ -39,7 +39,7 @@ class ControlCall(Generic[T]):
     future: Future[T]
 
     def run(self, core: EngineCore) -> None:
-        """Apply the message and end its future. Raise only what is a fault of the engine."""
+        """Apply the message and end its future. Raise the errors that must end the engine."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:

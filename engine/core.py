@@ -1,4 +1,4 @@
-"""The part of the engine that lives on the MLX thread: groups of sequences, and the steps that compute them.
+"""The core of the engine, used on the MLX thread only: groups of sequences, and the steps that compute them.
 
     add ──► scheduler ──schedule──► runner.launch ┄┄ runner.read ──► commit ──► Future
 
@@ -23,7 +23,7 @@ from scorepool.engine.text.tokenizer import Tokenizer
 
 
 class Runner(Protocol):
-    """The model. Made, used and dropped on the MLX thread. Steps are read in the order of their launch."""
+    """A loaded model. Make, use and drop it on the MLX thread. Read steps in the order of their launch."""
 
     model_info: ModelInfo
     tokenizer: Tokenizer
@@ -113,7 +113,7 @@ class EngineCore:
         return launched
 
     def _commit(self, launched: Any) -> None:
-        """Read a step, end what is done or failed, and tell the groups that have new entries."""
+        """Read a step, end the groups that are done or failed, and call `on_step` of those with new entries."""
         if launched is None:
             return
         results = self.runner.read(launched)
@@ -132,7 +132,7 @@ class EngineCore:
                 self._resolve(group)
 
     def _fail(self, sequence: Sequence, error: EngineError) -> None:
-        """End the group of a sequence that cannot continue. Nothing to do if its group has ended in this step."""
+        """End the group of a sequence that cannot continue, unless it has ended in this step already."""
         if group := self._groups.get(sequence):
             self._forget(group.sequences)
             group.fail(error)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def open_runner(settings: EngineSettings) -> Runner:
-    """Load the model. The only place that imports mlx: on the MLX thread, after the fast BLAS."""
+    """Load the model. Only this function imports mlx, which must happen on the MLX thread and after the fast BLAS."""
     from scorepool.engine.model.load import open_model
 
     return open_model(settings)
@@ -53,7 +53,7 @@ class Engine:
         self._arrivals: deque[Group] = deque()
         self._control_calls: deque[ControlCall[Any]] = deque()
         self._has_canceled = False
-        self._ended: EngineError | None = None  # why nothing more is taken
+        self._ended: EngineError | None = None  # why new work is refused
         ready: Future[None] = Future()
         self._returned = mlx_thread.start(partial(self._main, open_runner, ready))
         try:
@@ -120,7 +120,7 @@ class Engine:
             raise type(self._ended)(self._ended.message)
 
     def _main(self, open_runner: Callable[[EngineSettings], Runner], ready: Future[None]) -> None:
-        """Load the model, serve it, and end whatever still waits. Runs on the MLX thread."""
+        """Load the model, serve it, and end the groups and messages that still wait. Runs on the MLX thread."""
         try:
             with as_load_error(f"the model {self._settings.model!r} cannot be loaded"):
                 runner = open_runner(self._settings)
@@ -140,7 +140,7 @@ class Engine:
             self._end(core, EngineClosed("the engine was closed"))
 
     def _serve(self, core: EngineCore) -> None:
-        """Take what callers ask for and run steps, until the engine is closed."""
+        """Take groups and control messages from callers and run steps, until the engine is closed."""
         while self._wait_for_work(core):
             self.step_started_at = time.monotonic()
             self._take_arrivals(core)
@@ -149,7 +149,7 @@ class Engine:
             self.step_started_at = None
 
     def _wait_for_work(self, core: EngineCore) -> bool:
-        """Sleep until there is something to do. Return False if the engine is to end."""
+        """Sleep until there is work. Return False if the engine must end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: core.has_work or self._arrivals or self._control_calls or self._has_canceled or self._ended
@@ -157,7 +157,7 @@ class Engine:
             return self._ended is None
 
     def _take_arrivals(self, core: EngineCore) -> None:
-        """Hand new groups to the core, and take canceled ones out."""
+        """Add new groups to the core, and drop canceled ones."""
         with self._changed:
             arrived = list(self._arrivals)
             self._arrivals.clear()
@@ -178,7 +178,7 @@ class Engine:
             self.step_started_at = time.monotonic()
 
     def _end(self, core: EngineCore, reason: EngineError) -> None:
-        """Take nothing more, and end everything that waits."""
+        """Refuse new work, and end every group and message that waits."""
         with self._changed:
             self._ended = self._ended if isinstance(self._ended, EngineDeadError) else reason
             waiting: list[Group | ControlCall[Any]] = [*core.groups, *self._arrivals, *self._control_calls]

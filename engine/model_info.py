@@ -1,4 +1,4 @@
-"""Facts about the model that is loaded, for the provenance of every result."""
+"""The description of the loaded model, for the provenance of every result."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class ModelInfo:
     """The identity of the model, how it is computed, and its limits."""
 
     fingerprint: str  # sha256 of the contents of the weights, the configuration and the tokenizer
-    dtype: str  # that the model computes in; logprobs are always float32
+    dtype: str  # of the model's computation; logprobs are always float32
     quantization: str | None  # e.g. "4-bit affine, groups of 64"
     adapter: str | None
     mode: str  # "default", "exact", or "one row at a time" for a model whose batched path failed its self-test

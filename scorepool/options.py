@@ -1,11 +1,12 @@
 """Type the keyword arguments of `Client.score` and `Client.generate`: the fields of `wire.Score` and `wire.Generate`.
 
-To add a field to a request, add it here too; tests/scorepool/test_options.py compares names and types.
+To add a field to a request, add it here too, or to `wire.SamplingOptions`. tests/scorepool/test_options.py compares
+names and types.
 """
 
 from typing import Any, Literal, TypedDict
 
-from scorepool.wire import Message, Priority, Tool
+from scorepool.wire import Message, Priority, SamplingOptions, Tool
 
 
 class JobOptions(TypedDict, total=False):
@@ -28,7 +29,7 @@ class ScoreOptions(JobOptions, total=False):
     entropy: bool
 
 
-class GenerateOptions(JobOptions, total=False):
+class GenerateOptions(JobOptions, SamplingOptions, total=False):
     """Options of `Client.generate`. Give `messages` instead of a prompt to answer a chat."""
 
     messages: list[Message] | None
@@ -38,20 +39,6 @@ class GenerateOptions(JobOptions, total=False):
     parallel_tool_calls: bool
     chat_template_kwargs: dict[str, bool | int | float | str | None]
     max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    logit_bias: dict[int, float]
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    stop: list[str]
-    stop_token_ids: list[int]
-    ignore_eos: bool
-    min_tokens: int
-    include_stop_str_in_output: bool
     skip_special_tokens: bool | None
     n: int
     json_schema: dict[str, Any] | None

@@ -9,7 +9,7 @@ A job's states, as RQ spells them in `status`, and the script or method that mov
                   ▼       top_up          ▼
                queued ◄──────────────  deferred            scheduled ◄──── retry with a delay (commit)
                 │ ▲ ▲                     │                   │ │
-          claim │ │ └─────────────────────┼────── due ────────┘ │
+          claim │ │ └─────────────────────┼── enqueue_due ────┘ │
                 ▼ │ reclaim, release      │                     │
              started ─────────────────────┼─────────────────────┤
                 │                         ▼                     │
@@ -25,8 +25,8 @@ A job's states, as RQ spells them in `status`, and the script or method that mov
 A job leaves `started` in one of three ways: its worker records its end while it holds the lease; it puts the job back
 (release, on shutdown); or the lease expires and any worker puts the job back (reclaim). `queued`, `deferred` and
 `scheduled` jobs are canceled at once; a `started` job is marked, and its worker ends it. The API shows a waiting job
-past its `expires_at` as failed; the worker that claims it records this. Whoever ends a job calls `end_job` or
-`record_outcome` (lua/end_job.lua) in the transaction that sets its status.
+past its `expires_at` as failed; the worker that claims it records this, and the job is never `started`. Whoever ends a
+job calls `end_job` or `record_outcome` (lua/end_job.lua) in the transaction that sets its status.
 """
 
 from scorepool.store.job_fields import JobField

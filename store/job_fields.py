@@ -38,16 +38,16 @@ class JobField:
     CANCEL_REQUESTED = "cancel_requested"  # "1": its owner canceled it while it ran
     CRASHES = "crashes"  # deaths of workers that ran this job alone
     MAX_CONCURRENCY = "company"  # jobs in flight beside which it may run, itself included: it may kill its worker
-    ENDS = "ends"  # how many times it has ended, if it has webhooks
+    NUM_ENDS = "ends"  # how many times it has ended, if it has webhooks
     DELIVERIES = "deliveries"  # ids of the deliveries that report its end, space-separated
     # ours, of a delivery (lua/outbox.lua)
     EVENT = "event"
-    AT = "at"  # ISO: when the event happened
+    EVENT_AT = "at"  # ISO: when the event happened
     JOB = "job"
     ENDPOINT = "endpoint"
     URL = "url"
-    SINCE = "since"  # unix, s: its schedule began
-    TRIES = "tries"
+    SCHEDULED_FROM = "since"  # unix, s: the schedule of its attempts began
+    NUM_ATTEMPTS = "tries"
     ATTEMPTS = "attempts"  # JSON: list of wire.DeliveryAttempt
     REASON = "reason"  # why it was given up
 

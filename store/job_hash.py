@@ -15,7 +15,7 @@ from scorepool.store.keys import INFER, RqKeys, queue_name
 # rq.Job requires a connection. This one is never used: nothing here touches the network.
 _UNUSED_CONNECTION = Redis()
 
-RUN_RETRIES = 3
+RQ_RETRIES = 3  # of a job whose worker is gone, if one of RQ's own cleaners finds it before reclaim.lua does
 
 Job.redis_job_namespace_prefix = RqKeys.job("")  # see keys.py; unchanged with the default prefix
 
@@ -67,7 +67,7 @@ def _rq_fields(kind: str, model: str, queue: str, timeout_s: int, ttl_s: int) ->
         status=JobStatus.QUEUED,
         description=f"{kind} {model}",  # never the prompt: it is printed in logs and dashboards
         timeout=timeout_s,
-        retry=Retry(max=RUN_RETRIES),
+        retry=Retry(max=RQ_RETRIES),
         result_ttl=ttl_s,
         failure_ttl=ttl_s,
     )

@@ -38,11 +38,13 @@ _JOB = "rq:job:" if PREFIX == DEFAULT_PREFIX else f"rq:job:{PREFIX}:"
 class Keys:
     """Our own keys."""
 
-    models = f"{PREFIX}:models"  # zset: worker names by the time (unix, s) at which their cards expire
-    outcomes = f"{PREFIX}:outcomes"  # hash: how many jobs ended, by `result` or the failure's code; permanent
+    models = f"{PREFIX}:models"  # zset: worker names by the time (unix, s) at which their ServedModel expires
+    outcome_counts = f"{PREFIX}:outcomes"  # hash: how many jobs ended, by `result` or the failure's code; permanent
     batches = f"{PREFIX}:batches"  # zset: batches that have not ended, by the time (unix, s) of their next turn
     probe = f"{PREFIX}:probe"  # string: written to see whether Redis takes writes
-    indexes = f"{PREFIX}:indexes"  # zset: `owned` and `deliveries` keys by the time (unix, s) of their next sweep
+    sweep_schedule = (
+        f"{PREFIX}:indexes"  # zset: keys of jobs_of and deliveries_of by the time (unix, s) of their next sweep
+    )
     recent_models = (
         f"{PREFIX}:recent_models"  # zset: models by the time (unix, s; a worker's clock) at which they were last served
     )
@@ -68,12 +70,12 @@ class Keys:
         return f"wh_{job_id}"
 
     @staticmethod
-    def endpoints(owner: str) -> str:
+    def endpoints_of(owner: str) -> str:
         """hash: an owner's webhook endpoints, id: wire.Subscriber in JSON."""
         return f"{PREFIX}:endpoints:{owner}"
 
     @staticmethod
-    def deliveries(owner: str) -> str:
+    def deliveries_of(owner: str) -> str:
         """zset: ids of an owner's deliveries by time of creation (unix, s)."""
         return f"{PREFIX}:deliveries:{owner}"
 
@@ -108,7 +110,7 @@ class Keys:
         return f"{PREFIX}:files:{owner}"
 
     @staticmethod
-    def owned(owner: str) -> str:
+    def jobs_of(owner: str) -> str:
         """zset: ids of an owner's jobs by time of submission (unix, s)."""
         return f"{PREFIX}:owned:{owner}"
 
@@ -123,7 +125,7 @@ class Keys:
         return f"{PREFIX}:turns:{queue}"
 
     @staticmethod
-    def card(worker: str) -> str:
+    def served_model(worker: str) -> str:
         """string: the wire.ServedModel of a worker; expires with it."""
         return f"{PREFIX}:card:{worker}"
 
@@ -218,22 +220,22 @@ def queue_names(*names: str) -> list[str]:
 LUA_CONSTANTS: dict[str, str | int] = {
     "DELIVER": DELIVER,
     "WEBHOOKS": WEBHOOKS,
-    "KEPT_S": DELIVERY_KEPT_S,
+    "DELIVERY_KEPT_S": DELIVERY_KEPT_S,
     # ours; a name that ends in _ is a prefix
     "REQUEST_": Keys.request(""),
     "OUTCOME_": Keys.outcome(""),
     "DELIVERY_ID_": Keys.delivery(""),
-    "ENDPOINTS_": Keys.endpoints(""),
-    "DELIVERIES_": Keys.deliveries(""),
-    "OWNED_": Keys.owned(""),
+    "ENDPOINTS_OF_": Keys.endpoints_of(""),
+    "DELIVERIES_OF_": Keys.deliveries_of(""),
+    "JOBS_OF_": Keys.jobs_of(""),
     "BACKLOG_": Keys.backlog("", "")[:-1],  # <queue>:<owner> follows
     "FAIR_SHARE_": Keys.fair_share(""),
     "WAKEUP_": Keys.wakeup(""),
     "DONE": DONE,
-    "OUTCOMES": Keys.outcomes,
-    "INDEXES": Keys.indexes,
+    "OUTCOME_COUNTS": Keys.outcome_counts,
+    "SWEEP_SCHEDULE": Keys.sweep_schedule,
     "MODELS": Keys.models,
-    "CARD_": Keys.card(""),
+    "SERVED_MODEL_": Keys.served_model(""),
     "RECENT_MODELS": Keys.recent_models,
     "RECENT_MODEL_": Keys.recent_model(""),
     # RQ's

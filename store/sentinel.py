@@ -33,9 +33,12 @@ class SentinelUrl(Struct, frozen=True):
     def parse(cls, url: str) -> Self | None:
         """Parse a URL; return None if it does not use Sentinel.
 
-        Raise SettingsError if it is wrong. The message leaves out the URL, which may hold a password.
+        Raise SettingsError if it is wrong, or if its database is no number, which redis-py reads as database 0. The
+        message leaves out the URL, which may hold a password.
         """
         scheme, _, rest = url.partition("://")
+        if scheme in SCHEMES.values() and not _is_database(urlsplit(url).path.strip("/")):
+            raise SettingsError("the database of the Redis URL is no number; expected redis://HOST[:PORT][/DB]")
         if scheme not in SCHEMES:
             return None
         parts = urlsplit(f"//{rest}")
@@ -45,7 +48,7 @@ class SentinelUrl(Struct, frozen=True):
         except ValueError:
             raise SettingsError(f"the Redis URL has a bad HOST:PORT; expected {FORM}") from None
         service, _, db = parts.path.strip("/").partition("/")
-        if not service or not (db or "0").isdigit():
+        if not service or not _is_database(db):
             raise SettingsError(
                 f"the Redis URL lacks SERVICE, the sentinels' name of the master, or has a bad DB; expected {FORM}"
             )
@@ -54,6 +57,11 @@ class SentinelUrl(Struct, frozen=True):
         credentials = {name: value for name in names if (value := options.pop(f"sentinel_{name}", ""))}
         master = f"{SCHEMES[scheme]}://{user}{at}master/{db or 0}?{urlencode(options)}"
         return cls(sentinels, credentials, service, master, scheme.startswith("rediss"))
+
+
+def _is_database(text: str) -> bool:
+    """True if the text is the number of a database, or empty, which means 0."""
+    return not text or text.isdecimal()
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -5,14 +5,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
 from scorepool.local.redis_server import RedisServer
 from tests.api.conftest import SECRET, generate
-from tests.api.test_process import eventually, running
+from tests.api.test_process import eventually, running, serves
 from tests.worker.conftest import Workers, until
 
 LINE = (
@@ -44,7 +43,7 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
         running(root, url, tmp_path / "log", webhook_secret=SECRET) as (http, _),
     ):
         workers.start("--with-scheduler", "--name", "mac", SCOREPOOL_LEASE_S="5")
-        eventually(lambda: serves(http))
+        eventually(lambda: serves(http, "demo"))
         job_id = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
         assert http.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "finished"
         long_job = http.post("/v1/jobs", json=generate(max_tokens=100_000)).json()["id"]
@@ -76,9 +75,3 @@ def test_the_documented_rights_do_not_include_administration(limited: tuple[Redi
         for command in ("FLUSHALL", "CONFIG GET *", "KEYS *", "GET other", "SHUTDOWN", "ACL LIST"):
             with pytest.raises(NoPermissionError):
                 user.execute_command(*command.split())
-
-
-def serves(http: httpx.Client) -> bool:
-    """True if the API serves the demo model."""
-    reply = http.get("/readyz")
-    return reply.status_code == 200 and reply.json()["models"] == ["demo"]

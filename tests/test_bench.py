@@ -1,11 +1,23 @@
 """Every comparison in bench/ runs to its end and prints ratios. The tests do not check speed."""
 
 import importlib
+import logging
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def logs_of_other_tests() -> Iterator[None]:
+    """Undo how a comparison silences the logs of its process."""
+    engine = logging.getLogger("scorepool.engine")
+    level = engine.level
+    yield
+    engine.setLevel(level)
+    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize(

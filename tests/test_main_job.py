@@ -79,8 +79,8 @@ def mixed_jobs(count: int) -> list[wire.Request]:
     return [job_of_size(index % 3, index) for index in range(count)]
 
 
-def check_result(request: wire.Request, result: wire.Result) -> None:
-    """Check that the result has the requested sequences and consistent columns."""
+def assert_answers(request: wire.Request, result: wire.Result) -> None:
+    """Assert that the result has the requested sequences and consistent columns."""
     expected = len(request.items) if isinstance(request, wire.Score) else request.n
     assert len(result.sequences) == expected
     for sequence in result.sequences:
@@ -104,7 +104,7 @@ def test_two_hundred_mixed_jobs_are_each_answered_once(client: Client, redis: Re
     ids = client.submit_many(requests)
     assert len(set(ids)) == 200
     for job_id, request in zip(ids, requests, strict=True):
-        check_result(request, client.result(job_id, timeout_s=200))
+        assert_answers(request, client.result(job_id, timeout_s=200))
     assert times_done(redis, ids) == dict.fromkeys(ids, 1)
 
 
@@ -114,7 +114,7 @@ def test_all_jobs_end_once_when_the_worker_is_killed(stack: Stack, client: Clien
     wait_for(lambda: times_done(redis, ids), "the first job to end")
     os.kill(stack.pid("worker demo"), signal.SIGKILL)
     for job_id, request in zip(ids, requests, strict=True):
-        check_result(request, client.result(job_id, timeout_s=200))
+        assert_answers(request, client.result(job_id, timeout_s=200))
     assert times_done(redis, ids) == dict.fromkeys(ids, 1)
 
 
@@ -126,12 +126,12 @@ def test_no_accepted_job_is_lost_when_redis_is_killed(stack: Stack, client: Clie
     os.kill(stack.redis.process.pid, signal.SIGKILL)
     ids += [client.submit(request) for request in requests[30:]]  # the SDK retries while Redis is down
     for job_id, request in zip(ids, requests, strict=True):
-        check_result(request, client.result(job_id, timeout_s=200))
+        assert_answers(request, client.result(job_id, timeout_s=200))
 
 
 def test_a_redis_that_does_not_start_is_retried(stack: Stack, client: Client, capfd):
     job_id = client.submit(job_of_size(2, 0))
-    check_result(job_of_size(2, 0), client.result(job_id))
+    assert_answers(job_of_size(2, 0), client.result(job_id))
     assert stack.redis is not None
     assert stack.redis.process is not None
     [manifest] = stack.redis.folder.glob("appendonlydir/*.manifest")
@@ -142,16 +142,17 @@ def test_a_redis_that_does_not_start_is_retried(stack: Stack, client: Client, ca
 
     manifest.write_bytes(original)
 
-    check_result(job_of_size(2, 0), client.result(job_id, timeout_s=200))
-    check_result(job_of_size(2, 1), client.result(client.submit(job_of_size(2, 1)), timeout_s=200))
+    assert_answers(job_of_size(2, 0), client.result(job_id, timeout_s=200))
+    assert_answers(job_of_size(2, 1), client.result(client.submit(job_of_size(2, 1)), timeout_s=200))
 
 
-def test_no_accepted_job_is_lost_when_the_api_is_killed(stack: Stack, client: Client):
+def test_no_accepted_job_is_lost_when_the_api_is_killed(stack: Stack, client: Client, redis: Redis):
     requests = mixed_jobs(30)
     ids = client.submit_many(requests)
     os.kill(stack.pid("api"), signal.SIGKILL)
     for job_id, request in zip(ids, requests, strict=True):
-        check_result(request, client.result(job_id, timeout_s=200))
+        assert_answers(request, client.result(job_id, timeout_s=200))
+    assert times_done(redis, ids) == dict.fromkeys(ids, 1)
 
 
 NO_END = {0: -100.0, 2: -100.0}  # ban both end tokens
@@ -185,7 +186,7 @@ def test_the_timeout_of_one_job_does_not_affect_others(client: Client):
         client.result(late, timeout_s=60)
     assert caught.value.failure.code == "timeout"
     for job_id, request in zip(others, mixed_jobs(30), strict=True):
-        check_result(request, client.result(job_id, timeout_s=200))
+        assert_answers(request, client.result(job_id, timeout_s=200))
 
 
 def test_a_prompt_beyond_the_context_fails_with_the_reason(client: Client):
@@ -203,7 +204,7 @@ def test_an_empty_prompt_of_a_model_without_bos_is_a_failure_that_names_the_fiel
 
 def test_a_text_of_megabytes_is_refused_while_other_jobs_run(client: Client):
     huge = client.submit(wire.Score(model="demo", items=[wire.ScoreItem(prompt="é" * 3_000_000, completion="b")]))
-    check_result(job_of_size(0, 1), client.result(client.submit(job_of_size(0, 1)), timeout_s=60))
+    assert_answers(job_of_size(0, 1), client.result(client.submit(job_of_size(0, 1)), timeout_s=60))
     with pytest.raises(JobFailed) as caught:
         client.result(huge, timeout_s=60)
     assert caught.value.failure.code == "too_long"

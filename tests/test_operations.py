@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import yaml
 from redis import Redis
+from rq.registry import BaseRegistry
 
 from scorepool import wire
 from scorepool.local.redis_server import RedisServer
@@ -84,6 +85,13 @@ def test_rqs_tools_work_with_the_variables_of_the_document(redis: Redis, redis_u
     assert redis.exists("rq:suspended")
     rq("resume")
     assert not redis.exists("rq:suspended")
+
+
+def test_the_document_explains_every_registry_of_rq(root: Path):
+    text = (root / "docs/operations.md").read_text()
+    keys = set(re.findall(r"^\| \w+ \| `rq:(\w+):NAME` \|", text, re.MULTILINE))
+    kinds = [kind for kind in BaseRegistry.__subclasses__() if kind.__module__ == "rq.registry"]  # those of queues
+    assert keys == {"queue"} | {kind.key_template.split(":")[1] for kind in kinds}
 
 
 def test_every_metric_and_alert_of_the_document_exists(root: Path):

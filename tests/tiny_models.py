@@ -1,4 +1,4 @@
-"""Tiny models in Hugging Face form with a tokenizer. Their seeded random weights give peaked distributions.
+"""Tiny models in Hugging Face form. Their seeded random weights give peaked distributions.
 
 `TinyModels(folder)("llama")` builds a model on first use; the fixture `tiny_models` is in conftest.py.
 """
@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.tiny_tokenizer import BOS, EOS, PAD, build_tokenizer
 
 VOCAB_SIZE = 512
 CONTEXT_LENGTH = 512
-BOS, EOS, PAD = 0, 1, 2
 SLIDING_WINDOW = 16
 ORACLE_FOLDER = "transformers"  # in a model's folder if transformers reads another layout of the weights
 
@@ -251,15 +251,6 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
 }
 _EMBEDDING_SCALE = {"gemma2": 0.15, "gemma3": 0.15, "mamba": 0.15}
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-_TRAINING_TEXT = [
-    "the quick brown fox jumps over the lazy dog and then the dog sleeps in the sun",
-    "a token is scored under the model, given the tokens before it; the numbers are right",
-    "def add(first: int, second: int) -> int: return first + second",
-]
 
 
 class TinyModels:
@@ -339,26 +330,3 @@ def _split_experts(folder: Path) -> None:
             weights[path] = weight
     contiguous = {path: weight.contiguous() for path, weight in weights.items()}
     save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE that adds <bos> before a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - 12,  # like many checkpoints, the embedding has more rows than the vocabulary
-        special_tokens=["<bos>", "<eos>", "<pad>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_TRAINING_TEXT, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        add_bos_token=True,
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast

@@ -1,9 +1,9 @@
-"""Messages that cross a process boundary, and their codec. Imports msgspec only.
+"""Define the messages that cross a process boundary, and their codec. Imports msgspec only.
 
     request.py        jobs, as clients submit them       result.py         outcomes of jobs
     reply.py          replies of the native API          token_delta.py    tokens of running jobs
     webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
-    columns.py        packed float32                     codec.py          JSON and msgpack
+    columns.py        per-token columns                   codec.py          JSON and msgpack
     comparison.py     tolerances of two computations of the same tokens
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
@@ -11,8 +11,8 @@ in `api/admission.py`; the translation in `worker/inference/translate.py` and `w
 that `scorepool/__init__.py` exports.
 """
 
-from scorepool.wire.codec import Invalid, decode_outcome, decode_request, encode, encode_json, parse
-from scorepool.wire.columns import Floats
+from scorepool.wire.codec import Format, Invalid, decode_outcome, decode_request, encode, encode_json, parse
+from scorepool.wire.columns import Floats, StreamedColumns
 from scorepool.wire.comparison import (
     Comparison,
     ScoredSequence,
@@ -41,6 +41,7 @@ from scorepool.wire.request import (
     Message,
     Priority,
     Request,
+    SamplingOptions,
     Score,
     ScoreItem,
     Submission,
@@ -80,7 +81,7 @@ from scorepool.wire.webhook import (
     WebhookEndpointList,
     WebhookSecret,
 )
-from scorepool.wire.webhook_event import BatchEvent, BatchEventData, JobEvent, JobEventData, TestEventData
+from scorepool.wire.webhook_event import BatchEvent, BatchEventData, JobEvent, JobEventData, TestEvent, TestEventData
 
 __all__ = [
     "ALL_EVENTS",
@@ -102,6 +103,7 @@ __all__ = [
     "Failure",
     "FailureCode",
     "Floats",
+    "Format",
     "Generate",
     "Invalid",
     "Job",
@@ -119,6 +121,7 @@ __all__ = [
     "ReplayRequest",
     "Request",
     "Result",
+    "SamplingOptions",
     "Score",
     "ScoreItem",
     "ScoredSequence",
@@ -126,8 +129,10 @@ __all__ = [
     "ServedModel",
     "SigningSecret",
     "Status",
+    "StreamedColumns",
     "Submission",
     "Subscriber",
+    "TestEvent",
     "TestEventData",
     "TestEventRequest",
     "TokenDelta",

@@ -13,11 +13,11 @@ from scorepool.wire.request import Request
 from scorepool.wire.result import Outcome
 
 T = TypeVar("T")
-Encoding = Literal["json", "msgpack"]
+Format = Literal["json", "msgpack"]
 
 
 class Invalid(ValueError):
-    """The bytes are not the expected message. `field` is a path such as `items[0].prompt`, or None."""
+    """Report that bytes are not the expected message. `field` is a path such as `items[0].prompt`, or None."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -48,13 +48,13 @@ _json = msgspec.json.Encoder(enc_hook=_to_json)
 
 
 @cache
-def _decoder(message_type: Any, encoding: Encoding) -> Any:
-    module = msgspec.json if encoding == "json" else msgspec.msgpack
+def _decoder(message_type: Any, message_format: Format) -> Any:
+    module = msgspec.json if message_format == "json" else msgspec.msgpack
     return module.Decoder(message_type, dec_hook=_to_floats)
 
 
 def encode(message: object) -> bytes:
-    """Encode as msgpack, the encoding in which messages are stored in Redis."""
+    """Encode as msgpack, the format in which messages are stored in Redis."""
     return _msgpack.encode(message)
 
 
@@ -63,14 +63,14 @@ def encode_json(message: object) -> bytes:
     return _json.encode(message)
 
 
-def parse(body: bytes, message_type: type[T], encoding: Encoding = "json") -> T:
+def parse(body: bytes, message_type: type[T], message_format: Format = "json") -> T:
     """Decode a message; raise Invalid, which names the field, its value and what is expected."""
     try:
-        return _decoder(message_type, encoding).decode(body)  # type: ignore[no-any-return,arg-type]
+        return _decoder(message_type, message_format).decode(body)  # type: ignore[no-any-return,arg-type]
     except msgspec.ValidationError as error:
-        raise _explain(error, body, message_type, encoding) from None
+        raise _explain(error, body, message_type, message_format) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the body is not valid {encoding}: {error}") from None
+        raise Invalid(f"the body is not valid {message_format}: {error}") from None
 
 
 # msgspec reports the path only in its text: `... field `x` - at `$.items[0]``.
@@ -82,7 +82,7 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")  # one step of a path: the name of 
 _MAX_SHOWN = 80  # characters of a value that are repeated in an error
 
 
-def _explain(error: msgspec.ValidationError, body: bytes, message_type: Any, encoding: Encoding) -> Invalid:
+def _explain(error: msgspec.ValidationError, body: bytes, message_type: Any, message_format: Format) -> Invalid:
     """Split msgspec's sentence into field and expectation, and add the value of the field."""
     text = str(error)
     path = _PATH.search(text)
@@ -98,7 +98,7 @@ def _explain(error: msgspec.ValidationError, body: bytes, message_type: Any, enc
     ):
         expectation = f"Expected {' | '.join(map(repr, sorted(choices)))}"
     try:
-        found: Any = _decoder(Any, encoding).decode(body)
+        found: Any = _decoder(Any, message_format).decode(body)
         for name, index in _STEP.findall(field):
             found = found[name] if name else found[int(index)]
     except (KeyError, IndexError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):

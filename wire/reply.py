@@ -1,8 +1,8 @@
-"""Replies of the native API, except outcomes."""
+"""Define the replies of the native API, except outcomes."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from scorepool.wire.request import Kind
 from scorepool.wire.result import Failure, Provenance, Result
@@ -10,8 +10,11 @@ from scorepool.wire.result import Failure, Provenance, Result
 Status = Literal["queued", "started", "finished", "failed", "canceled"]
 
 
+NextCursor = Annotated[str | None, Meta(description="Pass it as `cursor` to get the next page. null: no more.")]
+
+
 class Accepted(Struct, frozen=True, kw_only=True):
-    """The job is stored in Redis, so it will end in a result or a failure."""
+    """Confirm that the job is stored in Redis, so that it will end in a result or a failure."""
 
     id: str
     status: Status
@@ -19,7 +22,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A job. `result` is set if `status` is finished, `failure` if it is failed or canceled.
+    """Show a job. `result` is set if `status` is finished, `failure` if it is failed or canceled.
 
     Times are in seconds since 1970. `kind` and `created_at` are null if the job's record in the queue is damaged.
     """
@@ -36,28 +39,30 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class JobPage(Struct, frozen=True, kw_only=True):
-    """Jobs without their results, newest first. Pass `next_cursor` as `cursor` to get the next page; null: no more."""
+    """List jobs without their results, newest first."""
 
     jobs: list[Job]
-    next_cursor: str | None = None
+    next_cursor: NextCursor = None
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """The model that one live worker serves. The worker writes it to Redis, where it expires with the worker."""
+    """Describe what one live worker serves. The worker writes it to Redis, where it expires with the worker."""
 
     id: str
     stamp: Provenance
-    context_length: int
+    context_length: Annotated[int, Meta(description="Tokens of prompt and answer together.")]
     vocab_size: int
-    self_test: str  # "passed", or how the engine works around what failed
-    worker: str
-    aliases: list[str] = []  # other names that clients may use
-    created: int = 0  # Unix time, s, at which the worker had loaded it
-    tokenizer: "TokenizerInfo | None" = None  # absent from lists; see `GET /tokenizer_info`
+    self_test: Annotated[str, Meta(description='"passed", or how the engine works around what failed.')]
+    worker: Annotated[str, Meta(description="The worker's name.")]
+    aliases: Annotated[list[str], Meta(description="Other names that clients may use.")] = []
+    created: Annotated[int, Meta(description="Unix time, in seconds, at which the worker had loaded the model.")] = 0
+    tokenizer: Annotated["TokenizerInfo | None", Meta(description="Absent from lists: see `GET /tokenizer_info`.")] = (
+        None
+    )
 
 
 class TokenizerInfo(Struct, frozen=True, kw_only=True):
-    """The special tokens and the chat template that a client needs to build prompts."""
+    """Give the special tokens and the chat template that a client needs to build prompts."""
 
     bos_token: str | None
     eos_token: str | None
@@ -66,35 +71,37 @@ class TokenizerInfo(Struct, frozen=True, kw_only=True):
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A served model name, with the fields that OpenAI's and vLLM's clients read."""
+    """Describe a name under which a model is served, with the fields that OpenAI's and vLLM's clients read."""
 
     id: str
     object: Literal["model"] = "model"
-    created: int
+    created: Annotated[int, Meta(description="Unix time, in seconds, at which the first of its workers loaded it.")]
     owned_by: str = "scorepool"
-    root: str  # the name in the stamps of results; differs from `id` if `id` is an alias
-    max_model_len: int  # in tokens; the largest context among its workers
+    root: Annotated[
+        str, Meta(description="The name in the stamps of results. It differs from `id` if `id` is an alias.")
+    ]
+    max_model_len: Annotated[int, Meta(description="Tokens of the longest context among its workers.")]
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
-    """The served models. `data` lists each name once; `models` has one entry per live worker."""
+    """List the served models."""
 
     object: Literal["list"] = "list"
-    data: list[Model] = []
-    models: list[ServedModel]
+    data: Annotated[list[Model], Meta(description="One entry per name or alias.")] = []
+    models: Annotated[list[ServedModel], Meta(description="One entry per live worker.")]
 
 
 class ErrorReply(Struct, frozen=True, kw_only=True):
-    """The body of every answer outside 2xx: OpenAI's error object, so that OpenAI's SDK raises its own exceptions."""
+    """Answer outside 2xx with OpenAI's error object, so that OpenAI's SDK raises its own exceptions."""
 
     error: "ErrorBody"
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
-    """The error that a request caused."""
+    """Describe the error that a request caused."""
 
-    code: str
-    message: str
-    type: str  # OpenAI's error type for the code
-    field: str | None = None
-    param: str | None = None  # OpenAI's name for `field`
+    code: Annotated[str, Meta(description="A constant that programs can compare.")]
+    message: Annotated[str, Meta(description="A sentence for people.")]
+    type: Annotated[str, Meta(description="OpenAI's type of the error.")]
+    field: Annotated[str | None, Meta(description="The field, header or parameter at fault.")] = None
+    param: Annotated[str | None, Meta(description="The same under OpenAI's name.")] = None

@@ -1,11 +1,11 @@
-"""Requests: what a client submits as a job.
+"""Define requests: what a client submits as a job.
 
 A request is written without the fields that have their default, so that a release which does not know a new field still
 reads every request that does not use it. Decoding is strict: an unknown field is refused.
 """
 
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct, msgpack
 from msgspec.structs import fields, force_setattr
@@ -21,11 +21,25 @@ ModelName = Annotated[
 ]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=1_000_000)]
+AnyTokenIds = Annotated[list[TokenId], Meta(max_length=1_000_000)]  # possibly none
 Text = Annotated[str, Meta(max_length=8_000_000)]
-StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="Most likely tokens to report at each position.")]
-StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+# Parameters of sampling, also of the requests of other servers' APIs (api/dialects).
+MAX_SEED = 2**63 - 1
+MAX_NUM_TOKENS = 131_072  # to generate
+NumTokens = Annotated[int, Meta(ge=0, le=MAX_NUM_TOKENS)]
+NumChoices = Annotated[int, Meta(ge=1, le=128)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+ScoreTemperature = Annotated[float, Meta(ge=1e-9, le=100, description="Divides the logits before the softmax.")]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+StopStrings = Annotated[list[StopString], Meta(max_length=64)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 TemplateKwargs = Annotated[
     dict[
         Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$(?!\n)")],
@@ -36,7 +50,7 @@ TemplateKwargs = Annotated[
 
 
 class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The fields that every kind of job has: its model and how it is queued."""
+    """Hold the fields that every kind of job has: its model and how it is queued."""
 
     model: ModelName
     priority: Priority = "normal"
@@ -60,12 +74,12 @@ class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, 
 
 @cache
 def _defaults(kind: type[Submission]) -> tuple[tuple[str, object], ...]:
-    """Return the name and the default of every field whose default is a number or a string."""
-    return tuple((one.name, one.default) for one in fields(kind) if isinstance(one.default, int | float | str))
+    """Return the name and the default of every field whose default is a number, a boolean or a string."""
+    return tuple((each.name, each.default) for each in fields(kind) if isinstance(each.default, int | float | str))
 
 
 class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One completion to score after one prompt, each as text or as token ids. Both must be of the same kind.
+    """Give a completion to score after a prompt. Both are text, or both are token ids.
 
     Text is encoded jointly, and spaces at the end of the prompt move into the completion, as in lm-evaluation-harness.
     Token ids are used unchanged.
@@ -88,13 +102,13 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
         Meta(description="`all` also reports the prompt's tokens. The first token of a sequence has no logprob: null."),
     ] = "completion"
     top_logprobs: TopLogprobs = 0
-    temperature: Annotated[float, Meta(ge=1e-9, le=100, description="Divides the logits before the softmax.")] = 1.0
+    temperature: ScoreTemperature = 1.0
     rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
     entropy: Annotated[bool, Meta(description="Report the entropy, in nats, of each token's distribution.")] = False
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A tool call that the assistant made earlier in the chat."""
+    """Repeat a tool call that the assistant made earlier in the chat."""
 
     id: str
     name: str
@@ -104,19 +118,18 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         check_integers(self.arguments, f"the arguments of the call of {self.name[:80]!r}")
 
 
+STRICT = (
+    "The arguments of calls follow `parameters`. If any tool is strict, the arguments of every call are constrained."
+)
+
+
 class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A function that the model may call."""
+    """Define a function that the model may call."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$(?!\n)")]
     description: Text | None = None
     parameters: Annotated[dict[str, Any], Meta(description="JSON Schema of an object.")] | None = None
-    strict: Annotated[
-        bool,
-        Meta(
-            description="The arguments of calls follow `parameters`. If any tool is strict, the arguments of every "
-            "call are constrained."
-        ),
-    ] = False
+    strict: Annotated[bool, Meta(description=STRICT)] = False
 
     def __post_init__(self) -> None:
         check_integers(self.parameters, f"the parameters of {self.name[:80]!r}")
@@ -131,7 +144,7 @@ def check_integers(value: object, name: str) -> None:
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One message of a chat, as the chat template sees it. A template may ignore all fields after `content`."""
+    """Give one message of a chat, as the chat template sees it. A template may ignore all fields after `content`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text
@@ -160,18 +173,14 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     parallel_tool_calls: Annotated[bool, Meta(description="false: an answer holds at most one call.")] = True
     chat_template_kwargs: TemplateKwargs = {}
     max_tokens: (
-        Annotated[int, Meta(ge=0, le=131_072, description="0: only report the prompt. null: what fits, at most 4096.")]
-        | None
+        Annotated[NumTokens, Meta(description="0: only report the prompt. null: what fits, at most 4096.")] | None
     ) = 128
-    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy.")] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    temperature: Annotated[Temperature, Meta(description="0 is greedy.")] = 1.0
+    top_p: TopP = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="0 keeps every token.")] = 0
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    logit_bias: Annotated[
-        dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]],
-        Meta(max_length=1024, description="Values added to the logits before sampling, by token id."),
-    ] = {}
+    min_p: MinP = 0.0
+    seed: Seed | None = None
+    logit_bias: Annotated[LogitBias, Meta(description="Values added to the logits before sampling, by token id.")] = {}
     presence_penalty: Annotated[
         Penalty, Meta(description="Subtracted from the logit of every token that was generated before.")
     ] = 0.0
@@ -179,22 +188,16 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         Penalty, Meta(description="Subtracted from a token's logit once for each time it was generated.")
     ] = 0.0
     repetition_penalty: Annotated[
-        float,
-        Meta(
-            ge=0.01,
-            le=100,
-            description="Divides positive logits and multiplies negative ones, of tokens in the prompt or generated.",
-        ),
+        RepetitionPenalty,
+        Meta(description="Divides positive logits and multiplies negative ones, of tokens in the prompt or generated."),
     ] = 1.0
-    stop: Annotated[list[StopString], Meta(max_length=64)] = []
+    stop: StopStrings = []
     stop_token_ids: Annotated[StopTokenIds, Meta(description="Tokens that end the text, beside the model's own.")] = []
     ignore_eos: Annotated[bool, Meta(description="Continue after the model's own end tokens.")] = False
     min_tokens: Annotated[
-        int,
+        NumTokens,
         Meta(
-            ge=0,
-            le=131_072,
-            description="Until this many tokens are generated, no end token is sampled and no stop string is matched.",
+            description="Until this many tokens are generated, no end token is sampled and no stop string is matched."
         ),
     ] = 0
     include_stop_str_in_output: Annotated[bool, Meta(description="Include the stop string or token in text.")] = False
@@ -206,7 +209,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             "belong to no channel."
         ),
     ] = None
-    n: Annotated[int, Meta(ge=1, le=128, description="Number of completions to sample from the prompt.")] = 1
+    n: Annotated[NumChoices, Meta(description="Number of completions to sample from the prompt.")] = 1
     json_schema: Annotated[
         dict[str, Any] | None,
         Meta(
@@ -255,13 +258,32 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError("`max_tokens` 0 generates nothing: set `prompt_logprobs` to true, or ask for more tokens")
 
 
+class SamplingOptions(TypedDict, total=False):
+    """Type the fields of Generate that decide how tokens are sampled and where the text ends, as keyword arguments."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    logit_bias: dict[int, float]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    stop: list[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    min_tokens: int
+    include_stop_str_in_output: bool
+
+
 class Tokenize(Submission, tag="tokenize", frozen=True, kw_only=True):
     """Report the tokens of a text or a chat, or the text of tokens. The model does not run.
 
     It is a kind of job because the worker holds the tokenizer. The result holds one sequence, without logprobs.
     """
 
-    prompt: Text | Annotated[list[TokenId], Meta(max_length=1_000_000)] | None = None
+    prompt: Text | AnyTokenIds | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
     add_bos: Annotated[bool, Meta(description="Begin a text with BOS if the model uses it.")] = True
 

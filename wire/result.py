@@ -1,57 +1,57 @@
-"""Outcomes: a job ends in a Result or in a Failure, never in anything else."""
+"""Define outcomes: a job ends in a Result or in a Failure, never in anything else."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
-from scorepool.wire.columns import Floats
+from scorepool.wire.columns import Floats, StreamedColumns
 
-FailureCode = Literal[
-    "invalid",  # the model cannot do what the request asks for; `field` names the place
-    "too_long",  # more tokens than the model's context or the worker's budget allows
-    "numeric",  # the model computed NaN
-    "timeout",  # ran longer than its timeout_s
-    "expired",  # did not end before its expires_at
-    "canceled",  # its owner canceled it
-    "crashed",  # its worker died too often while it ran
-    "internal",  # a bug in scorepool
-]
+FailureCode = Literal["invalid", "too_long", "numeric", "timeout", "expired", "canceled", "crashed", "internal"]
+FAILURE_CODES = (
+    "`invalid`: the model cannot do what the request asks for; `field` names the place. "
+    "`too_long`: more tokens than the model's context or the worker's budget allows. "
+    "`numeric`: the model computed NaN. "
+    "`timeout`: it ran longer than its `timeout_s`. "
+    "`expired`: it did not end before its `expires_at`. "
+    "`canceled`: its owner canceled it. "
+    "`crashed`: its worker died too often while it ran. "
+    "`internal`: a bug in scorepool."
+)
+Channel = Literal["content", "reasoning", "tool_call", "markup"]
+CHANNELS = "`markup`: separators, special tokens and the token that ends the turn, which are in no other channel."
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """The number of tokens that a job read and wrote."""
+    """Count the tokens that a job read and wrote."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class Provenance(Struct, frozen=True, kw_only=True):
-    """The model, weights and software that computed a result. Results are comparable if their stamps are equal."""
+    """Name the model, weights and software that computed a result. Results are comparable if their stamps are equal."""
 
     model: str
-    fingerprint: str  # of the weights, the configuration and the tokenizer
+    fingerprint: Annotated[str, Meta(description="Hash of the weights, the configuration and the tokenizer.")]
     dtype: str
     quantization: str | None
     adapter: str | None
-    mode: str  # "default", "exact", or "one row at a time": see docs/numbers.md
-    backend: str  # device and matrix library, e.g. "metal (Apple M2 Ultra)"
-    versions: dict[str, str]  # scorepool, mlx, mlx-lm
-
-
-Channel = Literal["content", "reasoning", "tool_call", "markup"]  # markup: separators, in no other channel
+    mode: Annotated[str, Meta(description='"default", "exact", or "one row at a time": see docs/numbers.md.')]
+    backend: Annotated[str, Meta(description='Device and matrix library, such as "metal (Apple M2 Ultra)".')]
+    versions: Annotated[dict[str, str], Meta(description="The versions of scorepool, mlx and mlx-lm.")]
 
 
 class ToolCallResult(Struct, frozen=True, kw_only=True):
-    """A function that the model called."""
+    """Report a function that the model called."""
 
-    id: str  # the same tokens give the same id
+    id: Annotated[str, Meta(description="The same tokens give the same id.")]
     name: str
-    arguments: str  # a JSON object
-    entry: int  # index of the generated token that ends the call
+    arguments: Annotated[str, Meta(description="A JSON object.")]
+    entry: Annotated[int, Meta(description="Index of the generated token that ends the call.")]
 
 
-class SequenceResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens of one sequence. Every column has one entry per reported token, in the order of the text.
+class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=True):
+    """Report the tokens of one sequence. Every column has one entry per reported token, in the order of the text.
 
     Entry j belongs to `token_ids[j]`: logprobs[j] = log p(token_ids[j] | every token before it), in nats.
     Bytes are base64 in JSON. The joined `token_bytes`, without those of `skipped` tokens, are the bytes of `text`.
@@ -59,47 +59,69 @@ class SequenceResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     An absent field has its default.
     """
 
-    token_ids: list[int]
-    token_bytes: list[bytes]  # from the vocabulary
     text: str
-    logprobs: Floats | None = None
-    top_ids: list[list[int]] | None = None  # most likely first, ties by smaller id; empty where there is no logprob
-    top_bytes: list[list[bytes]] | None = None
-    top_logprobs: list[Floats] | None = None
-    sampled_logprobs: Floats | None = None  # under the distribution sampled from, if it is not the model's own
-    recomputed_logprobs: Floats | None = None  # of the generated tokens only, scored again as given tokens
-    recompute_gap: float | None = None  # nats, largest difference between `recomputed_logprobs` and `logprobs`
-    ranks: list[int | None] | None = None
-    entropies: Floats | None = None
-    logprob_sum: float | None = None  # over the completion's tokens
-    is_greedy: bool | None = None  # True if each completion token is the most likely; needs rank or top_logprobs
+    sampled_logprobs: Annotated[
+        Floats | None, Meta(description="Logprobs under the distribution sampled from, if it is not the model's own.")
+    ] = None
+    recomputed_logprobs: Annotated[
+        Floats | None, Meta(description="Logprobs of the generated tokens only, scored again as given tokens.")
+    ] = None
+    recompute_gap: Annotated[
+        float | None, Meta(description="Largest difference between `recomputed_logprobs` and `logprobs`, in nats.")
+    ] = None
+    ranks: Annotated[list[int | None] | None, Meta(description="1 is the most likely token.")] = None
+    entropies: Annotated[Floats | None, Meta(description="Entropy of each token's distribution, in nats.")] = None
+    logprob_sum: Annotated[float | None, Meta(description="Sum over the completion's tokens.")] = None
+    is_greedy: Annotated[
+        bool | None,
+        Meta(description="True if each completion token is the most likely. Needs `rank` or `top_logprobs`."),
+    ] = None
     num_prompt_tokens: int = 0
-    num_reported_prompt_tokens: int = 0  # leading entries that belong to the prompt, if it is reported
-    prompt_token_ids: list[int] | None = None  # if the prompt was text: the ids that were used
-    bos_added: bool = False
-    clamped: int = 0  # how many logprobs were -inf and are written as -9999.0
+    num_reported_prompt_tokens: Annotated[
+        int, Meta(description="Number of leading entries that belong to the prompt.")
+    ] = 0
+    prompt_token_ids: Annotated[
+        list[int] | None, Meta(description="The ids that were used, if the prompt was text.")
+    ] = None
+    bos_added: Annotated[bool, Meta(description="True if the worker began the prompt with BOS.")] = False
+    clamped: Annotated[int, Meta(description="Number of logprobs that were -inf and are written as -9999.0.")] = 0
     finish_reason: Literal["stop", "length"] | None = None
-    stop_reason: int | str | None = None  # the item of `stop_token_ids` or `stop`; null: the model's own end token
-    skipped: list[int] = []  # indices of generated special tokens that `text` leaves out
-    channels: list[Channel] | None = None  # for a chat: one entry per generated token
-    tool_calls: list[ToolCallResult] = []
+    stop_reason: Annotated[
+        int | str | None, Meta(description="The item of `stop_token_ids` or `stop`; null: the model's own end token.")
+    ] = None
+    skipped: Annotated[list[int], Meta(description="Indices of generated special tokens that `text` leaves out.")] = (
+        field(default_factory=list)
+    )
+    channels: Annotated[
+        list[Channel] | None, Meta(description=f"One entry per generated token of a chat. {CHANNELS}")
+    ] = None
+    tool_calls: list[ToolCallResult] = field(default_factory=list)
 
 
 class Result(Struct, tag="result", frozen=True, kw_only=True):
-    """The result of a job. `sequences` has one entry per item of a score job, and n for a generate job."""
+    """Report what a job computed."""
 
-    sequences: list[SequenceResult]
-    temperature: float
+    sequences: Annotated[
+        list[SequenceResult],
+        Meta(description="One per item of a score job, `n` of a generate job, one of a tokenize job."),
+    ]
+    temperature: Annotated[
+        float,
+        Meta(
+            description="The request's. The logprobs of a score job are those at this temperature; of a generate "
+            "job, only its `sampled_logprobs` are."
+        ),
+    ]
     usage: Usage
     stamp: Provenance
 
 
 class Failure(Struct, tag="failure", frozen=True, kw_only=True, omit_defaults=True):
-    """The reason why a job has no result."""
+    """Report why a job has no result."""
 
-    code: FailureCode
-    message: str  # names the field, the value and what is expected
-    field: str | None = None
+    code: Annotated[FailureCode, Meta(description=FAILURE_CODES)]
+    message: Annotated[str, Meta(description="A sentence that names the field, the value and what is expected.")]
+    field: Annotated[str | None, Meta(description="The field of the request that is at fault.")] = None
 
 
 Outcome = Result | Failure

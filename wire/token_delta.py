@@ -1,32 +1,34 @@
-"""Token deltas: new tokens of a generation, streamed while it runs. The job's result repeats every entry."""
+"""Define token deltas: new tokens of a generation, streamed while it runs. The job's result repeats every entry."""
 
-from msgspec import Struct
+from typing import Annotated
 
-from scorepool.wire.columns import Floats
-from scorepool.wire.result import Channel, ToolCallResult
+from msgspec import Meta, field
+
+from scorepool.wire.columns import StreamedColumns
+from scorepool.wire.result import CHANNELS, Channel, ToolCallResult
 
 
-class TokenDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """New entries of one sequence of a job: its generated tokens from index `first` on.
+class TokenDelta(StreamedColumns, frozen=True, kw_only=True, omit_defaults=True):
+    """Report new entries of one sequence of a job: its generated tokens from index `first` on.
 
     Every streamed entry is in the result too. Tokens that may begin a stop string, tokens of an unfinished tool call
     and the last token are therefore held back. After a worker's death the job runs again, and its deltas start again
     at index 0.
     """
 
-    id: str
-    sequence: int
-    first: int
-    token_ids: list[int]
-    token_bytes: list[bytes]
-    logprobs: Floats | None = None
-    top_ids: list[list[int]] | None = None
-    top_bytes: list[list[bytes]] | None = None
-    top_logprobs: list[Floats] | None = None
-    channels: list[Channel] | None = None
-    tool_calls: list[ToolCallResult] = []  # calls that end in these entries
-    num_prompt_tokens: int | None = None  # only with the first entries of a sequence
-    skipped: list[int] = []  # as in the result: indices of generated tokens, only those in these entries
+    id: Annotated[str, Meta(description="Id of the job.")]
+    sequence: Annotated[int, Meta(description="Index of the sequence in the job's result.")]
+    first: Annotated[int, Meta(description="Index of the first entry among the sequence's generated tokens.")]
+    channels: Annotated[list[Channel] | None, Meta(description=f"One entry per token of a chat. {CHANNELS}")] = None
+    tool_calls: Annotated[list[ToolCallResult], Meta(description="The calls that end in these entries.")] = field(
+        default_factory=list
+    )
+    num_prompt_tokens: Annotated[int | None, Meta(description="Present with the first entries of a sequence only.")] = (
+        None
+    )
+    skipped: Annotated[
+        list[int], Meta(description="Indices of generated special tokens that the text leaves out, of these entries.")
+    ] = field(default_factory=list)
 
 
 TokenDeltas = list[TokenDelta]  # one stream entry: every sequence of a worker with new tokens

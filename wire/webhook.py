@@ -1,4 +1,4 @@
-"""Webhook endpoints, which receive an event for every job of their owner, and deliveries of events.
+"""Define webhook endpoints, which receive an event for every job of their owner, and deliveries of events.
 
 The `webhook` URL of a single job makes deliveries of the same kind, without an endpoint.
 """
@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import replace
+
+from scorepool.wire.reply import NextCursor
 
 JobEventType = Literal["job.finished", "job.failed", "job.canceled"]
 BatchEventType = Literal["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]  # OpenAI's spelling
@@ -21,7 +23,7 @@ Description = Annotated[str, Meta(max_length=200)]
 
 
 class EndpointRegistration(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A new webhook endpoint."""
+    """Register a webhook endpoint."""
 
     url: Url
     events: Events = field(default_factory=lambda: list(ALL_EVENTS))
@@ -29,7 +31,7 @@ class EndpointRegistration(Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class EndpointChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The fields of an endpoint to change; absent fields keep their values. `disabled`: false enables it again."""
+    """Change the given fields of an endpoint. `disabled`: false enables it again."""
 
     url: Url | UnsetType = UNSET
     events: Events | UnsetType = UNSET
@@ -38,7 +40,10 @@ class EndpointChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class WebhookEndpoint(Struct, frozen=True, kw_only=True):
-    """A URL that receives an event for each job that ends after its registration. Times are in seconds since 1970."""
+    """Show an endpoint: a URL that receives an event for each job that ends after its registration.
+
+    Times are in seconds since 1970.
+    """
 
     id: str
     url: str
@@ -46,35 +51,37 @@ class WebhookEndpoint(Struct, frozen=True, kw_only=True):
     description: str
     created_at: float
     disabled_at: float | None = None
-    disabled_reason: str | None = None  # its owner disabled it, or what the receiver answered
+    disabled_reason: Annotated[
+        str | None, Meta(description="`its owner disabled it`, or the answer of the receiver.")
+    ] = None
 
 
 class WebhookSecret(Struct, frozen=True, kw_only=True):
-    """The secret of an endpoint, shown only in this reply.
-
-    Until `previous_expires_at`, deliveries are also signed with the previous secret.
-    """
+    """Show the secret of an endpoint. No other reply does."""
 
     endpoint: WebhookEndpoint
-    secret: str
-    previous_expires_at: float | None = None
+    secret: Annotated[str, Meta(description="`whsec_` and base64, as Standard Webhooks has it.")]
+    previous_expires_at: Annotated[
+        float | None,
+        Meta(description="Unix time, in seconds, until which deliveries are signed with the previous secret as well."),
+    ] = None
 
 
 class WebhookEndpointList(Struct, frozen=True, kw_only=True):
-    """All endpoints of an owner, oldest first."""
+    """List all endpoints of an owner, oldest first."""
 
     endpoints: list[WebhookEndpoint]
 
 
 class SigningSecret(Struct, frozen=True, kw_only=True):
-    """A secret that signs the deliveries to an endpoint until `expires_at` (Unix time, s)."""
+    """Hold a secret that signs the deliveries to an endpoint until `expires_at` (Unix time, s)."""
 
     secret: str  # whsec_...
     expires_at: float | None = None
 
 
 class Subscriber(Struct, frozen=True, kw_only=True):
-    """An endpoint as it is stored in Redis, in JSON. `store/lua/outbox.lua` reads it when a job ends."""
+    """Store an endpoint in Redis, in JSON. `store/lua/outbox.lua` reads it when a job ends."""
 
     endpoint: WebhookEndpoint
     secrets: list[SigningSecret]  # newest first
@@ -93,20 +100,20 @@ class Subscriber(Struct, frozen=True, kw_only=True):
 
 
 class TestEventRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The endpoint to which `webhook.test` is sent."""
+    """Send the event `webhook.test` to an endpoint."""
 
     endpoint_id: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The failed deliveries to try again. Each one starts its schedule from the first attempt."""
+    """Try failed deliveries again. Each one starts its schedule from the first attempt."""
 
     since: Annotated[float, Meta(ge=0, le=1e11, description="Only events from this time on, in seconds since 1970.")]
     endpoint_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
 class ReplayReply(Struct, frozen=True, kw_only=True):
-    """The number of deliveries that are tried again."""
+    """Count the deliveries that are tried again."""
 
     replayed: int
 
@@ -115,32 +122,35 @@ DeliveryState = Literal["pending", "delivered", "failed"]
 
 
 class DeliveryAttempt(Struct, frozen=True, kw_only=True):
-    """One POST. If no answer came, `status` is null and `error` says why."""
+    """Report one POST to a receiver."""
 
-    at: float
+    at: Annotated[float, Meta(description="Unix time, in seconds.")]
     elapsed_ms: int
-    status: int | None = None
-    error: str | None = None
+    status: Annotated[int | None, Meta(description="HTTP status of the answer. null: none came.")] = None
+    error: Annotated[str | None, Meta(description="Reason why no answer came.")] = None
 
 
 class Delivery(Struct, frozen=True, kw_only=True):
-    """A delivery of one event. Every attempt sends `id` as its `webhook-id`. `url` has no query."""
+    """Show the delivery of one event to one receiver. Times are in seconds since 1970."""
 
-    id: str
+    id: Annotated[str, Meta(description="Every attempt sends it as its `webhook-id`.")]
     state: DeliveryState
     event: EventType | Literal["webhook.test"]
     job_id: str | None
     batch_id: str | None = None
-    endpoint_id: str | None
-    url: str | None
+    endpoint_id: Annotated[str | None, Meta(description="The registered receiver. null: the job named its `url`.")]
+    url: Annotated[str | None, Meta(description="The receiver that the job named, without its query.")]
     created_at: float | None
-    next_attempt_at: float | None = None  # only while it waits for one
-    reason: str | None = None  # why it failed
-    attempts: list[DeliveryAttempt]  # latest last, at most 20; only the last one in a list of deliveries
+    next_attempt_at: Annotated[float | None, Meta(description="Set while it waits for an attempt.")] = None
+    reason: Annotated[str | None, Meta(description="Reason why it failed.")] = None
+    attempts: Annotated[
+        list[DeliveryAttempt],
+        Meta(description="The latest 20, the last one last. A list of deliveries shows only the last one."),
+    ]
 
 
 class DeliveryPage(Struct, frozen=True, kw_only=True):
-    """Deliveries, newest first. Pass `next_cursor` as `cursor` to get the next page; null: no more."""
+    """List deliveries, newest first."""
 
     deliveries: list[Delivery]
-    next_cursor: str | None = None
+    next_cursor: NextCursor = None

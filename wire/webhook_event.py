@@ -1,47 +1,57 @@
-"""Webhook events: the payloads of Standard Webhooks. They are small: the receiver fetches the result from `url`."""
+"""Define webhook events: payloads of Standard Webhooks. They are small: the receiver fetches the result from `url`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from scorepool.wire.webhook import BatchEventType, JobEventType
 
+Timestamp = Annotated[str, Meta(description="ISO 8601, UTC: when the job or the batch ended, or the test was sent.")]
+
 
 class JobEventData(Struct, frozen=True, kw_only=True):
-    """The job that ended."""
+    """Name the job that ended."""
 
     id: str
     status: Literal["finished", "failed", "canceled"]
     model: str
-    url: str  # of the job, including its result
+    url: Annotated[str, Meta(description="URL of the job with its result.")]
 
 
 class TestEventData(Struct, frozen=True, kw_only=True):
-    """The endpoint that is tested."""
+    """Name the endpoint that is tested."""
 
     endpoint_id: str
 
 
 class BatchEventData(Struct, frozen=True, kw_only=True):
-    """The batch that ended."""
+    """Name the batch that ended."""
 
     id: str
 
 
 class BatchEvent(Struct, frozen=True, kw_only=True):
-    """A batch ended. OpenAI's SDK reads this payload; `timestamp` is the field of Standard Webhooks."""
+    """Report that a batch ended. OpenAI's SDK reads this payload; `timestamp` is the field of Standard Webhooks."""
 
     id: str
     object: Literal["event"] = "event"
-    created_at: int  # Unix time, s
+    created_at: Annotated[int, Meta(description="Unix time, in seconds.")]
     type: BatchEventType
-    timestamp: str  # ISO 8601, UTC
+    timestamp: Timestamp
     data: BatchEventData
 
 
 class JobEvent(Struct, frozen=True, kw_only=True):
-    """A job ended, or an endpoint is tested. Every attempt to deliver an event sends the same bytes."""
+    """Report that a job ended. Every attempt to deliver an event sends the same bytes."""
 
-    type: JobEventType | Literal["webhook.test"]
-    timestamp: str  # ISO 8601, UTC: when the job ended
-    data: JobEventData | TestEventData
+    type: JobEventType
+    timestamp: Timestamp
+    data: JobEventData
+
+
+class TestEvent(Struct, frozen=True, kw_only=True):
+    """Test an endpoint, on request of its owner."""
+
+    type: Literal["webhook.test"] = "webhook.test"
+    timestamp: Timestamp
+    data: TestEventData

@@ -1,4 +1,6 @@
-"""The RQ worker: `rq worker -w scorepool.worker.BatchWorker`, and the classes that RQ's own tools are given.
+"""The classes that RQ's command line is given: two workers, and a Job, a Queue and a Redis client for all its commands.
+
+    rq worker -w scorepool.worker.BatchWorker --connection-class scorepool.worker.Redis demo
 
 Each name is imported on first use, so that the webhook worker loads no engine module. Nothing here loads MLX.
 """

@@ -16,6 +16,7 @@ from scorepool.api.batches.validate import validate
 from scorepool.api.dialects.openai.batch import BatchError, BatchErrors, RequestCounts
 from scorepool.api.dialects.openai.files import FILE_KEPT_S
 from scorepool.api.repositories.files import publish_file
+from scorepool.api.repositories.pages import add_to_list
 from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 
@@ -110,6 +111,7 @@ async def _finish(lease: BatchLease, status: wire.BatchEnd, errors: Sequence[Bat
         pipeline.unlink(store.Keys.batch_lines(batch_id))
         pipeline.zrem(store.Keys.batches, batch_id)
         pipeline.expire(store.Keys.batch(batch_id), FILE_KEPT_S)
+        add_to_list(pipeline, store.Keys.batches_of(owner), batch_id, batch.created_at, FILE_KEPT_S)
         pipeline.eval(ANNOUNCE, 0, *announcement)
 
     await lease.commit(replace(progress, batch=batch), write)

@@ -1,5 +1,4 @@
-"""The lease of one driver on a batch. Every write is fenced: of two drivers that hold a lease, the late one writes
-nothing."""
+"""Lease a batch to one driver. Every write is fenced: of two drivers that hold a lease, the late one writes nothing."""
 
 import time
 from collections.abc import Callable
@@ -15,14 +14,16 @@ from scorepool.api.repositories.batches import BatchProgress
 from scorepool.store.scripts import load
 
 CLAIM = load("claim_batch.lua")
-DUE = load("due_batch.lua")
+DUE = load("schedule_batch.lua")
 
 
 class LeaseLost(Exception):
-    """The batch was cancelled, or claimed by another driver. The next lease reads its state again."""
+    """Report that the batch was cancelled, or claimed by another driver. The next lease reads its state again."""
 
 
 class BatchLease:
+    """Hold a batch, as it was at the claim or the last commit."""
+
     def __init__(
         self,
         redis: Redis,
@@ -64,17 +65,20 @@ class BatchLease:
 
     @property
     def now(self) -> float:
-        """Unix time in seconds, by Redis's clock at the claim."""
+        """Return the unix time in seconds, by Redis's clock at the claim."""
         return time.monotonic() + self._clock_offset_s
 
     @property
     def batch(self) -> Batch:
+        """Return the batch as its owner sees it."""
         return self.progress.batch
 
     @property
     def should_renew(self) -> bool:
-        """True if a third of the lease is over. `commit` and `extend` renew it. A driver that works until the lease is
-        lost has written nothing, and the next driver would not be faster."""
+        """True if a third of the lease is over. `commit` and `extend` renew it.
+
+        A driver that works until the lease is lost has written nothing, and the next driver would not be faster.
+        """
         return time.monotonic() - self._renewed_at > self._lease_s / 3
 
     async def extend(self) -> None:
@@ -84,8 +88,10 @@ class BatchLease:
         self._renewed_at = time.monotonic()
 
     async def release(self, due_in_s: float) -> None:
-        """Make the batch due again. A batch that has ended, or that another driver has claimed, stays unchanged: two
-        drivers that cut each other's leases short would never finish."""
+        """Make the batch due again. A batch that has ended, or that another driver has claimed, stays unchanged.
+
+        Two drivers that cut each other's leases short would never finish.
+        """
         await self._set_due(due_in_s)
 
     async def commit(self, progress: BatchProgress, write: Callable[[Pipeline], None] | None = None) -> None:
@@ -102,7 +108,7 @@ class BatchLease:
                 if write is not None:
                     write(pipeline)
                 await pipeline.execute()
-            except WatchError:  # also after a lost connection: it is not known whether this was written
+            except WatchError:  # also after a lost connection, when it is not known whether this was written
                 raise LeaseLost from None
         self.progress = progress
         self._renewed_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""The lines in progress of a batch and its output files, read and written together under its lease."""
+"""Read and write the lines in progress of a batch and its output files, together and under its lease."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,8 @@ ENDED_JOB_TTL_S = 60  # how long jobs are kept after the output of their line is
 
 
 class BatchStore:
+    """Read and write what belongs to a leased batch."""
+
     def __init__(self, redis: Redis, lease: BatchLease) -> None:
         self._redis = redis
         self.lease = lease
@@ -27,6 +29,7 @@ class BatchStore:
 
     @property
     def batch(self) -> Batch:
+        """Return the batch as its owner sees it."""
         return self.lease.progress.batch
 
     async def in_progress(self) -> list[LineInProgress]:
@@ -35,6 +38,7 @@ class BatchStore:
         return sorted(filter(None, map(LineInProgress.parse, fields)))
 
     async def texts(self, lines: Sequence[LineInProgress]) -> list[bytes]:
+        """Return the input lines themselves."""
         if not lines:
             return []
         texts: Any = await self._redis.hmget(self._lines_key, [str(line) for line in lines])
@@ -97,6 +101,7 @@ class BatchStore:
 
 
 def file_id_of(batch_id: str, kind: Literal["output", "error"]) -> str:
+    """Return the id of a batch's output file. It is the same at every call, so every driver writes to one file."""
     return f"file-{hashlib.blake2b(f'{batch_id} {kind}'.encode(), digest_size=16).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""The task of an API process that claims batches and advances them, one at a time."""
+"""Claim batches and advance them, one at a time, in a task of the API process."""
 
 import asyncio
 import logging
@@ -12,16 +12,19 @@ from scorepool.api.http import tasks
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.5  # between two looks while no batch is due
-REDIS_RETRY_S = 2.0  # after Redis did not answer
+POLL_S = 0.5  # pause while no batch is due
+REDIS_RETRY_S = 2.0  # pause after Redis did not answer
 
 
 class Driver:
+    """Run the task while the application lives."""
+
     def __init__(self, services: BatchServices) -> None:
         self._services = services
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Start the task."""
         self._task = asyncio.create_task(self._run(), name="batch-driver")
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A line of a batch: from its text to jobs, and from their outcomes to a line of the output or the error file."""
+"""Translate a line of a batch to jobs, and their outcomes to a line of the output or the error file."""
 
 import hashlib
 import re
@@ -20,9 +20,9 @@ from scorepool.api.dialects.openai.batch import (
     LineResponse,
 )
 from scorepool.api.dialects.protocol import Context, Endpoint
-from scorepool.api.http.errors import ApiError, BadRequest, TooLarge, error_reply, map_field_names
+from scorepool.api.http.errors import ApiError, BadRequest, error_reply, map_field_names
 from scorepool.api.repositories import decode
-from scorepool.api.submission import job_error, locate
+from scorepool.api.submission import error_of_job, name_field
 
 Ending = Literal["expired", "cancelled"]  # why a batch ends before all of its lines were run
 EXPIRY_MARGIN_S = 5  # after the batch's own expiry, at which its jobs expire
@@ -34,25 +34,26 @@ _MESSAGES: dict[Ending, str] = {
 
 
 class EndedLine(NamedTuple):
-    """A line of the output file, or of the error file."""
+    """Hold a line of the output file, or, without `usage`, of the error file."""
 
     output: BatchOutputLine
-    usage: BatchUsage | None = None  # None: of the error file
+    usage: BatchUsage | None = None
 
     @property
     def text(self) -> bytes:
+        """Return the line as it is written."""
         return wire.encode_json(self.output) + b"\n"
 
 
 class LineInProgress(NamedTuple):
-    """A line that has jobs. Written as `<number>.<number of jobs>`."""
+    """Name a line that has jobs, in Redis as `<number>.<number of jobs>`."""
 
     number: int
     num_jobs: int
 
     @classmethod
     def parse(cls, field: bytes) -> "LineInProgress | None":
-        """Return None for a field of another form."""
+        """Parse the name of a line; None if it has another form."""
         match = _IN_PROGRESS.fullmatch(field)
         return match and cls(int(match[1]), int(match[2]))
 
@@ -60,6 +61,7 @@ class LineInProgress(NamedTuple):
         return f"{self.number}.{self.num_jobs}"
 
     def job_ids(self, batch_id: str) -> list[str]:
+        """Return the ids of the line's jobs."""
         return [job_id_of(batch_id, self.number, index) for index in range(self.num_jobs)]
 
 
@@ -69,7 +71,7 @@ def job_id_of(batch_id: str, line_number: int, index: int) -> str:
 
 
 class LineCall(NamedTuple):
-    """A line's body and the endpoint that it calls."""
+    """Hold a line's body and the endpoint that it calls."""
 
     endpoint: Endpoint[Any]
     body: Any
@@ -85,7 +87,7 @@ class LineCall(NamedTuple):
         return cls(endpoint, body, Context(unique_id=unique_id, timeout_s=LINE_TIMEOUT_S))
 
     def to_requests(self, batch: Batch) -> list[wire.Request]:
-        """Build the jobs, at low priority: synchronous requests come first. They wait for their model if it is away."""
+        """Build the jobs. Their priority is low, so that synchronous requests come first; they wait for their model."""
         return [
             msgspec.structs.replace(
                 request, priority="low", expires_at=float(batch.expires_at + EXPIRY_MARGIN_S), wait_for_model=True
@@ -94,20 +96,19 @@ class LineCall(NamedTuple):
         ]
 
     def to_reply(self, results: Sequence[wire.Result]) -> object:
+        """Build the endpoint's reply from the results of the line's jobs."""
         return self.endpoint.to_reply(self.body, results, self.context)
 
     def field_name(self, field: str) -> str:
+        """Map a field of the jobs to a field of the body."""
         return self.endpoint.field_name(self.body, field)
 
 
 async def to_jobs(services: BatchServices, text: bytes, batch: Batch, unique_id: str) -> list[wire.Request]:
     """Return the jobs of a line. Raise wire.Invalid or ApiError if the line is refused: it ends without a job."""
     call = LineCall.parse(text, batch, unique_id)
+    services.submission.check_count(*call.endpoint.job_count(call.body))
     requests = call.to_requests(batch)
-    settings = services.settings
-    most = min(settings.max_bulk_jobs, settings.max_queue_depth)  # the jobs of a line are queued all or none
-    if len(requests) > most:
-        raise TooLarge(f"prompt: expected at most {most} prompts, found {len(requests)}", "prompt")
     with map_field_names(call.field_name):
         await services.admission.check(requests, is_bulk=len(requests) > 1)
     return requests
@@ -147,7 +148,7 @@ def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Endi
     if failed.failure.code == "canceled" and ending is not None:
         return unexecuted_line(text, ending, unique_id)
     call = LineCall.parse(text, batch, unique_id)
-    error = locate(job_error(failed, 0), call.to_requests(batch), index)
+    error = name_field(error_of_job(failed, 0), call.to_requests(batch), index)
     error.rename_field(call.field_name)
     return EndedLine(_output_line(text, unique_id, error.status, error_reply(error)))
 

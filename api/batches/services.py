@@ -1,4 +1,4 @@
-"""The parts of an API process that batches use."""
+"""Name the parts of an API process that batches use."""
 
 from dataclasses import dataclass
 
@@ -14,6 +14,8 @@ from scorepool.store import Settings
 
 @dataclass(frozen=True)
 class BatchServices:
+    """Hold these parts."""
+
     redis: Redis
     settings: Settings
     files: Files

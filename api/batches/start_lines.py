@@ -20,7 +20,7 @@ MAX_ENDED_LINES = 500  # lines that end without a job, in one write
 
 
 class Started(NamedTuple):
-    """Lines of one chunk that were read: those with jobs, and those that ended without."""
+    """Hold the lines of one chunk that were read: those with jobs, and those that ended without."""
 
     progress: BatchProgress
     jobs: dict[LineInProgress, tuple[bytes, list[wire.Request]]]
@@ -74,7 +74,7 @@ async def start_lines(services: BatchServices, batch_store: BatchStore, ending: 
 async def _start_chunk(
     services: BatchServices, lease: BatchLease, chunk: bytes, num_free: int, ending: Ending | None
 ) -> Started:
-    """Parse lines of a chunk while there is room and the lease is fresh, at least one."""
+    """Parse lines of a chunk while there is room and a third of the lease is not over, at least one."""
     before = lease.progress
     texts = split_lines(chunk)
     ended: list[EndedLine] = []

@@ -1,5 +1,7 @@
-"""Validation of an input file before its batch runs: the frame and the model of every line. A line's body is parsed
-when the line starts."""
+"""Validate an input file before its batch runs: every line's JSON, `custom_id`, `url` and model.
+
+The rest of a line's body is parsed when the line starts.
+"""
 
 from msgspec import Struct
 
@@ -12,6 +14,8 @@ MAX_ERRORS = 100  # in a batch's `errors`
 
 
 class Validation(Struct):
+    """Report what the validation found."""
+
     num_lines: int
     model: str | None  # if all lines name the same
     errors: list[BatchError]
@@ -44,11 +48,12 @@ async def validate(services: BatchServices, lease: BatchLease) -> Validation:
 
 async def _unknown_models(services: BatchServices, models: dict[str, int]) -> list[BatchError]:
     serving = await services.models.serving(models)
-    return [
-        BatchError(code="model_not_found", message=f"no live worker serves {model!r}", line=number, param="body.model")
-        for model, number in models.items()
-        if not serving[model]
-    ]
+    errors = []
+    for model, number in models.items():
+        if not serving[model]:
+            error = services.models.not_served(model, "body.model")
+            errors.append(BatchError(code="model_not_found", message=error.message, line=number, param=error.field))
+    return errors
 
 
 def split_lines(chunk: bytes) -> list[bytes]:

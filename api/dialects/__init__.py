@@ -1,4 +1,4 @@
-"""HTTP APIs of other servers (dialects), as pure translations to wire requests and from wire results.
+"""Speak HTTP APIs of other servers (dialects), by pure translations to wire requests and from wire results.
 
 To add a dialect:
 

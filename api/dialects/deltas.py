@@ -1,4 +1,4 @@
-"""One choice that is streamed: the tokens that were sent, and the delta that comes next. Pure.
+"""Track a choice that is streamed: the tokens that were sent, and the delta that comes next. Pure.
 
 Token deltas come while the worker generates, and may be missing, repeated or late. The job's result ends the choice and
 fills what is missing. Nothing that was sent is taken back: the joined deltas equal the choice of an answer that is not
@@ -15,11 +15,11 @@ from scorepool.api.dialects.detokenizer import IncrementalDetokenizer, content_b
 
 
 class Diverged(Exception):
-    """The job ran again, after its worker's death, and generated other tokens than those that were sent."""
+    """Report that the job ran again, after its worker's death, and generated other tokens than those that were sent."""
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """New tokens of one choice. `sequence` holds the columns of these tokens alone.
+    """Add new tokens to one choice. `sequence` holds the columns of these tokens alone.
 
     `contents[j]` is what token j adds to the text of its channel. A completion has the channel `content` alone.
     """
@@ -27,8 +27,8 @@ class Delta(Struct, frozen=True, kw_only=True):
     index: int
     text: str
     reasoning: str
-    tool_calls: list[wire.ToolCallResult]  # that end in these tokens
-    num_calls_before: int
+    tool_calls: list[wire.ToolCallResult]  # those that end in these tokens
+    num_calls_before: int  # calls of the choice in earlier deltas
     sequence: wire.SequenceResult
     contents: list[bytes]
     channels: list[wire.Channel]
@@ -36,11 +36,11 @@ class Delta(Struct, frozen=True, kw_only=True):
     # Fields of the last delta:
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: int | str | None = None
-    prompt_token_ids: list[int] | None = None  # when the prompt was text
+    prompt_token_ids: list[int] | None = None  # if the prompt was text
 
 
 class ChoiceStream:
-    """The state of one streamed choice."""
+    """Turn the token deltas and the result of a job into the deltas of one choice."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -51,6 +51,7 @@ class ChoiceStream:
 
     @property
     def num_sent(self) -> int:
+        """Return the number of tokens in the deltas so far."""
         return len(self._sent)
 
     def add(self, tokens: wire.TokenDelta) -> Delta | None:
@@ -64,15 +65,7 @@ class ChoiceStream:
         if len(tokens.token_ids) <= overlap:
             return None
         sequence = wire.SequenceResult(
-            token_ids=tokens.token_ids,
-            token_bytes=tokens.token_bytes,
-            text="",
-            logprobs=tokens.logprobs,
-            top_ids=tokens.top_ids,
-            top_bytes=tokens.top_bytes,
-            top_logprobs=tokens.top_logprobs,
-            channels=tokens.channels,
-            tool_calls=tokens.tool_calls,
+            text="", channels=tokens.channels, tool_calls=tokens.tool_calls, **tokens.columns()
         )
         return self._delta(sequence, emitted_bytes(tokens), overlap)
 
@@ -102,8 +95,8 @@ class ChoiceStream:
         added = contents[start:]
         channels = new.channels or ["content"] * len(added)
         added = [b"" if channel == "markup" else content for content, channel in zip(added, channels, strict=True)]
-        text, offsets = self._text.add(_of_channel("content", added, channels))
-        reasoning, _ = self._reasoning.add(_of_channel("reasoning", added, channels))
+        text, offsets = self._text.add(_only_channel("content", added, channels))
+        reasoning, _ = self._reasoning.add(_only_channel("reasoning", added, channels))
         num_calls_before = self._num_calls
         self._num_calls += len(calls)
         return Delta(
@@ -119,21 +112,12 @@ class ChoiceStream:
         )
 
 
-def _of_channel(name: wire.Channel, contents: list[bytes], channels: list[wire.Channel]) -> list[bytes]:
+def _only_channel(name: wire.Channel, contents: list[bytes], channels: list[wire.Channel]) -> list[bytes]:
     """Blank the tokens of other channels."""
     return [content if channel == name else b"" for content, channel in zip(contents, channels, strict=True)]
 
 
 def columns_from(sequence: wire.SequenceResult, start: int, end: int | None = None) -> wire.SequenceResult:
-    """Slice the columns that dialects show."""
-    span = slice(start, end)
-    return wire.SequenceResult(
-        token_ids=sequence.token_ids[span],
-        token_bytes=sequence.token_bytes[span],
-        text="",
-        logprobs=None if sequence.logprobs is None else wire.Floats(sequence.logprobs[span]),
-        top_ids=None if sequence.top_ids is None else sequence.top_ids[span],
-        top_bytes=None if sequence.top_bytes is None else sequence.top_bytes[span],
-        top_logprobs=None if sequence.top_logprobs is None else sequence.top_logprobs[span],
-        channels=None if sequence.channels is None else sequence.channels[span],
-    )
+    """Return the columns of tokens [start, end), without a text."""
+    channels = None if sequence.channels is None else sequence.channels[start:end]
+    return wire.SequenceResult(text="", channels=channels, **sequence.columns(start, end))

@@ -1,7 +1,7 @@
-"""Tokens as strings, and the position of each token in a text. Pure."""
+"""Convert tokens to strings, and compute the position of each token in a text. Pure."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from scorepool.wire import SequenceResult, TokenDelta
 
@@ -69,12 +69,18 @@ def generated_text(sequence: SequenceResult) -> str:
     return sequence.text[len(prompt.decode(errors="replace")) :]
 
 
-def logprobs_by_text(
-    tokens: Sequence[tuple[int, bytes]], logprobs: Iterable[float | None], as_ids: bool = False
-) -> dict[str, float]:
+def top_tokens(sequence: SequenceResult, entry: int) -> list[tuple[int, bytes, float | None]]:
+    """Return the ids, bytes and logprobs of an entry's most likely tokens, most likely first; empty if not reported."""
+    if sequence.top_ids is None or sequence.top_bytes is None or sequence.top_logprobs is None:
+        return []
+    columns = (sequence.top_ids[entry], sequence.top_bytes[entry], sequence.top_logprobs[entry].values())
+    return list(zip(*columns, strict=True))
+
+
+def logprobs_by_text(tokens: Iterable[tuple[int, bytes, float | None]], as_ids: bool = False) -> dict[str, float]:
     """Return logprobs by token text. If two tokens have the same text, the larger logprob is kept."""
     by_text: dict[str, float] = {}
-    for (token_id, token_bytes), logprob in zip(tokens, logprobs, strict=True):
+    for token_id, token_bytes, logprob in tokens:
         if logprob is not None:
             text = token_text(token_id, token_bytes, as_ids)
             by_text[text] = max(logprob, by_text.get(text, logprob))

@@ -1,4 +1,4 @@
-"""Names of fields: from the fields of wire requests to the fields of a dialect's body. Pure."""
+"""Map the names of fields of wire requests to those of a dialect's body. Pure."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The protocol of a dialect: five translations and the declaration of a route. Pure.
+"""Define what a dialect consists of: endpoints, each with five translations and the declaration of its route. Pure.
 
     bytes ─parse─► body ─to_requests─► jobs ─┬─to_reply──► one reply
                                              └─to_events─► the chunks of a stream
@@ -16,26 +16,29 @@ from msgspec import Struct
 
 from scorepool import wire
 from scorepool.api.dialects.unsupported import without_defaults
-from scorepool.wire.codec import Encoding
+
+StreamEvent = wire.TokenDelta | wire.Job  # a Job has ended with a result
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """The facts about a request that are not in its body."""
+    """Hold the facts about a request that are not in its body."""
 
     unique_id: str
-    timeout_s: int
-    served_model: wire.ServedModel | None = None  # if the endpoint has `needs_model`
-    encoded: Sequence[list[int]] = ()  # token ids of `texts_to_encode`
+    timeout_s: int  # how long each job may run
+    served_model: wire.ServedModel | None = None  # set for an endpoint with `needs_model`
+    encoded_texts: Sequence[list[int]] = ()  # the token ids of `texts_to_encode`
 
 
 class JobCount(NamedTuple):
+    """Count the jobs of a body, for the limit of jobs in one request. An error calls the entries of `field` `noun`."""
+
     number: int
     field: str = ""
-    noun: str = "jobs"  # for one entry of the field
+    noun: str = "jobs"
 
 
 class ReplyTooLarge(Exception):
-    """The reply that the body asks for would be larger than the server sends."""
+    """Report that the reply that the body asks for would be larger than the server sends."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -46,17 +49,16 @@ class ReplyTooLarge(Exception):
 class EventWriter(Protocol):
     """Translate the events of a request's jobs into the chunks of one stream."""
 
-    def add(self, event: wire.TokenDelta | wire.Job) -> Sequence[object]:
-        """Return the chunks that follow from an event. Raise Diverged if it contradicts the sent chunks.
-
-        A job has ended with a result.
-        """
+    def add(self, event: StreamEvent) -> Sequence[object]:
+        """Return the chunks that follow from an event. Raise Diverged if it contradicts the sent chunks."""
 
     def end(self) -> Sequence[object]:
         """Return the last chunks. Bytes are sent as they are, other objects as JSON."""
 
 
 class HasModel(Protocol):
+    """Name a model, or None for the only one that is served."""
+
     @property
     def model(self) -> str | None: ...
 
@@ -65,29 +67,29 @@ Body = TypeVar("Body", bound=HasModel)
 
 
 class Endpoint(ABC, Generic[Body]):
-    """One POST route of a dialect. Stateless: every method gets the body."""
+    """Declare one POST route of a dialect and translate its bodies. Stateless: every method gets the body."""
 
-    name: ClassVar[str]  # of the operation in /openapi.json
+    name: ClassVar[str]  # with `summary`, `description` and `tag`: those of the operation in /openapi.json
     path: ClassVar[str]
     summary: ClassVar[str]
     description: ClassVar[str]
-    tag: ClassVar[str] = ""  # in /openapi.json; empty: the dialect's
+    tag: ClassVar[str] = ""  # empty: the dialect's
     body_type: type[Body]
     reply_type: ClassVar[Any]
     chunk_type: ClassVar[Any] = None  # of a stream; None: the endpoint does not stream
-    foreign_fields: ClassVar[Mapping[str, object]] = {}  # of other servers, with the defaults that pass
-    needs_model: ClassVar[bool] = False  # `to_requests` needs the served model; it may be unnamed if it is the only one
+    foreign_fields: ClassVar[Mapping[str, object]] = {}  # fields of other servers, with the defaults that pass
+    needs_model: ClassVar[bool] = False  # `to_requests` needs the served model; a body need not name the only one
     has_large_replies: ClassVar[bool] = False  # `to_reply` may take a second, so it runs in a thread
 
-    def parse(self, body: bytes, encoding: Encoding = "json") -> Body:
-        """Parse a body; raise wire.Invalid."""
+    def parse(self, body: bytes, message_format: wire.Format = "json") -> Body:
+        """Parse a body. A field that only other servers have passes with its default. Raise wire.Invalid."""
         try:
-            return wire.parse(body, self.body_type, encoding)
-        except wire.Invalid:  # perhaps a default of another server
+            return wire.parse(body, self.body_type, message_format)
+        except wire.Invalid:  # the body may have defaults of another server
             if not self.foreign_fields:
                 raise
         return wire.parse(
-            without_defaults(body, encoding, self.foreign_fields, self.body_type), self.body_type, encoding
+            without_defaults(body, message_format, self.foreign_fields, self.body_type), self.body_type, message_format
         )
 
     def job_count(self, body: Body) -> JobCount:
@@ -107,6 +109,7 @@ class Endpoint(ABC, Generic[Body]):
         """Build the reply from the jobs' results, which are in the order of the requests. Raise wire.Invalid."""
 
     def is_streamed(self, body: Body) -> bool:
+        """True if the reply is a stream of server-sent events."""
         return False
 
     def to_events(self, body: Body, job_ids: Sequence[str], context: Context) -> EventWriter:
@@ -119,8 +122,8 @@ class Endpoint(ABC, Generic[Body]):
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """The routes of another server's API."""
+    """Declare the routes of another server's API."""
 
-    tag: str  # of its routes in /openapi.json
+    tag: str  # the tag of its routes in /openapi.json
     endpoints: tuple[Endpoint[Any], ...]
-    error_codes: dict[str, str] = {}  # codes of errors that have another name in this dialect
+    error_codes: dict[str, str] = {}  # the dialect's names of error codes, by our names

@@ -1,4 +1,4 @@
-"""Parameters of other servers that the server has not, or of which it supports only one value. Pure.
+"""Refuse parameters of other servers that this server does not have, or of which it supports one value only. Pure.
 
 Clients send the defaults of the server that they were written for. A default asks for nothing, so it passes; any other
 value is refused by the field's name.
@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct
 
 from scorepool import wire
-from scorepool.wire.codec import Encoding
 
 ANY: Final = object()  # in a table: every value passes, because the field changes no result
 
@@ -23,7 +22,9 @@ def check_supported(body: Struct, supported: Mapping[str, object]) -> None:
             raise ValueError(f"`{name}` is not supported here, expected {wire.encode_json(value).decode()}")
 
 
-def without_defaults(content: bytes, encoding: Encoding, defaults: Mapping[str, object], body_type: type) -> bytes:
+def without_defaults(
+    content: bytes, message_format: wire.Format, defaults: Mapping[str, object], body_type: type
+) -> bytes:
     """Return a body without the fields of `defaults` that are null or have their default.
 
     A name like `sampling_params.regex` is of a field of an object. Fields of `body_type` itself stay. Raise
@@ -31,23 +32,23 @@ def without_defaults(content: bytes, encoding: Encoding, defaults: Mapping[str, 
     `body_type` names the field.
     """
     try:
-        body: Any = wire.parse(content, Any, encoding)
+        body: Any = wire.parse(content, Any, message_format)
     except wire.Invalid:
         return content
     if not isinstance(body, dict):
         return content
-    own = {field.encode_name for field in msgspec.structs.fields(body_type)}
+    own_fields = {field.encode_name for field in msgspec.structs.fields(body_type)}
     for path, default in defaults.items():
         *parents, name = path.split(".")
-        holder = body.get(parents[0]) if parents else body
-        if not isinstance(holder, dict) or name not in holder or path in own:
+        parent = body.get(parents[0]) if parents else body
+        if not isinstance(parent, dict) or name not in parent or path in own_fields:
             continue
-        value = holder.pop(name)
+        value = parent.pop(name)
         if default is not ANY and value is not None and not _is_equal(value, default):
             expected = "null" if default is None else f"{wire.encode_json(default).decode()} or null"
             message = f"{path}: not supported here, expected {expected}, found {repr(value)[:80]}"
             raise wire.Invalid(message, path)
-    return wire.encode_json(body) if encoding == "json" else wire.encode(body)
+    return wire.encode_json(body) if message_format == "json" else wire.encode(body)
 
 
 def _is_equal(value: object, default: object) -> bool:

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from scorepool import wire
 from scorepool.api.http import tasks
 from scorepool.api.http.errors import TooLarge, TooSlow, UnsupportedMedia
-from scorepool.api.http.formats import Format, sent_format
+from scorepool.api.http.formats import sent_format
 
 T = TypeVar("T")
 
@@ -20,16 +20,16 @@ BODY_BYTES_PER_S = 16 * 1024
 
 async def read_message(request: Request, message_type: type[T], max_bytes: int) -> T:
     """Read and decode the body. Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
-    form = body_format(request)
-    return wire.parse(await read_body(request, max_bytes), message_type, form)
+    message_format = body_format(request)
+    return wire.parse(await read_body(request, max_bytes), message_type, message_format)
 
 
-def body_format(request: Request) -> Format:
+def body_format(request: Request) -> wire.Format:
     """Return the format that the headers name. Raises UnsupportedMedia."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
+    content_encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if content_encoding != "identity":
         raise UnsupportedMedia(
-            f"Content-Encoding: {encoding[:80]} is not read; send the body as it is", "Content-Encoding"
+            f"Content-Encoding: {content_encoding[:80]} is not read; send the body as it is", "Content-Encoding"
         )
     try:
         return sent_format(request.headers.get("content-type"))
@@ -95,4 +95,4 @@ async def _until_disconnect(request: Request) -> None:
 
 
 def _too_large(max_bytes: int, setting: str) -> TooLarge:
-    return TooLarge(f"the body is larger than {max_bytes} bytes, the limit {setting}; send fewer items a request")
+    return TooLarge(f"the body is larger than {max_bytes} bytes, the limit {setting}; send several requests")

@@ -28,7 +28,7 @@ To add a refusal, add a class here. Routes raise it; no other module builds an e
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 
@@ -78,6 +78,16 @@ def map_field_names(map_field: Callable[[str], str]) -> Iterator[None]:
         yield
     except ApiError as error:
         error.rename_field(map_field)
+        raise
+
+
+@contextmanager
+def map_codes(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the code of every ApiError raised in this context as a dialect names it."""
+    try:
+        yield
+    except ApiError as error:
+        error.code = names.get(error.code, error.code)
         raise
 
 
@@ -173,11 +183,18 @@ def redis_unanswered() -> Unavailable:
     )
 
 
+def server_stopping() -> Unavailable:
+    """Build the error for a request that is not answered because the server stops."""
+    return Unavailable("this server stops before the request could be answered; send it again")
+
+
 def internal_error() -> ApiError:
+    """Build the error for a fault of the server."""
     return ApiError("a fault of the server; the log of the API has the details")
 
 
 def error_reply(error: ApiError) -> wire.ErrorReply:
+    """Build the body of an error."""
     openai_type = OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return wire.ErrorReply(
         error=ErrorBody(code=error.code, message=error.message, type=openai_type, field=error.field, param=error.field)
@@ -188,10 +205,10 @@ def error_response(request: Request, error: ApiError) -> Response:
     """Build the reply in the format that the request accepts; JSON if it accepts neither format."""
     body = error_reply(error)
     try:
-        form = accepted_format(request.headers.getlist("accept"))
+        reply_format = accepted_format(request.headers.getlist("accept"))
     except ValueError:
-        form = "json"
-    return reply(body, form, error.status, error.headers)
+        reply_format = "json"
+    return reply(body, reply_format, error.status, error.headers)
 
 
 def request_id(request: Request) -> str:

@@ -1,16 +1,13 @@
 """Choose between JSON and msgpack for the body and the reply, and encode replies in either."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from starlette.responses import Response
 
 from scorepool import wire
 
-Format = Literal["json", "msgpack"]
-
-MEDIA_TYPES: dict[Format, str] = {"json": "application/json", "msgpack": "application/msgpack"}
-FORMATS: dict[str, Format] = {
+MEDIA_TYPES: dict[wire.Format, str] = {"json": "application/json", "msgpack": "application/msgpack"}
+FORMATS: dict[str, wire.Format] = {
     "application/json": "json",
     "application/msgpack": "msgpack",
     "application/x-msgpack": "msgpack",
@@ -18,7 +15,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def sent_format(content_type: str | None) -> Format:
+def sent_format(content_type: str | None) -> wire.Format:
     """Return the format that a Content-Type names. Raises ValueError with a sentence.
 
     A missing header is refused too: browsers send bodies without one across sites without asking, and a server on
@@ -37,7 +34,7 @@ def sent_format(content_type: str | None) -> Format:
     return FORMATS[media_type]
 
 
-def accepted_format(accept: Sequence[str]) -> Format:
+def accepted_format(accept: Sequence[str]) -> wire.Format:
     """Return the format with the highest q value in the Accept headers; JSON in a tie.
 
     Raises ValueError with a sentence if neither is acceptable.
@@ -45,13 +42,13 @@ def accepted_format(accept: Sequence[str]) -> Format:
     ranges = [part for header in accept for part in header.split(",") if part.strip()]
     if not ranges:
         return "json"
-    quality: dict[Format, tuple[int, float]] = {}  # the most specific range decides
+    quality: dict[wire.Format, tuple[int, float]] = {}  # the most specific range decides
     for text in ranges:
         media_range, q = _media_range(text)
-        for form, specificity in _covers(media_range):
-            if specificity >= quality.get(form, (0, 0.0))[0]:
-                quality[form] = (specificity, q)
-    wanted = {form: q for form, (_, q) in quality.items() if q > 0}
+        for name, specificity in _covers(media_range):
+            if specificity >= quality.get(name, (0, 0.0))[0]:
+                quality[name] = (specificity, q)
+    wanted = {name: q for name, (_, q) in quality.items() if q > 0}
     if not wanted:
         raise ValueError(
             f"Accept: {', '.join(accept)[:200]} includes no format of this server; "
@@ -72,7 +69,7 @@ def _media_range(text: str) -> tuple[str, float]:
     return media_range, 1.0
 
 
-def _covers(media_range: str) -> list[tuple[Format, int]]:
+def _covers(media_range: str) -> list[tuple[wire.Format, int]]:
     """List the formats that a media range includes, each with how specific the range is."""
     if media_range == "*/*":
         return [("json", 1), ("msgpack", 1)]
@@ -81,7 +78,11 @@ def _covers(media_range: str) -> list[tuple[Format, int]]:
     return [(FORMATS[media_range], 3)] if media_range in FORMATS else []
 
 
-def reply(message: object, form: Format, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def reply(
+    message: object, reply_format: wire.Format, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """Encode a message as a reply."""
-    content = wire.encode_json(message) if form == "json" else wire.encode(message)
-    return Response(content, status, headers={"Vary": "Accept", **(headers or {})}, media_type=MEDIA_TYPES[form])
+    content = wire.encode_json(message) if reply_format == "json" else wire.encode(message)
+    return Response(
+        content, status, headers={"Vary": "Accept", **(headers or {})}, media_type=MEDIA_TYPES[reply_format]
+    )

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scorepool.api.http.errors import Forbidden, Unavailable, error_response
+from scorepool.api.http.errors import Forbidden, error_response, server_stopping
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # what is taken over from a client
 LINGER_S = 10.0  # how long the rest of a refused body is read and discarded
@@ -122,8 +122,7 @@ class ShutdownMiddleware:
         except asyncio.CancelledError:
             if scope["type"] != "http" or has_started:
                 raise
-            refusal = Unavailable("this server stops before the request could be answered; send it again")
-            await error_response(Request(scope), refusal)(scope, receive, send)
+            await error_response(Request(scope), server_stopping())(scope, receive, send)
 
 
 class LoopbackOnly:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ try:
 except PackageNotFoundError:  # a checkout that is not installed
     VERSION = "0"
 
-Event = tuple[str, Any]  # its name; the type of its data, or the data itself
+SseEvent = tuple[str, Any]  # the name of an event; the type of its data, or the data itself
 _REF = "#/components/schemas/{name}"
 _FLOATS = {
     "type": "array",
@@ -38,32 +39,32 @@ _REPLY_HEADERS: dict[int, dict[str, str]] = {
     503: {"Retry-After": "Seconds."},
 }
 
-_kinds: dict[str, Any] = {}  # every type that a route mentions, by its repr
+_types: dict[str, Any] = {}  # every type that a route declares, by its repr
 
 
-def _floats(kind: type) -> dict[str, Any]:
-    if kind is wire.Floats:
+def _floats(message_type: type) -> dict[str, Any]:
+    if message_type is wire.Floats:
         return _FLOATS
-    raise NotImplementedError(kind)
+    raise NotImplementedError(message_type)
 
 
-def _schema(kind: Any) -> dict[str, Any]:
-    """Return a reference, or an inline schema of references. `install` adds the types themselves to the document."""
-    _kinds[repr(kind)] = kind
-    (schema,), _ = msgspec.json.schema_components([kind], schema_hook=_floats, ref_template=_REF)
+def _schema(message_type: Any) -> dict[str, Any]:
+    """Return a reference to the type's schema, or an inline schema of references. `_document` adds the schemas."""
+    _types[repr(message_type)] = message_type
+    (schema,), _ = msgspec.json.schema_components([message_type], schema_hook=_floats, ref_template=_REF)
     return schema
 
 
-def _content(kind: Any) -> dict[str, Any]:
-    schema = _schema(kind)
+def _content(message_type: Any) -> dict[str, Any]:
+    schema = _schema(message_type)
     return {media_type: {"schema": schema} for media_type in MEDIA_TYPES.values()}
 
 
-def _event(name: str, kind: Any) -> dict[str, Any]:
+def _event(name: str, message_type: Any) -> dict[str, Any]:
     """Describe a server-sent event as an object of its fields. An event without a name is called `message`."""
-    data: dict[str, Any] = {"const": kind}
-    if not isinstance(kind, str):
-        data = {"contentMediaType": "application/json", "contentSchema": _schema(kind)}
+    data: dict[str, Any] = {"const": message_type}
+    if not isinstance(message_type, str):
+        data = {"contentMediaType": "application/json", "contentSchema": _schema(message_type)}
     return {
         "type": "object",
         "properties": {"event": {"const": name}, "data": {"type": "string", **data}},
@@ -71,13 +72,13 @@ def _event(name: str, kind: Any) -> dict[str, Any]:
     }
 
 
-def answers(
-    replies: Mapping[int, Any], errors: Sequence[int], events: Sequence[Event] = ()
+def responses(
+    replies: Mapping[int, Any], errors: Sequence[int], events: Sequence[SseEvent] = ()
 ) -> dict[int | str, dict[str, Any]]:
     """Build the `responses` of a route: types by status, statuses with a wire.ErrorReply, the events of a stream."""
     declared: dict[int | str, dict[str, Any]] = {}
-    for status, kind in [*replies.items(), *((status, wire.ErrorReply) for status in (*errors, 500))]:
-        declared[status] = {"description": HTTPStatus(status).phrase, "content": _content(kind)}
+    for status, message_type in [*replies.items(), *((status, wire.ErrorReply) for status in (*errors, 500))]:
+        declared[status] = {"description": HTTPStatus(status).phrase, "content": _content(message_type)}
         declared[status]["headers"] = {
             name: {"description": text, "schema": {"type": "string"}}
             for name, text in (_EVERY_REPLY | _REPLY_HEADERS.get(status, {})).items()
@@ -88,16 +89,18 @@ def answers(
     return declared
 
 
-def chunks(kind: Any) -> list[Event]:
+def stream_events(message_type: Any) -> list[SseEvent]:
     """List the events of a stream in OpenAI's dialect, which ends with `[DONE]`."""
-    return [("message", kind), ("message", wire.ErrorReply), ("message", "[DONE]")]
+    return [("message", message_type), ("message", wire.ErrorReply), ("message", "[DONE]")]
 
 
-def body(kind: Any) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": _content(kind)}}
+def request_body(message_type: Any) -> dict[str, Any]:
+    """Build the part of an operation that declares its body."""
+    return {"requestBody": {"required": True, "content": _content(message_type)}}
 
 
-def headers(*names: str) -> dict[str, Any]:
+def request_headers(*names: str) -> dict[str, Any]:
+    """Build the part of an operation that declares the headers it reads."""
     return {
         "parameters": [
             {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
@@ -117,6 +120,20 @@ def install(app: FastAPI) -> None:
     app.openapi = document  # type: ignore[method-assign]
 
 
+def _webhook(summary: str, message_type: Any) -> dict[str, Any]:
+    """Describe a POST that receivers of webhooks get."""
+    content = {"application/json": {"schema": _schema(message_type)}}
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {"required": True, "content": content},
+            "responses": {
+                "2XX": {"description": "Received. 410 disables the endpoint; any other answer is tried again."}
+            },
+        }
+    }
+
+
 def _document(app: FastAPI) -> dict[str, Any]:
     paths = get_openapi(
         title=app.title,
@@ -127,6 +144,14 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for path in paths["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
-    _, components = msgspec.json.schema_components(list(_kinds.values()), schema_hook=_floats, ref_template=_REF)
+    paths["webhooks"] = {
+        "job": _webhook("A job ended", wire.JobEvent),
+        "batch": _webhook("A batch ended", wire.BatchEvent),
+        "test": _webhook("An endpoint is tested", wire.TestEvent),
+    }
+    _, components = msgspec.json.schema_components(list(_types.values()), schema_hook=_floats, ref_template=_REF)
+    for schema in components.values():
+        if "description" in schema:
+            schema["description"] = cleandoc(schema["description"])
     paths.setdefault("components", {})["schemas"] = components
     return paths

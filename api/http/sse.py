@@ -76,4 +76,5 @@ def _encode(message: object | None) -> bytes:
 
 
 def encode_event(data: bytes) -> bytes:
+    """Encode an event without a name."""
     return b"data: " + data + b"\n\n"

@@ -14,19 +14,21 @@ from scorepool import wire
 from scorepool.api.http.bodies import body_chunks
 from scorepool.api.http.errors import BadRequest, TooLarge, UnsupportedMedia
 
-FRAME_BYTES = 64 * 1024  # of a body, around the file
+FRAME_BYTES = 64 * 1024  # what a body may have beside the file: boundaries, headers, other fields
 MAX_FIELDS = 8
 
 T = TypeVar("T")
 
 
 class Uploaded(Struct, Generic[T], frozen=True):
+    """Hold a form with a file."""
+
     fields: T  # the form's other fields
     filename: str
     file: UploadFile
 
 
-class Form(MultiPartParser):
+class StrictFormParser(MultiPartParser):
     """Refuse a body that is cut off. Starlette's parser would accept the part that came and leave its file open."""
 
     def __init__(self, headers: Headers, chunks: AsyncGenerator[bytes]) -> None:
@@ -34,6 +36,7 @@ class Form(MultiPartParser):
         self._has_ended = False
 
     def on_end(self) -> None:
+        """Note that the last boundary came; called by the parser."""
         self._has_ended = True
 
     async def _until_last_boundary(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
@@ -54,7 +57,7 @@ async def uploaded(request: Request, fields_type: type[T], max_bytes: int) -> As
         raise UnsupportedMedia("Content-Type: expected multipart/form-data", "Content-Type")
     chunks = body_chunks(request, max_bytes + FRAME_BYTES, "SCOREPOOL_MAX_FILE_BYTES")
     try:
-        form = await Form(request.headers, chunks).parse()
+        form = await StrictFormParser(request.headers, chunks).parse()
     except MultiPartException as error:
         raise BadRequest(f"the body is not multipart/form-data: {error.message}") from None
     try:

@@ -17,7 +17,7 @@ OUTCOMES = ("result", *get_args(wire.FailureCode))
 
 
 class QueueSnapshot(Struct, frozen=True, kw_only=True):
-    """The state of queues, workers and deliveries at one moment. A queue is named only if a live worker serves it."""
+    """Hold the state of queues, workers and deliveries at one moment. Only queues with a live worker are named."""
 
     jobs: dict[str, dict[str, int]]  # by queue and status
     oldest_s: dict[str, float]  # by queue: how long its first job has waited
@@ -35,7 +35,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         queues = sorted({queue for queue in map(_queue_of, keys) if store.is_own_queue(queue)} | served)
         labels = [queue if queue in served else UNSERVED for queue in queues]
         workers, heartbeat_age_s = await _read_workers(redis, [*models, store.WEBHOOKS])
-        counts: Any = await redis.hgetall(store.Keys.outcomes)
+        counts: Any = await redis.hgetall(store.Keys.outcome_counts)
         return cls(
             jobs=await _read_jobs(redis, queues, labels),
             oldest_s=await _read_oldest(redis, queues, labels),
@@ -54,7 +54,7 @@ async def _read_jobs(redis: Redis, queues: Sequence[str], labels: Sequence[str])
             pipeline.zcard(store.RqKeys.registry("deferred", queue))
             for registry in REGISTRIES.values():
                 pipeline.zcard(store.RqKeys.registry(registry, queue))
-        sizes = (size or 0 for size in await decode.replies(pipeline))
+        sizes = (size or 0 for size in await decode.execute(pipeline))
     jobs = {label: dict.fromkeys(("queued", *REGISTRIES), 0) for label in labels}
     for label in labels:
         jobs[label]["queued"] += next(sizes) + next(sizes)
@@ -67,10 +67,10 @@ async def _read_oldest(redis: Redis, queues: Sequence[str], labels: Sequence[str
     async with redis.pipeline(transaction=False) as pipeline:
         for queue in queues:
             pipeline.lindex(store.RqKeys.queue(queue), 0)
-        heads = await decode.replies(pipeline)
+        heads = await decode.execute(pipeline)
         for head in heads:
             pipeline.hget(store.RqKeys.job("").encode() + (head or b""), store.JobField.ENQUEUED_AT)
-        times = await decode.replies(pipeline)
+        times = await decode.execute(pipeline)
     ages_s = dict.fromkeys(labels, 0.0)
     for label, enqueued_at in zip(labels, times, strict=True):
         ages_s[label] = max(ages_s[label], _age_s(enqueued_at))
@@ -82,11 +82,11 @@ async def _read_workers(redis: Redis, names: Sequence[str]) -> tuple[dict[str, i
     async with redis.pipeline(transaction=False) as pipeline:
         for name in names:
             pipeline.smembers(store.RqKeys.workers_of(name))
-        members = [keys or () for keys in await decode.replies(pipeline)]
+        members = [keys or () for keys in await decode.execute(pipeline)]
         for keys in members:
             for key in keys:
                 pipeline.hget(key, "last_heartbeat")
-        heartbeats = iter(await decode.replies(pipeline))
+        heartbeats = iter(await decode.execute(pipeline))
     workers: dict[str, int] = {}
     heartbeat_age_s: dict[str, float] = {}
     for name, keys in zip(names, members, strict=True):
@@ -102,7 +102,7 @@ async def _read_deliveries(redis: Redis) -> dict[str, int]:
         pipeline.llen(store.RqKeys.queue(store.WEBHOOKS))
         for registry in DELIVERY_STATES.values():
             pipeline.zcard(store.RqKeys.registry(registry, store.WEBHOOKS))
-        sizes = await decode.replies(pipeline)
+        sizes = await decode.execute(pipeline)
     return {state: size or 0 for state, size in zip(("queued", *DELIVERY_STATES), sizes, strict=True)}
 
 

@@ -14,7 +14,7 @@ from scorepool.api.dialects.openai.batch import Batch, BatchStatus, CreateBatch
 from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.repositories import decode, files
-from scorepool.api.repositories.pages import page_of
+from scorepool.api.repositories.pages import add_to_list, page_after
 
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
 INPUT_FILE_MARGIN_S = 3600  # how long an input file outlives the window of a batch that reads it
@@ -31,14 +31,14 @@ _STORED_NAMES = {
 
 
 class BatchProgress(Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
-    """The state of a batch between two leases."""
+    """Hold the state of a batch between two leases."""
 
     batch: Batch
     output_ttl_s: int
-    chunk: int = 0  # of the input file, the next to read
+    chunk: int = 0  # number of the input file's chunk that is read next
     line: int = 0  # lines of that chunk that were read
     line_number: int = 0  # lines of the file that were read, blank ones too
-    num_started: int = 0  # lines that have or had jobs, or ended without
+    num_started: int = 0  # lines that have or had jobs, or ended without one
     is_read: bool = False
     output_chunks: int = 0
     output_bytes: int = 0
@@ -47,6 +47,8 @@ class BatchProgress(Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
 
 
 class Batches:
+    """Create, read, list and cancel batches; api/batches runs them."""
+
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
@@ -75,11 +77,10 @@ class Batches:
                 raise BadRequest("input_file_id: expected a file whose purpose is 'batch'", "input_file_id")
             pipeline.multi()  # type: ignore[no-untyped-call]
             pipeline.hset(source, f"batch:{batch.id}", "1")
-            for key in (source, store.Keys.file_parts(body.input_file_id)):
+            for key in (source, store.Keys.file_parts(body.input_file_id), store.Keys.files_of(owner)):
                 pipeline.expire(key, body.window_s + INPUT_FILE_MARGIN_S, gt=True)
             pipeline.hset(store.Keys.batch(batch.id), mapping={"owner": owner, "state": wire.encode(progress)})
-            pipeline.zadd(store.Keys.batches_of(owner), {batch.id: now})
-            pipeline.zremrangebyscore(store.Keys.batches_of(owner), "-inf", now - 2 * FILE_KEPT_S)
+            add_to_list(pipeline, store.Keys.batches_of(owner), batch.id, now, body.window_s + FILE_KEPT_S)
             pipeline.zadd(store.Keys.batches, {batch.id: 0})
 
         await self._redis.transaction(write, source)
@@ -98,7 +99,7 @@ class Batches:
         async def read(ids: Sequence[str]) -> list[Batch | None]:
             return await self._read(owner, ids)
 
-        return await page_of(self._redis, store.Keys.batches_of(owner), after, limit, read)
+        return await page_after(self._redis, store.Keys.batches_of(owner), after, limit, read)
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Cancel a batch: no more lines are started, and its jobs are canceled. Raise NotFound, Conflict."""
@@ -123,7 +124,7 @@ class Batches:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for batch_id in batch_ids:
                 pipeline.hmget(store.Keys.batch(batch_id), "owner", "state", "cancel")
-            replies = await decode.replies(pipeline)
+            replies = await decode.execute(pipeline)
         return [_to_batch(owner, reply) if reply else None for reply in replies]
 
 

@@ -6,7 +6,7 @@ A value that cannot be decoded counts as missing and is logged by its type. It n
 import logging
 import math
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
@@ -21,14 +21,14 @@ MAX_TIME_S = 1e11  # unix; later times count as missing
 
 
 class WrongRedisType(ResponseError):
-    """A key in Redis has a type other than the expected one."""
+    """Report that a key in Redis has a type other than the expected one."""
 
 
 BaseParser.EXCEPTION_CLASSES["WRONGTYPE"] = WrongRedisType  # redis-py has no class for it
 
 
-async def replies(pipeline: Pipeline) -> list[Any]:
-    """Execute the pipeline; the reply is None for a command whose key has the wrong type. Raises RedisError."""
+async def execute(pipeline: Pipeline) -> list[Any]:
+    """Execute the pipeline. The reply is None for a command whose key has the wrong type. Raises RedisError."""
     found = await pipeline.execute(raise_on_error=False)
     for reply in found:
         if isinstance(reply, Exception) and not isinstance(reply, WrongRedisType):
@@ -38,27 +38,33 @@ async def replies(pipeline: Pipeline) -> list[Any]:
 
 async def now_s(redis: Redis) -> float:
     """Return the unix time of Redis's clock, which decides for all processes."""
-    seconds, microseconds = await redis.time()
-    return float(seconds) + float(microseconds) / 1e6
+    return time_s(await redis.time())
 
 
-def message(packed: object, message_type: type[T], form: Literal["json", "msgpack"] = "msgpack") -> T | None:
+def time_s(reply: tuple[int, int]) -> float:
+    """Return the unix time of a reply to TIME."""
+    seconds, microseconds = reply
+    return seconds + microseconds / 1e6
+
+
+def message(packed: object, message_type: type[T], message_format: wire.Format = "msgpack") -> T | None:
     """Decode a message of `wire`; None if it is missing or cannot be decoded."""
     if not isinstance(packed, bytes):
         return None
     try:
-        return wire.parse(packed, message_type, form)
+        return wire.parse(packed, message_type, message_format)
     except wire.Invalid:
         logger.warning("a %s in Redis cannot be decoded", getattr(message_type, "__name__", message_type))
         return None
 
 
 def text(value: bytes | None) -> str:
+    """Decode a string; empty if it is missing."""
     return value.decode(errors="replace") if value else ""
 
 
 def unix_s(value: bytes | None) -> float | None:
-    """Parse a unix time in seconds."""
+    """Parse a unix time in seconds; None if it is missing or no time."""
     try:
         seconds = float(value or b"")
     except ValueError:
@@ -67,7 +73,7 @@ def unix_s(value: bytes | None) -> float | None:
 
 
 def parse_iso(value: bytes | None) -> float | None:
-    """Convert RQ's `2026-01-31T12:00:00.000000Z` to a unix time."""
+    """Convert RQ's `2026-01-31T12:00:00.000000Z` to a unix time in seconds; None if it is missing or no time."""
     try:
         return datetime.fromisoformat(text(value)).timestamp()
     except (ValueError, OverflowError):

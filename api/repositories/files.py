@@ -1,8 +1,8 @@
-"""Owners' files in Redis: the input and output of batches.
+"""Keep owners' files in Redis: the input and output of batches.
 
 They are in Redis and not on this process's disk because any API process on any machine may be asked for them and may
 drive the batch, and because the output of a batch grows in the transaction that writes its progress. The cost is
-memory of Redis. A chunk is whole lines, about CHUNK_BYTES, compressed (JSONL to a fourth or less).
+memory of Redis. A chunk is about CHUNK_BYTES of whole lines, compressed (JSONL to a fourth or less).
 """
 
 import logging
@@ -16,10 +16,10 @@ from redis.asyncio.client import Pipeline
 from starlette.concurrency import run_in_threadpool
 
 from scorepool import store, wire
-from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject, Purpose
+from scorepool.api.dialects.openai.files import FileObject, Purpose
 from scorepool.api.http.errors import Conflict, NotFound, TooLarge
 from scorepool.api.repositories import decode
-from scorepool.api.repositories.pages import page_of
+from scorepool.api.repositories.pages import add_to_list, page_after
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,14 @@ COMPRESSION = 1  # zlib's fastest level: half of the gain of its best level in a
 
 
 class Upload(Protocol):
+    """Give a file piece by piece; empty at its end."""
+
     async def read(self, size: int) -> bytes: ...
 
 
 class Files:
+    """Save, read, list and delete files."""
+
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
         self._settings = settings
@@ -69,6 +73,7 @@ class Files:
             return None
 
     async def chunks(self, file_id: str) -> AsyncIterator[bytes]:
+        """Yield the chunks of a file, decompressed."""
         number = 0
         while (chunk := await self.read_chunk(file_id, number)) is not None:
             yield chunk
@@ -83,7 +88,7 @@ class Files:
             found = await self._read(owner, ids)
             return [file if file and purpose in (None, file.purpose) else None for file in found]
 
-        return await page_of(self._redis, store.Keys.files_of(owner), after, limit, read, newest_first)
+        return await page_after(self._redis, store.Keys.files_of(owner), after, limit, read, newest_first)
 
     async def delete(self, owner: str, file_id: str) -> None:
         """Delete a file; raise NotFound, or Conflict while a batch reads it."""
@@ -105,7 +110,7 @@ class Files:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for file_id in file_ids:
                 pipeline.hmget(store.Keys.file(file_id), "owner", "file")
-            replies = await decode.replies(pipeline)
+            replies = await decode.execute(pipeline)
         return [
             decode.message(reply[1], FileObject, "msgpack") if reply and reply[0] == owner.encode() else None
             for reply in replies
@@ -121,7 +126,7 @@ def publish_file(
     num_bytes: int,
     ttl_s: int,
 ) -> FileObject:
-    """Add the commands that make a file of chunks that exist, and remove ids of expired files from the owner's list."""
+    """Add the commands that make a file of chunks that exist, and list it."""
     now = time.time()
     file = FileObject(
         id=file_id,
@@ -134,12 +139,12 @@ def publish_file(
     pipeline.hset(store.Keys.file(file_id), mapping={"owner": owner, "file": wire.encode(file)})
     pipeline.expire(store.Keys.file(file_id), ttl_s)
     pipeline.expire(store.Keys.file_parts(file_id), ttl_s)
-    pipeline.zadd(store.Keys.files_of(owner), {file_id: now})
-    pipeline.zremrangebyscore(store.Keys.files_of(owner), "-inf", now - 2 * FILE_KEPT_S)
+    add_to_list(pipeline, store.Keys.files_of(owner), file_id, now, ttl_s)
     return file
 
 
 def compress(chunk: bytes) -> bytes:
+    """Compress a chunk as it is stored."""
     return zlib.compress(chunk, COMPRESSION)
 
 
@@ -153,7 +158,7 @@ async def chunks_of_lines(upload: Upload, max_line_bytes: int) -> AsyncIterator[
             rest.clear()
         rest += data[end:]
         if len(rest) > max_line_bytes:
-            raise TooLarge(f"file: a line is longer than {max_line_bytes} bytes, this server's limit", "file")
+            raise TooLarge(f"file: a line is longer than {max_line_bytes} bytes (SCOREPOOL_MAX_BODY_BYTES)", "file")
     if rest:
         yield bytes(rest)
 

@@ -1,5 +1,6 @@
 """Read jobs and pages of jobs from RQ's hash and our outcome as `wire.Job`."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -8,8 +9,9 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from scorepool import store, wire
-from scorepool.api.http.errors import BadRequest, NotFound
+from scorepool.api.http.errors import NotFound
 from scorepool.api.repositories import decode
+from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
 
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
@@ -32,7 +34,7 @@ STATUSES: dict[str, wire.Status] = {  # by RQ's status
 ENDED: tuple[wire.Status, ...] = ("finished", "failed", "canceled")
 
 # For jobs that something other than a scorepool worker ended: `rq` on the command line, a dashboard, RQ's own cleanup.
-GIVEN_UP = wire.Failure(
+ENDED_WITHOUT_OUTCOME = wire.Failure(
     code="crashed", message="the queue holds no result of this job: its worker died, or another tool ended it"
 )
 CANCELED_ELSEWHERE = wire.Failure(code="canceled", message="the job was canceled with the queue's own tools")
@@ -47,12 +49,9 @@ BROKEN_OUTCOME = wire.Failure(
 )
 
 _ID = re.compile(r"[0-9a-f]{32}")
-CURSOR = r"^[0-9]{1,12}\.[0-9]{6}$"
-SCAN = 200  # jobs that are read in one round trip while a page is filled
-MAX_SCANNED = 2000  # per page, so that a filter with few matches gives short pages and not slow ones
 
 
-def summary(job_id: str, fields: Sequence[bytes | None], has_outcome: bool, now_s: float) -> wire.Job:
+def without_outcome(job_id: str, fields: Sequence[bytes | None], has_outcome: bool, now_s: float) -> wire.Job:
     """Build a job without result or failure. `fields` are the values of FIELDS. A queued job can have expired."""
     _, kind, model, rq_status, created, started_at, ended_at, expires_at = fields
     status = status_of(rq_status)
@@ -88,21 +87,21 @@ def _with_outcome(job: wire.Job, rq_status: bytes | None, outcome: bytes | None)
     elif job.status == "canceled":
         ending = CANCELED_ELSEWHERE
     else:
-        ending = GIVEN_UP if decode.text(rq_status) in STATUSES else BROKEN_RECORD
+        ending = ENDED_WITHOUT_OUTCOME if decode.text(rq_status) in STATUSES else BROKEN_RECORD
     if isinstance(ending, wire.Result):
         return replace(job, status="finished", result=ending)
     return replace(job, status="failed" if job.status == "finished" else job.status, failure=ending)
 
 
-def absent(job_id: str) -> NotFound:
-    """Build the one error for a job that never existed, that expired or that belongs to another owner."""
+def job_not_found(job_id: str) -> NotFound:
+    """Build the same error for a job that never existed, one that expired and one of another owner."""
     return NotFound(f"no job {job_id[:64]!r}; results are kept for a limited time after the end", "id")
 
 
 def check_id(job_id: str) -> None:
     """Check the form of an id before it becomes a key in Redis. Raises NotFound."""
     if not _ID.fullmatch(job_id):
-        raise absent(job_id)
+        raise job_not_found(job_id)
 
 
 class Jobs:
@@ -113,56 +112,60 @@ class Jobs:
 
     async def read(self, owner: str, job_id: str) -> wire.Job:
         """Read a job with its result or failure. Raises NotFound."""
+        job, _ = await self.read_with_expiry(owner, job_id)
+        return job
+
+    async def read_with_expiry(self, owner: str, job_id: str) -> tuple[wire.Job, float]:
+        """Read a job, and the seconds until it expires in its queue: inf if it does not. Raises NotFound."""
         check_id(job_id)
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hmget(store.RqKeys.job(job_id), FIELDS)
             pipeline.get(store.Keys.outcome(job_id))
             pipeline.time()
-            fields, outcome, (seconds, _) = await decode.replies(pipeline)
+            fields, outcome, time = await decode.execute(pipeline)
         if fields is None or fields[0] != owner.encode():
-            raise absent(job_id)
-        job = summary(job_id, fields, outcome is not None, seconds)
-        return _with_outcome(job, fields[FIELDS.index(JobField.STATUS)], outcome)
+            raise job_not_found(job_id)
+        now_s = decode.time_s(time)
+        job = without_outcome(job_id, fields, outcome is not None, now_s)
+        expires_at = decode.unix_s(fields[FIELDS.index(JobField.EXPIRES_AT)]) if job.status == "queued" else None
+        expires_in_s = math.inf if expires_at is None else expires_at - now_s
+        return _with_outcome(job, fields[FIELDS.index(JobField.STATUS)], outcome), expires_in_s
 
     async def page(
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int
     ) -> wire.JobPage:
-        """Read a page of jobs, newest first. Raises BadRequest.
+        """Read a page of jobs, newest first. It may be short, even empty, if `next_cursor` is set.
 
-        A page may be shorter than `limit`, even empty, while `next_cursor` is set.
+        Raises BadRequest.
         """
-        if cursor is not None and not re.fullmatch(CURSOR, cursor):
-            raise BadRequest(f"cursor: expected the `next_cursor` of an earlier page, found {cursor[:40]!r}", "cursor")
-        jobs: list[wire.Job] = []
-        position = cursor
-        for _ in range(MAX_SCANNED // SCAN):
-            entries = await self._scan(owner, position)
-            for created, job in entries:
-                position = created
-                if job and status in (None, job.status) and model in (None, job.model):
-                    jobs.append(job)
-                if len(jobs) == limit:
-                    return wire.JobPage(jobs=jobs, next_cursor=position)
-            if len(entries) < SCAN:
-                return wire.JobPage(jobs=jobs)
-        return wire.JobPage(jobs=jobs, next_cursor=position)
+
+        async def scan(before: str | None) -> list[tuple[str, wire.Job | None]]:
+            return [
+                (created, job if job and status in (None, job.status) and model in (None, job.model) else None)
+                for created, job in await self._scan(owner, before)
+            ]
+
+        jobs, next_cursor = await page_before(cursor, limit, scan)
+        return wire.JobPage(jobs=jobs, next_cursor=next_cursor)
 
     async def _scan(self, owner: str, before: str | None) -> list[tuple[str, wire.Job | None]]:
         """Read the next jobs of the owner, newest first, each with its cursor; None for a job that expired."""
         newest = f"({before}" if before else "+inf"
         entries: Any = await self._redis.zrevrangebyscore(
-            store.Keys.owned(owner), newest, "-inf", start=0, num=SCAN, withscores=True
+            store.Keys.jobs_of(owner), newest, "-inf", start=0, num=SCAN_SIZE, withscores=True
         )
         async with self._redis.pipeline(transaction=False) as pipeline:
             for job_id, _ in entries:
                 pipeline.hmget(store.RqKeys.job(decode.text(job_id)), FIELDS)
                 pipeline.exists(store.Keys.outcome(decode.text(job_id)))
             pipeline.time()
-            *rows, (seconds, _) = await decode.replies(pipeline)
+            *rows, time = await decode.execute(pipeline)
         return [
             (
                 f"{created:.6f}",
-                summary(decode.text(job_id), fields, bool(exists), seconds) if fields and fields[0] else None,
+                without_outcome(decode.text(job_id), fields, bool(exists), decode.time_s(time))
+                if fields and fields[0]
+                else None,
             )
             for (job_id, created), fields, exists in zip(entries, rows[::2], rows[1::2], strict=True)
         ]

@@ -32,14 +32,15 @@ class Models:
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.zrange(store.Keys.models, 0, -1)
             pipeline.zrange(store.Keys.recent_models, 0, -1)
-            workers, models = [[decode.text(name) for name in names or ()] for names in await decode.replies(pipeline)]
-        keys = [*map(store.Keys.card, workers), *map(store.Keys.recent_model, models)]
+            workers, models = [[decode.text(name) for name in names or ()] for names in await decode.execute(pipeline)]
+        keys = [*map(store.Keys.served_model, workers), *map(store.Keys.recent_model, models)]
         packed: Any = await self._redis.mget(keys) if keys else []
         served = [decode.message(value, wire.ServedModel) for value in packed]
         live = [model for model in served[: len(workers)] if model]
         names = {model.id for model in live}
         self._live = sorted(live, key=lambda model: (model.id, model.worker))
-        self._recent = [model for model in served[len(workers) :] if model and model.id not in names]
+        recent = [model for model in served[len(workers) :] if model and model.id not in names]
+        self._recent = sorted(recent, key=lambda model: model.id)
         self._read_at = time.monotonic()
         return self._live
 
@@ -73,15 +74,13 @@ class Models:
         return any(name in (model.id, *model.aliases) for model in await self.live())
 
     def _named(self, name: str) -> list[wire.ServedModel]:
-        """Return the entries of one model for a name: live ones before recent ones, a model's own name before aliases,
-        and of two models with one alias the first in alphabetical order."""
-        for models in (self._live, self._recent):
-            named = [model for model in models if model.id == name] or [
-                model for model in models if name in model.aliases
-            ]
-            if named:
-                return [model for model in named if model.id == named[0].id]
-        return []
+        """Return the entries of one model for a name, live ones before recent ones."""
+        return _entries_of(name, self._live) or _entries_of(name, self._recent)
+
+    def live_by_name(self) -> dict[str, list[wire.ServedModel]]:
+        """Return the entries of the live models read last, by each name and then each alias that clients may use."""
+        aliases = sorted({alias for model in self._live for alias in model.aliases})
+        return {name: _entries_of(name, self._live) for name in (*self.names, *aliases)}
 
     def resolve_aliases(self, requests: Sequence[wire.Request]) -> list[wire.Request]:
         """Replace aliases by the models' own names, whose queues their workers drain first, by the models read last."""
@@ -103,9 +102,19 @@ class Models:
         )
 
     def _aliases(self, name: str) -> list[str]:
+        """Return the other names of a live model."""
         return sorted({alias for model in self._live if model.id == name for alias in model.aliases})
 
     @property
     def names(self) -> list[str]:
-        """The names of the live models read last, without aliases."""
+        """Return the names of the live models read last, without aliases."""
         return sorted({model.id for model in self._live})
+
+
+def _entries_of(name: str, models: Sequence[wire.ServedModel]) -> list[wire.ServedModel]:
+    """Return the entries of the one model that a name stands for. `models` is ordered by the models' own names.
+
+    A model's own name comes before another model's alias; of two models with one alias, the first is meant.
+    """
+    ids = [model.id for model in models if name == model.id] or [model.id for model in models if name in model.aliases]
+    return [model for model in models if ids and model.id == ids[0]]

@@ -1,18 +1,59 @@
-"""List an owner's files and batches in pages, each after the last id of the one before, as OpenAI's SDK does."""
+"""Keep lists of what an owner has, sorted sets of ids by time of creation, and read them in pages.
 
+A page of the native API continues at a cursor, the time of an item. A page of OpenAI's continues after an item's id.
+"""
+
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
+from scorepool.api.dialects.openai.files import FILE_KEPT_S
 from scorepool.api.http.errors import BadRequest
 from scorepool.api.repositories import decode
 
 T = TypeVar("T")
-SCAN = 200
+CURSOR = r"^[0-9]{1,12}\.[0-9]{6}$"  # the time at which an item was created (unix, s)
+SCAN_SIZE = 200  # items that are read in one round trip while a page is filled
+MAX_SCANNED = 2000  # per page, so that a filter with few matches gives short pages and not slow ones
+LONGEST_KEPT_S = 2 * FILE_KEPT_S  # a batch with the longest window, from its creation
 
 
-async def page_of(
+def add_to_list(pipeline: Pipeline, key: str, item_id: str, created_at: float, ttl_s: int) -> None:
+    """Add the commands that list an item for at least `ttl_s`. The list expires with the item that is kept longest."""
+    pipeline.expire(key, LONGEST_KEPT_S, nx=True)  # a list of the previous release, which set no expiry
+    pipeline.zadd(key, {item_id: created_at}, nx=True)
+    pipeline.zremrangebyscore(key, "-inf", created_at - LONGEST_KEPT_S)
+    pipeline.expire(key, ttl_s, nx=True)  # GT leaves a key without an expiry alone
+    pipeline.expire(key, ttl_s, gt=True)
+
+
+async def page_before(
+    cursor: str | None, limit: int, scan: Callable[[str | None], Awaitable[Sequence[tuple[str, T | None]]]]
+) -> tuple[list[T], str | None]:
+    """Return up to `limit` items, newest first, and the cursor of the next page: None after the last one.
+
+    `scan` returns the next SCAN_SIZE items before a cursor, each with its own cursor; None stands for an item that has
+    expired or does not match. The page may be short, even empty, if it has a next one. Raises BadRequest.
+    """
+    if cursor is not None and not re.fullmatch(CURSOR, cursor):
+        raise BadRequest(f"cursor: expected the `next_cursor` of an earlier page, found {cursor[:40]!r}", "cursor")
+    found: list[T] = []
+    for _ in range(MAX_SCANNED // SCAN_SIZE):
+        scanned = await scan(cursor)
+        for cursor, item in scanned:
+            if item is not None:
+                found.append(item)
+            if len(found) == limit:
+                return found, cursor
+        if len(scanned) < SCAN_SIZE:
+            return found, None
+    return found, cursor
+
+
+async def page_after(
     redis: Redis,
     index: str,
     after: str | None,
@@ -32,8 +73,8 @@ async def page_of(
         first = rank + 1
     found: list[T] = []
     while True:
-        ids: Any = await redis.zrange(index, first, first + SCAN - 1, desc=newest_first)
+        ids: Any = await redis.zrange(index, first, first + SCAN_SIZE - 1, desc=newest_first)
         found += [one for one in await read([decode.text(item_id) for item_id in ids]) if one is not None]
-        if len(found) > limit or len(ids) < SCAN:
+        if len(found) > limit or len(ids) < SCAN_SIZE:
             return found[:limit], len(found) > limit
-        first += SCAN
+        first += SCAN_SIZE

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http.errors import Conflict, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories import decode
-from scorepool.api.repositories.jobs import ENDED, EXPIRED, absent, check_id, status_of
+from scorepool.api.repositories.jobs import ENDED, EXPIRED, check_id, job_not_found, status_of
 from scorepool.store.job_hash import iso_now, new_job
 from scorepool.store.keys import DEFAULT_PREFIX, PREFIX
 from scorepool.store.scripts import load
@@ -26,7 +26,7 @@ REPLICAS_TIMEOUT_S = 2.0  # less than that of a command
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A job that was accepted."""
+    """Report a job that was accepted."""
 
     id: str
     status: wire.Status
@@ -34,10 +34,12 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Queue:
+    """Submit, cancel and delete jobs."""
+
     def __init__(
         self, redis: Redis, settings: store.Settings, weight: Callable[[str], int], has_several_owners: bool
     ) -> None:
-        """`weight` returns an owner's share of a queue that several owners use."""
+        """Load the scripts. `weight` returns an owner's share of a queue that several owners use."""
         self._redis = redis
         self._settings = settings
         self._weight = weight
@@ -59,8 +61,9 @@ class Queue:
     ) -> list[Submitted]:
         """Put all jobs on their queues or none, in one round trip.
 
-        `submission_fingerprint` is that of the submission as it came, where aliases in it were replaced. `batch` is the
-        id of the batch whose lines the requests are. Raises Conflict, QueueFull, TooLarge, Unavailable.
+        `submission_fingerprint` is the fingerprint of the submission as it came, with aliases, if they were replaced
+        since. `batch` is the id of the batch whose lines the requests are. Raises Conflict, QueueFull, TooLarge,
+        Unavailable.
         """
         submission_fingerprint = submission_fingerprint or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
@@ -75,7 +78,8 @@ class Queue:
         match answer:
             case [b"accepted", _] if num_replicas < self._settings.redis_min_replicas:
                 raise Unavailable(
-                    f"the queue has this request, but {num_replicas} of {self._settings.redis_min_replicas} replicas; "
+                    f"the queue has this request, but only {num_replicas} of its replicas, expected "
+                    f"{self._settings.redis_min_replicas} (SCOREPOOL_REDIS_MIN_REPLICAS); "
                     "send it again with the same Idempotency-Key"
                 )
             case [b"accepted", statuses]:
@@ -115,21 +119,21 @@ class Queue:
         """Build the error for a full queue, with a Retry-After taken from how fast the queue moves."""
         max_depth = self._settings.max_queue_depth
         if num_new > max_depth:
-            return TooLarge(f"{num_new} jobs at once never fit: a queue of this server holds at most {max_depth}")
+            return TooLarge(
+                f"{num_new} jobs at once never fit: a queue holds at most {max_depth} (SCOREPOOL_MAX_QUEUE_DEPTH)"
+            )
         drained_per_s = await self._drained_per_s(queue)
         retry_after_s = UNKNOWN_DRAIN_RETRY_S
         if drained_per_s:
             retry_after_s = math.ceil((depth + num_new - max_depth) / drained_per_s)
         return QueueFull(
-            f"{depth} jobs wait in the queue {queue}, whose limit is {max_depth}; nothing of this request was accepted",
+            f"{depth} jobs wait in the queue {queue}; with the {num_new} of this request there would be more than "
+            f"{max_depth} (SCOREPOOL_MAX_QUEUE_DEPTH), so nothing of it was accepted",
             min(max(retry_after_s, 1), MAX_RETRY_AFTER_S),
         )
 
     async def _drained_per_s(self, queue: str) -> float:
-        """Return the jobs that ended in the last minute over the time since the first of them.
-
-        0.0 if there was none.
-        """
+        """Return how many jobs a second have ended since the first that ended in the last minute; 0.0 if none did."""
         end_to_expiry_s = self._settings.result_ttl_s  # registries hold the time of expiry
         now = await decode.now_s(self._redis)
         until = now + end_to_expiry_s + 1.0  # RQ writes whole seconds; a job kept for longer is not counted
@@ -138,7 +142,7 @@ class Queue:
             for registry in (store.RqKeys.registry("finished", queue), store.RqKeys.registry("failed", queue)):
                 pipeline.zcount(registry, since, until)
                 pipeline.zrangebyscore(registry, since, until, start=0, num=1, withscores=True)
-            counts_and_firsts: list[Any] = await decode.replies(pipeline)
+            counts_and_firsts: list[Any] = await decode.execute(pipeline)
         num_drained: int = sum(count or 0 for count in counts_and_firsts[::2])
         firsts: list[float] = [expiry for rows in counts_and_firsts[1::2] for _, expiry in rows or ()]
         if not firsts:
@@ -154,7 +158,7 @@ class Queue:
         args = (job_id, owner, CANCELED, self._settings.result_ttl_s, iso_now(), wire.encode(EXPIRED))
         match await self._cancel(args=args):
             case [b"absent"]:
-                raise absent(job_id)
+                raise job_not_found(job_id)
             case [b"ended", status] if (ended := status_of(status)) != "canceled":
                 raise Conflict(f"the job has already {ended}; read it with GET /v1/jobs/{job_id}", "id")
 
@@ -163,10 +167,10 @@ class Queue:
         check_id(job_id)
         match await self._delete(args=[job_id, owner]):
             case [b"absent"]:
-                raise absent(job_id)
+                raise job_not_found(job_id)
             case [b"alive", status]:
                 raise Conflict(
-                    f"the job is {status_of(status)}, only a job that {_join(ENDED)} can be deleted; "
+                    f"the job is {status_of(status)}, only a job that {_either(ENDED)} can be deleted; "
                     f"end it with POST /v1/jobs/{job_id}/cancel first",
                     "id",
                 )
@@ -177,7 +181,8 @@ async def check_writable(redis: Redis) -> None:
     await redis.set(store.Keys.probe, "1", ex=PROBE_TTL_S)
 
 
-def _join(words: Sequence[str]) -> str:
+def _either(words: Sequence[str]) -> str:
+    """Return `a, b or c`."""
     return ", ".join(words[:-1]) + f" or {words[-1]}"
 
 
@@ -211,6 +216,7 @@ def new_job_ids(owner: str, key: str | None, count: int | None) -> list[str]:
 
 
 def idempotency_key_reused() -> Conflict:
+    """Build the error for a key that came with another submission."""
     return Conflict(
         "this Idempotency-Key came before with another body; use a new key for a new submission", "Idempotency-Key"
     )

@@ -41,13 +41,15 @@ class Waiting:
         self._reader: asyncio.Task[None] | None = None
         self._subscribers: dict[str, set[Callable[[wire.TokenDelta], None]]] = {}
         self._positions: dict[str, str] = {}  # by stream: id of the last entry that was seen
-        self._is_closing = False
+        self.is_closing = False
         self.is_connected = False
 
     def start(self) -> None:
+        """Start the reader of the streams."""
         self._reader = asyncio.create_task(self._read(), name="done-reader")
 
     async def close(self) -> None:
+        """Answer all clients and stop the reader."""
         self.release()
         if self._reader is not None:
             await tasks.cancel_and_wait([self._reader])
@@ -55,34 +57,37 @@ class Waiting:
 
     def release(self) -> None:
         """Answer every waiting client with the present state of its job, because the server is about to stop."""
-        self._is_closing = True
+        self.is_closing = True
         self._wake_all()
 
     @property
     def is_alive(self) -> bool:
+        """True if the streams are being read."""
         return self._reader is not None and not self._reader.done() and self.is_connected
 
     def __len__(self) -> int:
+        """Return how many clients wait."""
         return sum(len(futures) for futures in self._waiters.values())
 
     async def until_ended(
         self,
         job_id: str,
-        read: Callable[[], Awaitable[wire.Job]],
+        read: Callable[[], Awaitable[tuple[wire.Job, float]]],
         timeout_s: float,
     ) -> wire.Job:
-        """Return the job as soon as it has ended, or as it is after `timeout_s`. Raises what `read` raises."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        """Return the job as soon as it has ended, or as it is after `timeout_s`. Raises what `read` raises.
+
+        `read` returns the job and the seconds until it expires in its queue, which no entry of a stream reports.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
         while True:
             with self._registered(job_id) as ended:
-                job = await read()
-                if job.status not in ("queued", "started") or self._is_closing:
+                job, expires_in_s = await read()
+                now = clock()
+                if job.status not in ("queued", "started") or self.is_closing or now >= deadline:
                     return job
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await ended
-                except TimeoutError:
-                    return await read()
+                await asyncio.wait([ended], timeout=min(deadline - now, expires_in_s))
 
     @contextmanager
     def subscribe(self, job_ids: Sequence[str], on_delta: Callable[[wire.TokenDelta], None]) -> Iterator[None]:

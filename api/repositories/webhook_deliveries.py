@@ -1,4 +1,4 @@
-"""Webhook deliveries in Redis, for their owners: read, list, replay, and send test events."""
+"""Read, list and replay webhook deliveries in Redis for their owners, and send test events."""
 
 import re
 import time
@@ -9,33 +9,31 @@ from uuid import uuid4
 from redis.asyncio import Redis
 
 from scorepool import store, wire
-from scorepool.api.http.errors import BadRequest, Conflict, NotFound
+from scorepool.api.http.errors import Conflict, NotFound
 from scorepool.api.repositories import decode
-from scorepool.api.repositories.jobs import CURSOR
+from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
 from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 
 FIELDS = (
     *(JobField.OWNER, JobField.EVENT, JobField.JOB, JobField.BATCH, JobField.ENDPOINT, JobField.URL),
-    *(JobField.STATUS, JobField.SINCE, JobField.CREATED_AT, JobField.REASON, JobField.ATTEMPTS),
+    *(JobField.STATUS, JobField.SCHEDULED_FROM, JobField.CREATED_AT, JobField.REASON, JobField.ATTEMPTS),
 )
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
 _EVENTS = (*wire.ALL_EVENTS, "webhook.test")
 _STATES: dict[str, wire.DeliveryState] = {"finished": "delivered", "failed": "failed", "canceled": "failed"}
-SCAN_SIZE = 200  # deliveries read per round trip
-MAX_SCANNED = 2000  # per page, so that a filter with few matches gives short pages rather than slow ones
 SCHEDULED = store.RqKeys.registry("scheduled", store.WEBHOOKS)
 
 
 class WebhookDeliveries:
-    """The deliveries of every owner: RQ jobs on the webhooks queue."""
+    """Read and replay the deliveries of every owner: RQ jobs on the webhooks queue."""
 
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
         self._settings = settings
         self._replay = redis.register_script(load("replay.lua"))
-        self._deliver = redis.register_script(load("deliver.lua"))
+        self._deliver = redis.register_script(load("send_test_event.lua"))
 
     async def read(self, owner: str, delivery_id: str) -> wire.Delivery:
         """Return a delivery with all its attempts; raise NotFound."""
@@ -43,7 +41,7 @@ class WebhookDeliveries:
             [delivery] = await self._read(owner, [delivery_id], num_attempts=None)
             if delivery is not None:
                 return delivery
-        raise _absent(delivery_id)
+        raise _delivery_not_found(delivery_id)
 
     async def page(
         self,
@@ -53,31 +51,32 @@ class WebhookDeliveries:
         cursor: str | None,
         limit: int,
     ) -> wire.DeliveryPage:
-        """Return a page, newest first; raise BadRequest. It may be short even if `next_cursor` is set."""
-        if cursor is not None and not re.fullmatch(CURSOR, cursor):
-            raise BadRequest(f"cursor: expected a `next_cursor` of an earlier page, found {cursor[:40]!r}", "cursor")
-        found: list[wire.Delivery] = []
-        position = cursor
-        for _ in range(MAX_SCANNED // SCAN_SIZE):
-            entries = await self._scan(owner, position)
+        """Read a page of deliveries, newest first. It may be short, even empty, if `next_cursor` is set.
+
+        Raises BadRequest.
+        """
+
+        async def scan(before: str | None) -> list[tuple[str, wire.Delivery | None]]:
+            entries = await self._scan(owner, before)
             deliveries = await self._read(owner, [delivery_id for delivery_id, _ in entries], num_attempts=1)
-            for (_, created), delivery in zip(entries, deliveries, strict=True):
-                position = created
-                if delivery and state in (None, delivery.state) and endpoint_id in (None, delivery.endpoint_id):
-                    found.append(delivery)
-                if len(found) == limit:
-                    return wire.DeliveryPage(deliveries=found, next_cursor=position)
-            if len(entries) < SCAN_SIZE:
-                return wire.DeliveryPage(deliveries=found)
-        return wire.DeliveryPage(deliveries=found, next_cursor=position)
+            return [
+                (
+                    created,
+                    one if one and state in (None, one.state) and endpoint_id in (None, one.endpoint_id) else None,
+                )
+                for (_, created), one in zip(entries, deliveries, strict=True)
+            ]
+
+        deliveries, next_cursor = await page_before(cursor, limit, scan)
+        return wire.DeliveryPage(deliveries=deliveries, next_cursor=next_cursor)
 
     async def replay(self, owner: str, delivery_id: str) -> wire.Delivery:
         """Queue a delivered or failed event again; raise NotFound, or Conflict if it is pending."""
         if not _ID.fullmatch(delivery_id):
-            raise _absent(delivery_id)
+            raise _delivery_not_found(delivery_id)
         [answer] = await self._requeue(owner, [delivery_id], only_failed=False)
         if answer == "absent":
-            raise _absent(delivery_id)
+            raise _delivery_not_found(delivery_id)
         if answer != "replayed":
             raise Conflict("the delivery is pending; replay it after it was delivered or has failed", "id")
         return await self.read(owner, delivery_id)
@@ -114,7 +113,7 @@ class WebhookDeliveries:
     async def _scan(self, owner: str, before: str | None, since: float | None = None) -> list[tuple[str, str]]:
         """Return up to SCAN_SIZE deliveries of the owner, newest first: id and position in the list."""
         entries: Any = await self._redis.zrevrangebyscore(
-            store.Keys.deliveries(owner),
+            store.Keys.deliveries_of(owner),
             f"({before}" if before else "+inf",
             "-inf" if since is None else since,
             start=0,
@@ -130,7 +129,7 @@ class WebhookDeliveries:
             for delivery_id in ids:
                 pipeline.hmget(store.RqKeys.job(delivery_id), FIELDS)
                 pipeline.zscore(SCHEDULED, delivery_id)
-            rows = await decode.replies(pipeline)
+            rows = await decode.execute(pipeline)
         return [
             _delivery(delivery_id, dict(zip(FIELDS, fields, strict=True)), due_at, num_attempts)
             if fields and fields[0] == owner.encode() and decode.text(fields[1]) in _EVENTS
@@ -159,5 +158,5 @@ def _delivery(
     )
 
 
-def _absent(delivery_id: str) -> NotFound:
+def _delivery_not_found(delivery_id: str) -> NotFound:
     return NotFound(f"no delivery {delivery_id[:80]!r}; deliveries are kept for a limited time", "id")

@@ -1,4 +1,4 @@
-"""Webhook endpoints of owners in Redis. Each change is an optimistic transaction: WATCH, read, write."""
+"""Keep webhook endpoints of owners in Redis. Each change is an optimistic transaction: WATCH, read, write."""
 
 import base64
 import secrets
@@ -21,7 +21,7 @@ ROTATION_S = 86_400  # how long deliveries are also signed with the previous sec
 
 
 class WebhookEndpoints:
-    """The registered endpoints of every owner."""
+    """Register, read, change and delete the endpoints of every owner."""
 
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
@@ -51,7 +51,7 @@ class WebhookEndpoints:
         )
         secret = new_secret()
         subscriber = wire.Subscriber(endpoint=endpoint, secrets=[wire.SigningSecret(secret=secret)])
-        key = store.Keys.endpoints(owner)
+        key = store.Keys.endpoints_of(owner)
 
         async def write(pipeline: Pipeline) -> None:
             count: Any = await pipeline.hlen(key)
@@ -65,14 +65,14 @@ class WebhookEndpoints:
 
     async def read_all(self, owner: str) -> list[wire.WebhookEndpoint]:
         """Return the owner's endpoints, oldest first."""
-        values: Any = await self._redis.hvals(store.Keys.endpoints(owner))
+        values: Any = await self._redis.hvals(store.Keys.endpoints_of(owner))
         subscribers = [decode.message(value, wire.Subscriber, "json") for value in values]
         endpoints = (subscriber.endpoint for subscriber in subscribers if subscriber)
         return sorted(endpoints, key=lambda endpoint: endpoint.created_at)
 
     async def read(self, owner: str, endpoint_id: str) -> wire.WebhookEndpoint:
         """Return one endpoint; raise NotFound."""
-        return _decode(await self._redis.hget(store.Keys.endpoints(owner), endpoint_id), endpoint_id).endpoint
+        return _decode(await self._redis.hget(store.Keys.endpoints_of(owner), endpoint_id), endpoint_id).endpoint
 
     async def change(self, owner: str, endpoint_id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:
         """Change the given fields of an endpoint; raise BadRequest or NotFound."""
@@ -104,9 +104,9 @@ class WebhookEndpoints:
 
     async def delete(self, owner: str, endpoint_id: str) -> None:
         """Delete an endpoint, so that its pending deliveries fail; raise NotFound."""
-        deleted: Any = await self._redis.hdel(store.Keys.endpoints(owner), endpoint_id)
+        deleted: Any = await self._redis.hdel(store.Keys.endpoints_of(owner), endpoint_id)
         if not deleted:
-            raise _absent(endpoint_id)
+            raise _endpoint_not_found(endpoint_id)
 
     async def _update(
         self,
@@ -114,7 +114,7 @@ class WebhookEndpoints:
         endpoint_id: str,
         update: Callable[[wire.Subscriber], wire.Subscriber],
     ) -> wire.Subscriber:
-        key = store.Keys.endpoints(owner)
+        key = store.Keys.endpoints_of(owner)
         after: list[wire.Subscriber] = []
 
         async def write(pipeline: Pipeline) -> None:
@@ -134,9 +134,9 @@ def new_secret() -> str:
 def _decode(value: bytes | str | None, endpoint_id: str) -> wire.Subscriber:
     subscriber = decode.message(value, wire.Subscriber, "json")
     if subscriber is None:
-        raise _absent(endpoint_id)
+        raise _endpoint_not_found(endpoint_id)
     return subscriber
 
 
-def _absent(endpoint_id: str) -> NotFound:
+def _endpoint_not_found(endpoint_id: str) -> NotFound:
     return NotFound(f"no webhook endpoint {endpoint_id[:64]!r}", "id")

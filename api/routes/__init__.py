@@ -1,1 +1,1 @@
-"""One file a subject; each translates HTTP into calls of the parts in `api/state.py`."""
+"""Translate HTTP to calls of the parts in `api/state.py`, in one file per subject."""

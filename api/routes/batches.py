@@ -1,4 +1,4 @@
-"""Routes of /v1/batches, as in OpenAI's API: many requests from a file, with their answers in a file."""
+"""Serve /v1/batches, as in OpenAI's API: many requests from a file, with their answers in a file."""
 
 from typing import Annotated
 
@@ -19,8 +19,8 @@ router = APIRouter(prefix="/v1/batches", tags=["openai"], dependencies=[Depends(
 @router.post(
     "",
     summary="Create a batch from a file",
-    responses=openapi.answers({200: Batch}, (400, 401, 404, 408, 413, 415, 503)),
-    openapi_extra=openapi.body(CreateBatch),
+    responses=openapi.responses({200: Batch}, (400, 401, 404, 408, 413, 415, 503)),
+    openapi_extra=openapi.request_body(CreateBatch),
 )
 async def create(request: Request, owner: Owner, settings: SettingsDep, batches: BatchesDep) -> Response:
     """Create a batch. It is durable when this route answers. Its end can be polled, or sent as a `batch.*` event."""
@@ -28,19 +28,20 @@ async def create(request: Request, owner: Owner, settings: SettingsDep, batches:
     return reply(await batches.create(owner, body), "json")
 
 
-@router.get("", summary="List batches, newest first", responses=openapi.answers({200: BatchPage}, (400, 401, 503)))
+@router.get("", summary="List batches, newest first", responses=openapi.responses({200: BatchPage}, (400, 401, 503)))
 async def page(
     owner: Owner,
     batches: BatchesDep,
     after: Annotated[str | None, Query(max_length=64, description="`last_id` of the previous page.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
+    """List your batches."""
     found, has_more = await batches.page(owner, after, limit)
-    ids: list[str | None] = [batch.id for batch in found] or [None]
-    return reply(BatchPage(data=found, first_id=ids[0], last_id=ids[-1], has_more=has_more), "json")
+    first_id, last_id = (found[0].id, found[-1].id) if found else (None, None)
+    return reply(BatchPage(data=found, first_id=first_id, last_id=last_id, has_more=has_more), "json")
 
 
-@router.get("/{id}", summary="Read a batch", responses=openapi.answers({200: Batch}, (400, 401, 404, 503)))
+@router.get("/{id}", summary="Read a batch", responses=openapi.responses({200: Batch}, (400, 401, 404, 503)))
 async def read(batch_id: BatchId, owner: Owner, batches: BatchesDep) -> Response:
     """Read a batch. `request_counts` counts the lines whose answers are stored."""
     return reply(await batches.read(owner, batch_id), "json")
@@ -49,7 +50,7 @@ async def read(batch_id: BatchId, owner: Owner, batches: BatchesDep) -> Response
 @router.post(
     "/{id}/cancel",
     summary="Cancel a batch",
-    responses=openapi.answers({200: Batch}, (400, 401, 404, 409, 503)),
+    responses=openapi.responses({200: Batch}, (400, 401, 404, 409, 503)),
 )
 async def cancel(batch_id: BatchId, owner: Owner, batches: BatchesDep) -> Response:
     """Cancel a batch. Its files, with the answers so far, are available when the status is `cancelled`."""

@@ -1,14 +1,14 @@
-"""The routes of every dialect: one handler that runs any Endpoint (see api/dialects/protocol.py).
+"""Serve the routes of every dialect: one handler runs any Endpoint (see api/dialects/protocol.py).
 
     body ─parse─► [texts to token ids] ─► to_requests ─► submit ─┬─ wait ────► to_reply
                                                                  └─ stream ──► to_events
 
-A stream's status waits for the first event: a request that the worker refuses gets the status of its error. A failure
-after that is an error event in the stream.
+A stream's status waits for the first event of every job (see `_first_events`), so that a request of which a worker
+refuses any part gets the status of its error. A failure after that is an error event in the stream.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
@@ -20,10 +20,10 @@ from starlette.responses import Response
 from scorepool import wire
 from scorepool.api.dependencies import ModelsDep, Owner, SettingsDep, StreamingDep, SubmissionDep, known_query
 from scorepool.api.dialects.deltas import Diverged
-from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge
+from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import body_format, read_body, while_connected
-from scorepool.api.http.errors import ApiError, Failed, TooLarge
+from scorepool.api.http.errors import Failed, TooLarge, map_codes
 from scorepool.api.http.formats import reply
 from scorepool.api.http.sse import EventStream
 from scorepool.api.repositories.models import Models
@@ -32,8 +32,8 @@ from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
 
 SYNCHRONOUS_ERRORS = (400, 401, 404, 409, 413, 415, 429, 503)
+MAX_HELD_TOKENS = 16_384  # of one request, before its status is sent: about 30 MB with 20 top logprobs each
 
-Event = wire.TokenDelta | wire.Job
 AnyEndpoint = Endpoint[Any]
 
 
@@ -41,7 +41,7 @@ def router_of(dialect: Dialect) -> APIRouter:
     """Build the routes of a dialect."""
     router = APIRouter(dependencies=[Depends(known_query)])
     for endpoint in dialect.endpoints:
-        events = () if endpoint.chunk_type is None else openapi.chunks(endpoint.chunk_type)
+        events = () if endpoint.chunk_type is None else openapi.stream_events(endpoint.chunk_type)
         router.add_api_route(
             endpoint.path,
             _handler(endpoint, dialect.error_codes),
@@ -50,8 +50,8 @@ def router_of(dialect: Dialect) -> APIRouter:
             tags=[endpoint.tag or dialect.tag],
             summary=endpoint.summary,
             description=endpoint.description,
-            responses=openapi.answers({200: endpoint.reply_type}, SYNCHRONOUS_ERRORS, events=events),
-            openapi_extra=openapi.body(endpoint.body_type),
+            responses=openapi.responses({200: endpoint.reply_type}, SYNCHRONOUS_ERRORS, events=events),
+            openapi_extra=openapi.request_body(endpoint.body_type),
         )
     return router
 
@@ -65,23 +65,13 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
         submission: SubmissionDep,
         streaming: StreamingDep,
     ) -> Response:
-        with _error_codes(error_codes):
+        with map_codes(error_codes):
             message_format = body_format(request)
             content = await read_body(request, settings.max_body_bytes)
             body = endpoint.parse(content, message_format)
             return await _run(endpoint, body, request, owner, models, submission, streaming)
 
     return handle
-
-
-@contextmanager
-def _error_codes(names: dict[str, str]) -> Iterator[None]:
-    """Replace the codes of errors by the dialect's names of them."""
-    try:
-        yield
-    except ApiError as error:
-        error.code = names.get(error.code, error.code)
-        raise
 
 
 async def _run(
@@ -108,58 +98,81 @@ async def _run(
         unique_id=uuid4().hex,
         timeout_s=limit_s,
         served_model=await models.find(body.model) if endpoint.needs_model else None,
-        encoded=[result.sequences[0].token_ids for result in encoded],
+        encoded_texts=[result.sequences[0].token_ids for result in encoded],
     )
     try:
         requests = endpoint.to_requests(body, context)
     except ReplyTooLarge as error:
         raise TooLarge(error.message, error.field) from None
     if endpoint.is_streamed(body):
-        ids = new_job_ids(owner, None, len(requests) if len(requests) > 1 else None)
+        ids = new_job_ids(owner, None, len(requests))
         events = streaming.submit_and_stream(owner, requests, ids, field_name)
-        return await _stream(request, events, endpoint.to_events(body, ids, context))
+        return await _stream(request, events, ids, endpoint.to_events(body, ids, context))
     results = await submission.submit_and_wait(request, owner, requests, field_name) if requests else []
     if endpoint.has_large_replies:
         return reply(await run_in_threadpool(endpoint.to_reply, body, results, context), "json")
     return reply(endpoint.to_reply(body, results, context), "json")
 
 
-async def _stream(request: Request, events: AsyncGenerator[Event | None], writer: EventWriter) -> Response:
-    """Answer when the first event is there. If the client disconnects before that, the jobs are canceled."""
+async def _stream(
+    request: Request, events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str], writer: EventWriter
+) -> Response:
+    """Answer when every job has begun. If the client disconnects before that, the jobs are canceled."""
     await anext(events)  # The jobs are accepted. A client that leaves while they are submitted is noticed only now.
-    chunks = _chunks(events, writer)
+    chunks = _chunks(events, job_ids, writer)
     try:
-        await while_connected(request, _wait_for_first(chunks))
+        await while_connected(request, _wait_for_status(chunks))
     except BaseException:
         await chunks.aclose()
         raise
     return EventStream(request, chunks, last=b"")
 
 
-async def _wait_for_first(chunks: AsyncGenerator[object | None]) -> None:
+async def _wait_for_status(chunks: AsyncGenerator[object | None]) -> None:
     await anext(chunks)
 
 
-async def _chunks(events: AsyncGenerator[Event | None], writer: EventWriter) -> AsyncGenerator[object | None]:
-    """Yield None when the first tokens or the first result are there, then the chunks of all events.
+async def _chunks(
+    events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str], writer: EventWriter
+) -> AsyncGenerator[object | None]:
+    """Yield None when the status can be sent, then the chunks of all events.
 
     None is yielded again to keep the connection open. Closing this generator cancels the jobs. Raise ApiError if a job
     fails.
     """
-    has_begun = False
     async with aclosing(events):
         try:
-            async for event in events:
-                if event is None:
-                    if has_begun:
-                        yield None
-                    continue
-                if not has_begun:
-                    has_begun = True
-                    yield None
+            held = await _first_events(events, job_ids)
+            yield None
+            for event in held:
                 for chunk in writer.add(event):
+                    yield chunk
+            async for later in events:
+                if later is None:
+                    yield None
+                    continue
+                for chunk in writer.add(later):
                     yield chunk
             for chunk in writer.end():
                 yield chunk
         except Diverged:
             raise Failed("the worker died and the tokens that were sent could not be computed again") from None
+
+
+async def _first_events(events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str]) -> list[StreamEvent]:
+    """Return all events up to the one with which the last job begins. Raise ApiError if a job fails before that.
+
+    Return earlier with MAX_HELD_TOKENS: jobs that do not fit into the workers' batches begin when others have ended, so
+    waiting for the last one would hold nearly the whole answer in memory.
+    """
+    held: list[StreamEvent] = []
+    not_begun, num_tokens = set(job_ids), 0
+    async for event in events:
+        if event is None:
+            continue
+        held.append(event)
+        not_begun.discard(event.id)
+        num_tokens += len(event.token_ids) if isinstance(event, wire.TokenDelta) else 0
+        if not not_begun or num_tokens >= MAX_HELD_TOKENS:
+            break
+    return held

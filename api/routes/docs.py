@@ -1,4 +1,4 @@
-"""/docs: the OpenAPI document as one page that loads nothing, neither from this server nor from another."""
+"""Serve /docs: the OpenAPI document as one page that loads nothing, neither from this server nor from another."""
 
 import json
 from html import escape

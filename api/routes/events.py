@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/events: a job's tokens as they come, then the job."""
+"""Serve /v1/jobs/{id}/events: a job's tokens as they come, then the job."""
 
 from collections.abc import AsyncGenerator
 from typing import Annotated
@@ -18,7 +18,7 @@ from scorepool.api.repositories.jobs import ENDED
 
 
 class Restart(Struct, frozen=True, forbid_unknown_fields=True):
-    """All tokens sent so far are void."""
+    """Make all tokens sent so far void."""
 
 
 EVENTS = [("tokens", wire.TokenDelta), ("restart", Restart), ("end", wire.Job)]
@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known
     "/{id}/events",
     summary="Stream the events of a job",
     response_class=Response,  # no JSON
-    responses=openapi.answers({}, (400, 401, 404, 503), EVENTS),
+    responses=openapi.responses({}, (400, 401, 404, 503), EVENTS),
 )
 async def events(
     job_id: Annotated[str, Path(alias="id")],
@@ -39,9 +39,10 @@ async def events(
     streaming: StreamingDep,
     last_event_id: Annotated[str, Header(description="The `id` of the last event that was received.")] = "",
 ) -> Response:
-    """Server-sent events: `tokens` (a TokenDelta) while a job that was submitted with `stream` runs, `restart` if all
-    tokens sent so far are void because the worker died and its successor generated others, and `end` (the Job) when
-    the job has ended.
+    """Send server-sent events until the job has ended.
+
+    `tokens` (a TokenDelta): new tokens of a job that was submitted with `stream`. `restart`: all tokens sent so far are
+    void, because the worker died and the next one generated others. `end` (the Job): the job has ended.
 
     If the server's longest wait is over first, the stream ends without `end`: reconnect with `Last-Event-ID`.
     """

@@ -1,4 +1,4 @@
-"""Routes of /v1/files, as in OpenAI's API: the input and output files of batches."""
+"""Serve /v1/files, as in OpenAI's API: the input and output files of batches."""
 
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -41,7 +41,7 @@ FORM: dict[str, Any] = {
 @router.post(
     "",
     summary="Upload a file for a batch",
-    responses=openapi.answers({200: FileObject}, (400, 401, 408, 413, 415, 503)),
+    responses=openapi.responses({200: FileObject}, (400, 401, 408, 413, 415, 503)),
     openapi_extra=FORM,
 )
 async def create(
@@ -57,7 +57,7 @@ async def create(
     return reply(file, "json")
 
 
-@router.get("", summary="List files", responses=openapi.answers({200: FilePage}, (400, 401, 503)))
+@router.get("", summary="List files", responses=openapi.responses({200: FilePage}, (400, 401, 503)))
 async def page(
     owner: Owner,
     files: FilesDep,
@@ -66,34 +66,37 @@ async def page(
     order: Annotated[Literal["asc", "desc"], Query(description="Order by time of creation.")] = "desc",
     purpose: Annotated[Purpose | None, Query()] = None,
 ) -> Response:
+    """List your files."""
     found, has_more = await files.page(owner, after, limit, purpose, order == "desc")
-    ids: list[str | None] = [file.id for file in found] or [None]
-    return reply(FilePage(data=found, first_id=ids[0], last_id=ids[-1], has_more=has_more), "json")
+    first_id, last_id = (found[0].id, found[-1].id) if found else (None, None)
+    return reply(FilePage(data=found, first_id=first_id, last_id=last_id, has_more=has_more), "json")
 
 
 @router.get(
-    "/{id}", summary="Read the metadata of a file", responses=openapi.answers({200: FileObject}, (400, 401, 404, 503))
+    "/{id}", summary="Read the metadata of a file", responses=openapi.responses({200: FileObject}, (400, 401, 404, 503))
 )
 async def read(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
+    """Read a file's name, size and times."""
     return reply(await files.read(owner, file_id), "json")
 
 
 @router.get(
     "/{id}/content",
     summary="Read the content of a file",
-    responses=openapi.answers({}, (400, 401, 404, 503))
+    responses=openapi.responses({}, (400, 401, 404, 503))
     | {200: {"description": "OK", "content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
 )
 async def content(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
+    """Download a file."""
     file = await files.read(owner, file_id)
-    length = {"Content-Length": str(file.bytes)}  # a client sees that a file was deleted while it was read
+    length = {"Content-Length": str(file.bytes)}  # shows a client that the file was deleted while it was read
     return StreamingResponse(files.chunks(file_id), media_type="application/octet-stream", headers=length)
 
 
 @router.delete(
     "/{id}",
     summary="Delete a file",
-    responses=openapi.answers({200: DeletedFile}, (400, 401, 404, 409, 503)),
+    responses=openapi.responses({200: DeletedFile}, (400, 401, 404, 409, 503)),
 )
 async def delete(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
     """Delete a file. 409: a batch is reading it."""

@@ -1,4 +1,4 @@
-"""/v1/jobs: submit, read, list, cancel and delete jobs."""
+"""Serve /v1/jobs: submit, read, list, cancel and delete jobs."""
 
 import logging
 from typing import Annotated
@@ -43,61 +43,64 @@ SUBMIT_ERRORS = (400, 401, 404, 406, 408, 409, 413, 415, 429, 503)
     "",
     status_code=202,
     summary="Submit a job",
-    responses=openapi.answers({202: wire.Accepted, 200: wire.Job}, SUBMIT_ERRORS),
-    openapi_extra=openapi.body(wire.Request) | openapi.headers("Idempotency-Key", "Prefer"),
+    responses=openapi.responses({202: wire.Accepted, 200: wire.Job}, SUBMIT_ERRORS),
+    openapi_extra=openapi.request_body(wire.Request) | openapi.request_headers("Idempotency-Key", "Prefer"),
 )
 async def submit(
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     key: IdempotencyKey,
     wait_s: PreferredWait,
     settings: SettingsDep,
     submission: SubmissionDep,
 ) -> Response:
-    """The job is durable when this route answers. With `Prefer: wait=N` the answer is the job, if it ends in time."""
+    """Submit a job. It is durable when this route answers.
+
+    With `Prefer: wait=N` the answer is the job, if it ends within N seconds.
+    """
     job_request: wire.Request = await read_message(request, wire.Request, settings.max_body_bytes)  # type: ignore[arg-type]
-    [submitted] = await submission.submit(owner, [job_request], key, None)
+    [submitted] = await submission.submit(owner, [job_request], key, is_bulk=False)
     location = f"/v1/jobs/{submitted.id}"
     headers = {"Location": location} | _replayed([submitted])
     if wait_s is None:
-        return reply(_accepted(submitted), form, 202, headers)
+        return reply(_accepted(submitted), reply_format, 202, headers)
     granted_s = min(wait_s, int(settings.max_wait_s))
     headers["Preference-Applied"] = f"wait={granted_s}"
     try:
         job = await submission.wait_for_job(request, owner, submitted.id, granted_s)
     except RedisError as error:  # the job is in Redis, so its id must reach the client
         logger.warning("cannot wait for the accepted job %s: %r", submitted.id, error)
-        return reply(_accepted(submitted), form, 202, headers)
+        return reply(_accepted(submitted), reply_format, 202, headers)
     if job.status not in ENDED:
-        return reply(wire.Accepted(id=job.id, status=job.status, location=location), form, 202, headers)
-    return reply(job, form, 200, headers)
+        return reply(wire.Accepted(id=job.id, status=job.status, location=location), reply_format, 202, headers)
+    return reply(job, reply_format, 200, headers)
 
 
 @router.post(
     "/bulk",
     status_code=202,
     summary="Submit many jobs",
-    responses=openapi.answers({202: list[wire.Accepted]}, SUBMIT_ERRORS),
-    openapi_extra=openapi.body(Bulk) | openapi.headers("Idempotency-Key"),
+    responses=openapi.responses({202: list[wire.Accepted]}, SUBMIT_ERRORS),
+    openapi_extra=openapi.request_body(Bulk) | openapi.request_headers("Idempotency-Key"),
 )
 async def submit_bulk(
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     key: IdempotencyKey,
     settings: SettingsDep,
     submission: SubmissionDep,
 ) -> Response:
-    """All requests are accepted, or none. The answer has their order."""
+    """Submit jobs: all are accepted, or none. The answer has their order."""
     requests: list[wire.Request] = await read_message(request, Bulk, settings.max_body_bytes)
     if len(requests) > settings.max_bulk_jobs:
         raise TooLarge(
             f"expected at most {settings.max_bulk_jobs} jobs in one request (SCOREPOOL_MAX_BULK_JOBS), "
             f"found {len(requests)}"
         )
-    submitted = await submission.submit(owner, requests, key, len(requests))
-    return reply([_accepted(job) for job in submitted], form, 202, _replayed(submitted))
+    submitted = await submission.submit(owner, requests, key, is_bulk=True)
+    return reply([_accepted(job) for job in submitted], reply_format, 202, _replayed(submitted))
 
 
 def _accepted(job: Submitted) -> wire.Accepted:
@@ -111,63 +114,69 @@ def _replayed(jobs: list[Submitted]) -> dict[str, str]:
 @router.get(
     "/{id}",
     summary="Read a job, or wait until it has ended",
-    responses=openapi.answers({200: wire.Job}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.Job}, (400, 401, 404, 406, 503)),
 )
 async def read(
     job_id: JobId,
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     settings: SettingsDep,
     submission: SubmissionDep,
     wait: WaitS = 0,
 ) -> Response:
-    """`status` says whether the job has ended. A `wait` above the server's limit is cut to it, and `Preference-Applied`
-    echoes the limit."""
+    """Read a job. `status` says whether it has ended.
+
+    A `wait` above the server's limit is cut to it, and `Preference-Applied` echoes the limit.
+    """
     granted_s = min(wait, settings.max_wait_s)
     headers = {"Preference-Applied": f"wait={granted_s:g}"} if granted_s < wait else {}
-    return reply(await submission.wait_for_job(request, owner, job_id, granted_s), form, headers=headers)
+    return reply(await submission.wait_for_job(request, owner, job_id, granted_s), reply_format, headers=headers)
 
 
 @router.get(
     "",
     summary="List jobs, newest first",
-    responses=openapi.answers({200: wire.JobPage}, (400, 401, 406, 503)),
+    responses=openapi.responses({200: wire.JobPage}, (400, 401, 406, 503)),
 )
 async def page(
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     jobs: JobsDep,
     status: Annotated[wire.Status | None, Query()] = None,
     model: Annotated[str | None, Query(max_length=128)] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Response:
-    """The jobs have no results. If few jobs match the filters, a page can be short or empty and still have a
-    `next_cursor`."""
-    return reply(await jobs.page(owner, status, model, cursor, limit), form)
+    """List your jobs, without results.
+
+    If few jobs match the filters, a page can be short or empty and still have a `next_cursor`.
+    """
+    return reply(await jobs.page(owner, status, model, cursor, limit), reply_format)
 
 
 @router.post(
     "/{id}/cancel",
     summary="Cancel a job",
-    responses=openapi.answers({200: wire.Job, 202: wire.Job}, (400, 401, 404, 406, 409, 503)),
+    responses=openapi.responses({200: wire.Job, 202: wire.Job}, (400, 401, 404, 406, 409, 503)),
 )
-async def cancel(job_id: JobId, owner: Owner, form: ReplyFormat, queue: QueueDep, jobs: JobsDep) -> Response:
-    """200: the job is canceled. 202: it runs, and its worker is asked to stop it. 409: it has finished or failed."""
+async def cancel(job_id: JobId, owner: Owner, reply_format: ReplyFormat, queue: QueueDep, jobs: JobsDep) -> Response:
+    """Cancel a job.
+
+    200: it is canceled. 202: it runs, and its worker is asked to stop it. 409: it has finished or failed.
+    """
     await queue.cancel(owner, job_id)
     job = await jobs.read(owner, job_id)
-    return reply(job, form, 202 if job.status == "started" else 200)
+    return reply(job, reply_format, 202 if job.status == "started" else 200)
 
 
 @router.delete(
     "/{id}",
     status_code=204,
     summary="Delete an ended job",
-    responses=openapi.answers({}, (400, 401, 404, 409, 503)),
+    responses=openapi.responses({}, (400, 401, 404, 409, 503)),
 )
 async def delete(job_id: JobId, owner: Owner, queue: QueueDep) -> Response:
-    """Its request, its result and a webhook that is not delivered yet are deleted too. Its Idempotency-Key can be used
-    again."""
+    """Delete a job with its request, its result and its deliveries. Its Idempotency-Key can be used again."""
     await queue.delete(owner, job_id)
     return Response(status_code=204)

@@ -1,10 +1,10 @@
 """Answer operators and their machines: liveness, readiness, metrics. No key is needed."""
 
 import logging
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from msgspec import Struct
+from msgspec import Meta, Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 from starlette.responses import Response
@@ -21,22 +21,27 @@ router = APIRouter(tags=["operations"])
 
 
 class Health(Struct, frozen=True):
+    """Say that the process runs."""
+
     status: Literal["ok"] = "ok"
 
 
 class Ready(Struct, frozen=True):
-    models: list[str]  # the names that live workers serve; may be empty
+    """Say that jobs can be accepted."""
+
+    models: Annotated[list[str], Meta(description="Names that live workers serve. It may be empty.")]
     status: Literal["ready"] = "ready"
 
 
-@router.get("/healthz", summary="Liveness: the process runs", responses=openapi.answers({200: Health}, ()))
+@router.get("/healthz", summary="Liveness: the process runs", responses=openapi.responses({200: Health}, ()))
 async def healthz() -> Response:
+    """Answer while the process runs."""
     return reply(Health(), "json")
 
 
-@router.get("/readyz", summary="Readiness: jobs can be accepted", responses=openapi.answers({200: Ready}, (503,)))
+@router.get("/readyz", summary="Readiness: jobs can be accepted", responses=openapi.responses({200: Ready}, (503,)))
 async def readyz(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Response:
-    """200: Redis accepts writes, and the reader of ended jobs runs."""
+    """Check that Redis accepts writes and that the reader of ended jobs runs."""
     await check_writable(redis)
     if not waiting.is_alive:
         raise Unavailable("the stream of ended jobs is not being read")
@@ -48,10 +53,10 @@ async def readyz(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Res
 @router.get(
     "/health",
     summary="Readiness with a model: requests can be answered",
-    responses=openapi.answers({200: Ready}, (503,)),
+    responses=openapi.responses({200: Ready}, (503,)),
 )
 async def health(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Response:
-    """200: ready, and a live worker serves a model, as vLLM's route of this name says."""
+    """Check that jobs can be accepted and that a live worker serves a model, as vLLM's route of this name does."""
     ready = await readyz(redis, waiting, models)
     if not models.names:
         raise Unavailable("no worker is live")
@@ -64,7 +69,7 @@ async def health(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Res
     responses={200: {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def read_metrics(redis: RedisDep, models: ModelsDep, metrics: MetricsDep) -> Response:
-    """Metrics of this process and, while Redis answers, of queues, workers and webhook deliveries."""
+    """Report metrics of this process and, while Redis answers, of queues, workers and webhook deliveries."""
     try:
         snapshot = await QueueSnapshot.read(redis, await models.live())
     except RedisError as error:

@@ -1,4 +1,4 @@
-"""`/tokenizer_info`, as vLLM has it: for a client that has no tokenizer."""
+"""Serve `/tokenizer_info`, as vLLM has it: for a client that has no tokenizer."""
 
 from typing import Annotated
 
@@ -16,10 +16,10 @@ router = APIRouter(tags=["tokens"], dependencies=[Depends(known_query)])
 @router.get(
     "/tokenizer_info",
     summary="Special tokens and chat template",
-    responses=openapi.answers({200: wire.TokenizerInfo}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.TokenizerInfo}, (400, 401, 404, 406, 503)),
 )
 async def tokenizer_info(
-    _: Owner, form: ReplyFormat, models: ModelsDep, model: Annotated[str | None, Query(max_length=128)] = None
+    _: Owner, reply_format: ReplyFormat, models: ModelsDep, model: Annotated[str | None, Query(max_length=128)] = None
 ) -> Response:
-    """The answer is what the model's worker registered. `model` may be left out if only one is served."""
-    return reply((await models.find(model)).tokenizer, form)
+    """Read what the model's worker registered. `model` may be left out if only one is served."""
+    return reply((await models.find(model)).tokenizer, reply_format)

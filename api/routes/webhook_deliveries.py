@@ -1,4 +1,4 @@
-"""Routes of /v1/webhooks/deliveries: the state of each event, and replays."""
+"""Serve /v1/webhooks/deliveries: the state of each event, and replays."""
 
 from typing import Annotated
 
@@ -20,11 +20,11 @@ DeliveryId = Annotated[str, Path(alias="id")]
 @router.get(
     "",
     summary="List deliveries, newest first",
-    responses=openapi.answers({200: wire.DeliveryPage}, (400, 401, 406, 503)),
+    responses=openapi.responses({200: wire.DeliveryPage}, (400, 401, 406, 503)),
 )
 async def page(
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     deliveries: WebhookDeliveriesDep,
     state: Annotated[wire.DeliveryState | None, Query()] = None,
     endpoint_id: Annotated[str | None, Query(max_length=64)] = None,
@@ -32,45 +32,47 @@ async def page(
     limit: Limit = 50,
 ) -> Response:
     """List deliveries, each with its last attempt. With a filter, a short page may still have a `next_cursor`."""
-    return reply(await deliveries.page(owner, state, endpoint_id, cursor, limit), form)
+    return reply(await deliveries.page(owner, state, endpoint_id, cursor, limit), reply_format)
 
 
 @router.get(
     "/{id}",
     summary="Read a delivery with its attempts",
-    responses=openapi.answers({200: wire.Delivery}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.Delivery}, (400, 401, 404, 406, 503)),
 )
-async def read(delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, deliveries: WebhookDeliveriesDep) -> Response:
+async def read(
+    delivery_id: DeliveryId, owner: Owner, reply_format: ReplyFormat, deliveries: WebhookDeliveriesDep
+) -> Response:
     """Read a delivery. `id` is the `webhook-id` that the receiver got."""
-    return reply(await deliveries.read(owner, delivery_id), form)
+    return reply(await deliveries.read(owner, delivery_id), reply_format)
 
 
 @router.post(
     "/{id}/replay",
     status_code=202,
     summary="Send an event again",
-    responses=openapi.answers({202: wire.Delivery}, (400, 401, 404, 406, 409, 503)),
+    responses=openapi.responses({202: wire.Delivery}, (400, 401, 404, 406, 409, 503)),
 )
 async def replay(
-    delivery_id: DeliveryId, owner: Owner, form: ReplyFormat, deliveries: WebhookDeliveriesDep
+    delivery_id: DeliveryId, owner: Owner, reply_format: ReplyFormat, deliveries: WebhookDeliveriesDep
 ) -> Response:
     """Send an event again, at once and with the same `webhook-id`. If that fails, the schedule of retries follows.
 
     409: the delivery is still pending.
     """
-    return reply(await deliveries.replay(owner, delivery_id), form, 202)
+    return reply(await deliveries.replay(owner, delivery_id), reply_format, 202)
 
 
 @router.post(
     "/replay",
     status_code=202,
     summary="Send failed events again",
-    responses=openapi.answers({202: wire.ReplayReply}, (400, 401, 406, 408, 413, 415, 503)),
-    openapi_extra=openapi.body(wire.ReplayRequest),
+    responses=openapi.responses({202: wire.ReplayReply}, (400, 401, 406, 408, 413, 415, 503)),
+    openapi_extra=openapi.request_body(wire.ReplayRequest),
 )
 async def replay_failed(
-    request: Request, owner: Owner, form: ReplyFormat, settings: SettingsDep, deliveries: WebhookDeliveriesDep
+    request: Request, owner: Owner, reply_format: ReplyFormat, settings: SettingsDep, deliveries: WebhookDeliveriesDep
 ) -> Response:
     """Send all your failed events since a time again, or those of one endpoint."""
     message = await read_message(request, wire.ReplayRequest, settings.max_body_bytes)
-    return reply(wire.ReplayReply(replayed=await deliveries.replay_failed(owner, message)), form, 202)
+    return reply(wire.ReplayReply(replayed=await deliveries.replay_failed(owner, message)), reply_format, 202)

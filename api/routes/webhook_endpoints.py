@@ -1,4 +1,4 @@
-"""Routes of /v1/webhooks/endpoints and /v1/webhooks/test."""
+"""Serve /v1/webhooks/endpoints and /v1/webhooks/test."""
 
 from typing import Annotated
 
@@ -30,11 +30,11 @@ BODY_ERRORS = (400, 401, 404, 406, 408, 413, 415, 503)
     "/endpoints",
     status_code=201,
     summary="Register an endpoint",
-    responses=openapi.answers({201: wire.WebhookSecret}, (400, 401, 406, 408, 409, 413, 415, 503)),
-    openapi_extra=openapi.body(wire.EndpointRegistration),
+    responses=openapi.responses({201: wire.WebhookSecret}, (400, 401, 406, 408, 409, 413, 415, 503)),
+    openapi_extra=openapi.request_body(wire.EndpointRegistration),
 )
 async def register(
-    request: Request, owner: Owner, form: ReplyFormat, settings: SettingsDep, endpoints: WebhookEndpointsDep
+    request: Request, owner: Owner, reply_format: ReplyFormat, settings: SettingsDep, endpoints: WebhookEndpointsDep
 ) -> Response:
     """Register a URL that receives an event for each of your jobs that ends from now on.
 
@@ -42,53 +42,55 @@ async def register(
     """
     registration = await read_message(request, wire.EndpointRegistration, settings.max_body_bytes)
     registered = await endpoints.register(owner, registration)
-    return reply(registered, form, 201, {"Location": f"/v1/webhooks/endpoints/{registered.endpoint.id}"})
+    return reply(registered, reply_format, 201, {"Location": f"/v1/webhooks/endpoints/{registered.endpoint.id}"})
 
 
 @router.get(
     "/endpoints",
     summary="List endpoints",
-    responses=openapi.answers({200: wire.WebhookEndpointList}, (400, 401, 406, 503)),
+    responses=openapi.responses({200: wire.WebhookEndpointList}, (400, 401, 406, 503)),
 )
-async def all_endpoints(owner: Owner, form: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
+async def all_endpoints(owner: Owner, reply_format: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
     """List your endpoints, oldest first."""
-    return reply(wire.WebhookEndpointList(endpoints=await endpoints.read_all(owner)), form)
+    return reply(wire.WebhookEndpointList(endpoints=await endpoints.read_all(owner)), reply_format)
 
 
 @router.get(
     "/endpoints/{id}",
     summary="Read an endpoint",
-    responses=openapi.answers({200: wire.WebhookEndpoint}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.WebhookEndpoint}, (400, 401, 404, 406, 503)),
 )
-async def read(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
+async def read(
+    endpoint_id: EndpointId, owner: Owner, reply_format: ReplyFormat, endpoints: WebhookEndpointsDep
+) -> Response:
     """Read an endpoint. `disabled_at` and `disabled_reason` are set if it receives no events."""
-    return reply(await endpoints.read(owner, endpoint_id), form)
+    return reply(await endpoints.read(owner, endpoint_id), reply_format)
 
 
 @router.patch(
     "/endpoints/{id}",
     summary="Change an endpoint",
-    responses=openapi.answers({200: wire.WebhookEndpoint}, BODY_ERRORS),
-    openapi_extra=openapi.body(wire.EndpointChange),
+    responses=openapi.responses({200: wire.WebhookEndpoint}, BODY_ERRORS),
+    openapi_extra=openapi.request_body(wire.EndpointChange),
 )
 async def change(
     endpoint_id: EndpointId,
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     settings: SettingsDep,
     endpoints: WebhookEndpointsDep,
 ) -> Response:
     """Change an endpoint. Pending deliveries go to the new URL. `disabled`: false enables one that answered 410."""
     message = await read_message(request, wire.EndpointChange, settings.max_body_bytes)
-    return reply(await endpoints.change(owner, endpoint_id, message), form)
+    return reply(await endpoints.change(owner, endpoint_id, message), reply_format)
 
 
 @router.delete(
     "/endpoints/{id}",
     status_code=204,
     summary="Delete an endpoint",
-    responses=openapi.answers({}, (400, 401, 404, 503)),
+    responses=openapi.responses({}, (400, 401, 404, 503)),
 )
 async def delete(endpoint_id: EndpointId, owner: Owner, endpoints: WebhookEndpointsDep) -> Response:
     """Delete an endpoint. Pending deliveries to it will fail."""
@@ -99,24 +101,26 @@ async def delete(endpoint_id: EndpointId, owner: Owner, endpoints: WebhookEndpoi
 @router.post(
     "/endpoints/{id}/secret",
     summary="Rotate an endpoint's secret",
-    responses=openapi.answers({200: wire.WebhookSecret}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.WebhookSecret}, (400, 401, 404, 406, 503)),
 )
-async def rotate(endpoint_id: EndpointId, owner: Owner, form: ReplyFormat, endpoints: WebhookEndpointsDep) -> Response:
+async def rotate(
+    endpoint_id: EndpointId, owner: Owner, reply_format: ReplyFormat, endpoints: WebhookEndpointsDep
+) -> Response:
     """Replace the secret, which only this reply contains. Deliveries are signed with both secrets for a day."""
-    return reply(await endpoints.rotate(owner, endpoint_id), form)
+    return reply(await endpoints.rotate(owner, endpoint_id), reply_format)
 
 
 @router.post(
     "/test",
     status_code=202,
     summary="Send a test event",
-    responses=openapi.answers({202: wire.Delivery}, (*BODY_ERRORS, 409)),
-    openapi_extra=openapi.body(wire.TestEventRequest),
+    responses=openapi.responses({202: wire.Delivery}, (*BODY_ERRORS, 409)),
+    openapi_extra=openapi.request_body(wire.TestEventRequest),
 )
 async def test(
     request: Request,
     owner: Owner,
-    form: ReplyFormat,
+    reply_format: ReplyFormat,
     settings: SettingsDep,
     endpoints: WebhookEndpointsDep,
     deliveries: WebhookDeliveriesDep,
@@ -128,4 +132,4 @@ async def test(
     except NotFound as error:
         raise NotFound(error.message, "endpoint_id") from None
     delivery = await deliveries.test(owner, endpoint)
-    return reply(delivery, form, 202, {"Location": f"/v1/webhooks/deliveries/{delivery.id}"})
+    return reply(delivery, reply_format, 202, {"Location": f"/v1/webhooks/deliveries/{delivery.id}"})

@@ -28,7 +28,7 @@ _PATHS = (
 
 
 class BackboneAndHead(Protocol):
-    """A model in two parts.
+    """A model split in two.
 
     backbone  token ids [rows, length] to hidden states [rows, length, width]
     head      hidden states [n, width] to logits [n, vocab]
@@ -39,7 +39,7 @@ class BackboneAndHead(Protocol):
 
 
 class FullLogits:
-    """A model whose backbone was not found: its hidden states are its logits. Correct, but takes the memory."""
+    """A model whose backbone was not found: its hidden states are its logits. Correct, but needs more memory."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -74,6 +74,7 @@ class BackboneTap:
         backbone.__class__ = TappedBackbone
 
     def remove(self) -> None:
+        """Give the backbone its own class back."""
         self._backbone.__class__ = self._kind
 
     def forward_hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array:

@@ -38,7 +38,7 @@ class BatchRunner(Protocol):
     can_share: bool  # sequences can continue from a computed prefix
 
     def prefill(self, slices: list[Slice]) -> mx.array:
-        """Return hidden states [n, width] of the slices' predictors, in order. Keeps what sequences continue with."""
+        """Return hidden states [n, width] of the slices' predictors, in order. Keep the caches for later steps."""
 
     def decode(self, slices: list[Slice], last_ids: mx.array) -> mx.array:
         """Return hidden states [rows, width] of the last tokens. `slices` are those of all decoding sequences."""
@@ -275,7 +275,7 @@ def _cut(slice_: Slice, max_tokens: int) -> list[Slice]:
 
 
 def _fill_prefix(prefix: Prefix, cache: Cache, last_hidden: mx.array) -> Cache:
-    """Store what sequences continue from, and return its compact cache. `last_hidden` [1, width]."""
+    """Store in the prefix what sequences continue from, and return its compact cache. `last_hidden` [1, width]."""
     compact = kv_cache.compact(cache)
     prefix.cache, prefix.num_bytes = compact, kv_cache.num_bytes(compact)
     prefix.last_hidden = mx.contiguous(last_hidden)

@@ -36,6 +36,11 @@ def can_be_shared(cache: Cache) -> bool:
     )
 
 
+def windows(cache: Cache) -> list[int | None]:
+    """Return the sliding window of each layer in tokens; None for a layer without one."""
+    return [layer.max_size if isinstance(layer, RotatingKVCache) else None for layer in cache]
+
+
 def smallest_window(cache: Cache) -> int | None:
     """Return the shortest sliding window of all layers, in tokens; None if every layer attends to all tokens."""
     return min((layer.max_size for layer in _flat(cache) if isinstance(layer, RotatingKVCache)), default=None)
@@ -153,7 +158,7 @@ class UnpaddedBatchKVCache(BatchKVCache):
 class SharedPrefixKV:
     """Keys and values of cached prefixes, shared by the rows of one forward pass. Each row continues from one prefix.
 
-    Rows of the same prefix are neighbours. Shorter prefixes are padded on the left:
+    Rows of the same prefix are adjacent. Shorter prefixes are padded on the left:
 
         . . p p p | n n        offsets     3, 5    position of each row's first new token
         q q q q q | n n        num_keys    5       keys before the new ones, padding included
@@ -191,7 +196,7 @@ class SharedPrefixKV:
 
     @property
     def state(self) -> list[mx.array]:
-        """Nothing is kept after the forward pass."""
+        """Return nothing, because nothing is kept after the forward pass."""
         return []
 
     def _repeat(self, prefix: mx.array, rows: int) -> mx.array:
@@ -215,16 +220,17 @@ def _visible(layer: Any) -> tuple[mx.array, mx.array]:
 
 
 def _flat(cache: Iterable[Any]) -> list[Any]:
-    return [part for layer in cache for part in (_flat(layer.caches) if type(layer) is CacheList else [layer])]
+    """List the caches of all layers, with those inside a CacheList in its place."""
+    return [one for layer in cache for one in (_flat(layer.caches) if type(layer) is CacheList else [layer])]
 
 
 def _compact(layer: Any) -> Any:
     if type(layer) is CacheList:
         return CacheList(*map(_compact, layer.caches))
     if type(layer) is KVCache and not layer.empty():
-        layer.keys, layer.values = (mx.contiguous(part) for part in _visible(layer))
+        layer.keys, layer.values = map(mx.contiguous, _visible(layer))
     if type(layer) is ArraysCache:
-        layer.cache = [part if part is None else mx.contiguous(part) for part in layer.cache]
+        layer.cache = [array if array is None else mx.contiguous(array) for array in layer.cache]
     return layer
 
 
@@ -239,11 +245,11 @@ def _merge(layers: list[Any]) -> Any:
 def _as_shared(layers: list[Any]) -> Any:
     kind = type(layers[0])
     if kind is CacheList:
-        return CacheList(*(_as_shared(list(parts)) for parts in zip(*(layer.caches for layer in layers), strict=True)))
+        return CacheList(*(_as_shared(list(inner)) for inner in zip(*(layer.caches for layer in layers), strict=True)))
     if kind is ArraysCache:
         joined = ArraysCache(len(layers[0].cache))
-        for index, parts in enumerate(zip(*(layer.cache for layer in layers), strict=True)):
-            joined[index] = mx.concatenate(list(parts)) if len(parts) > 1 else parts[0]
+        for index, rows in enumerate(zip(*(layer.cache for layer in layers), strict=True)):
+            joined[index] = mx.concatenate(list(rows)) if len(rows) > 1 else rows[0]
         return joined
     return SharedPrefixKV(layers)
 

@@ -24,7 +24,7 @@ from scorepool.engine.model.batch import TILE, BatchInvariant, BatchRunner, Padd
 from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
 from scorepool.engine.model.runner import ModelRunner
-from scorepool.engine.model.selftest import SHARING, SelfTest, find_degeneracy, trial_rows
+from scorepool.engine.model.selftest import SHARING, FailedCheck, SelfTest, find_degeneracy, trial_rows
 from scorepool.engine.model.skipped_layers import skip_equal_layers
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.settings import EngineSettings
@@ -140,7 +140,7 @@ def _choose_batch(
     for kind in kinds:
         batch = kind(model, split)
         fault = self_test.find_fault(batch)
-        if fault is not None and fault.startswith(SHARING):
+        if fault is not None and fault.name == SHARING:
             log.warning("prompts are not shared: %s", fault)
             batch = kind(model, split, can_share=False)
             if self_test.find_fault(batch) is None:
@@ -148,7 +148,7 @@ def _choose_batch(
         if fault is None:
             return batch, f"served one row at a time: {faults[0]}" if faults else self_test.outcome
         log.warning("%s of %s failed its self-test: %s", type(batch).__name__, type(model).__module__, fault)
-        faults.append(fault)
+        faults.append(str(fault))
     raise LoadError(f"the model failed its self-test: {'; one row at a time, '.join(faults)}")
 
 
@@ -161,7 +161,7 @@ def _pass_with_few_layers(model: Any, batch: BatchRunner, new_self_test: Callabl
             self_test = new_self_test()
             fault = self_test.find_fault(batch)
         except Exception as error:  # any: an architecture that needs every layer
-            fault = f"{type(error).__name__}: {error}"
+            fault = FailedCheck("a model", f"raises {type(error).__name__}: {error}")
     if fault is not None:
         log.info("the self-test runs with all layers, because without %d of them %s", num_skipped, fault)
     return self_test.outcome if fault is None else None

@@ -18,16 +18,16 @@ def max_cached_tokens(model: Any, settings: EngineSettings) -> int:
     """Return how many tokens' keys and values fit beside the weights; raise LoadError if none do."""
     cache = kv_cache.new(model)
     model(mx.array([[0]]), cache=cache)  # lazy: shapes are enough
-    bytes_per_token, bytes_per_row = kv_cache.cost(cache)
+    bytes_per_token, bytes_per_sequence = kv_cache.cost(cache)
     memory = settings.memory_bytes or _available_bytes() * 4 // 5
     arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
     weights = sum(array.nbytes for _, array in arrays)
-    spare = memory - weights - settings.prefix_cache_bytes - settings.max_running_rows * bytes_per_row
+    spare = memory - weights - settings.prefix_cache_bytes - settings.max_running_rows * bytes_per_sequence
     if spare < bytes_per_token:
         raise LoadError(
             f"no memory is left for KV caches: of {memory} bytes the weights take {weights}, the prefix cache "
-            f"{settings.prefix_cache_bytes}, and {settings.max_running_rows} rows {bytes_per_row} each; "
-            "lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
+            f"{settings.prefix_cache_bytes}, and {settings.max_running_rows} running sequences {bytes_per_sequence} "
+            "each; lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
         )
     return spare // bytes_per_token if bytes_per_token else _UNLIMITED_TOKENS
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-from mlx import nn
+import mlx.nn as nn
 
 from scorepool.engine.model.patch_globals import patch_globals
 

@@ -4,7 +4,7 @@ mlx-lm's architectures read only some of the settings for positions. One that ig
 window is silently wrong by nats, on published checkpoints too. Both can be checked on the loaded model:
 
 rotation   the periods of its rotary modules are those that the configuration implies
-windows    each layer that the configuration calls sliding has a rotating cache
+windows    each layer that the configuration calls sliding has a cache of the window's size
 
 Some periods depend on the length of the whole row (dynamic, longrope): the first token's keys change when a later token
 comes, so no cache, batch or chunk can hold them. Up to the length that the checkpoint was trained with they are
@@ -271,11 +271,10 @@ def _sliding_window_limit(model: Any, config: Config) -> int | None:
     window, layer_types = config.get("sliding_window"), config.get("layer_types")
     if not window or config.get("use_sliding_window") is False:
         return None
-    cache = kv_cache.new(model)
-    is_rotating = [getattr(layer, "max_size", None) == window for layer in cache]
+    is_rotating = [size == window for size in kv_cache.windows(kv_cache.new(model))]
     if not any(is_rotating):
         return int(window) if layer_types is None or "sliding_attention" in layer_types else None
-    if layer_types is not None and len(layer_types) == len(cache):
+    if layer_types is not None and len(layer_types) == len(is_rotating):
         is_sliding = [layer_type == "sliding_attention" for layer_type in layer_types]
         if is_sliding != is_rotating:
             raise LoadError(

@@ -34,7 +34,7 @@ EXACT_ROWS = 16  # rows of every head in exact mode
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that was launched and not read yet."""
+    """A step that is launched and not read yet."""
 
     slices: dict[Sequence, Slice]  # those that are to give new entries
     pending: list[PendingLogprobs]
@@ -58,8 +58,8 @@ class ModelRunner:
         self.can_share = batch.can_share
         self._batch = batch
         self._head = backbone_and_head
-        self._sampled_rows: dict[Sequence, int] = {}  # sequences for which the last launch samples: a row of the below
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
+        self._sampled_rows: dict[Sequence, int] = {}  # rows of `_token_ids` that hold sampled tokens
 
     def launch(self, output: SchedulerOutput) -> LaunchedStep:
         """Start one step and return before it is computed."""
@@ -81,7 +81,7 @@ class ModelRunner:
         if any(query.sequence.constraint is not None for query in queries):
             mx.async_eval(rows)  # the device computes while the host reads the last tokens and finds what may follow
         pending = self._compute(queries, rows)
-        self._note_sampled(pending)
+        self._remember_sampled_rows(pending)
         return LaunchedStep(slices, pending)
 
     def read(self, step: LaunchedStep) -> list[SliceResult]:
@@ -113,19 +113,19 @@ class ModelRunner:
     def _last_ids(self, slices: list[Slice]) -> mx.array:
         """Return [rows]: the tokens that the last launch samples, whether the host has read them or not."""
         index = [self._sampled_rows[slice_.sequence] for slice_ in slices]
-        is_all = index == list(range(self._token_ids.shape[0]))  # nothing was prefilled since, and nobody left
+        is_all = index == list(range(self._token_ids.shape[0]))  # nothing was prefilled, and no sequence left
         return self._token_ids if is_all else self._token_ids[mx.array(index)]
 
-    def _note_sampled(self, pending: list[PendingLogprobs]) -> None:
+    def _remember_sampled_rows(self, pending: list[PendingLogprobs]) -> None:
         """Remember where the next step finds the sampled tokens."""
         self._sampled_rows = {}
         num_rows = 0
-        for part in pending:
-            for query in part.queries:
+        for chunk in pending:
+            for query in chunk.queries:
                 num_rows += len(query.positions)
                 if query.samples:
                     self._sampled_rows[query.sequence] = num_rows - 1
-        token_ids = [part.token_ids for part in pending]
+        token_ids = [chunk.token_ids for chunk in pending]
         self._token_ids = mx.concatenate(token_ids) if token_ids else mx.array([], dtype=mx.int32)
 
     def _compute(self, queries: list[LogprobQuery], rows: mx.array) -> list[PendingLogprobs]:

@@ -1,4 +1,4 @@
-"""The self-test: is this model's batched path right? Runs once, when the model is loaded, on a few tokens.
+"""Test whether a model's batched path is right. Runs once, when the model is loaded, on a few tokens.
 
 mlx-lm's caches are wrong for some architectures in a padded batch (gemma2 raises, mamba v1 is off by nats), silently
 for some. Every way in which the engine runs a sequence is compared with the plainest one: the whole sequence through
@@ -28,28 +28,28 @@ _TOLERANCE = {mx.float32: 1e-4 if mx.default_device() == mx.cpu else 1e-3, mx.fl
 _NUM_COMPARED = 3  # positions whose logprobs are compared: those with the least equal hidden states
 _CONSTANT = 1e-2  # nats; logprobs that differ by less everywhere say nothing
 SHARING = "a prompt that sequences share"
-_GIVEN = (13, 7, 4)  # tokens of the prompts
+_PROMPT_LENGTHS = (13, 7, 4)  # tokens
 _NUM_DECODED = 3
-_BEYOND = 6  # tokens of a long row after its limit
+_TOKENS_BEYOND_LIMIT = 6  # tokens of a long row after its limit
 _MAX_WINDOW_S = 0.6  # for one forward pass of the window's length; the test runs three
 
 
 def trial_rows(vocab_size: int) -> list[list[int]]:
     """Draw the token ids of the trial rows."""
     draw = Random(0)  # noqa: S311
-    return [[draw.randrange(vocab_size) for _ in range(given + _NUM_DECODED)] for given in _GIVEN]
+    return [[draw.randrange(vocab_size) for _ in range(length + _NUM_DECODED)] for length in _PROMPT_LENGTHS]
 
 
 def is_quick(num_tokens: int, seconds: float) -> bool:
     """True if rows of this length can be tested, given that the trial rows took `seconds`."""
-    num_trial_tokens = sum(_GIVEN) + len(_GIVEN) * _NUM_DECODED
+    num_trial_tokens = sum(_PROMPT_LENGTHS) + len(_PROMPT_LENGTHS) * _NUM_DECODED
     return seconds * num_tokens / num_trial_tokens <= _MAX_WINDOW_S
 
 
 def _long_row(limit: int, vocab_size: int, context_length: int) -> list[int]:
     """Draw a row that is longer than `limit`."""
     draw = Random(1)  # noqa: S311
-    return [draw.randrange(vocab_size) for _ in range(min(limit + _BEYOND, context_length))]
+    return [draw.randrange(vocab_size) for _ in range(min(limit + _TOKENS_BEYOND_LIMIT, context_length))]
 
 
 def find_degeneracy(logits: mx.array) -> str | None:
@@ -65,6 +65,17 @@ def find_degeneracy(logits: mx.array) -> str | None:
     if (same.max() <= _CONSTANT).item():
         return "the model's logits do not depend on the tokens: every text has the same next token"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCheck:
+    """A check of the self-test that a batch fails, and how."""
+
+    name: str
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.outcome}"
 
 
 class SelfTest:
@@ -103,8 +114,8 @@ class SelfTest:
         else:
             self.outcome = f"passed; too slow to test beyond its window of {window} tokens"
 
-    def find_fault(self, batch: BatchRunner, backbone_and_head: BackboneAndHead | None = None) -> str | None:
-        """Name what this batch does wrong, or return None. The batch is left empty unless it raised."""
+    def find_fault(self, batch: BatchRunner, backbone_and_head: BackboneAndHead | None = None) -> FailedCheck | None:
+        """Return the first check that this batch fails; None if it passes all. The batch is left empty unless it raised."""
         trial = _Trial(batch, backbone_and_head or self._backbone_and_head, self._reference, self._rows)
         checks: dict[str, Callable[[], float]] = {
             "a padded batch without caches": trial.score,
@@ -120,9 +131,9 @@ class SelfTest:
             try:
                 difference = check()
             except Exception as error:  # any: it is the architecture's code, on trial
-                return f"{name} raises {type(error).__name__}: {error}"
+                return FailedCheck(name, f"raises {type(error).__name__}: {error}")
             if not difference <= tolerance:  # NaN is a fault
-                return f"{name} is off by {difference:.2g} nats"
+                return FailedCheck(name, f"is off by {difference:.2g} nats")
         return None
 
     def _compute_reference(self) -> tuple[list[mx.array], float]:
@@ -145,7 +156,7 @@ class _Trial:
     def score(self) -> float:
         """Score all rows in one padded batch."""
         sequences = [Sequence(token_ids=row, score_from=0) for row in self.rows]
-        hidden = self.batch.prefill([_prefill(sequence) for sequence in sequences])
+        hidden = self.batch.prefill([Slice.prefill(sequence) for sequence in sequences])
         return self._difference([hidden], [right[:-1] for right in self.reference])
 
     def generate(self) -> float:
@@ -162,9 +173,9 @@ class _Trial:
                 expected.append(self.reference[number_of[sequence]][len(sequence.token_ids) - 1][None])
             hidden.append(self._decode(list(decoding)))
 
-        self.batch.prefill([_prefill(first), _prefill(second)])
+        self.batch.prefill([Slice.prefill(first), Slice.prefill(second)])
         decode(first, second)
-        hidden += [self.batch.prefill([_prefill(sequence)]) for sequence in (third, scored)]
+        hidden += [self.batch.prefill([Slice.prefill(sequence)]) for sequence in (third, scored)]
         expected += [self.reference[2][third.num_input_tokens - 1][None], self.reference[0][:-1]]
         decode(first, second, third)
         self.batch.release([first])
@@ -182,7 +193,7 @@ class _Trial:
         right = self.backbone_and_head.forward_hidden(mx.array([row]))[0, -_NUM_DECODED - 1 :]
         hidden = self._prefill_in_two(Sequence(token_ids=row, score_from=len(row) - _NUM_DECODED))
         decoding = [_generating(row), _generating(row[:7])]
-        hidden.append(self.batch.prefill([_prefill(sequence) for sequence in decoding])[:1])
+        hidden.append(self.batch.prefill([Slice.prefill(sequence) for sequence in decoding])[:1])
         for token_id in row[-_NUM_DECODED:]:
             for sequence in decoding:
                 sequence.token_ids.append(token_id)
@@ -194,13 +205,13 @@ class _Trial:
         """Run two rows on one prefix, then one of them beside a row on a shorter prefix, then one that generates."""
         longer, shorter = self._compute_prefix(self.rows[0][:8]), self._compute_prefix(self.rows[1][:5])
         whole = Sequence(token_ids=self.rows[0], score_from=longer.length)
-        part = Sequence(token_ids=self.rows[0][:-2], score_from=longer.length)
+        truncated = Sequence(token_ids=self.rows[0][:-2], score_from=longer.length)
         other = Sequence(token_ids=self.rows[1], score_from=shorter.length)
         generating = _generating(self.rows[0])
         forwards = [
-            [_prefill(whole, longer), _prefill(part, longer)],
-            [_prefill(whole, longer), _prefill(other, shorter)],
-            [_prefill(generating, longer)],
+            [Slice.prefill(whole, longer), Slice.prefill(truncated, longer)],
+            [Slice.prefill(whole, longer), Slice.prefill(other, shorter)],
+            [Slice.prefill(generating, longer)],
         ]
         hidden = [self.batch.prefill(forward) for forward in forwards]
         self.batch.release([generating])
@@ -246,9 +257,3 @@ def _log_softmax(logits: mx.array) -> mx.array:
 def _generating(row: list[int]) -> Sequence:
     """Make a sequence that generates the last tokens of a row."""
     return Sequence(token_ids=row[:-_NUM_DECODED], sampling=Sampling(max_tokens=_NUM_DECODED))
-
-
-def _prefill(sequence: Sequence, cached_prefix: Prefix | None = None) -> Slice:
-    """Make the slice of all given tokens that follow the cached prefix."""
-    start = cached_prefix.length if cached_prefix else 0
-    return Slice(sequence, start, sequence.num_prefill, cached_prefix=cached_prefix)

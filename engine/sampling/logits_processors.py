@@ -45,9 +45,8 @@ def apply_grammar_bitmask(logits: mx.array, bitmask: bytes) -> mx.array:
     """Set logits [vocab] to -inf where the token's bit is 0. The lowest bit of the first byte belongs to token 0."""
     words = mx.array(memoryview(bitmask).cast("I"))  # type: ignore[arg-type] # any buffer
     bits = ((words[:, None] >> mx.arange(32, dtype=mx.uint32)) & 1).astype(mx.bool_).reshape(-1)[: logits.shape[0]]
-    bits = mx.concatenate(
-        [bits, mx.zeros(logits.shape[0] - bits.shape[0], mx.bool_)]
-    )  # the mask may be shorter than the logits
+    # The mask may be shorter than the logits.
+    bits = mx.concatenate([bits, mx.zeros(logits.shape[0] - bits.shape[0], mx.bool_)])
     return mx.where(bits, logits, -mx.inf)
 
 

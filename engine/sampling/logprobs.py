@@ -3,7 +3,7 @@
 Every row has a token, given or sampled here, and its logprob. Rank, entropy and the most likely tokens are computed for
 the rows of sequences that ask for them, and for no others.
 
-To add a value per token: a field of TokenColumns, and a column in `compute_logprobs`.
+To add a value per token, add a field to TokenColumns and a column in `compute_logprobs`.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,7 +65,7 @@ class PendingColumn:
 
 @dataclass(slots=True)
 class PendingLogprobs:
-    """The values of one chunk of logits, on their way."""
+    """The values of one chunk of logits, launched and not read yet."""
 
     queries: list[LogprobQuery]
     token_ids: mx.array  # [rows], sampled ones included
@@ -101,7 +101,7 @@ class PendingLogprobs:
 
 
 def split_rows(queries: list[LogprobQuery], max_rows: int) -> Iterator[list[LogprobQuery]]:
-    """Cut queries into groups of at most `max_rows` rows of logits. Their order stays."""
+    """Cut queries into groups of at most `max_rows` rows of logits, in their order."""
     group: list[LogprobQuery] = []
     room = max_rows
     for query in queries:
@@ -147,7 +147,7 @@ def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLo
 
 @dataclass(slots=True)
 class _Selection:
-    """The rows of the queries that ask for one value."""
+    """The rows of the queries whose sequences ask for one value."""
 
     indices: list[int]  # of these queries
     counts: list[int]  # rows of each
@@ -251,7 +251,7 @@ def _generated(query: LogprobQuery) -> mx.array:
 
 
 def _generated_on_host(query: LogprobQuery) -> list[int]:
-    """Return the same as Python numbers. Waits for the device."""
+    """Return the tokens of `_generated` as Python numbers. Waits for the device."""
     read_ids = _read_ids(query)
     return read_ids if query.last_id is None else [*read_ids, int(query.last_id.item())]  # type: ignore[arg-type]
 

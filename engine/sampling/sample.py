@@ -13,7 +13,7 @@ import mlx.core as mx
 from scorepool.engine.sampling import scoring
 from scorepool.engine.sequence import Sampling
 
-MIN_TEMPERATURE = 1e-30  # float32 ends below it; only the most likely token has any probability there
+MIN_TEMPERATURE = 1e-30  # a lower one could be 0 in float32; here only the most likely tokens have any probability
 
 
 def noise_key(seed: int, index: int) -> int:

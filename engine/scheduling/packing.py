@@ -1,4 +1,4 @@
-"""Packing of slices into forward passes: rectangles of rows, padded to the longest."""
+"""Pack slices into forward passes: rectangles of rows, padded to the longest."""
 
 from scorepool.engine.scheduling.prefix_cache import Prefix
 from scorepool.engine.scheduling.slice import Slice
@@ -15,17 +15,17 @@ def pack_forwards(decode: list[Slice], prefill: list[Slice]) -> list[list[Slice]
     Decoding comes first, before other sequences join its cache. A prefix comes before the slices that continue from
     it. An empty slice belongs to a sequence whose whole prompt is its cached prefix.
     """
-    found = [decode] if decode else []
-    found += [[slice_] for slice_ in prefill if slice_.runs_alone]
+    forwards = [decode] if decode else []
+    forwards += [[slice_] for slice_ in prefill if slice_.runs_alone]
     together = [slice_ for slice_ in prefill if not slice_.runs_alone]
     for keeps_cache in (False, True):
         if empty := [one for one in together if not one.num_tokens and one.keeps_cache is keeps_cache]:
-            found.append(empty)
+            forwards.append(empty)
     whole = [slice_ for slice_ in together if slice_.num_tokens]
-    found += _pack_prefixed([one for one in whole if one.cached_prefix and not one.keeps_cache])
-    found += _pack_by_length([one for one in whole if not one.cached_prefix and not one.keeps_cache])
-    found += _pack_by_length([one for one in whole if one.keeps_cache])
-    return found
+    forwards += _pack_prefixed([one for one in whole if one.cached_prefix and not one.keeps_cache])
+    forwards += _pack_by_length([one for one in whole if not one.cached_prefix and not one.keeps_cache])
+    forwards += _pack_by_length([one for one in whole if one.keeps_cache])
+    return forwards
 
 
 def _pack_prefixed(slices: list[Slice]) -> list[list[Slice]]:
@@ -34,25 +34,25 @@ def _pack_prefixed(slices: list[Slice]) -> list[list[Slice]]:
     for slice_ in slices:
         if slice_.cached_prefix:
             by_prefix.setdefault(slice_.cached_prefix, []).append(slice_)
-    found: list[list[Slice]] = []
+    forwards: list[list[Slice]] = []
     few: list[Slice] = []
     for group in by_prefix.values():
         if sum(slice_.num_tokens for slice_ in group) < MIN_SHARED_TOKENS:
             few += group
         else:
-            found += _pack_by_length(group)
-    return found + _pack_by_length(few)
+            forwards += _pack_by_length(group)
+    return forwards + _pack_by_length(few)
 
 
 def _pack_by_length(slices: list[Slice]) -> list[list[Slice]]:
     """Pack slices of similar length together, longest first."""
-    found: list[list[Slice]] = []
+    forwards: list[list[Slice]] = []
     for slice_ in sorted(slices, key=lambda slice_: -slice_.num_tokens):
-        if found and _fits(slice_, found[-1]):
-            found[-1].append(slice_)
+        if forwards and _fits(slice_, forwards[-1]):
+            forwards[-1].append(slice_)
         else:
-            found.append([slice_])
-    return found
+            forwards.append([slice_])
+    return forwards
 
 
 def _fits(slice_: Slice, forward: list[Slice]) -> bool:

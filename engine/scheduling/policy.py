@@ -1,8 +1,8 @@
 """The policy for prefills: which of them start in a step. Answers with a slice or None, one prefill at a time.
 
 Prefills are offered in order of arrival. One that does not fit now is passed over, but never for good: the first
-waiting sequence that may run is always admitted unless a chunked prefill is half way, and a sequence that needs a
-place among the running ones waits only for sequences that arrived before it.
+waiting sequence that may run is always admitted unless a chunked prefill is half way, and a sequence that needs a KV
+cache waits only for sequences that arrived before it.
 """
 
 from scorepool.engine.scheduling.kv_budget import KVBudget
@@ -31,15 +31,15 @@ class PrefillPolicy:
         self._running = running
         self._may_chunk = may_chunk
         self._num_passed_over = 0
-        self._is_full = False  # a sequence waits for a place, and every later one that needs a place waits too
+        self._is_full = False  # a sequence waits for room for its KV cache; so must every later one that needs one
 
     @property
     def is_exhausted(self) -> bool:
         """True if no further prefill can be admitted in this step."""
         return self._free_tokens <= 0 or self._num_passed_over > MAX_PASSED_OVER
 
-    def has_place(self, sequence: Sequence) -> bool:
-        """True if there is room for a KV cache beside the running sequences, and no earlier sequence waits for room."""
+    def has_room(self, sequence: Sequence) -> bool:
+        """True if the sequence's KV cache fits beside the running ones, and no earlier sequence waits for room."""
         self._is_full = self._is_full or not self._kv_budget.fits([*self._running, sequence])
         return not self._is_full
 
@@ -49,7 +49,7 @@ class PrefillPolicy:
         A chunked prefill starts alone.
         """
         if prefill.num_tokens > self._step_tokens:
-            is_admitted = self._may_chunk and self.has_place(prefill.sequence)
+            is_admitted = self._may_chunk and self.has_room(prefill.sequence)
         else:
             is_admitted = prefill.num_tokens <= self._free_tokens
         if not is_admitted:

@@ -1,4 +1,4 @@
-"""The prefix cache: which sequences begin alike, and which prefixes are worth computing once. No tensors, no clock.
+"""Find prefixes that sequences share, and decide which are worth computing once. Knows no tensors, no clock.
 
 A radix tree over the tokens that sequences begin with, up to the one that predicts the first reported token:
 
@@ -79,9 +79,8 @@ class PrefixCache:
         self._num_tokens = 0
         self._root = Prefix(None, [])
         self._waiting: dict[Sequence, Prefix] = {}  # all tokens that the sequence may share
-        self._ends: dict[
-            Prefix, None
-        ] = {}  # where the shareable tokens of some sequence end; least recently used first
+        # The nodes where the shareable tokens of some sequence end, least recently used first.
+        self._ends: dict[Prefix, None] = {}
         self._computed: dict[Prefix, None] = {}  # least recently used first
 
     @property
@@ -90,7 +89,7 @@ class PrefixCache:
         return sum(prefix.num_bytes for prefix in self._computed)
 
     def add(self, sequence: Sequence) -> None:
-        """Enter a waiting sequence into the tree."""
+        """Add a waiting sequence to the tree."""
         token_ids = sequence.token_ids[: sequence.first_predictor + 1]
         if len(token_ids) < MIN_TOKENS:
             return
@@ -104,7 +103,7 @@ class PrefixCache:
         self._remove_oldest_paths()
 
     def remove(self, sequence: Sequence) -> None:
-        """Note that a sequence waits no longer. One that is not here is ignored."""
+        """Stop counting a sequence as waiting. One that is not here is ignored."""
         end = self._waiting.pop(sequence, None)
         for prefix in end.path if end else ():
             prefix.num_waiting -= 1
@@ -121,8 +120,8 @@ class PrefixCache:
             self._computed[cached] = None
         missing: list[Prefix] = []
         start = cached.length if cached else 0
-        for prefix, below in zip(path, [*path[1:], None], strict=True):
-            is_shared_by_more = below is None or prefix.num_sequences > below.num_sequences
+        for prefix, child in zip(path, [*path[1:], None], strict=True):
+            is_shared_by_more = child is None or prefix.num_sequences > child.num_sequences
             length = prefix.length - start
             if is_shared_by_more and length >= MIN_TOKENS and (prefix.num_sequences - 1) * length >= MIN_SAVED_TOKENS:
                 missing.append(prefix)

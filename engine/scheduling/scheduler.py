@@ -6,8 +6,8 @@ A step computes prompts (prefill) beside one token of every decoding sequence, s
                                └──(score only)────────────────► gone
 
 A step is scheduled before the step before it was read, so `schedule` advances sequences as if the step had run: a
-sequence is gone from here once its last step is scheduled. What only the tokens tell arrives with `commit`: a stop
-string, or proposed tokens that were rejected.
+sequence is gone from here once its last step is scheduled. Facts that need the generated tokens arrive with `commit`: a
+stop string, or proposed tokens that were rejected.
 """
 
 from collections.abc import Iterable, Iterator
@@ -91,7 +91,7 @@ class Scheduler:
         slices = self._admit(policy)
         if chunked:
             slices.append(chunked.first(max(1, budget - sum(slice_.num_tokens for slice_ in slices))))
-            self._note_prefix(slices[-1])
+            self._insert_prefix(slices[-1])
         return slices
 
     def _admit(self, policy: PrefillPolicy) -> list[Slice]:
@@ -100,21 +100,21 @@ class Scheduler:
         for sequence in list(self.waiting):
             if policy.is_exhausted:
                 break
-            if sequence.sampling and not policy.has_place(sequence):
+            if sequence.sampling and not policy.has_room(sequence):
                 continue
             for prefill in self._prefills(sequence):
                 slice_ = policy.try_admit(prefill)
                 if slice_ is None:
                     break
                 admitted.append(slice_)
-                self._note_prefix(slice_)
+                self._insert_prefix(slice_)
                 self._stop_waiting(slice_.sequence)
                 if not slice_.completes_prefill:
                     break
         return admitted
 
     def _prefills(self, sequence: Sequence) -> Iterator[Slice]:
-        """Yield what must be computed for a waiting sequence, in order. Nothing while a prefix of it is half way."""
+        """Yield the prefills of a waiting sequence: missing prefixes, then itself; none while a prefix is half way."""
         cached: Prefix | None = None
         if self.prefix_cache:
             cached, missing = self.prefix_cache.match(sequence)
@@ -122,12 +122,12 @@ class Scheduler:
                 return
             for prefix in missing:
                 internal = Sequence(token_ids=prefix.token_ids)
-                yield _whole_prefill(internal, cached, fills_prefix=prefix)
+                yield Slice.prefill(internal, cached, fills_prefix=prefix)
                 cached = prefix
-        yield _whole_prefill(sequence, cached)
+        yield Slice.prefill(sequence, cached)
 
     def _advance(self, forwards: list[list[Slice]]) -> list[Sequence]:
-        """Move sequences to where the step leaves them. Return those that generate all they may and decode no more."""
+        """Advance sequences as if the step had run. Return the generating ones that need no further step."""
         running = self.decoding
         self.chunked_prefill = None
         for slice_ in chain.from_iterable(forwards):
@@ -142,8 +142,8 @@ class Scheduler:
             (leaving if sequence.is_fully_scheduled else self.decoding).append(sequence)
         return leaving
 
-    def _note_prefix(self, slice_: Slice) -> None:
-        """Let sequences continue from a prefix that this step completes."""
+    def _insert_prefix(self, slice_: Slice) -> None:
+        """Insert the prefix that this slice completes into the cache, so that sequences can continue from it."""
         if self.prefix_cache and slice_.fills_prefix and slice_.completes_prefill:
             self.prefix_cache.insert(slice_.fills_prefix)
 
@@ -151,9 +151,3 @@ class Scheduler:
         self.waiting.pop(sequence, None)
         if self.prefix_cache:
             self.prefix_cache.remove(sequence)
-
-
-def _whole_prefill(sequence: Sequence, cached: Prefix | None, fills_prefix: Prefix | None = None) -> Slice:
-    """Make the slice of all given tokens that follow the cached prefix."""
-    start = cached.length if cached else 0
-    return Slice(sequence, start, sequence.num_prefill, cached_prefix=cached, fills_prefix=fills_prefix)

@@ -23,6 +23,14 @@ class Slice:
     cached_prefix: Prefix | None = None  # holds the first `start` tokens of the sequence; set on its first slice only
     fills_prefix: Prefix | None = None  # the sequence is internal, and its last slice completes this prefix
 
+    @classmethod
+    def prefill(
+        cls, sequence: Sequence, cached_prefix: Prefix | None = None, fills_prefix: Prefix | None = None
+    ) -> "Slice":
+        """Make the slice of all given tokens that follow the cached prefix."""
+        start = cached_prefix.length if cached_prefix else 0
+        return cls(sequence, start, sequence.num_prefill, cached_prefix=cached_prefix, fills_prefix=fills_prefix)
+
     @property
     def num_tokens(self) -> int:
         """The number of tokens that go through the model: 0 if the cached prefix is the whole prompt."""

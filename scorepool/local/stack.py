@@ -70,7 +70,7 @@ def rq() -> str:
     return str(Path(sys.executable).with_name("rq"))
 
 
-def reachable(host: str) -> str:
+def url_host(host: str) -> str:
     """Return the host part of a URL that reaches a server bound to `host` from this machine."""
     if host in ("0.0.0.0", "::"):  # noqa: S104
         return "127.0.0.1"
@@ -108,7 +108,7 @@ class Stack:
     ) -> None:
         self.models = {store.parse_model(spec)[0][0]: spec for spec in models}  # by name
         self.settings = store.Settings.load({**os.environ, **environ})
-        self.url = f"http://{reachable(self.settings.host)}:{self.settings.port}"
+        self.url = f"http://{url_host(self.settings.host)}:{self.settings.port}"
         self.redis = None if redis_url else RedisServer(state / "redis", appendfsync=self.settings.redis_appendfsync)
         self.redis_url = redis_url or (self.redis.url if self.redis else "")
         self._environ = {**os.environ, **environ}

@@ -1,14 +1,14 @@
 -- include: outbox.lua
 --
--- Report the end of a batch to the owner's endpoints.
+-- Report the end of a batch to the endpoints of its owner that subscribe to the event.
 --
 -- ARGV  id of the batch, owner, event, now (ISO), seconds that a delivery is kept
 local id, owner, event, iso, ttl_s = unpack(ARGV)
-for _, text in ipairs(try('hash', 'HVALS', ENDPOINTS_ .. owner) or {}) do
+for _, text in ipairs(try('hash', 'HVALS', ENDPOINTS_OF_ .. owner) or {}) do
   local is_read, endpoint = pcall(subscribed_endpoint, text, event)  -- a text that cannot be read must not keep a batch from ending
   if is_read and endpoint then
     local delivery = DELIVERY_ID_ .. string.gsub(id, '^batch_', '') .. '_' .. endpoint
-    deliver(delivery, owner, tonumber(ttl_s), iso,
-      {[F_EVENT] = event, [F_BATCH] = id, [F_ENDPOINT] = endpoint, [F_AT] = iso})
+    create_delivery(delivery, owner, tonumber(ttl_s), iso,
+      {[F_EVENT] = event, [F_BATCH] = id, [F_ENDPOINT] = endpoint, [F_EVENT_AT] = iso})
   end
 end

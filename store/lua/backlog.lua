@@ -1,10 +1,10 @@
--- include: writes.lua
+-- include: wrong_types.lua
 --
--- Where owners share a queue, RQ's list holds at most as many jobs as one worker has in flight. All other accepted
--- jobs wait behind it, in order (store/lua/submit.lua), and move onto the list by weighted round robin:
+-- The list of a queue that owners share holds at most as many jobs as one worker has in flight. submit.lua puts all others
+-- into the backlogs of their owners, from which they move to the list in order, by weighted round robin of the owners:
 --
 --   rq:queue:<queue>               list: the next jobs, RQ's `queued`
---   <backlog>:<queue>:<owner>      list: an owner's jobs behind it, RQ's `deferred`; also in rq:deferred:<queue>
+--   <backlog>:<queue>:<owner>      list: an owner's other jobs, RQ's `deferred`; also in rq:deferred:<queue>
 --   <fair share>:<queue>           zset: owners that have a backlog, by their fair-share clock: jobs served / weight
 
 -- True if the keys of the queue's backlog have the right types.
@@ -13,8 +13,8 @@ local function can_top_up(list)
   return is_type(FAIR_SHARE_ .. queue, 'zset')
 end
 
--- Fill the list up to `length` jobs, or until no owner has a backlog. An id whose job was canceled or deleted in between is
--- dropped. The script sees each such id once.
+-- Fill the list up to `length` jobs, or until no owner has a backlog. Ids of jobs that were canceled or deleted in between
+-- are dropped.
 local function top_up(list, length)
   local queue = string.sub(list, #QUEUE_ + 1)
   local fair_share = FAIR_SHARE_ .. queue
@@ -25,7 +25,7 @@ local function top_up(list, length)
     local backlog = BACKLOG_ .. queue .. ':' .. owner
     local id = try('list', 'LINDEX', backlog, 0)
     if not id then
-      redis.call('ZREM', fair_share, owner)  -- removed only at its turn, so an owner that was just served and submits again keeps its clock
+      redis.call('ZREM', fair_share, owner)  -- only now: an owner that submits again before its turn keeps its clock
     else
       local job = JOB_ .. id
       local known = redis.pcall('HMGET', job, F_STATUS, F_WEIGHT)  -- an error if the key is no hash: then there is no job

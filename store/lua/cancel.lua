@@ -1,9 +1,9 @@
 -- include: end_job.lua
 --
--- Cancel one job: at once if it waits, by asking its worker if it runs. A job that waited beyond its expires_at has failed,
--- as the API shows it.
+-- Cancel one job: at once if it waits, through its worker if it runs. A waiting job past its expires_at has failed, as the
+-- API shows it.
 --
--- ARGV  id, owner, outcome to record (wire.Failure), seconds that it is kept where the job does not say, now (ISO),
+-- ARGV  id, owner, outcome to record (wire.Failure), seconds for which it is kept if the job does not say, now (ISO),
 --       outcome of a job that has expired
 -- Returns {'absent'} | {'canceled'} | {'asked'} | {'ended', RQ status}
 local id, owner, failure, default_ttl_s, iso, expired = unpack(ARGV)
@@ -25,7 +25,7 @@ end
 if status ~= 'queued' and status ~= 'deferred' and status ~= 'scheduled' then
   return {'ended', status}
 end
-leave_queue(id, queue, owner)
+remove_from_queue(id, queue, owner)
 if has_expired(known[6]) then
   end_waiting_job(id, queue, 'failed', expired, failure_ttl_s(known[5], default_ttl_s), iso)
   return {'ended', 'failed'}

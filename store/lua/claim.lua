@@ -1,8 +1,7 @@
 -- include: lease.lua
 -- include: backlog.lua
 --
--- Take jobs off the queues and lease them, with their requests, in one step, so a job that left its queue is always
--- in a registry.
+-- Take jobs off the queues and lease them, in one step, so that a job is always in the list or in the registry.
 --
 -- KEYS  list and wip registry of each queue, the first to be drained first
 -- ARGV  max_jobs, jobs in flight, max_in_flight, '1': round robin, key of the worker, claim id, '1': the answer of an
@@ -48,14 +47,14 @@ local function head(list)
   end
 end
 
--- Return 'taken', 'empty', or 'alone': the next job may not join those in flight, so claiming stops until they are fewer.
-local function take(index)
+-- Lease the next job of a queue. Return 'leased'; 'empty'; or 'full': the next job may not join those in flight.
+local function lease_next(index)
   if not is_usable[index] then return 'empty' end
   local list, wip = KEYS[2 * index - 1], KEYS[2 * index]
   local id, max_concurrency = head(list)
   if not id then return 'empty' end
   local allowed = math.min(max_in_flight, math.max(1, max_concurrency or max_in_flight))
-  if in_flight + 1 > allowed then return 'alone' end
+  if in_flight + 1 > allowed then return 'full' end
   max_in_flight = allowed
   in_flight = in_flight + 1
   redis.call('LPOP', list)
@@ -63,13 +62,13 @@ local function take(index)
   local row = lease(index, id, string.format('%s%08x', claim_id, #rows), wip, worker, lease_ms, grace_s)
   rows[#rows + 1] = row
   num_bytes = num_bytes + #(row[5] or '')
-  return 'taken'
+  return 'leased'
 end
 
 local index, num_empty = 1, 0
 while #rows < max_jobs and num_bytes < max_bytes and num_empty < num_queues do
-  local found = take(index)
-  if found == 'alone' then break end
+  local found = lease_next(index)
+  if found == 'full' then break end
   if found == 'empty' then num_empty = num_empty + 1 else num_empty = 0 end
   if round_robin or found == 'empty' then index = index % num_queues + 1 end
 end

@@ -1,7 +1,7 @@
 -- include: end_job.lua
 --
--- Remove every trace of a job that has ended, and of its deliveries, whatever state they are in. A job that waited beyond
--- its expires_at has ended, as the API shows it.
+-- Delete a job that has ended, and its deliveries, in whatever state they are. A waiting job past its expires_at has ended:
+-- the API shows it as failed.
 --
 -- ARGV  id, owner
 -- Returns {'absent'} | {'deleted'} | {'alive', RQ status}
@@ -14,7 +14,7 @@ local is_waiting = known[2] == 'queued' or known[2] == 'deferred' or known[2] ==
 if known[2] == 'started' or (is_waiting and not has_expired(known[4])) then
   return {'alive', known[2]}
 end
-if is_waiting then leave_queue(id, known[5] or '', owner) end
+if is_waiting then remove_from_queue(id, known[5] or '', owner) end
 
 -- Delete a job as rq.job.Job.delete does. A worker that still holds the delivery finds its lease gone and records nothing.
 local function delete(job_id)
@@ -37,11 +37,11 @@ end
 delete(id)
 for delivery in string.gmatch(known[3] or '', '[^ ]+') do
   delete(delivery)
-  try('zset', 'ZREM', DELIVERIES_ .. owner, delivery)
+  try('zset', 'ZREM', DELIVERIES_OF_ .. owner, delivery)
 end
 redis.call('DEL', REQUEST_ .. id, OUTCOME_ .. id)
-try('zset', 'ZREM', OWNED_ .. owner, id)
-for _, index in ipairs({OWNED_ .. owner, DELIVERIES_ .. owner}) do
-  if redis.call('EXISTS', index) == 0 then try('zset', 'ZREM', INDEXES, index) end
+try('zset', 'ZREM', JOBS_OF_ .. owner, id)
+for _, list in ipairs({JOBS_OF_ .. owner, DELIVERIES_OF_ .. owner}) do
+  if redis.call('EXISTS', list) == 0 then try('zset', 'ZREM', SWEEP_SCHEDULE, list) end
 end
 return {'deleted'}

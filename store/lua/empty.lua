@@ -3,7 +3,7 @@
 -- `rq empty`: jobs of the API that wait in a queue, also behind RQ's list (see backlog.lua), end as canceled; others are
 -- deleted, as RQ does.
 --
--- ARGV  queue, the outcome (wire.Failure), now (ISO), seconds that it is kept where the job does not say
+-- ARGV  queue, the outcome (wire.Failure), now (ISO), seconds for which it is kept if the job does not say
 -- Returns how many jobs there were.
 local queue, outcome, iso, default_ttl_s = unpack(ARGV)
 local fair_share = FAIR_SHARE_ .. queue

@@ -1,14 +1,14 @@
 -- include: outbox.lua
 --
--- A job ended: the one place that says what this leaves in Redis. finish.lua, cancel.lua and empty.lua call
--- `end_job`. RQ's own methods, which end the other jobs, set status and registry themselves and call `record_outcome`.
+-- End a job: everything that its end leaves in Redis is written here. finish.lua, cancel.lua and empty.lua call `end_job`.
+-- RQ's own methods, which end the other jobs, set status and registry themselves and call `record_outcome`.
 
 local now_s = tonumber(redis.call('TIME')[1])
 local REGISTRIES = {finished = FINISHED_, failed = FAILED_, canceled = CANCELED_}
 
--- Write the one outcome of a job whose status is set, count it, wake its waiting clients, and create the deliveries that
--- report it. `ttl_s` 0 keeps the outcome for ever. A job that is queued again loses its old outcome at the claim, so an
--- existing outcome belongs to this run.
+-- Write the outcome of a job whose status is set, count it, wake the clients that wait for it, and report it by webhooks.
+-- `ttl_s` 0 keeps the outcome for ever. Nothing is written twice: an outcome that exists is that of this run, because a
+-- claim deletes the outcome of an earlier run.
 local function record_outcome(id, body, ttl_s, keep_request, iso)
   local job, outcome, request = JOB_ .. id, OUTCOME_ .. id, REQUEST_ .. id
   local expiry = ttl_s > 0 and {'EX', ttl_s} or {}
@@ -22,18 +22,18 @@ local function record_outcome(id, body, ttl_s, keep_request, iso)
     local is_read, failure = pcall(cmsgpack.unpack, body)
     code = is_read and type(failure) == 'table' and failure.code or 'internal'
   end
-  try('hash', 'HINCRBY', OUTCOMES, code, 1)
+  try('hash', 'HINCRBY', OUTCOME_COUNTS, code, 1)
   redis.call('HDEL', job, F_CANCEL_REQUESTED, F_CRASHES, F_MAX_CONCURRENCY)
   if not keep_request then
     redis.call('DEL', request)
   elseif ttl_s > 0 then
     redis.call('EXPIRE', request, ttl_s)
   end
-  announce(id, iso, ttl_s > 0 and ttl_s or KEPT_S)
+  report_end(id, iso, ttl_s > 0 and ttl_s or DELIVERY_KEPT_S)
 end
 
--- List a canceled job while it is kept; RQ would list it for ever. Jobs are kept for different times, so each new one
--- checks two at random, as in outbox.lua.
+-- List a canceled job for as long as it is kept; RQ would list it for ever. Each canceled job checks two ids of the list at
+-- random and drops those of jobs that have expired.
 local function file_as_canceled(id, queue, ttl_s)
   local canceled = CANCELED_ .. queue
   try('zset', 'ZADD', canceled, now_s, id)
@@ -45,8 +45,8 @@ local function file_as_canceled(id, queue, ttl_s)
   end
 end
 
--- End a job that is on no queue any more. `fields` of its hash are set with its status; `outcome` is nil for a job that is
--- not of the API, whose end RQ alone records.
+-- End a job that is in no list of its queue. `fields` of its hash are set with its status. `outcome` is nil for a job that
+-- is not of the API.
 local function end_job(id, queue, status, fields, outcome, ttl_s, iso)
   local job = JOB_ .. id
   redis.call('HSET', job, F_STATUS, status, unpack(fields))
@@ -63,28 +63,28 @@ local function end_job(id, queue, status, fields, outcome, ttl_s, iso)
   end
 end
 
--- End a job of the API that was waiting. The caller takes it off its queue.
+-- End a job of the API that was waiting. The caller removes it from the lists of its queue.
 local function end_waiting_job(id, queue, status, outcome, ttl_s, iso)
   redis.call('DEL', OUTCOME_ .. id)  -- the outcome of an earlier run
   end_job(id, queue, status, {F_ENDED_AT, iso}, outcome, ttl_s, iso)
 end
 
--- Take a waiting job out of every list of its queue.
-local function leave_queue(id, queue, owner)
+-- Remove a waiting job from every list of its queue.
+local function remove_from_queue(id, queue, owner)
   try('list', 'LREM', QUEUE_ .. queue, 0, id)
   try('list', 'LREM', BACKLOG_ .. queue .. ':' .. owner, 1, id)  -- up to 100,000 ids: stop at the first match
   try('zset', 'ZREM', SCHEDULED_ .. queue, id)
   try('zset', 'ZREM', DEFERRED_ .. queue, id)
 end
 
--- Return the seconds that a failed or canceled job is kept, from the field of its hash.
+-- Return the seconds for which a failed or canceled job is kept: `text`, the field of its hash, or the default.
 local function failure_ttl_s(text, default_s)
   local ttl_s = tonumber(text or '')
   return ttl_s and ttl_s >= 1 and ttl_s < 1e9 and math.floor(ttl_s) or tonumber(default_s)
 end
 
--- True if the field `expires_at` of a waiting job's hash is past.
+-- True if `text`, the field `expires_at` of a waiting job, is a time in the past.
 local function has_expired(text)
-  local expires_at = tonumber(text or '')
-  return expires_at ~= nil and expires_at <= now_s
+  local time, expires_at = redis.call('TIME'), tonumber(text or '')
+  return expires_at ~= nil and expires_at <= tonumber(time[1]) + tonumber(time[2]) / 1e6
 end

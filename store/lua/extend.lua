@@ -1,4 +1,5 @@
 -- include: lease.lua
+-- include: is_held.lua
 --
 -- Extend the leases that a worker still holds.
 --
@@ -11,12 +12,6 @@ local lost, canceled = {}, {}
 local iso = iso_time(now)
 local now_s = math.floor(now)
 
-local function is_held(wip, lease_key)
-  local score = redis.pcall('ZSCORE', wip, lease_key)
-  if type(score) ~= 'table' then return score end
-  return redis.call('EXISTS', EXECUTION_ .. lease_key) == 1
-end
-
 for i, wip in ipairs(KEYS) do
   local lease_key = ARGV[3 + i]
   local id, execution = string.match(lease_key, '^(.*):(.*)$')
@@ -27,10 +22,9 @@ for i, wip in ipairs(KEYS) do
     redis.call('DEL', EXECUTION_ .. lease_key, EXECUTIONS_ .. id)
     lost[#lost + 1] = lease_key
   else
-    local key = EXECUTION_ .. lease_key
-    redis.call('HSET', key, 'id', execution, 'last_heartbeat', now_s, 'worker_name', worker)
-    redis.call('HSETNX', key, 'created_at', now_s)  -- it had expired while Redis was away, and nobody reclaimed it
-    redis.call('PEXPIRE', key, lease_ms)
+    write_execution(lease_key, lease_ms, 'id', execution, 'last_heartbeat', now_s, 'worker_name', worker)
+    -- The hash is new if it had expired while Redis was away, and nobody reclaimed the job.
+    redis.call('HSETNX', EXECUTION_ .. lease_key, 'created_at', now_s)
     try('zset', 'ZADD', wip, now_s + grace_s, lease_key)
     if try('zset', 'ZADD', EXECUTIONS_ .. id, now_s + grace_s, execution) then
       redis.call('EXPIRE', EXECUTIONS_ .. id, grace_s)

@@ -1,10 +1,11 @@
 -- include: end_job.lua
+-- include: is_held.lua
 --
 -- End jobs that succeeded and that no other job waits for, many in one step. The script leaves the same keys as RQ's own
 -- methods, which end all other jobs (worker/rq/commit.py), at a tenth of their cost.
 --
--- All or nothing: the lease, the job's hash and the outcome, which is written over whatever its key holds, are checked
--- before the first write; bookkeeping in a key of a wrong type is left out (writes.lua).
+-- All or nothing: what an end cannot do without (the lease and the job's hash) is checked before the first write, and the
+-- outcome replaces a key of any type. Bookkeeping in a key of a wrong type is left out (wrong_types.lua).
 --
 -- KEYS  wip registry of each job
 -- ARGV  key of the worker, now (ISO), state of the idle worker, current job or ''; then for each job: see
@@ -15,19 +16,12 @@ local worker, iso, state, current_job = unpack(ARGV)
 local at = 5
 
 -- Return the next `count` arguments. Without `count`, the next argument is the count.
-local function take(count)
+local function read_args(count)
   if not count then
     count, at = tonumber(ARGV[at]), at + 1
   end
   at = at + count
   return unpack(ARGV, at - count, at - 1)
-end
-
--- True if the lease is in the registry. If the registry is no zset: true if the lease has not expired.
-local function is_held(wip, lease_key)
-  local score = redis.pcall('ZSCORE', wip, lease_key)
-  if type(score) ~= 'table' then return score end
-  return redis.call('EXISTS', EXECUTION_ .. lease_key) == 1
 end
 
 local function finish(wip, lease_key, outcome, ttl_s, fields, result)
@@ -45,8 +39,8 @@ end
 
 local answers, num_recorded, worked_s = {}, 0, 0
 for i, wip in ipairs(KEYS) do
-  local lease_key, outcome, ttl_s, ran_s = take(4)
-  local fields, result = {take()}, {take()}
+  local lease_key, outcome, ttl_s, ran_s = read_args(4)
+  local fields, result = {read_args()}, {read_args()}
   answers[i] = finish(wip, lease_key, outcome, tonumber(ttl_s), fields, result)
   if answers[i] == 'recorded' then
     num_recorded, worked_s = num_recorded + 1, worked_s + ran_s

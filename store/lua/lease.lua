@@ -1,4 +1,4 @@
--- include: writes.lua
+-- include: wrong_types.lua
 --
 -- A lease is three keys of RQ's own:
 --   rq:execution:<job>:<execution>   hash that expires when the lease is over: Redis's clock, not the workers', decides
@@ -26,21 +26,34 @@ local function iso_time(unix_s)
     math.floor(s / 3600) % 24, math.floor(s / 60) % 60, s % 60, math.floor((unix_s - s) * 1e6))
 end
 
--- Lease a job. Return the row that worker/rq/leases.py reads: {queue's index, job id, execution id, job's hash as it was
+-- Write the hash of a lease, which expires with the lease. A key of a wrong type is replaced: without its hash the lease
+-- would never end.
+local function write_execution(lease_key, lease_ms, ...)
+  local key = EXECUTION_ .. lease_key
+  if not try('hash', 'HSET', key, ...) then
+    redis.call('DEL', key)
+    redis.call('HSET', key, ...)
+  end
+  redis.call('PEXPIRE', key, lease_ms)
+end
+
+-- Lease a job. A job past its expires_at keeps its status, because the API shows it as failed already and its worker only
+-- records this. Return the row that worker/rq/leases.py reads: {queue's index, job id, execution id, job's hash as it was
 -- before, request or false, now}.
 local function lease(index, id, execution, wip, worker, lease_ms, grace_s)
   local job, lease_key = JOB_ .. id, id .. ':' .. execution
   local fields = redis.call('HGETALL', job)
-  local started = math.max(now, tonumber(redis.call('HGET', job, F_CREATED) or '') or 0)  -- the clock may have been set back
+  local created, expires_at = unpack(redis.call('HMGET', job, F_CREATED, F_EXPIRES_AT))
+  local started = math.max(now, tonumber(created or '') or 0)  -- the clock may have been set back
   local iso = iso_time(started < now + 86400 and started or now)
-  redis.call('HSET', EXECUTION_ .. lease_key,
-    'id', execution, 'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
-  redis.call('PEXPIRE', EXECUTION_ .. lease_key, lease_ms)
+  write_execution(lease_key, lease_ms, 'id', execution, 'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
   if try('zset', 'ZADD', EXECUTIONS_ .. id, now + grace_s, execution) then
     redis.call('EXPIRE', EXECUTIONS_ .. id, grace_s)
   end
   redis.call('ZADD', wip, now + grace_s, lease_key)  -- the caller has checked its type
-  redis.call('HSET', job, F_STATUS, 'started', F_STARTED_AT, iso, F_LAST_HEARTBEAT, iso, F_WORKER_NAME, worker)
+  local has_expired = (tonumber(expires_at or '') or math.huge) <= now
+  redis.call('HSET', job, F_LAST_HEARTBEAT, iso, F_WORKER_NAME, worker,
+    unpack(has_expired and {} or {F_STATUS, 'started', F_STARTED_AT, iso}))
   redis.call('PERSIST', job)
   redis.call('PERSIST', REQUEST_ .. id)  -- the request of a failed job that was queued again by hand has a time to live
   local request = redis.pcall('GET', REQUEST_ .. id)

@@ -1,48 +1,48 @@
--- include: writes.lua
+-- include: push_job.lua
 --
--- Deliveries: RQ jobs on the queue of webhooks, each with all that its attempts need, so that they outlive the job whose
--- end they report. They are created in the transaction that ends the job. Fields of ours beside RQ's (store/job_fields.py):
+-- Create deliveries: RQ jobs on the queue of webhooks. A delivery holds all that its attempts need, because it may outlive
+-- the job whose end it reports. The transaction that ends the job creates it. Our fields of its hash, beside RQ's:
 --
 --   owner, event, model, at    what is reported; `at` is when the job ended, ISO
 --   job | batch                the id of what ended; absent in a test event
---   endpoint | url             the receiver: an endpoint of the owner's by id, or the URL that the job itself named
---   since                      unix, s: its schedule began
---   tries, attempts, reason    worker/webhooks/webhook_worker.py's record of its attempts
+--   endpoint | url             the receiver: the id of an endpoint of the owner, or the URL that the job named
+--   since                      unix, s: the schedule of its attempts began
+--   tries, attempts, reason    its attempts so far, written by worker/webhooks/webhook_worker.py
 
 local EVENTS = {finished = 'job.finished', failed = 'job.failed', canceled = 'job.canceled', stopped = 'job.canceled'}
-local SWEEP_S = 60  -- until the first sweep of a new index (see sweep.lua)
+local SWEEP_S = 60  -- until the first sweep of a new list of ids (see sweep.lua)
 
--- Return a unix time, s, later than that of every delivery in the owner's list, because pages go by it. Counted in whole
--- microseconds.
+-- Return a unix time, s, in whole microseconds. It is later than that of every delivery in the owner's list, because the
+-- cursor of a page is such a time.
 local function creation_time(list)
   local time = redis.call('TIME')
   local us = tonumber(time[1]) * 1e6 + tonumber(time[2])
   local last = try('zset', 'ZREVRANGE', list, 0, 0, 'WITHSCORES')
   local newest = tonumber(last and last[2] or 0)
-  if newest < 1e11 then us = math.max(us, math.floor(newest * 1e6 + 0.5) + 1) end  -- a greater score is no time
+  if newest < 1e11 then us = math.max(us, math.floor(newest * 1e6 + 0.5) + 1) end  -- a greater score is no time of ours
   return string.format('%d.%06d', math.floor(us / 1e6), us % 1e6)
 end
 
-local function deliver(id, owner, ttl_s, iso, fields)
-  local list = DELIVERIES_ .. owner
+-- Create and queue one delivery. `fields` are those of what is reported and of the receiver.
+local function create_delivery(id, owner, ttl_s, iso, fields)
+  local list = DELIVERIES_OF_ .. owner
   local now = creation_time(list)
   local key = JOB_ .. id
   if not is_type(key, 'hash') then return end
   redis.call('HSET', key,
     F_DATA, '["' .. DELIVER .. '", null, [], {}]', F_ORIGIN, WEBHOOKS, F_DESCRIPTION, 'webhook ' .. fields[F_EVENT],
-    F_STATUS, 'queued', F_CREATED_AT, iso, F_ENQUEUED_AT, iso, F_TIMEOUT, 120,
+    F_CREATED_AT, iso, F_ENQUEUED_AT, iso, F_TIMEOUT, 120,
     F_RETRIES_LEFT, 9, F_RETRY_INTERVALS, '[60]',  -- for failures of the worker; failures of receivers have their own schedule
-    F_RESULT_TTL, ttl_s, F_FAILURE_TTL, math.max(ttl_s, KEPT_S), F_OWNER, owner, F_SINCE, now)
+    F_RESULT_TTL, ttl_s, F_FAILURE_TTL, math.max(ttl_s, DELIVERY_KEPT_S), F_OWNER, owner, F_SCHEDULED_FROM, now)
   for name, value in pairs(fields) do
     redis.call('HSET', key, name, value)
   end
   try('set', 'SADD', QUEUES, QUEUE_ .. WEBHOOKS)
-  try('list', 'RPUSH', QUEUE_ .. WEBHOOKS, id)
-  redis.call('PUBLISH', WAKEUP_ .. WEBHOOKS, id)
+  push_job(WEBHOOKS, id, 0)
 
-  -- Deliveries expire by themselves but their ids in the owner's list do not: each new one checks two at random.
+  -- A delivery expires by itself, but its id in the owner's list does not. Each new delivery checks two ids at random.
   try('zset', 'ZADD', list, now, id)
-  try('zset', 'ZADD', INDEXES, 'NX', now + SWEEP_S, list)
+  try('zset', 'ZADD', SWEEP_SCHEDULE, 'NX', now + SWEEP_S, list)
   for _, other in ipairs(try('zset', 'ZRANDMEMBER', list, 2) or {}) do
     if redis.call('EXISTS', JOB_ .. other) == 0 then redis.call('ZREM', list, other) end
   end
@@ -57,26 +57,26 @@ local function subscribed_endpoint(text, event)
   end
 end
 
--- Create the deliveries that report the end of a job: to its own webhook, and to its owner's endpoints that want the
--- event. The endpoints get no event for a synchronous request: its client has the answer, and the result expires within a
--- minute.
-local function announce(id, iso, ttl_s)
+-- Create the deliveries that report the end of a job: to its own webhook, and to the endpoints of its owner that subscribe
+-- to the event. Endpoints get no event for a synchronous request, because its client has the answer and the result expires
+-- within a minute.
+local function report_end(id, iso, ttl_s)
   local job = JOB_ .. id
   local owner, url, status, model, ended_at, batch, is_synchronous =
     unpack(redis.call('HMGET', job, F_OWNER, F_WEBHOOK, F_STATUS, F_MODEL, F_ENDED_AT, F_BATCH, F_SYNCHRONOUS), 1, 7)
-  if batch then return end  -- the end of the batch is reported, not that of each of its 50,000 lines
+  if batch then return end  -- the end of the batch is reported, not those of its lines, of which there may be 50,000
   owner = owner or ''
   local event = EVENTS[status]
-  local endpoints = not is_synchronous and try('hash', 'HVALS', ENDPOINTS_ .. owner) or {}
+  local endpoints = not is_synchronous and try('hash', 'HVALS', ENDPOINTS_OF_ .. owner) or {}
   if not event or (not url and #endpoints == 0) then return end
 
   local at = ended_at and ended_at ~= '' and ended_at or iso
-  local num_ends = tonumber(try('hash', 'HINCRBY', job, F_ENDS, 1)) or 1  -- more than one when `rq requeue` ran it again: another event
+  local num_ends = tonumber(try('hash', 'HINCRBY', job, F_NUM_ENDS, 1)) or 1  -- each end of a job that `rq requeue` ran again is another event
   local event_id = DELIVERY_ID_ .. id .. (num_ends > 1 and '-' .. num_ends or '')
   local ids = {}
   local function report(delivery_id, receiver, value)
-    deliver(delivery_id, owner, ttl_s, iso,
-      {[F_EVENT] = event, [F_MODEL] = model or '', [F_AT] = at, [F_JOB] = id, [receiver] = value})
+    create_delivery(delivery_id, owner, ttl_s, iso,
+      {[F_EVENT] = event, [F_MODEL] = model or '', [F_EVENT_AT] = at, [F_JOB] = id, [receiver] = value})
     ids[#ids + 1] = delivery_id
   end
   if url then report(event_id, F_URL, url) end

@@ -1,4 +1,4 @@
--- include: writes.lua
+-- include: wrong_types.lua
 --
 -- Put jobs that a worker holds back at the front of their queues, as if it had never claimed them.
 --

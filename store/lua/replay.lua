@@ -1,4 +1,4 @@
--- include: writes.lua
+-- include: push_job.lua
 --
 -- Put deliveries back on their queue, to begin their schedule anew.
 --
@@ -21,13 +21,12 @@ for i = 5, #ARGV do
     for _, registry in ipairs({FINISHED_, FAILED_, CANCELED_, DEFERRED_, SCHEDULED_}) do
       try('zset', 'ZREM', registry .. WEBHOOKS, id)
     end
-    redis.call('HSET', key, F_STATUS, 'queued', F_ENQUEUED_AT, iso, F_SINCE, now, F_TRIES, '0', F_REASON, '',
+    redis.call('HSET', key, F_ENQUEUED_AT, iso, F_SCHEDULED_FROM, now, F_NUM_ATTEMPTS, '0', F_REASON, '',
       F_RETRIES_LEFT, '9', F_ENDED_AT, '')
     redis.call('HDEL', key, F_NUMBER_OF_RETRIES, F_CRASHES, F_CANCEL_REQUESTED)
     redis.call('PERSIST', key)
     try('set', 'SADD', QUEUES, QUEUE_ .. WEBHOOKS)
-    redis.call('RPUSH', QUEUE_ .. WEBHOOKS, id)
-    redis.call('PUBLISH', WAKEUP_ .. WEBHOOKS, id)
+    push_job(WEBHOOKS, id, 0)
     answers[#answers + 1] = 'replayed'
   end
 end

@@ -1,11 +1,11 @@
--- include: writes.lua
+-- include: wrong_types.lua
 --
 -- Put one or many jobs on their queues: all of them, or none.
 --
 -- ARGV[1]  owner
 -- ARGV[2]  most jobs that may wait in one queue
--- ARGV[3]  most jobs in RQ's list of a queue that owners share; the rest goes behind it (store/lua/backlog.lua).
---          0: all go onto the list
+-- ARGV[3]  most jobs in the list of a queue that owners share; the rest goes to the backlogs of their owners (backlog.lua).
+--          0: all go to the list
 -- then for each job: id, queue, fingerprint of the body, the request, how many arguments its RQ hash has
 --   (name, value, name, value, ...), these
 --
@@ -15,15 +15,15 @@
 --      or {'wrong_type', key, expected type}: a queue cannot take jobs.
 
 local owner, max_depth, list_length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local owned = OWNED_ .. owner
-local SWEEP_S = 60  -- until the first sweep of a new index (see sweep.lua)
+local owned = JOBS_OF_ .. owner
+local SWEEP_S = 60  -- until the first sweep of a new list of ids (see sweep.lua)
 
 local function backlog_of(queue)
   return BACKLOG_ .. queue .. ':' .. owner
 end
 
--- True if a new job goes behind the list. If any job waits there already, later ones must follow it.
-local function is_behind(queue)
+-- True if a new job of the queue goes to a backlog: the list is full, or other jobs are in a backlog already.
+local function goes_to_backlog(queue)
   return redis.call('EXISTS', FAIR_SHARE_ .. queue) == 1
     or (list_length > 0 and redis.call('LLEN', QUEUE_ .. queue) >= list_length)
 end
@@ -37,12 +37,13 @@ local function num_own(queue)
   return num
 end
 
--- The fair-share clock of an owner that had no backlog starts at that of the owner who is next.
-local function put_behind(queue, id, stamp)
+-- Put a job into the backlog of its owner. The fair-share clock of an owner that had no backlog starts at that of the owner
+-- whose turn is next.
+local function put_in_backlog(queue, id, created_at)
   local fair_share = FAIR_SHARE_ .. queue
   redis.call('ZADD', fair_share, 'NX', redis.call('ZRANGE', fair_share, 0, 0, 'WITHSCORES')[2] or 0, owner)
   redis.call('RPUSH', backlog_of(queue), id)
-  redis.call('ZADD', DEFERRED_ .. queue, stamp, id)
+  redis.call('ZADD', DEFERRED_ .. queue, created_at, id)
   redis.call('HSET', JOB_ .. id, F_STATUS, 'deferred')
 end
 
@@ -79,13 +80,13 @@ for queue, count in pairs(new_in) do
   end
 end
 
--- An owner's jobs are listed by this time, so no two of them may have the same. Redis's clock, which all API processes
--- share, counted in whole microseconds.
+-- The time of submission, in whole microseconds. The cursor of a page is such a time, so no two jobs of an owner have the
+-- same. It is Redis's clock, because those of the API processes differ.
 local time = redis.call('TIME')
 local created = tonumber(time[1]) * 1e6 + tonumber(time[2])
 local last = try('zset', 'ZREVRANGE', owned, 0, 0, 'WITHSCORES')
 local newest = tonumber(last and last[2] or 0)
-if newest < 1e11 then  -- a greater score is no time: another program wrote it
+if newest < 1e11 then  -- a greater score is no time of ours
   created = math.max(created, math.floor(newest * 1e6 + 0.5) + 1)
 end
 
@@ -93,13 +94,13 @@ local num_new = 0
 for job, at in ipairs(starts) do
   if statuses[job] == '' then
     local id, queue, fingerprint, body, num_fields = unpack(ARGV, at, at + NUM_FIXED - 1)
-    local stamp = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
-    redis.call('HSET', JOB_ .. id, F_FINGERPRINT, fingerprint, F_CREATED, stamp,
+    local created_at = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
+    redis.call('HSET', JOB_ .. id, F_FINGERPRINT, fingerprint, F_CREATED, created_at,
       unpack(ARGV, at + NUM_FIXED, at + NUM_FIXED - 1 + num_fields))
     redis.call('SET', REQUEST_ .. id, body)
-    try('zset', 'ZADD', owned, stamp, id)
-    if is_behind(queue) then
-      put_behind(queue, id, stamp)
+    try('zset', 'ZADD', owned, created_at, id)
+    if goes_to_backlog(queue) then
+      put_in_backlog(queue, id, created_at)
     else
       redis.call('RPUSH', QUEUE_ .. queue, id)
     end
@@ -108,7 +109,7 @@ for job, at in ipairs(starts) do
   end
 end
 if num_new == 0 and starts[1] then
-  -- A write is needed here: a WAIT after it then also covers all earlier writes.
+  -- Write something: the caller's WAIT covers what was written before the last write of its own connection.
   redis.call('HSET', JOB_ .. ARGV[FIRST], F_FINGERPRINT, ARGV[FIRST + 2])
 end
 for queue, count in pairs(new_in) do
@@ -116,10 +117,10 @@ for queue, count in pairs(new_in) do
   redis.call('PUBLISH', WAKEUP_ .. queue, count)
 end
 
--- Jobs expire by themselves but their ids in the list do not: each new job checks two ids chosen at random, which
--- keeps the dead below about half of the list at no cost that grows with it. sweep.lua drops the rest.
+-- A job expires by itself, but its id in the owner's list does not. Each new job checks two ids at random, which keeps
+-- the ids of expired jobs below half of the list. sweep.lua drops the rest.
 if num_new > 0 then
-  try('zset', 'ZADD', INDEXES, 'NX', tonumber(time[1]) + SWEEP_S, owned)
+  try('zset', 'ZADD', SWEEP_SCHEDULE, 'NX', tonumber(time[1]) + SWEEP_S, owned)
   for _, id in ipairs(try('zset', 'ZRANDMEMBER', owned, math.min(2 * num_new, 200)) or {}) do
     if redis.call('EXISTS', JOB_ .. id) == 0 then
       redis.call('ZREM', owned, id)

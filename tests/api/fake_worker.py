@@ -11,7 +11,7 @@ from rq.utils import now, utcformat
 from scorepool import store, wire
 from scorepool.store.scripts import load
 
-STAMP = wire.Provenance(
+PROVENANCE = wire.Provenance(
     model="demo",
     fingerprint="f" * 16,
     dtype="float32",
@@ -29,13 +29,13 @@ RESULT = wire.Result(
     ],
     temperature=1.0,
     usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
-    stamp=STAMP,
+    stamp=PROVENANCE,
 )
 COMPLETED = wire.Result(
     sequences=[wire.SequenceResult(token_ids=[2], token_bytes=[b"b"], text="b", finish_reason="stop")],
     temperature=1.0,
     usage=wire.Usage(prompt_tokens=1, completion_tokens=1),
-    stamp=STAMP,
+    stamp=PROVENANCE,
 )
 CANCELED = wire.Failure(code="canceled", message="canceled by its owner")
 REGISTRIES = {JobStatus.FINISHED: "finished", JobStatus.FAILED: "failed", JobStatus.STOPPED: "canceled"}
@@ -58,7 +58,7 @@ class FakeWorker:
         """Register as a live worker, and keep the model as a recent one for `grace_s` after `unregister`."""
         card = self.card = wire.ServedModel(
             id=self.model,
-            stamp=STAMP,
+            stamp=PROVENANCE,
             context_length=context_length,
             vocab_size=vocab_size,
             self_test="passed",
@@ -67,14 +67,14 @@ class FakeWorker:
             created=1_795_000_000,
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
         )
-        self.redis.set(store.Keys.card(self.name), wire.encode(card), ex=3600)
+        self.redis.set(store.Keys.served_model(self.name), wire.encode(card), ex=3600)
         self.redis.zadd(store.Keys.models, {self.name: time.time() + 3600})
         if grace_s:
             self.redis.set(store.Keys.recent_model(self.model), wire.encode(card), ex=grace_s)
             self.redis.zadd(store.Keys.recent_models, {self.model: time.time()})
 
     def unregister(self) -> None:
-        self.redis.delete(store.Keys.card(self.name))
+        self.redis.delete(store.Keys.served_model(self.name))
         self.redis.zrem(store.Keys.models, self.name)
 
     def waiting(self) -> set[str]:
@@ -103,6 +103,13 @@ class FakeWorker:
         self.redis.hset(job.key, mapping={"status": "failed", "reason": reason})
         self.redis.zadd(f"rq:failed:{job.origin}", {job_id: time.time() + 86_400})
 
+    def stream(self, job_id: str, first: int, *token_ids: int) -> None:
+        """Publish generated tokens of a job, from index `first` on, each with the text `a`."""
+        delta = wire.TokenDelta(
+            id=job_id, sequence=0, first=first, token_ids=[*token_ids], token_bytes=[b"a"] * len(token_ids)
+        )
+        self.redis.xadd(store.TOKENS, {"step": wire.encode([delta])})
+
     def end(self, job_id: str, outcome: wire.Outcome = RESULT, status: JobStatus = JobStatus.FINISHED) -> None:
         job = self.job(job_id)
         with self.redis.pipeline(transaction=True) as pipeline:
@@ -116,5 +123,5 @@ class FakeWorker:
             pipeline.set(store.Keys.outcome(job_id), wire.encode(outcome), ex=100)
             pipeline.xadd(f"rq:results:{job_id}", {"type": "1"})
             pipeline.xadd(store.DONE, {"id": job_id}, maxlen=10_000)
-            pipeline.eval(f"{load('outbox.lua')}\nannounce(ARGV[1], ARGV[2], 100)", 0, job_id, utcformat(now()))
+            pipeline.eval(f"{load('outbox.lua')}\nreport_end(ARGV[1], ARGV[2], 100)", 0, job_id, utcformat(now()))
             pipeline.execute()

@@ -1,5 +1,6 @@
 """Redis's clock decides: an API process whose own clock is hours off accepts and expires the same jobs."""
 
+import asyncio
 import time
 
 import pytest
@@ -47,6 +48,27 @@ async def test_a_job_that_no_worker_takes_in_time_is_shown_as_expired(
     assert expired["ended_at"] == pytest.approx(right - 1, abs=1)
     assert (running["status"], queued["status"]) == ("started", "queued")
     assert [job["id"] for job in listed] == [ids[0]]
+
+
+async def test_a_client_that_waits_gets_its_job_when_it_expires_in_the_queue(
+    serving: Serving, redis: Redis, right: float
+):
+    """No worker is there to end the job, so nothing but its time wakes the client."""
+    async with serving() as http, asyncio.timeout(30):
+        body = score(expires_at=right + 1)
+        waited = await http.post("/v1/jobs", json=body, headers={"Prefer": "wait=60"})
+        job_id = (await http.post("/v1/jobs", json=body | {"expires_at": redis_time(redis) + 1})).json()["id"]
+        polled = await http.get(f"/v1/jobs/{job_id}?wait=60")
+        answered_at = redis_time(redis)
+    for reply in (waited, polled):
+        assert (reply.status_code, reply.json()["status"]) == (200, "failed")
+        assert reply.json()["failure"]["code"] == "expired"
+    assert 0 <= answered_at - polled.json()["ended_at"] < 20
+
+
+def redis_time(redis: Redis) -> float:
+    seconds, microseconds = redis.time()
+    return seconds + microseconds / 1e6
 
 
 async def test_a_batch_runs_until_its_window_is_over(serving: Serving, redis: Redis, right: float):

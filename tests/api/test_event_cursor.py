@@ -11,7 +11,7 @@ from starlette.types import Message
 from scorepool import store, wire
 from scorepool.api.event_cursor import EventCursor
 from tests.api.conftest import Serving, generate
-from tests.api.fake_worker import STAMP, FakeWorker
+from tests.api.fake_worker import PROVENANCE, FakeWorker
 
 
 def delta(first: int, *ids: int, sequence: int = 0, job_id: str = "j") -> wire.TokenDelta:
@@ -27,7 +27,7 @@ def result(*sequences: list[int]) -> wire.Result:
         ],
         temperature=1.0,
         usage=wire.Usage(prompt_tokens=1, completion_tokens=sum(map(len, sequences))),
-        stamp=STAMP,
+        stamp=PROVENANCE,
     )
 
 

@@ -239,7 +239,7 @@ async def test_a_deleted_job_leaves_no_key_behind(serving: Serving, worker: Fake
 
     assert (replies, gone) == ([204] * 3, [404] * 3)
     assert listed == {"jobs": [], "next_cursor": None}
-    assert set(redis.keys()) - before <= {b"rq:queues", store.DONE.encode(), store.Keys.outcomes.encode()}
+    assert set(redis.keys()) - before <= {b"rq:queues", store.DONE.encode(), store.Keys.outcome_counts.encode()}
     assert before - set(redis.keys()) == set()
 
 
@@ -343,14 +343,14 @@ async def test_expired_jobs_leave_the_list_and_its_key_in_redis(serving: Serving
         assert (await http.get("/v1/jobs")).json()["jobs"] == []
         for _ in range(4):
             await http.post("/v1/jobs/bulk", json=[score()] * 50)
-    assert redis.zcard(store.Keys.owned("local")) < 250
+    assert redis.zcard(store.Keys.jobs_of("local")) < 250
 
 
 async def test_models_lists_what_each_live_worker_serves(serving: Serving, worker: FakeWorker, redis: Redis):
     FakeWorker(redis, name="w2").register()
     FakeWorker(redis, model="another", name="w3").register()
     FakeWorker(redis, name="w4").register()
-    redis.delete(store.Keys.card("w4"))
+    redis.delete(store.Keys.served_model("w4"))
     async with serving() as http:
         models = (await http.get("/v1/models")).json()["models"]
 

@@ -78,6 +78,7 @@ async def test_a_full_queue_is_429_and_accepts_nothing_of_a_bulk(serving: Servin
     assert redis.llen("rq:queue:demo:high") == 0
     assert int(over.headers["retry-after"]) >= 1
     assert over.json()["error"]["code"] == "queue_full"
+    assert "more than 5 (SCOREPOOL_MAX_QUEUE_DEPTH)" in over.json()["error"]["message"]
 
 
 async def test_the_depth_limit_holds_for_concurrent_submissions(serving: Serving, worker: FakeWorker, redis: Redis):
@@ -137,7 +138,15 @@ async def test_a_bulk_that_can_never_fit_is_413(serving: Serving, worker: FakeWo
     async with serving(max_queue_depth=2) as http:
         reply = await http.post("/v1/jobs/bulk", json=[score()] * 3)
     assert reply.status_code == 413
-    assert "at most 2" in reply.json()["error"]["message"]
+    assert "at most 2 (SCOREPOOL_MAX_QUEUE_DEPTH)" in reply.json()["error"]["message"]
+
+
+async def test_a_synchronous_request_that_can_never_fit_its_queue_is_413(serving: Serving, worker: FakeWorker):
+    async with serving(max_bulk_jobs=3, max_queue_depth=2) as http:
+        reply = await http.post("/v1/completions", json={"model": "demo", "prompt": ["a"] * 3})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (413, "prompt")
+    assert "at most 2 prompts in one request (SCOREPOOL_MAX_QUEUE_DEPTH), found 3" in error["message"]
 
 
 async def test_a_bulk_looks_for_workers_at_most_once(serving: Serving, redis: Redis):

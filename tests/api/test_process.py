@@ -54,6 +54,11 @@ def is_ready(http: httpx.Client) -> bool:
         return False
 
 
+def serves(http: httpx.Client, *models: str) -> bool:
+    """True if the API is ready and serves exactly these models."""
+    return is_ready(http) and http.get("/readyz").json().get("models") == [*models]
+
+
 @contextmanager
 def running(
     root: Path, redis_url: str, log: Path, **more: str

@@ -91,7 +91,7 @@ async def test_a_failed_job_is_an_exception_and_cancels_the_requests_other_jobs(
         await eventually(lambda: len(worker.waiting()) == 2)
         first, second = worker.waiting()
         worker.end(first, failure, status)
-        with pytest.raises(openai.APIError if stream else error, match=failure.message) as caught:
+        with pytest.raises(error, match=failure.message) as caught:
             await calling
         assert caught.value.body["code"]
         assert (await http.get(f"/v1/jobs/{second}")).json()["status"] == "canceled"
@@ -105,11 +105,46 @@ async def test_a_request_that_waits_too_long_is_canceled_and_answered_with_503(
         async for _ in await complete(sdk, **options):
             pass
 
+    said = r"no answer within 0.1 s \(SCOREPOOL_MAX_WAIT_S\): the job still waited in its queue"
     async with serving(max_wait_s=0.1) as http:
-        with pytest.raises(openai.APIError, match="no answer within"):
+        with pytest.raises(openai.InternalServerError, match=said):
             await call(sdk_of(http))
         [job] = (await http.get("/v1/jobs")).json()["jobs"]
         assert job["status"] == "canceled"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_whose_job_runs_for_too_long_is_told_so(serving: Serving, worker: FakeWorker, stream: bool):
+    async with serving(max_wait_s=1) as http:
+        calling = asyncio.create_task(complete(sdk_of(http), stream=stream))
+        await eventually(worker.waiting)
+        [job_id] = worker.waiting()
+        worker.start(job_id)
+        with pytest.raises(openai.InternalServerError, match="the job was still running, so the request was canceled"):
+            await calling
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_a_stopping_server_does_not_answer_is_told_so(
+    serving: Serving, worker: FakeWorker, stream: bool
+):
+    async with serving() as http:
+        calling = asyncio.create_task(complete(sdk_of(http), stream=stream))
+        await eventually(worker.waiting)
+        http._transport.app.state.scorepool.waiting.release()
+        with pytest.raises(openai.InternalServerError, match="this server stops") as stopped:
+            await calling
+    assert (stopped.value.status_code, worker.waiting()) == (503, set())
+
+
+async def test_an_unknown_model_has_one_code_on_every_route_of_openai(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        sdk = sdk_of(http)
+        assert (await sdk.models.retrieve("demo")).id == "demo"
+        for call in (sdk.models.retrieve("other"), sdk.completions.create(model="other", prompt="a")):
+            with pytest.raises(openai.NotFoundError, match="live models: demo") as unknown:
+                await call
+            assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/scorepool/models/demo", "/tokenize"])

@@ -6,17 +6,17 @@ from redis import Redis
 
 from scorepool import store, wire
 from tests.api.conftest import Serving, score
-from tests.api.fake_worker import RESULT, STAMP, FakeWorker
+from tests.api.fake_worker import PROVENANCE, RESULT, FakeWorker
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_records_of_a_newer_worker_are_read(serving: Serving, redis: Redis, worker: FakeWorker):
     card = wire.ServedModel(
-        id="newer", stamp=STAMP, context_length=64, vocab_size=1000, self_test="passed", worker="w2", created=1
+        id="newer", stamp=PROVENANCE, context_length=64, vocab_size=1000, self_test="passed", worker="w2", created=1
     )
     redis.zadd(store.Keys.models, {"w2": 1e11})
-    redis.set(store.Keys.card("w2"), with_unknown_fields(card))
+    redis.set(store.Keys.served_model("w2"), with_unknown_fields(card))
     async with serving() as http:
         job_id = (await http.post("/v1/jobs", json=score(model="newer"))).json()["id"]
         worker.end(job_id)

@@ -61,7 +61,7 @@ async def test_the_previous_secret_is_valid_for_a_day_after_rotation(serving: Se
         secrets += [
             (await http.post(f"/v1/webhooks/endpoints/{endpoint_id}/secret")).json()["secret"] for _ in range(2)
         ]
-    subscriber = wire.parse(redis.hget(store.Keys.endpoints("local"), endpoint_id), wire.Subscriber)
+    subscriber = wire.parse(redis.hget(store.Keys.endpoints_of("local"), endpoint_id), wire.Subscriber)
 
     assert subscriber.valid_secrets(time.time()) == [secrets[2], secrets[1]]
     assert subscriber.valid_secrets(time.time() + 90_000) == [secrets[2]]
@@ -248,7 +248,7 @@ async def test_only_deliveries_that_failed_since_a_time_are_replayed(
         for delivery_id in ids[:-2]:
             worker.fail_delivery(delivery_id)
         for delivery_id in ids[:5]:  # older ones
-            redis.zadd(store.Keys.deliveries("local"), {delivery_id: 1000.0})
+            redis.zadd(store.Keys.deliveries_of("local"), {delivery_id: 1000.0})
         redis.delete("rq:queue:webhooks")
         since = {"since": time.time() - 600}
         elsewhere = await http.post("/v1/webhooks/deliveries/replay", json=since | {"endpoint_id": "other"})

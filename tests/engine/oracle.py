@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, PretrainedConfig
 
 from scorepool.engine import Sampling, Sequence
-from tests.tiny_models import ORACLE_FOLDER, PAD
+from tests.tiny_models import ORACLE_FOLDER
+from tests.tiny_tokenizer import PAD
 
 torch.set_num_threads(1)  # more threads are slower for tiny models
 

@@ -7,7 +7,8 @@ import pytest
 
 from scorepool.engine import Engine, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import BOS, SLIDING_WINDOW, VOCAB_SIZE
+from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE
+from tests.tiny_tokenizer import BOS
 
 BATCHED = [
     "demo",

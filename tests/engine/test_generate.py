@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, NonFiniteLogits, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees, filter_as_transformers
-from tests.tiny_models import CONTEXT_LENGTH, EOS, TinyModels
+from tests.tiny_models import CONTEXT_LENGTH, TinyModels
+from tests.tiny_tokenizer import EOS
 
 PROMPT = [0, 50, 60, 70]
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from scorepool.engine import Engine, Sampling, Sequence
 from scorepool.engine.model import blas
-from tests.tiny_models import BOS, VOCAB_SIZE
+from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_tokenizer import BOS
 
 pytestmark = pytest.mark.timeout(300)  # hundreds of examples per test
 EXAMPLES = int(os.environ.get("INVARIANCE_EXAMPLES", "500"))

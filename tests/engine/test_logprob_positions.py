@@ -15,7 +15,8 @@ from scorepool.engine import Engine, EngineError, EngineSettings, Sampling, Sequ
 from scorepool.engine.scheduling.scheduler import Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import BOS, VOCAB_SIZE, TinyModels
+from tests.tiny_models import VOCAB_SIZE, TinyModels
+from tests.tiny_tokenizer import BOS
 
 PROMPT = [BOS] + [Random(4).randrange(3, VOCAB_SIZE) for _ in range(99)]
 RIGHT = Slice.predictors.fget

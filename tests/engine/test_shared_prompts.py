@@ -16,7 +16,8 @@ from scorepool.engine.model.config import read_config
 from scorepool.engine.scheduling.prefix_cache import Prefix
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import BOS, SLIDING_WINDOW, VOCAB_SIZE, TinyModels
+from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
+from tests.tiny_tokenizer import BOS
 
 _draw = Random(7)
 

@@ -8,7 +8,7 @@ import pytest
 from scorepool.engine import Engine, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_against_transformers import tokens
-from tests.tiny_models import EOS
+from tests.tiny_tokenizer import EOS
 
 NUM_TOKENS = 12
 EOS_IDS = {"demo": [2, 0], "llama": [EOS]}

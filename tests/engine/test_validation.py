@@ -6,6 +6,7 @@ from math import inf, nan
 import pytest
 
 from scorepool.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest
+from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sequence import Sampling, Sequence
 from scorepool.engine.validation import check
 from tests.engine.test_engine import MODEL_INFO
@@ -61,14 +62,23 @@ def test_a_sequence_that_cannot_be_run_is_refused(sequence: Sequence, error: typ
         check([scored(), sequence], MODEL_INFO)
 
 
+def refusal(sequences: list[Sequence], model_info: ModelInfo = MODEL_INFO) -> str | None:
+    """Return the message with which the sequences are refused; None if they are accepted."""
+    try:
+        check(sequences, model_info)
+    except EngineError as error:
+        return error.message
+    return None
+
+
 def test_a_sequence_that_just_fits_is_accepted():
-    check([scored([0] * 100, score_from=100), generating(max_tokens=97, seed=2**64 - 1)], MODEL_INFO)
+    assert refusal([scored([0] * 100, score_from=100), generating(max_tokens=97, seed=2**64 - 1)]) is None
 
 
 def test_a_sequence_whose_cache_does_not_fit_into_memory_is_refused_with_the_numbers():
     model_info = replace(MODEL_INFO, context_length=10_000, max_cached_tokens=500)
 
-    check([scored([0] * 500), generating(max_tokens=400)], model_info)
+    assert refusal([scored([0] * 500), generating(max_tokens=400)], model_info) is None
     with pytest.raises(ContextLengthExceeded, match=r"has 501 tokens .* memory .* 500 tokens"):
         check([scored([0] * 501)], model_info)
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from scorepool.engine import Engine, Sampling, Sequence
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import BOS, VOCAB_SIZE
+from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_tokenizer import BOS
 
 _draw = Random(1)
 DOCUMENTS = [[BOS] + [_draw.randrange(3, VOCAB_SIZE) for _ in range(79)] for _ in range(4)]
@@ -42,7 +43,7 @@ def generating(draw: st.DrawFn) -> Sequence:
 batches = {
     "sequences": st.lists(scored() | generating(), min_size=1, max_size=8),
     "budget": st.sampled_from([1, 5, 16, 33, 100, 4096]),
-    "places": st.sampled_from([1, 3, 32]),
+    "max_running_rows": st.sampled_from([1, 3, 32]),
 }
 
 
@@ -60,9 +61,11 @@ def test_every_entry_is_right_in_any_batch(
     oracle_of: Callable[[str], Oracle],
     sequences: list[Sequence],
     budget: int,
-    places: int,
+    max_running_rows: int,
 ):
-    assert_right(engine_of("llama", max_batch_tokens=budget, max_running_rows=places), oracle_of("llama"), sequences)
+    assert_right(
+        engine_of("llama", max_batch_tokens=budget, max_running_rows=max_running_rows), oracle_of("llama"), sequences
+    )
 
 
 @pytest.mark.parametrize("name", ["gemma3", "granitehybrid"])
@@ -74,9 +77,11 @@ def test_every_entry_is_right_with_other_kinds_of_cache(
     name: str,
     sequences: list[Sequence],
     budget: int,
-    places: int,
+    max_running_rows: int,
 ):
-    assert_right(engine_of(name, max_batch_tokens=budget, max_running_rows=places), oracle_of(name), sequences)
+    assert_right(
+        engine_of(name, max_batch_tokens=budget, max_running_rows=max_running_rows), oracle_of(name), sequences
+    )
 
 
 @pytest.mark.parametrize("budget", [1, 7, 4096])

@@ -24,6 +24,7 @@ MALFORMED = [
     "http://:secret@127.0.0.1:1",
     "redis://:secret@127.0.0.1:port/0",
     "redis+sentinel://:secret@127.0.0.1:26379",
+    "redis://:secret@127.0.0.1:1/secret",
 ]
 
 
@@ -58,7 +59,7 @@ def stderr_of(command: str, redis_url: str, state: Path) -> str:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_wrong_password_stops_the_process(command: str, credentials: str, protected: str, tmp_path: Path):
     [line] = stderr_of(command, f"unix://{credentials}{protected}", tmp_path).splitlines()
-    assert line.startswith("scorepool: SCOREPOOL_REDIS_URL")
+    assert line.startswith("scorepool: SCOREPOOL_REDIS_URL: Redis refuses the user or the password of the URL")
 
 
 @pytest.mark.parametrize("url", MALFORMED)

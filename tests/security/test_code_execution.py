@@ -99,7 +99,7 @@ async def test_the_api_runs_no_code_from_redis(serving: Serving, redis: Redis, c
         ids = submit_attacks(redis, canary)
         for job_id in ids:
             redis.hset(f"rq:job:{job_id}", mapping={"owner": "local", "created": "1.000001"})
-            redis.zadd(store.Keys.owned("local"), {job_id: 1.0})
+            redis.zadd(store.Keys.jobs_of("local"), {job_id: 1.0})
             for reply in (
                 await http.get(f"/v1/jobs/{job_id}"),
                 await http.post(f"/v1/jobs/{job_id}/cancel"),

@@ -212,7 +212,7 @@ async def test_an_unreadable_worker_registration_does_not_hide_the_other_workers
 ):
     """A worker of another version may write such a registration."""
     redis.zadd(store.Keys.models, {"w0": 1e11, b"\xff": 1e11})
-    redis.set(store.Keys.card("w0"), wire.encode({"id": "demo", "of": "another version"}))
+    redis.set(store.Keys.served_model("w0"), wire.encode({"id": "demo", "of": "another version"}))
     async with serving() as http:
         assert (await http.post("/v1/jobs", json=score())).status_code == 202
         assert [card["worker"] for card in (await http.get("/v1/models")).json()["models"]] == ["w1"]

@@ -15,11 +15,9 @@ from tests.worker.conftest import Workers, generate, outcome, status, submit, un
 
 NUM_MUTANTS = 60
 SEED = 20_261_121
-FIELDS = [
-    *("data", "created_at", "enqueued_at", "timeout", "retries_left", "retry_intervals", "result_ttl", "failure_ttl"),
-    *("meta", "origin", "description", "crashes", "cancel_requested", "dependency_ids", "group_id", "webhooks"),
-    *("number_of_retries", "repeats_left", "repeat_intervals", "started_at", "ended_at", "worker_name", "status"),
-]
+DELIVERY_FIELDS = {"event", "at", "job", "endpoint", "url", "since", "tries", "attempts", "reason"}
+RQ_FIELDS = {"meta", "dependency_ids", "group_id", "webhooks", "repeats_left", "repeat_intervals"}  # that only RQ reads
+FIELDS = sorted(set(store.JobField.all().values()) - DELIVERY_FIELDS | RQ_FIELDS)
 
 
 def random_value(rng: random.Random, depth: int = 0) -> Any:
@@ -120,7 +118,7 @@ def test_keys_of_a_wrong_redis_type_fail_only_their_job(redis: Redis, workers: W
     redis.zadd("scorepool:turns:demo", {"alice": 0})
     redis.delete(store.Keys.request(request))
     redis.hset(store.Keys.request(request), "a", "hash")
-    redis.set(store.Keys.endpoints("alice"), "a string")
+    redis.set(store.Keys.endpoints_of("alice"), "a string")
 
     assert workers.start("--burst").wait(timeout=60) == 0
 
@@ -146,13 +144,14 @@ def test_a_running_job_whose_hash_gets_a_wrong_redis_type_is_dropped(redis: Redi
 
 
 def test_an_invalid_crash_count_does_not_stop_the_recovery_of_jobs(redis: Redis, workers: Workers):
-    bad = submit(redis, generate(), fields={"company": "1", "crashes": "nonsense"})
+    bad = submit(redis, generate(), fields={store.JobField.MAX_CONCURRENCY: "1", store.JobField.CRASHES: "nonsense"})
     redis.lrem("rq:queue:demo", 1, bad)
     redis.zadd("rq:wip:demo", {f"{bad}:gone": 1.0})
 
     workers.start()
 
     until(lambda: outcome(redis, bad))
+    assert isinstance(outcome(redis, bad), wire.Result)
 
 
 @pytest.mark.anyio

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from tests.api.test_process import eventually, running
+from tests.api.test_process import eventually, running, serves
 from tests.worker.conftest import Workers
 
 CHECKS = [
@@ -43,7 +43,7 @@ def test_every_request_that_the_schema_allows_gets_a_declared_response(
     pytest.importorskip("schemathesis", reason="schemathesis is not installed: it comes with the dev extra")
     workers.start(worker="BatchWorker", SCOREPOOL_MODEL=f"demo={short_model(root, tmp_path)}", SCOREPOOL_LEASE_S="20")
     with running(root, redis_url, tmp_path / "log") as (http, _):
-        eventually(lambda: http.get("/readyz").json()["models"] == ["demo"], timeout_s=120)
+        eventually(lambda: serves(http, "demo"), timeout_s=120)
         tool, document = Path(sys.executable).with_name("schemathesis"), f"{http.base_url}/openapi.json"
         command = [str(tool), "run", document, *options, "--continue-on-failure", "--no-color", "--request-timeout=90"]
         command += ["--suppress-health-check=all", "--generation-database=none"]  # a slow machine is not a finding

@@ -126,7 +126,14 @@ class Audit:
     def _check_jobs(self, job_ids: list[str]) -> None:
         with self._redis.pipeline(transaction=False) as pipeline:
             for job_id in job_ids:
-                pipeline.hmget(f"rq:job:{job_id}", "status", "webhook", "company", "crashes", "cancel_requested")
+                pipeline.hmget(
+                    f"rq:job:{job_id}",
+                    "status",
+                    "webhook",
+                    store.JobField.MAX_CONCURRENCY,
+                    "crashes",
+                    "cancel_requested",
+                )
                 pipeline.get(store.Keys.outcome(job_id))
                 pipeline.xlen(f"rq:results:{job_id}")
                 pipeline.ttl(f"rq:job:{job_id}")

@@ -10,7 +10,7 @@ from redis import Redis
 
 from scorepool.local.redis_server import RedisServer
 from tests.api.conftest import generate
-from tests.api.test_process import eventually, running
+from tests.api.test_process import eventually, running, serves
 from tests.worker.conftest import Workers, done
 
 WARM_UP_S = 40.0  # after it, results expire as fast as they are written
@@ -37,7 +37,7 @@ def test_overload_keeps_memory_flat_and_jobs_in_order(root: Path, tmp_path: Path
         Workers(server.url, root, tmp_path / "workers") as workers,
     ):
         workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="4", FAKE_STEP_S="0.05", SCOREPOOL_LEASE_S="20")
-        eventually(lambda: http.get("/readyz").json()["models"] == ["demo"])
+        eventually(lambda: serves(http, "demo"))
         started_at = time.monotonic()
         accepted, refused = overload(http, started_at + WARM_UP_S)
         before = rss_bytes(api.pid), redis.info("memory")["used_memory"]

@@ -31,8 +31,10 @@ def test_no_module_outside_store_spells_a_key(root: Path):
 
 def test_the_fields_that_scripts_read_of_a_subscriber_are_fields_of_the_struct():
     lua = scripts.load("outbox.lua")
-    assert set(re.findall(r"cjson\.decode\(text\)\.(\w+)", lua)) <= {*wire.Subscriber.__struct_fields__}
-    assert set(re.findall(r"\bendpoint\.(\w+)", lua)) <= {*wire.WebhookEndpoint.__struct_fields__}
+    of_subscriber = set(re.findall(r"cjson\.decode\(text\)\.(\w+)", lua))
+    of_endpoint = set(re.findall(r"\bendpoint\.(\w+)", lua))
+    assert of_subscriber == {"endpoint"} <= {*wire.Subscriber.__struct_fields__}
+    assert of_endpoint == {"id", "events", "disabled_at"} <= {*wire.WebhookEndpoint.__struct_fields__}
 
 
 def test_the_field_that_scripts_read_of_an_outcome_is_a_field_of_a_failure():

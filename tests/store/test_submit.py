@@ -32,4 +32,4 @@ def test_nothing_is_written_if_the_backlog_that_a_job_would_join_is_no_list(redi
 
     assert submit(redis, list_length)[:2] == [b"wrong_type", backlog.encode()]
 
-    assert not redis.exists(RqKeys.job("j1"), Keys.request("j1"), Keys.owned("alice"))
+    assert not redis.exists(RqKeys.job("j1"), Keys.request("j1"), Keys.jobs_of("alice"))

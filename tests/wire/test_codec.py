@@ -7,10 +7,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from scorepool import wire
 
-STAMP = wire.Provenance(
+PROVENANCE = wire.Provenance(
     model="m",
     fingerprint="f",
     dtype="float32",
@@ -26,7 +27,7 @@ float32 = st.floats(width=32, allow_nan=False)
 def result(**columns: object) -> wire.Result:
     sequence = wire.SequenceResult(token_ids=[1, 2], token_bytes=[b"\xf0\x9f", b"b"], text="b", **columns)
     usage = wire.Usage(prompt_tokens=1, completion_tokens=2)
-    return wire.Result(sequences=[sequence], temperature=1.0, usage=usage, stamp=STAMP)
+    return wire.Result(sequences=[sequence], temperature=1.0, usage=usage, stamp=PROVENANCE)
 
 
 @given(st.lists(st.none() | float32))
@@ -53,6 +54,27 @@ def test_the_logprob_of_a_token_equals_its_top_logprob_exactly_in_json():
     sent = result(logprobs=wire.Floats([None, -0.1]), top_logprobs=[wire.Floats(), wire.Floats([-0.1])])
     columns = msgspec.json.decode(wire.encode_json(sent))["sequences"][0]
     assert columns["logprobs"] == [None, columns["top_logprobs"][1][0]]
+
+
+def test_a_slice_has_the_entries_of_its_tokens_in_every_streamed_column():
+    columns = {
+        "token_ids": [1, 2, 3],
+        "token_bytes": [b"a", b"b", b"c"],
+        "logprobs": wire.Floats([None, -0.5, -1.5]),
+        "top_ids": [[], [2], [4]],
+        "top_bytes": [[], [b"b"], [b"d"]],
+        "top_logprobs": [wire.Floats(), wire.Floats([-0.5]), wire.Floats([-0.25])],
+    }
+    assert columns.keys() == set(wire.StreamedColumns.__struct_fields__)
+    delta = wire.TokenDelta(id="j", sequence=0, first=0, **columns)
+
+    sliced = delta.columns(1, 3)
+
+    assert sliced == {name: column[1:3] for name, column in columns.items()}
+    assert wire.encode(replace(delta, **sliced))  # each column keeps its type
+    assert (
+        wire.TokenDelta(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"]).columns(1)["logprobs"] is None
+    )
 
 
 def test_a_failure_is_the_same_after_msgpack():
@@ -111,12 +133,13 @@ def test_malformed_json_raises_invalid_and_no_other_error(body: bytes):
 
 
 @given(st.binary(max_size=200))
-def test_arbitrary_bytes_decode_or_raise_invalid(body: bytes):
-    for decode in (wire.decode_request, wire.decode_outcome):
+def test_arbitrary_bytes_are_a_message_or_invalid(body: bytes):
+    for decode, kind in ((wire.decode_request, wire.Request), (wire.decode_outcome, wire.Outcome)):
         try:
-            decode(body)
-        except wire.Invalid:
-            continue
+            decoded = decode(body)
+        except wire.Invalid as error:
+            decoded = error
+        assert isinstance(decoded, kind | wire.Invalid)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -4,14 +4,17 @@ One token is one byte of the prompt. A generate job takes `max_tokens` steps of 
 process is FAKE_CLOCK_AHEAD_S seconds ahead.
 """
 
+import datetime
 import logging
 import os
 import signal
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
+import rq.utils
 from redis import Redis
 from rq import get_current_job
 
@@ -22,9 +25,18 @@ from scorepool.worker import BatchWorker, Job, Queue
 
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
 AHEAD_S = float(os.environ.get("FAKE_CLOCK_AHEAD_S", "0"))
+
+
+class WrongDatetime(datetime.datetime):
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> Self:
+        return super().now(tz) + datetime.timedelta(seconds=AHEAD_S)
+
+
 if AHEAD_S:
     right = time.time
     time.time = lambda: right() + AHEAD_S
+    rq.utils.datetime = SimpleNamespace(**vars(datetime) | {"datetime": WrongDatetime})  # the clock of rq.utils.now
 
 
 class FakeTokenizer(Tokenizer):
@@ -171,12 +183,12 @@ class HangingWorker(FakeWorker):
         super()._commit_ended()
 
 
-class FalteringWorker(FakeWorker):
+class LateHeartbeatWorker(FakeWorker):
     """A worker with a slow start and a late second heartbeat."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.num_beats = 0
+        self.num_heartbeats = 0
 
     def open(self) -> None:
         super().open()
@@ -184,15 +196,15 @@ class FalteringWorker(FakeWorker):
 
     def _send_heartbeat(self) -> None:
         super()._send_heartbeat()
-        self.num_beats += 1
-        if self.num_beats == 1:
+        self.num_heartbeats += 1
+        if self.num_heartbeats == 1:
             time.sleep(self.settings.lease_s)
 
 
-class TalkingWorker(FakeWorker):
+class LoggingEngineWorker(FakeWorker):
     def start_engine(self, source: str) -> Engine:
         log = logging.getLogger("scorepool.engine")
-        log.info("the engine has news")
+        log.info("the engine has started")
         log.warning("the engine has a warning")
         return super().start_engine(source)
 
@@ -215,6 +227,15 @@ def flaky(job: Job) -> str:
     return "at last"
 
 
+def break_queue(job: Job, queue: str) -> str:
+    """Give the key of a queue a wrong type. Fail if it is the job's own queue and the first run."""
+    if job.connection.incr(f"tries:{job.id}") == 1:
+        job.connection.set(f"rq:queue:{queue}", "wrong")
+        if queue == job.origin:
+            raise ValueError("not yet")
+    return "at last"
+
+
 class FunctionsWorker(FakeWorker):
     """A worker that also runs plain RQ functions."""
 
@@ -222,6 +243,7 @@ class FunctionsWorker(FakeWorker):
         super().open()
         self.functions |= {
             "add": lambda job: sum(job.args),
+            "break_queue": lambda job: break_queue(job, *job.args),
             "current": lambda job: getattr(get_current_job(), "id", None),
             "flaky": flaky,
             "sleep": lambda job: time.sleep(job.args[0]),
@@ -229,7 +251,7 @@ class FunctionsWorker(FakeWorker):
         self.callbacks |= {"note": note, "show_status": show_status, "note_current": note_current}
 
 
-class DyingParent(FunctionsWorker):
+class CrashBeforeDependentsWorker(FunctionsWorker):
     """A worker that dies just before it puts the dependents of an ended job on their queues."""
 
     def open(self) -> None:

@@ -1,6 +1,6 @@
 """The worker of one model: the jobs of its queues run in one continuous batch.
 
-    rq worker -w scorepool.worker.BatchWorker --with-scheduler demo:high demo demo:low
+    rq worker -w scorepool.worker.BatchWorker --connection-class scorepool.worker.Redis --with-scheduler demo
 
 SCOREPOOL_MODEL names the model. Its engine starts in `open`, so never before a fork.
 """
@@ -51,7 +51,7 @@ class BatchWorker(Worker):
         if self.engine is not None:
             self.engine.close()
         if self.registration is not None:
-            with self.connection.pipeline() as pipeline:
+            with self.wrong_types.tolerate("unregister the model"), self.connection.pipeline() as pipeline:
                 self.registration.remove(pipeline)
                 pipeline.execute()
 

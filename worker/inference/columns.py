@@ -1,7 +1,8 @@
 """Convert the engine's TokenColumns to the per-token fields of wire.SequenceResult and wire.TokenDelta. Pure.
 
-To add a per-token value, add its computation in engine/sampling/logprobs.py, its column in engine.TokenColumns, its
-field in wire.SequenceResult (also in wire.TokenDelta if it is streamed), and its entry in COLUMNS below.
+To add a per-token value, change four files: its field in TokenColumns (engine/sequence.py), its computation in
+engine/sampling/logprobs.py, its field in SequenceResult (wire/result.py) or, if it is streamed too, in StreamedColumns
+(wire/columns.py), and its entry in COLUMNS below.
 """
 
 from collections.abc import Callable, Iterable, Sized
@@ -60,7 +61,7 @@ COLUMNS = {  # by the name of the field
         _samples_other_distribution, lambda columns, _, clamp: _each(columns.sampled_logprobs, clamp), True
     ),
 }
-_STREAMED = {name: column for name, column in COLUMNS.items() if name in wire.TokenDelta.__struct_fields__}
+_STREAMED = {name: column for name, column in COLUMNS.items() if name in wire.StreamedColumns.__struct_fields__}
 
 
 class CountingClamp:
@@ -80,7 +81,7 @@ class CountingClamp:
         return value
 
 
-def clamp(value: float | None) -> float | None:
+def clamp_logprob(value: float | None) -> float | None:
     return MIN_LOGPROB if value == -inf else value
 
 
@@ -103,7 +104,7 @@ def result_columns(sequence: Sequence, num_tokens: int, token_bytes: TokenBytes,
 def delta_columns(sequence: Sequence, columns: TokenColumns, token_bytes: TokenBytes) -> dict[str, object]:
     """Return the per-token fields of wire.TokenDelta for the tokens of `columns`."""
     return {
-        name: column.convert(columns, token_bytes, clamp)
+        name: column.convert(columns, token_bytes, clamp_logprob)
         for name, column in _STREAMED.items()
         if column.is_reported(sequence)
     }

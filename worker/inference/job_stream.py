@@ -61,7 +61,7 @@ class JobStream:
         self._codec = codec
 
     def on_step(self, sequences: Items[Sequence]) -> list[MakeDelta]:
-        """Copy the new entries of these sequences; return calls that make their deltas elsewhere."""
+        """Copy the new entries of these sequences; return functions that make the deltas on another thread."""
         deltas = [self._advance(self._streams[sequence]) for sequence in sequences if not sequence.is_done]
         return [delta for delta in deltas if delta is not None]
 

@@ -57,7 +57,7 @@ class WorkerRegistration:
     def renew(self, pipeline: Pipeline) -> None:
         """Write the registration. Due every fifth of a lease."""
         worker, model, packed = self.served_model.worker, self.served_model.id, encode(self.served_model)
-        pipeline.set(Keys.card(worker), packed, px=int(self.ttl_s * 1000))
+        pipeline.set(Keys.served_model(worker), packed, px=int(self.ttl_s * 1000))
         pipeline.zadd(Keys.models, {worker: time.time() + self.ttl_s})
         if self.model_grace_s:
             pipeline.set(Keys.recent_model(model), packed, ex=self.model_grace_s)
@@ -65,5 +65,5 @@ class WorkerRegistration:
             pipeline.expire(Keys.recent_models, self.model_grace_s)
 
     def remove(self, pipeline: Pipeline) -> None:
-        pipeline.delete(Keys.card(self.served_model.worker))
+        pipeline.delete(Keys.served_model(self.served_model.worker))
         pipeline.zrem(Keys.models, self.served_model.worker)

@@ -56,7 +56,7 @@ class InferenceRunner:
 
     def _finish(self, request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
         last = prepared[-1].recomputed or prepared[-1].sequence
-        model_info = last.model_info or self.engine.model_info  # a tokenize job runs on no model
+        model_info = last.model_info or self.engine.model_info  # a tokenize job is never added to the engine
         try:
             return to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
         except EngineError as error:

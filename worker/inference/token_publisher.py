@@ -19,8 +19,7 @@ from scorepool.store.scripts import load
 
 log = logging.getLogger(__name__)
 
-GROW = load("grow.lua")
-
+APPEND_DELTAS = load("append_deltas.lua")
 MAX_STREAM_LENGTH = 10_000  # entries, approximately: steps of all workers
 CLOSE_TIMEOUT_S = 5.0
 MAX_QUEUED = 100_000  # deltas that wait for Redis; above it new ones are dropped
@@ -31,7 +30,7 @@ class TokenPublisher:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._append = redis.register_script(GROW)
+        self._append = redis.register_script(APPEND_DELTAS)
         self._changed = Condition()  # guards the two below
         self._queued: list[Callable[[], wire.TokenDelta]] = []
         self._is_closed = False

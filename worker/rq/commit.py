@@ -26,11 +26,11 @@ from rq.worker import WorkerStatus
 
 from scorepool import wire
 from scorepool.store import JobField
-from scorepool.worker.rq.errors import JobError, Stopped, explain
+from scorepool.worker.rq.errors import JobError, Stopped, failure_of
 from scorepool.worker.rq.in_flight import InFlightJob
-from scorepool.worker.rq.job import age_s
+from scorepool.worker.rq.job import elapsed_s
 from scorepool.worker.rq.leases import Leases
-from scorepool.worker.rq.scheduler import schedule
+from scorepool.worker.rq.scheduler import enqueue
 from scorepool.worker.rq.success_writer import SuccessWriter
 from scorepool.worker.rq.wrong_types import drop_wrong_types
 
@@ -150,7 +150,7 @@ class ResultCommitter:
                 return
             except Exception as error:
                 inflight.error = error
-        failure = explain(inflight.error, job.timeout)
+        failure = failure_of(inflight.error, job.timeout)
         job.outcome = wire.encode(failure)
         job.retries_left = 0
         if failure.code == "internal" and not isinstance(inflight.error, JobError):
@@ -223,7 +223,7 @@ class ResultCommitter:
         if delay_s:
             pipeline.sadd(queue.redis_queues_keys, queue.key)
             queue._persist_job(job, pipeline, status=JobStatus.SCHEDULED)
-            schedule(pipeline, queue, job.id, delay_s)
+            enqueue(pipeline, queue.name, job.id, delay_s=delay_s)
         else:
             queue._enqueue_job(job, pipeline=pipeline, at_front=job.enqueue_at_front_on_retry)
 
@@ -242,7 +242,7 @@ class ResultCommitter:
         key = self.leases.worker_key
         num_failed = sum(inflight.error is not None for inflight in ours)
         working_s = sum(
-            age_s(inflight.job.started_at, inflight.job.ended_at or inflight.job.redis_now()) for inflight in ours
+            elapsed_s(inflight.job.started_at, inflight.job.ended_at or inflight.job.redis_now()) for inflight in ours
         )
         pipeline.hincrby(key, "successful_job_count", len(ours) - num_failed)
         pipeline.hincrby(key, "failed_job_count", num_failed)

@@ -9,7 +9,7 @@ import redis
 from redis._parsers.base import BaseParser
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
@@ -71,10 +71,15 @@ class Redis(redis.Redis):
 
 
 def _check_login(client: redis.Redis) -> None:
-    """Raise SettingsError if Redis refuses the user or the password. A Redis that does not answer is no error here."""
+    """Raise SettingsError if Redis refuses the user, the password or the database.
+
+    A Redis that does not answer is no error here.
+    """
     with client:
         try:
             client.ping()
+        except ResponseError as error:
+            raise SettingsError(f"Redis refuses the connection: {error}") from None
         except (RedisError, OSError) as error:
             # redis-py wraps the AuthenticationError of a unix socket in a ConnectionError
             if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):

@@ -10,7 +10,7 @@ from rq.queue import Queue
 from rq.utils import as_text
 
 from scorepool.store import RqKeys
-from scorepool.worker.rq.wrong_types import is_wrong_type
+from scorepool.worker.rq.wrong_types import execute_reads, has_type
 
 
 def machine_id() -> str:
@@ -30,19 +30,20 @@ def orphaned_leases(connection: Redis, queues: Sequence[Queue]) -> list[str]:
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues:
             pipeline.zrange(queue.started_job_registry.key, 0, -1)
-        replies = pipeline.execute(raise_on_error=False)
-    found = [lease_key for reply in replies if not is_wrong_type(reply) for lease_key in reply]
+        found = [lease_key for lease_keys in execute_reads(pipeline) for lease_key in lease_keys or ()]
     lease_keys = [lease_key.decode() for lease_key in found if lease_key.isascii()]  # keys of leases are ASCII
     with connection.pipeline(transaction=False) as pipeline:
         for lease_key in lease_keys:
             pipeline.hget(RqKeys.execution(lease_key), "worker_name")
-        owners = [as_text(owner) if owner else None for owner in pipeline.execute()]
+        owners = [as_text(owner) if owner else None for owner in execute_reads(pipeline)]
     dead = {owner for owner in set(owners) if owner is not None and is_dead(connection, owner)}
     return [lease_key for lease_key, owner in zip(lease_keys, owners, strict=True) if owner in dead]
 
 
 def is_dead(connection: Redis, name: str) -> bool:
     """True if the worker of that name ran on this machine, in a process that is gone."""
+    if not has_type(connection, RqKeys.worker(name), "hash"):
+        return False
     host, pid = connection.hmget(RqKeys.worker(name), "machine", "pid")
     if not host or not pid or not pid.isdigit() or host != machine_id().encode():
         return False

@@ -57,7 +57,7 @@ class FatalError(WorkerError):
     """The part of the process that runs jobs has failed and cannot go on."""
 
 
-def explain(error: BaseException, timeout_s: float | None) -> Failure:
+def failure_of(error: BaseException, timeout_s: float | None) -> Failure:
     """Return the failure that the API shows to the job's owner."""
     match error:
         case JobError(failure=failure):

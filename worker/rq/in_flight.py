@@ -1,4 +1,4 @@
-"""One job in flight: from its lease to the moment that its end is recorded. No Redis.
+"""One job in flight: from its lease to the moment that its end is recorded. Sends no command to Redis.
 
     leased ──► running ──► over ──► recorded (worker/rq/commit.py), and forgotten
           └──────────────►┘
@@ -7,24 +7,27 @@ It is over exactly once, with a value or with an error; what comes later is drop
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Self
 
+from redis import Redis
 from rq.executions import Execution
 from rq.queue import Queue
 
-from scorepool.worker.rq.errors import FatalError
-from scorepool.worker.rq.job import Job
+from scorepool.worker.rq.errors import FatalError, JobError
+from scorepool.worker.rq.job import Callback, Job
+from scorepool.worker.rq.leases import ClaimedJob
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncResult:
-    """The return value of a job function whose job goes on elsewhere, beside others."""
+    """The return value of a job function whose job runs on, on other threads, after the function has returned."""
 
     future: "Future[Any]"
-    finish: Callable[[Any], object]  # from the future's result to the job's, on the main thread
+    finish: Callable[[Any], object]  # makes the job's result from the future's; called on the main thread
     cancel: Callable[[], object]
 
 
@@ -44,10 +47,30 @@ class InFlightJob:
     is_decided: bool = False  # its callbacks were called and its retries counted: see worker/rq/commit.py
     retry_delay_s: int | None = None  # the delay until it runs again; None: it does not run again
 
+    @classmethod
+    def from_claimed(
+        cls, claimed: ClaimedJob, connection: Redis, worker_name: str, callbacks: Mapping[str, Callback]
+    ) -> Self:
+        """Return a job that was claimed for a worker and has not started."""
+        job = Job.from_claimed(claimed, connection, callbacks)
+        execution = Execution(claimed.execution_id, claimed.job_id, connection, worker_name)
+        execution.created_at = datetime.fromtimestamp(claimed.leased_at, UTC)
+        job.worker_name, job.started_at, job.last_heartbeat = worker_name, execution.created_at, execution.created_at
+        return cls(job, claimed.queue, execution)
+
     @property
     def lease_key(self) -> str:
         """The name of its lease."""
         return f"{self.job.id}:{self.execution.id}"
+
+    @property
+    def end(self) -> str:
+        """The end of a job that is over, for the log: "done", an error, or that it runs again."""
+        if self.retry_delay_s is not None:
+            return f"again in {self.retry_delay_s} s"
+        if isinstance(self.error, JobError):
+            return self.error.failure.code
+        return type(self.error).__name__ if self.error else "done"
 
     def set_deadline(self, seconds: float, deadline_error: Exception) -> None:
         """Set a deadline. If there are several, the earliest one counts."""
@@ -60,7 +83,7 @@ class InFlightJob:
             self.fail(self.deadline_error)
 
     def run(self, function: Callable[[Job], object]) -> None:
-        """Call the job's function: the job is over when it returns, unless it goes on elsewhere."""
+        """Call the job's function. The job is over when it returns, unless it returns a Future or an AsyncResult."""
         answer = function(self.job)
         if isinstance(answer, Future):
             answer = AsyncResult(answer, finish=lambda value: value, cancel=answer.cancel)

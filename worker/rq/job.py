@@ -1,7 +1,7 @@
 """RQ's Job and Queue, made safe: no pickle, nothing imported because Redis names it, and an outcome with every end."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from types import MappingProxyType, UnionType
@@ -12,6 +12,7 @@ import rq.queue
 import rq.serializers
 from redis import Redis
 from redis.client import Pipeline
+from redis.exceptions import RedisError, ResponseError
 from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
@@ -21,12 +22,20 @@ from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 from scorepool.wire import Failure, encode
 from scorepool.worker.rq.leases import ClaimedJob, record_outcome
+from scorepool.worker.rq.scheduler import enqueue
+from scorepool.worker.rq.wrong_types import is_wrong_type
 
 MAX_NUMBER = 10**10  # of seconds and counts in a job's hash; a greater one is an error
 DEFAULT_TTL_S = 86_400  # of the outcome of a job whose hash has no TTL
-# RQ parses times by strptime, which takes 8 % of the time of a job that computes nothing.
-TIMES = (JobField.CREATED_AT, JobField.ENQUEUED_AT, JobField.STARTED_AT, JobField.ENDED_AT, JobField.LAST_HEARTBEAT)
-EMPTIED = encode(Failure(code="canceled", message="the server's operator emptied the queue"))
+# Parsed here: RQ uses strptime, which takes 8 % of the time of a job that computes nothing.
+TIME_FIELDS = (
+    JobField.CREATED_AT,
+    JobField.ENQUEUED_AT,
+    JobField.STARTED_AT,
+    JobField.ENDED_AT,
+    JobField.LAST_HEARTBEAT,
+)
+CANCELED_BY_EMPTY = encode(Failure(code="canceled", message="the server's operator emptied the queue"))
 
 # `resolve_serializer(None)` and the command line's default name these: with them replaced, `rq worker`, `rq info` and
 # everything else in a process that has imported `scorepool.worker.rq` cannot unpickle what is in Redis.
@@ -68,23 +77,45 @@ class Job(rq.job.Job):
         self.serializer = JSONSerializer
 
     @classmethod
-    def from_claimed(cls, row: ClaimedJob, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
+    def from_claimed(cls, claimed: ClaimedJob, connection: Redis, callbacks: Mapping[str, Callback]) -> "Job":
         """Return the leased job. An error in its hash is kept in `parse_error`, and the job fails with it."""
-        job = cls(row.job_id, connection)
+        job = cls(claimed.job_id, connection)
         try:
-            job.restore(row.fields)
+            job.restore(claimed.fields)
             job._check()
         except Exception as error:  # errors in the hash fail only this job
-            job = cls(row.job_id, connection)  # without the fields read so far: they may be wrong too
-            job.data = row.fields[JobField.DATA.encode()]
-            job.has_outcome = JobField.KIND.encode() in row.fields
+            job = cls(claimed.job_id, connection)  # without the fields read so far: they may be wrong too
+            job.data = claimed.fields[JobField.DATA.encode()]
+            job.has_outcome = JobField.KIND.encode() in claimed.fields
             job.parse_error = error
-        job.request = row.request
-        job.leased_at, job.claimed_at = row.leased_at, time.monotonic()
+        job.request = claimed.request
+        job.leased_at, job.claimed_at = claimed.leased_at, time.monotonic()
         job.callbacks = callbacks
-        job.origin = row.queue.name
+        job.origin = claimed.queue.name
         job._status = rq.job.JobStatus.STARTED
         return job
+
+    @classmethod
+    def fetch_many(cls, job_ids: Iterable[str], connection: Redis, serializer: object = None) -> list[Any]:
+        """Return jobs by id; None for a job that is absent or cannot be read."""
+        jobs: list[rq.job.Job | None] = []
+        for job_id in job_ids:
+            try:
+                jobs += super().fetch_many([job_id], connection)
+            except Exception as error:  # errors in the hash
+                if isinstance(error, RedisError) and not is_wrong_type(error):
+                    raise
+                jobs.append(None)
+        return jobs
+
+    def dependencies_are_met(self, *args: Any, **kwargs: Any) -> bool:
+        """True if the job may run. False if the keys that hold its dependencies have a wrong type."""
+        try:
+            return super().dependencies_are_met(*args, **kwargs)
+        except ResponseError as error:
+            if not is_wrong_type(error):
+                raise
+            return False
 
     def restore(self, raw_data: Any) -> None:
         """Read the hash without RQ's webhooks: they are one unsigned attempt on the main thread, to any address.
@@ -92,8 +123,8 @@ class Job(rq.job.Job):
         A `meta` that is not JSON is dropped, because RQ would keep it in a form that it cannot write again.
         """
         fields = self.fields = {as_text(name): value for name, value in raw_data.items() if name != b"webhooks"}
-        super().restore({name: value for name, value in fields.items() if name not in TIMES})
-        for name in TIMES:
+        super().restore({name: value for name, value in fields.items() if name not in TIME_FIELDS})
+        for name in TIME_FIELDS:
             if text := fields.get(name):
                 setattr(self, name, datetime.fromisoformat(as_text(text)).replace(tzinfo=UTC))
         if "unserialized" in self.meta:
@@ -201,13 +232,17 @@ class Queue(rq.queue.Queue):
                 pipeline.llen(Keys.backlog(self.name, as_text(owner)))  # type: ignore[arg-type]
             return sum(pipeline.execute())
 
+    def push_job_id(self, job_id: str, pipeline: Pipeline | None = None, at_front: bool = False) -> None:
+        """Put a job on the queue, also if the key of its list has a wrong type: see store/lua/push_job.lua."""
+        enqueue(self.connection if pipeline is None else pipeline, self.name, job_id, is_at_front=at_front)
+
     def empty(self) -> int:
         """End every waiting job of the API as canceled and delete the others (`rq empty`).
 
         Return how many there were.
         """
         script = self.connection.register_script(load("empty.lua"))
-        return int(script(args=[self.name, EMPTIED, iso_now(), DEFAULT_TTL_S]))
+        return int(script(args=[self.name, CANCELED_BY_EMPTY, iso_now(), DEFAULT_TTL_S]))
 
     @classmethod
     def from_rq(cls, queue: rq.queue.Queue) -> "Queue":
@@ -222,6 +257,6 @@ def _is_list_of(value: object, kind: type | UnionType) -> bool:
     return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
-def age_s(since: datetime | None, until: datetime) -> float:
+def elapsed_s(since: datetime | None, until: datetime) -> float:
     """Return the seconds between two times, 0.0 without the first."""
     return (until - since).total_seconds() if since else 0.0

@@ -10,7 +10,7 @@ repeat it until one of them is answered. That answer holds the jobs that were le
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from logging import Logger, getLogger
+from logging import getLogger
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -70,13 +70,18 @@ class Leases:
     """The leases of one worker. `claim` and `reclaim` are for its main thread; the rest is thread-safe."""
 
     def __init__(
-        self, connection: Redis, worker_name: str, worker_key: str, lease_s: float, log: Logger | None = None
+        self,
+        connection: Redis,
+        worker_name: str,
+        worker_key: str,
+        lease_s: float,
+        wrong_types: WrongTypeLog | None = None,
     ) -> None:
         self.connection = connection
         self.worker_name = worker_name
         self.worker_key = worker_key
         self.lease_ms = int(lease_s * 1000)
-        self.wrong_types = WrongTypeLog(log or getLogger(__name__))
+        self.wrong_types = wrong_types or WrongTypeLog(getLogger(__name__))
         self._claim = _ClaimScript(connection, "claim.lua")
         self._reclaim = _ClaimScript(connection, "reclaim.lua")
         self._extend = connection.register_script(load("extend.lua"))
@@ -98,7 +103,7 @@ class Leases:
         jobs each queue holds in RQ's list afterwards, if so many wait (see store/lua/backlog.lua).
         """
         answer = self._claim(
-            _keys(queues),
+            _queue_keys(queues),
             [max_jobs, num_in_flight, max_in_flight, int(round_robin), self.worker_key],
             [list_length, *self._lease_args()],
         )
@@ -106,13 +111,13 @@ class Leases:
             return None
         rows, wrong_types = answer
         self.wrong_types.report(wrong_types)
-        return _claimed(queues, rows)
+        return _claimed_jobs(queues, rows)
 
     def reclaim(self, queues: Sequence[Queue], crash_limit: int) -> tuple[int, list[ClaimedJob]]:
         """Put the jobs of dead workers back on their queues. Return how many, and the jobs that the caller must end."""
-        num_back, rows, wrong_types = self._reclaim(_keys(queues), [crash_limit], self._lease_args())
+        num_back, rows, wrong_types = self._reclaim(_queue_keys(queues), [crash_limit], self._lease_args())
         self.wrong_types.report(wrong_types)
-        return int(num_back), _claimed(queues, rows)
+        return int(num_back), _claimed_jobs(queues, rows)
 
     def extend(self, jobs: Sequence[LeaseHolder]) -> tuple[set[str], set[str]]:
         """Extend leases. Return the keys of those that were taken away, and of those whose job's owner canceled it."""
@@ -133,7 +138,7 @@ class Leases:
         last_first = list(reversed(jobs))
         if not last_first:
             return 0
-        keys = [key for job in last_first for key in _keys([job.queue])]
+        keys = [key for job in last_first for key in _queue_keys([job.queue])]
         return int(self._release(keys=keys, args=[job.lease_key for job in last_first]))
 
     def expire(self, lease_keys: Iterable[str]) -> None:
@@ -179,11 +184,11 @@ def record_outcome(
     pipeline.eval(RECORD_OUTCOME, 0, job_id, outcome, max(0, ttl_s), int(keep_request), iso_now(), canceled_queue)
 
 
-def _keys(queues: Iterable[Queue]) -> list[str]:
+def _queue_keys(queues: Iterable[Queue]) -> list[str]:
     return [key for queue in queues for key in (queue.key, queue.started_job_registry.key)]
 
 
-def _claimed(queues: Sequence[Queue], rows: list[list[object]]) -> list[ClaimedJob]:
+def _claimed_jobs(queues: Sequence[Queue], rows: list[list[object]]) -> list[ClaimedJob]:
     found = []
     for index, job_id, execution_id, flat, request, leased_at in rows:
         assert isinstance(index, int)

@@ -15,10 +15,11 @@ from types import FrameType
 from typing import Any
 
 from redis.backoff import NoBackoff
+from redis.client import Pipeline
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
+from rq import worker_registration
 from rq.command import parse_payload
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.group import Group
@@ -29,8 +30,9 @@ from rq.worker import BaseWorker
 from scorepool.store import Keys, Settings, SettingsError, rq_queue
 from scorepool.worker.rq.dead_workers import is_dead, machine_id
 from scorepool.worker.rq.job import Job, Queue
+from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 from scorepool.worker.rq.scheduler import Scheduler
-from scorepool.worker.rq.wrong_types import is_wrong_type
+from scorepool.worker.rq.wrong_types import WrongTypeLog, has_type
 
 
 class WorkerProcess(BaseWorker):
@@ -53,6 +55,10 @@ class WorkerProcess(BaseWorker):
     @cached_property
     def settings(self) -> Settings:
         return Settings.load()
+
+    @cached_property
+    def wrong_types(self) -> WrongTypeLog:
+        return WrongTypeLog(self.log)
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -84,14 +90,34 @@ class WorkerProcess(BaseWorker):
 
     def register_birth(self) -> None:
         """Register this worker. A worker restarted under its --name replaces the killed one."""
-        if is_dead(self.connection, self.name):
+        if not has_type(self.connection, self.key, "hash") or is_dead(self.connection, self.name):
             self.connection.delete(self.key)
         try:
-            super().register_birth()
+            with self.wrong_types.tolerate("register"):
+                super().register_birth()
         except ValueError:
             raise SettingsError(
                 f"--name {self.name}: a worker of that name lives, or died a moment ago on another machine"
             ) from None
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Pipeline | None = None) -> None:
+        """Write the whole registration, which may have expired while this process or Redis stood still."""
+        super().heartbeat(timeout, pipeline)
+        connection = self.connection if pipeline is None else pipeline
+        connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
+        worker_registration.register(self, pipeline)
+
+    def register_death(self) -> None:
+        with self.wrong_types.tolerate("unregister"):
+            super().register_death()
+
+    def set_state(self, state: str, pipeline: Pipeline | None = None) -> None:
+        with self.wrong_types.tolerate("set the state"):
+            super().set_state(state, pipeline)
+
+    def set_shutdown_requested_date(self) -> None:
+        with self.wrong_types.tolerate("set the time of the shutdown"):
+            super().set_shutdown_requested_date()
 
     def _share_log(self) -> None:
         """Send the logs of our packages to the handlers that RQ's bootstrap has set up."""
@@ -166,24 +192,25 @@ class WorkerProcess(BaseWorker):
         self.scheduler = Scheduler(
             self.queues, self.connection, 1, level, date_format, log_format, serializer=self.serializer
         )
-        self.scheduler.acquire_locks()
         self.scheduler.start()
         if burst:
             self.scheduler.enqueue_scheduled_jobs()
 
     def stop_scheduler(self) -> None:
         if self.scheduler is not None:
-            self.scheduler.stop()
+            with self.wrong_types.tolerate("stop the scheduler"):
+                self.scheduler.stop()
 
     def run_maintenance_tasks(self) -> None:
+        """Run RQ's own cleaners. An error of theirs means that Redis holds what they cannot read."""
         try:
             self.clean_registries()
             Group.clean_registries(connection=self.connection)
-        except ResponseError as error:
-            if not is_wrong_type(error):
-                raise
+        except REDIS_UNAVAILABLE:
+            raise
+        except Exception as error:
             self.last_cleaned_at = now()  # type: ignore[assignment] # without it, RQ retries at once, again and again
-            self.log.error("RQ's registries are not cleaned: %s", error)
+            self.log.error("RQ's registries are not cleaned: %s: %s", type(error).__name__, error)
 
     def _tick_scheduler(self) -> None:
         if isinstance(self.scheduler, Scheduler):

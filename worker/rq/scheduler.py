@@ -7,19 +7,19 @@ schedulers. Redis's clock decides when a job is due, because the workers' clocks
 
 from typing import Any
 
-from redis.client import Pipeline
-from rq.queue import Queue
+from redis import Redis
 from rq.scheduler import RQScheduler
 
 from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
+from scorepool.worker.rq.wrong_types import WrongTypeLog
 
-SCHEDULE = load("schedule.lua")
+ENQUEUE = load("enqueue.lua")
 
 
-def schedule(pipeline: Pipeline, queue: Queue, job_id: str, delay_s: float) -> None:
-    """Have the job put on its queue again after a delay."""
-    pipeline.eval(SCHEDULE, 0, queue.name, job_id, int(delay_s))
+def enqueue(connection: Redis, queue: str, job_id: str, *, delay_s: int = 0, is_at_front: bool = False) -> None:
+    """Put a job that RQ has saved on its queue, at once or after a delay. `connection` may be a pipeline."""
+    connection.eval(ENQUEUE, 0, queue, job_id, delay_s, int(is_at_front))
 
 
 class Scheduler(RQScheduler):
@@ -27,19 +27,26 @@ class Scheduler(RQScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._due = self.connection.register_script(load("due.lua"))
+        self._wrong_types = WrongTypeLog(self.log)
+        self._due = self.connection.register_script(load("enqueue_due.lua"))
 
     def start(self) -> None:
         self._status = self.Status.STARTED
-        self.register_birth()
+        with self._wrong_types.tolerate("register the scheduler"):
+            self.register_birth()
+        with self._wrong_types.tolerate("lock the queues for the scheduler"):
+            self.acquire_locks()
 
     def tick(self) -> None:
         """Run the scheduler once. Call it every `interval` seconds, from one thread."""
-        if self.should_reacquire_locks:
-            self.acquire_locks()
-        self.heartbeat()
+        with self._wrong_types.tolerate("heartbeat of the scheduler"):
+            self.heartbeat()
+        with self._wrong_types.tolerate("lock the queues for the scheduler"):
+            if self.should_reacquire_locks:
+                self.acquire_locks()
         self.enqueue_scheduled_jobs()
 
     def enqueue_scheduled_jobs(self) -> None:
         """Put the jobs that are due on their queues."""
-        self._due(args=[iso_now(), *sorted(self._queue_names)])
+        wrong_types = self._due(args=[iso_now(), *sorted(self._queue_names)])
+        self._wrong_types.report(wrong_types)

@@ -11,7 +11,7 @@ from scorepool.store import JobField
 from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 from scorepool.worker.rq.in_flight import InFlightJob
-from scorepool.worker.rq.job import age_s
+from scorepool.worker.rq.job import elapsed_s
 from scorepool.worker.rq.leases import Leases
 
 MAX_BYTES = 64 * 1024 * 1024  # of outcomes in one message; Redis hangs up on one of a gibibyte
@@ -70,7 +70,12 @@ class SuccessWriter:
         )
         result.serializer = job.serializer  # set here: RQ's check of an argument takes longer than the rest
         fields = {JobField.ENDED_AT: utcformat(job.ended_at), **job.extra_fields}
-        yield from (inflight.lease_key, job.outcome or b"", self._ttl_s(inflight), age_s(job.started_at, job.ended_at))
+        yield from (
+            inflight.lease_key,
+            job.outcome or b"",
+            self._ttl_s(inflight),
+            elapsed_s(job.started_at, job.ended_at),
+        )
         for mapping in (fields, result.serialize()):
             yield 2 * len(mapping)
             for name, value in mapping.items():

@@ -11,20 +11,18 @@ Threads, and what each may touch:
     others          run what jobs compute; their futures post calls to the main thread
 """
 
+import logging
 import math
 import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
 
 from redis.client import Pipeline
-from redis.exceptions import RedisError, ResponseError
-from rq import worker_registration
+from redis.exceptions import RedisError
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
-from rq.executions import Execution
 from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
@@ -42,7 +40,7 @@ from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_message
 from scorepool.worker.rq.sweep import Sweep
 from scorepool.worker.rq.watchdog import Watchdog, WatchedOperations
-from scorepool.worker.rq.wrong_types import WrongRedisType, drop_wrong_types, is_wrong_type
+from scorepool.worker.rq.wrong_types import drop_wrong_types, is_wrong_type
 
 POLL_S = 1.0  # between looks at the queues when no message wakes the loop
 
@@ -66,7 +64,7 @@ class Worker(WorkerProcess):
 
     @cached_property
     def leases(self) -> Leases:
-        return Leases(self.connection, self.name, self.key, self.settings.lease_s, self.log)
+        return Leases(self.connection, self.name, self.key, self.settings.lease_s, self.wrong_types)
 
     @cached_property
     def heartbeat_clock(self) -> HeartbeatClock:
@@ -172,10 +170,8 @@ class Worker(WorkerProcess):
                     return
                 self._wait()
                 self._backoff_s = 0.1
-            except (*REDIS_UNAVAILABLE, WrongRedisType) as error:
-                self._wait_for_redis(error)
-            except ResponseError as error:
-                if not is_wrong_type(error):
+            except RedisError as error:
+                if not (isinstance(error, REDIS_UNAVAILABLE) or is_wrong_type(error)):
                     raise
                 self._wait_for_redis(error)
 
@@ -188,15 +184,11 @@ class Worker(WorkerProcess):
         recorded = set(self.committer.commit(over, current, idle_state))
         for inflight in over:
             del self.in_flight[inflight.lease_key]
-            if inflight not in recorded:
-                self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
-            elif inflight.retry_delay_s is not None:
-                self.log.info("job %s: again in %d s", inflight.job.id, inflight.retry_delay_s)
-            elif isinstance(inflight.error, JobError):
-                self.log.warning("job %s: %s", inflight.job.id, inflight.error.failure.code)
+            if inflight in recorded:
+                level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
+                self.log.log(level, "job %s: %s", inflight.job.id, inflight.end)
             else:
-                result = type(inflight.error).__name__ if inflight.error else "done"
-                self.log.info("job %s: %s", inflight.job.id, result)
+                self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
 
     def _maintain(self) -> None:
         if time.monotonic() >= self._reclaim_at and self.heartbeat_clock.is_on_time(self.connection.ping):
@@ -275,7 +267,7 @@ class Worker(WorkerProcess):
         drain = [] if self._drain_deadline is None else [self._drain_deadline]
         return max(0.0, min([POLL_S, *(at - time.monotonic() for at in deadlines + drain)]))
 
-    def _wait_for_redis(self, error: RedisError | WrongRedisType) -> None:
+    def _wait_for_redis(self, error: RedisError) -> None:
         """Wait before the next attempt. Jobs in flight go on, and their ends are kept until Redis takes them.
 
         Other workers lost Redis as well, so no jobs are reclaimed before all have had time to extend their leases.
@@ -292,18 +284,9 @@ class Worker(WorkerProcess):
 
     def _admit(self, claimed_jobs: list[ClaimedJob]) -> None:
         """Start jobs. All are in `in_flight`, where their leases are extended, before the first of them starts."""
-        admitted = []
-        for claimed in claimed_jobs:
-            if f"{claimed.job_id}:{claimed.execution_id}" in self.in_flight:
-                continue
-            leased_at = datetime.fromtimestamp(claimed.leased_at, UTC)
-            job = Job.from_claimed(claimed, self.connection, self.callbacks)
-            execution = Execution(claimed.execution_id, claimed.job_id, self.connection, self.name)
-            execution.created_at = leased_at
-            job.worker_name, job.started_at, job.last_heartbeat = self.name, leased_at, leased_at
-            inflight = InFlightJob(job, claimed.queue, execution)
-            self.in_flight[inflight.lease_key] = inflight
-            admitted.append(inflight)
+        jobs = [InFlightJob.from_claimed(job, self.connection, self.name, self.callbacks) for job in claimed_jobs]
+        admitted = [inflight for inflight in jobs if inflight.lease_key not in self.in_flight]
+        self.in_flight |= {inflight.lease_key: inflight for inflight in admitted}
         for inflight in admitted:
             self._start(inflight)
 
@@ -363,9 +346,6 @@ class Worker(WorkerProcess):
         with self.connection.pipeline() as pipeline:
             self.heartbeat(math.ceil(self.settings.lease_s * 3), pipeline=pipeline)
             self.register(pipeline)
-            self.leases.wrong_types.report(drop_wrong_types(self.connection, pipeline))
-            had_expired = pipeline.execute()[0] == 1
-        if had_expired:
-            self.connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
-            worker_registration.register(self)
+            self.wrong_types.report(drop_wrong_types(self.connection, pipeline))
+            pipeline.execute()
         self.heartbeat_clock.record()

@@ -18,6 +18,7 @@ from scorepool.wire import (
     DeliveryAttempt,
     JobEvent,
     JobEventData,
+    TestEvent,
     TestEventData,
     encode_json,
     parse,
@@ -34,7 +35,7 @@ _STATUS: dict[str, Literal["finished", "failed", "canceled"]] = {
 _BATCH_EVENTS = get_args(BatchEventType)
 _TEXT_FIELDS = (
     *(JobField.OWNER, JobField.ENDPOINT, JobField.URL, JobField.EVENT),
-    *(JobField.MODEL, JobField.AT, JobField.JOB, JobField.BATCH),
+    *(JobField.MODEL, JobField.EVENT_AT, JobField.JOB, JobField.BATCH),
 )
 
 
@@ -68,11 +69,11 @@ class DeliveryRecord:
             url=text.get(JobField.URL, ""),
             event=text[JobField.EVENT],
             model=text.get(JobField.MODEL, ""),
-            ended_at=text.get(JobField.AT, ""),
+            ended_at=text.get(JobField.EVENT_AT, ""),
             job_id=text.get(JobField.JOB, ""),
             batch_id=text.get(JobField.BATCH, ""),
-            scheduled_from=float(job.fields.get(JobField.SINCE, b"0")),
-            num_attempts=int(job.fields.get(JobField.TRIES, b"0")),
+            scheduled_from=float(job.fields.get(JobField.SCHEDULED_FROM, b"0")),
+            num_attempts=int(job.fields.get(JobField.NUM_ATTEMPTS, b"0")),
             attempts=parse(job.fields.get(JobField.ATTEMPTS, b"[]"), list[DeliveryAttempt]),
         )
 
@@ -80,13 +81,12 @@ class DeliveryRecord:
         """Return the body of the POST: the same bytes at every attempt."""
         if self.event in _BATCH_EVENTS:
             return self._batch_payload()
-        data: JobEventData | TestEventData
         if self.event == "webhook.test":
-            data = TestEventData(endpoint_id=self.endpoint_id or "")
-        else:
-            url = settings.job_url(self.job_id)
-            data = JobEventData(id=self.job_id, status=_STATUS[self.event], model=self.model, url=url)
-        return encode_json(JobEvent(type=self.event, timestamp=self.ended_at, data=data))  # type: ignore[arg-type]
+            test = TestEventData(endpoint_id=self.endpoint_id or "")
+            return encode_json(TestEvent(timestamp=self.ended_at, data=test))
+        url = settings.job_url(self.job_id)
+        job = JobEventData(id=self.job_id, status=_STATUS[self.event], model=self.model, url=url)
+        return encode_json(JobEvent(type=self.event, timestamp=self.ended_at, data=job))  # type: ignore[arg-type]
 
     def _batch_payload(self) -> bytes:
         return encode_json(
@@ -103,7 +103,7 @@ class DeliveryRecord:
         """Return the hash fields that change with one more attempt."""
         attempts = [*self.attempts, attempt][-MAX_ATTEMPTS_KEPT:]
         return {
-            JobField.TRIES: str(self.num_attempts + 1),
+            JobField.NUM_ATTEMPTS: str(self.num_attempts + 1),
             JobField.ATTEMPTS: encode_json(attempts).decode(),
             JobField.REASON: "",
         }

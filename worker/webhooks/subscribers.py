@@ -25,13 +25,13 @@ class Subscribers:
         if time.monotonic() - read_at > CACHE_TTL_S:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
-            subscriber = _decode(self._connection.hget(Keys.endpoints(owner), endpoint_id))
+            subscriber = _decode(self._connection.hget(Keys.endpoints_of(owner), endpoint_id))
             self._cache[owner, endpoint_id] = (time.monotonic(), subscriber)
         return subscriber
 
     def disable(self, owner: str, endpoint_id: str, reason: str) -> None:
         """Disable the endpoint until its owner enables it. Does nothing if it was deleted or is disabled already."""
-        key = Keys.endpoints(owner)
+        key = Keys.endpoints_of(owner)
 
         def write(pipeline: Pipeline) -> None:
             subscriber = _decode(pipeline.hget(key, endpoint_id))

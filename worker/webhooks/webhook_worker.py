@@ -1,6 +1,6 @@
 """The worker of the webhooks queue, and its job function store.DELIVER: deliver one event, with retries for three days.
 
-    rq worker -w scorepool.worker.WebhookWorker webhooks --with-scheduler
+    rq worker -w scorepool.worker.WebhookWorker --connection-class scorepool.worker.Redis --with-scheduler webhooks
 
 A delivery is an RQ job of its own. The transaction that ends the inference job creates it, with everything that its
 attempts need (delivery_record.py). RQ keeps the retries: a failed attempt returns `RetryLater`, RQ records it as the
@@ -110,7 +110,7 @@ class Deliverer:
     def _finish(self, job: Job, record: DeliveryRecord, attempt: Attempt) -> dict[str, Any]:
         """Return what RQ records: a report, or RetryLater; raise Undeliverable if the delivery has failed for good."""
         number = record.num_attempts + 1
-        shown = DeliveryAttempt(
+        recorded = DeliveryAttempt(
             at=round(time.time() - attempt.elapsed_ms / 1000, 3),
             elapsed_ms=attempt.elapsed_ms,
             status=attempt.status,
@@ -123,7 +123,7 @@ class Deliverer:
             "error": attempt.error,
             "elapsed_ms": attempt.elapsed_ms,
         }
-        job.extra_fields = record.fields_after(shown)
+        job.extra_fields = record.fields_after(recorded)
         if attempt.is_delivered:
             log.info("%s: delivered to %s", job.id, attempt)
             return report
@@ -140,7 +140,7 @@ class Deliverer:
             message = f"given up after {record.num_attempts} attempts: its receiver has not answered for days"
             raise self._give_up(job, message)
         delay_s = math.ceil(wait_s)
-        return RetryLater({"delivered": False, "put_off_s": delay_s}, delay_s)
+        return RetryLater({"delivered": False, "postponed_s": delay_s}, delay_s)
 
     def _give_up(self, job: Job, reason: str) -> Undeliverable:
         job.retries_left = 0

@@ -1,4 +1,4 @@
-"""OpenAI's dialect with vLLM's additions: chat, completions, tokens, files and batches."""
+"""Speak OpenAI's API with vLLM's additions: chat, completions, tokens, files and batches."""
 
 from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
 from scorepool.api.dialects.protocol import Dialect

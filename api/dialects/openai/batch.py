@@ -1,6 +1,6 @@
-"""OpenAI's batch objects, and the lines of their files. Pure.
+"""Define OpenAI's batch objects and the lines of their files. Pure.
 
-To add an endpoint to batches: its path in LineEndpoint, and the endpoint in LINE_ENDPOINTS.
+To add an endpoint to batches, add its path to LineEndpoint and the endpoint to LINE_ENDPOINTS.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS
-from scorepool.api.dialects.openai.files import FILE_KEPT_S, ExpiresAfter
+from scorepool.api.dialects.openai.files import FILE_KEPT_S, ExpiresAfter, LastId
 from scorepool.api.dialects.openai.sampling import Metadata
 from scorepool.api.dialects.protocol import Endpoint
 from scorepool.wire.request import ModelName
@@ -25,6 +25,8 @@ _UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
 
 class CreateBatch(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Run the requests of a file."""
+
     input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
     endpoint: LineEndpoint
     completion_window: Annotated[
@@ -39,42 +41,49 @@ class CreateBatch(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def window_s(self) -> int:
+        """Return `completion_window` in seconds."""
         return int(self.completion_window[:-1]) * _UNITS_S[self.completion_window[-1]]
 
 
 class BatchError(Struct, frozen=True, kw_only=True):
+    """Say what is wrong with the input file, or with one of its lines."""
+
     code: str
     message: str
-    line: int | None = None  # from 1
-    param: str | None = None
+    line: Annotated[int | None, Meta(description="Number of the line, the first being 1.")] = None
+    param: Annotated[str | None, Meta(description="The field of the line that is at fault.")] = None
 
 
 class BatchErrors(Struct, frozen=True, kw_only=True):
+    """List the first 100 errors of an input file."""
+
     object: Literal["list"] = "list"
     data: list[BatchError]
 
 
 class RequestCounts(Struct, frozen=True, kw_only=True):
-    """`failed` counts every line of the error file, also lines that were not run in time."""
+    """Count the lines of a batch."""
 
     total: int = 0
-    completed: int = 0
-    failed: int = 0
+    completed: Annotated[int, Meta(description="Lines in the output file.")] = 0
+    failed: Annotated[int, Meta(description="Lines in the error file, also those that were not run in time.")] = 0
 
 
 class BatchUsage(Struct, frozen=True, kw_only=True):
+    """Count the tokens of all completed lines."""
+
     input_tokens: int = 0
     output_tokens: int = 0
     total_tokens: int = 0
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """Times are whole seconds since 1970."""
+    """Show a batch. Times are whole seconds since 1970."""
 
     id: str
     object: Literal["batch"] = "batch"
     endpoint: LineEndpoint
-    model: str | None = None  # if all lines name the same
+    model: Annotated[str | None, Meta(description="The model that all lines name. null: they name several.")] = None
     errors: BatchErrors | None = None
     input_file_id: str
     completion_window: str
@@ -96,17 +105,17 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class BatchPage(Struct, frozen=True, kw_only=True):
-    """Newest first. Pass `last_id` as `after` for the page that follows."""
+    """List batches, newest first."""
 
     object: Literal["list"] = "list"
     data: list[Batch]
     first_id: str | None
-    last_id: str | None
+    last_id: LastId
     has_more: bool
 
 
 class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One line of an input file."""
+    """Read one line of an input file."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"]
@@ -115,24 +124,28 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class LineModel(Struct, frozen=True):
-    """The part of a line's body that is checked before the batch runs."""
+    """Read the part of a line's body that is checked before the batch runs."""
 
     model: ModelName
 
 
 class LineResponse(Struct, frozen=True, kw_only=True):
+    """Answer a line that was run, or that was refused."""
+
     status_code: int
-    request_id: str  # the id of the line's first job
+    request_id: Annotated[str, Meta(description="Id of the line's first job.")]
     body: Any
 
 
 class LineError(Struct, frozen=True, kw_only=True):
+    """Say why a line was not run."""
+
     code: str
     message: str
 
 
 class BatchOutputLine(Struct, frozen=True, kw_only=True):
-    """One line of an output file (status 200) or of an error file (every other outcome)."""
+    """Write one line of an output file (status 200) or of an error file (every other outcome)."""
 
     id: str
     custom_id: str

@@ -1,4 +1,4 @@
-"""The body of `/v1/chat/completions`, and its one wire.Generate. Pure."""
+"""Read the body of `/v1/chat/completions`, and translate it to one wire.Generate. Pure."""
 
 from typing import Annotated, Literal
 
@@ -6,10 +6,10 @@ from msgspec import Meta
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
-from scorepool.api.dialects.openai.messages import ChatMessage, Tool
+from scorepool.api.dialects.openai.messages import ChatMessage, ChatTool
 from scorepool.api.dialects.openai.sampling import Metadata, NoEffect, SamplingRequest, sampling_fields
 from scorepool.api.dialects.openai.structured_outputs import (
-    FunctionName,
+    NamedToolChoice,
     ResponseFormat,
     ToolChoice,
     allowed_tool_names,
@@ -17,8 +17,9 @@ from scorepool.api.dialects.openai.structured_outputs import (
     tool_choice_mode,
 )
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import TemplateKwargs
+from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs
 
+MaxTokens = Annotated[int, Meta(ge=1, le=MAX_NUM_TOKENS)]
 field_name = map_field(
     {
         "json_schema": "response_format",
@@ -26,6 +27,7 @@ field_name = map_field(
         "allowed_tools": "tool_choice",
     }
 )
+# The one value that is supported, by field.
 _SUPPORTED = {
     "store": False,
     "echo": False,
@@ -36,13 +38,15 @@ _SUPPORTED = {
 
 
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
+    """Answer a chat. A field that is null has its default."""
+
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
-    max_tokens: Annotated[int, Meta(ge=1, le=131_072)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=131_072)] | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[ChatTool], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Annotated[bool | None, Meta(description="false: an answer holds at most one call.")] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -63,11 +67,12 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     prompt_cache_retention: Literal["in_memory"] | None = None
     safety_identifier: NoEffect[str] | None = None
     echo: bool | None = None
-    add_special_tokens: Annotated[bool | None, Meta(description="The template writes them.")] = None
+    add_special_tokens: Annotated[bool | None, Meta(description="Only false: the template writes BOS.")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     skip_special_tokens: (
-        Annotated[bool, Meta(description="Null is true: special tokens that separate no channels are in none.")] | None
+        Annotated[bool, Meta(description="null is true: special tokens that separate no channels are in no channel.")]
+        | None
     ) = None
 
     def __post_init__(self) -> None:
@@ -92,17 +97,19 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
 
     @property
     def max_new_tokens(self) -> int | None:
+        """Return how many tokens an answer may have; None: what fits, at most 4096."""
         return self.max_completion_tokens or self.max_tokens
 
 
 def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
+    """Build the job of a chat, which may run for `timeout_s`."""
     return wire.Generate(
         **sampling_fields(body, timeout_s),
         messages=[message.to_wire() for message in body.messages],
         tools=[tool.to_wire() for tool in body.tools or ()],
         tool_choice=tool_choice_mode(body.tool_choice),
         allowed_tools=allowed_tool_names(body.tool_choice),
-        parallel_tool_calls=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, FunctionName),
+        parallel_tool_calls=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedToolChoice),
         chat_template_kwargs=_template_kwargs(body),
         json_schema=json_schema_of(body.response_format),
         max_tokens=body.max_new_tokens,

@@ -1,104 +1,127 @@
-"""Replies of `/v1/chat/completions`: one choice per sequence of a result, whole or in chunks. Pure."""
+"""Build the replies of `/v1/chat/completions`: one choice per sequence of a result, whole or in chunks. Pure."""
 
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream, Delta
-from scorepool.api.dialects.detokenizer import token_text
+from scorepool.api.dialects.detokenizer import token_text, top_tokens
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chunks import ChunkWriter
-from scorepool.api.dialects.openai.messages import Function, ToolCall
-from scorepool.api.dialects.openai.sampling import Usage, system_fingerprint, usage_of_results
-from scorepool.api.dialects.openai.structured_outputs import FunctionName
+from scorepool.api.dialects.openai.messages import ChatToolCall, FunctionCall
+from scorepool.api.dialects.openai.sampling import (
+    ChunkUsage,
+    CompletionUsage,
+    LastPromptTokenIds,
+    LastStopReason,
+    StopReason,
+    TokenIdsIfAsked,
+    system_fingerprint,
+    usage_of_results,
+)
+from scorepool.api.dialects.openai.structured_outputs import NamedToolChoice
+from scorepool.wire.result import CHANNELS
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
+    """Report one of the most likely tokens of a position."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
 class TokenLogprob(TopLogprob, frozen=True, kw_only=True):
-    """`bytes` are what the token adds to its channel: nothing of markup, and up to where a stop string begins."""
+    """Report a generated token. `bytes` are what it adds to its channel: none for markup or after a stop string."""
 
-    top_logprobs: list[TopLogprob]
-    channel: wire.Channel
+    top_logprobs: Annotated[list[TopLogprob], Meta(description="Most likely first.")]
+    channel: Annotated[wire.Channel, Meta(description=CHANNELS)]
 
 
 class ChatLogprobs(Struct, frozen=True, kw_only=True):
-    """One entry for every token that was generated, in that order, whatever its channel."""
+    """Report the tokens of an answer."""
 
-    content: list[TokenLogprob]
+    content: Annotated[
+        list[TokenLogprob], Meta(description="Every generated token in its order, whatever its channel.")
+    ]
     refusal: None = None
 
 
 class AnswerMessage(Struct, frozen=True, kw_only=True):
-    """The last two are there when the model reasoned, or called functions."""
+    """Give the answer of the model."""
 
     role: Literal["assistant"] = "assistant"
-    content: str | None  # null where it only called functions
+    content: Annotated[str | None, Meta(description="null if the model only called functions.")]
     refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: Annotated[str | UnsetType, Meta(description="Present if the model reasoned.")] = UNSET
+    tool_calls: Annotated[list[ChatToolCall] | UnsetType, Meta(description="Present if it called functions.")] = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
+    """Give one of `n` answers."""
+
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
-    stop_reason: int | str | None  # which of `stop_token_ids` or `stop` it was
-    token_ids: list[int] | UnsetType = UNSET
+    stop_reason: StopReason
+    token_ids: TokenIdsIfAsked = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
+    """Answer a chat."""
+
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: CompletionUsage
     system_fingerprint: str
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: TokenIdsIfAsked = UNSET
 
 
-class ToolCallDelta(ToolCall, frozen=True, kw_only=True):
-    """A whole call: its tokens are held back until it can be read."""
+class ChatToolCallDelta(ChatToolCall, frozen=True, kw_only=True):
+    """Stream a whole call: its tokens are held back until it can be read."""
 
-    index: int
+    index: Annotated[int, Meta(description="Number of the call in its answer, the first being 0.")]
 
 
 class ChatDelta(Struct, frozen=True, kw_only=True):
+    """Add to an answer."""
+
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    tool_calls: list[ChatToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoiceChunk(Struct, frozen=True, kw_only=True):
+    """Stream a part of one of `n` answers."""
+
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
-    stop_reason: int | str | UnsetType | None = UNSET  # of the last
-    token_ids: list[int] | UnsetType = UNSET
+    finish_reason: Annotated[FinishReason | None, Meta(description="null until the last chunk of the answer.")]
+    stop_reason: LastStopReason = UNSET
+    token_ids: TokenIdsIfAsked = UNSET
 
 
 class ChatChunk(Struct, frozen=True, kw_only=True):
+    """Stream a part of the answer to a chat."""
+
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChoiceChunk]
-    # With `include_usage`: null but in the last, which has no choices; with `continuous_usage_stats` as it is so far.
-    usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET  # beside a finish_reason
+    usage: ChunkUsage = UNSET
+    prompt_token_ids: LastPromptTokenIds = UNSET
 
 
 def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str) -> ChatCompletion:
@@ -116,7 +139,7 @@ def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str) ->
 
 
 class ChatChunkWriter(ChunkWriter[ChatChunk]):
-    """Translate the events of a chat's job into ChatChunks."""
+    """Translate the events of a chat's job to ChatChunks."""
 
     def __init__(self, body: ChatRequest, job_ids: Sequence[str], reply_id: str) -> None:
         super().__init__(body, job_ids)
@@ -150,8 +173,9 @@ def opening(index: int) -> ChatChoiceChunk:
 
 
 def to_chunk(body: ChatRequest, delta: Delta) -> ChatChoiceChunk:
+    """Build the chunk of one delta."""
     calls = [
-        ToolCallDelta(index=delta.num_calls_before + offset, id=call.id, function=_function(call))
+        ChatToolCallDelta(index=delta.num_calls_before + offset, id=call.id, function=_function(call))
         for offset, call in enumerate(delta.tool_calls)
     ]
     has_other_channels = bool(delta.reasoning or calls)
@@ -170,7 +194,7 @@ def to_chunk(body: ChatRequest, delta: Delta) -> ChatChoiceChunk:
 
 
 def _to_choice(body: ChatRequest, delta: Delta) -> ChatChoice:
-    calls = [ToolCall(id=call.id, function=_function(call)) for call in delta.tool_calls]
+    calls = [ChatToolCall(id=call.id, function=_function(call)) for call in delta.tool_calls]
     return ChatChoice(
         index=delta.index,
         message=AnswerMessage(
@@ -190,13 +214,13 @@ def _prompt_token_ids(body: ChatRequest, delta: Delta) -> list[int] | UnsetType:
     return delta.prompt_token_ids or [] if body.return_token_ids and delta.finish_reason is not None else UNSET
 
 
-def _function(call: wire.ToolCallResult) -> Function:
-    return Function(name=call.name, arguments=call.arguments)
+def _function(call: wire.ToolCallResult) -> FunctionCall:
+    return FunctionCall(name=call.name, arguments=call.arguments)
 
 
 def _finish_reason(body: ChatRequest, delta: Delta) -> FinishReason | None:
-    """Return `tool_calls` after calls, except of a function that the caller named: OpenAI and vLLM say `stop` then."""
-    has_calls = bool(delta.num_calls_before or delta.tool_calls) and not isinstance(body.tool_choice, FunctionName)
+    """Return `tool_calls` after calls, but `stop` if the request named the function, as OpenAI and vLLM do."""
+    has_calls = bool(delta.num_calls_before or delta.tool_calls) and not isinstance(body.tool_choice, NamedToolChoice)
     return "tool_calls" if delta.finish_reason == "stop" and has_calls else delta.finish_reason
 
 
@@ -213,20 +237,12 @@ def _token_logprobs(body: ChatRequest, delta: Delta) -> list[TokenLogprob]:
                 token=token_text(token_id, token_bytes, as_ids),
                 logprob=logprob,
                 bytes=list(content),
-                top_logprobs=_top_logprobs(new, entry, as_ids),
+                top_logprobs=[
+                    TopLogprob(token=token_text(top_id, top_bytes, as_ids), logprob=value, bytes=list(top_bytes))
+                    for top_id, top_bytes, value in top_tokens(new, entry)
+                    if value is not None
+                ],
                 channel=channel,
             )
         )
     return found
-
-
-def _top_logprobs(sequence: wire.SequenceResult, entry: int, as_ids: bool) -> list[TopLogprob]:
-    """Return the most likely tokens, most likely first."""
-    if sequence.top_ids is None or sequence.top_bytes is None or sequence.top_logprobs is None:
-        return []
-    columns = (sequence.top_ids[entry], sequence.top_bytes[entry], sequence.top_logprobs[entry].values())
-    return [
-        TopLogprob(token=token_text(token_id, token_bytes, as_ids), logprob=logprob, bytes=list(token_bytes))
-        for token_id, token_bytes, logprob in zip(*columns, strict=True)
-        if logprob is not None
-    ]

@@ -1,4 +1,4 @@
-"""Events of jobs to the chunks that OpenAI's clients read, for chat and completions. Pure."""
+"""Translate the events of jobs to the chunks that OpenAI's clients read, for chat and completions. Pure."""
 
 import time
 from abc import ABC, abstractmethod
@@ -10,21 +10,22 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream, Delta
-from scorepool.api.dialects.openai.sampling import SamplingRequest, StreamOptions, Usage, to_usage
+from scorepool.api.dialects.openai.sampling import CompletionUsage, SamplingRequest, StreamOptions, to_usage
+from scorepool.api.dialects.protocol import StreamEvent
 
 DONE = b"data: [DONE]\n\n"  # the last event of every stream
 Chunk = TypeVar("Chunk", bound=Struct)
 
 
 class ChunkWriter(ABC, Generic[Chunk]):
-    """The choices of all jobs of one request, and their usage so far."""
+    """Track the choices of all jobs of one request, and their usage so far."""
 
     def __init__(self, body: SamplingRequest, job_ids: Sequence[str]) -> None:
         n = body.num_choices
         self.created = int(time.time())
         self._options = body.stream_options or StreamOptions()
         self._choices = {job_id: [ChoiceStream(job * n + i) for i in range(n)] for job, job_id in enumerate(job_ids)}
-        self._num_prompt_tokens: dict[str, int | None] = {}  # of the jobs that began; None: the worker does not say
+        self._num_prompt_tokens: dict[str, int | None] = {}  # by id of a job that began; None: not known yet
         self._is_open = False
 
     @abstractmethod
@@ -32,21 +33,22 @@ class ChunkWriter(ABC, Generic[Chunk]):
         """Return the chunks before the first token."""
 
     @abstractmethod
-    def to_chunk(self, delta: Delta) -> Chunk: ...
+    def to_chunk(self, delta: Delta) -> Chunk:
+        """Return the chunk of a choice's delta."""
 
     @abstractmethod
     def usage_chunk(self) -> Chunk:
         """Return the chunk without choices that carries the usage."""
 
     @property
-    def usage(self) -> Usage | None:
-        """The usage so far: the prompts of jobs that began, and the tokens that were sent."""
+    def usage(self) -> CompletionUsage | None:
+        """Return the usage so far, of the jobs that began: None until the length of each prompt is known."""
         counts = [count for count in self._num_prompt_tokens.values() if count is not None]
         if len(counts) < len(self._num_prompt_tokens):
             return None
         return to_usage(sum(counts), sum(choice.num_sent for choices in self._choices.values() for choice in choices))
 
-    def add(self, event: wire.TokenDelta | wire.Job) -> list[object]:
+    def add(self, event: StreamEvent) -> list[object]:
         """Return the chunks of an event. Raise Diverged if a job ran again and generated other tokens.
 
         The opening comes with the first tokens, as vLLM sends it: until then the prompt's length is not known.
@@ -57,10 +59,11 @@ class ChunkWriter(ABC, Generic[Chunk]):
         return chunks + [self._with_usage(self.to_chunk(delta)) for delta in self._deltas(event)]
 
     def end(self) -> list[object]:
+        """Return the usage, if it is asked for, and the end of the stream."""
         chunk: list[Any] = [replace(self.usage_chunk(), usage=self.usage)] if self._options.wants_usage else []
         return [*chunk, DONE]
 
-    def _count_prompt(self, event: wire.TokenDelta | wire.Job) -> None:
+    def _count_prompt(self, event: StreamEvent) -> None:
         if isinstance(event, wire.Job):
             assert event.result is not None
             self._num_prompt_tokens[event.id] = event.result.usage.prompt_tokens
@@ -69,7 +72,7 @@ class ChunkWriter(ABC, Generic[Chunk]):
         else:
             self._num_prompt_tokens.setdefault(event.id, None)
 
-    def _deltas(self, event: wire.TokenDelta | wire.Job) -> list[Delta]:
+    def _deltas(self, event: StreamEvent) -> list[Delta]:
         choices = self._choices[event.id]
         if isinstance(event, wire.TokenDelta):
             delta = choices[event.sequence].add(event)

@@ -1,10 +1,10 @@
-"""Replies of `/v1/completions`: one choice per sequence of the results, whole or in chunks. Pure."""
+"""Build the replies of `/v1/completions`: one choice per sequence of the results, whole or in chunks. Pure."""
 
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from scorepool import wire
@@ -15,73 +15,96 @@ from scorepool.api.dialects.detokenizer import (
     logprobs_by_text,
     text_offsets,
     token_text,
+    top_tokens,
 )
 from scorepool.api.dialects.openai.chunks import ChunkWriter
 from scorepool.api.dialects.openai.completions import CompletionRequest
-from scorepool.api.dialects.openai.sampling import Usage, system_fingerprint, usage_of_results
+from scorepool.api.dialects.openai.sampling import (
+    ChunkUsage,
+    CompletionUsage,
+    LastPromptTokenIds,
+    LastStopReason,
+    StopReason,
+    TokenIdsIfAsked,
+    system_fingerprint,
+    usage_of_results,
+)
+from scorepool.api.dialects.protocol import StreamEvent
 
 
-class Logprobs(Struct, frozen=True, kw_only=True):
-    """Arrays in step, one entry a token of the choice's text."""
+class CompletionLogprobs(Struct, frozen=True, kw_only=True):
+    """Report the tokens of a choice's text. Every list has one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]  # the token itself is among them
-    text_offset: list[int]  # in characters of `text`
+    top_logprobs: Annotated[list[dict[str, float] | None], Meta(description="Always with the token itself.")]
+    text_offset: Annotated[list[int], Meta(description="Position of each token in the choice's text, in characters.")]
 
 
-class ChoiceChunk(Struct, frozen=True, kw_only=True):
+class CompletionChoiceChunk(Struct, frozen=True, kw_only=True):
+    """Stream a part of one choice."""
+
     index: int
     text: str
-    logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length"] | None
-    prompt_token_ids: list[int] | UnsetType = UNSET  # beside the finish_reason
-    stop_reason: int | str | UnsetType | None = UNSET  # of the last
-    token_ids: list[int] | UnsetType = UNSET
+    logprobs: CompletionLogprobs | None
+    finish_reason: Annotated[
+        Literal["stop", "length"] | None, Meta(description="null until the last chunk of the choice.")
+    ]
+    prompt_token_ids: LastPromptTokenIds = UNSET
+    stop_reason: LastStopReason = UNSET
+    token_ids: TokenIdsIfAsked = UNSET
 
 
 class PromptLogprob(Struct, frozen=True, kw_only=True):
+    """Report a token of the prompt, or one of the most likely tokens in its place, as vLLM does."""
+
     logprob: float
     rank: int
     decoded_token: str
 
 
-class Choice(Struct, frozen=True, kw_only=True):
-    """The last three are there when they were asked for."""
+class CompletionChoice(Struct, frozen=True, kw_only=True):
+    """Give one completion of a prompt."""
 
     index: int
     text: str
-    logprobs: Logprobs | None
+    logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
-    stop_reason: int | str | None  # which of `stop_token_ids` or `stop` it was
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    stop_reason: StopReason
+    prompt_logprobs: Annotated[
+        list[dict[str, PromptLogprob] | None] | UnsetType,
+        Meta(description="Present if asked for: one entry per token of the prompt, by token id."),
+    ] = UNSET
+    prompt_token_ids: TokenIdsIfAsked = UNSET
+    token_ids: TokenIdsIfAsked = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):
+    """Answer with completions. The choices of a prompt are adjacent, in the order of the prompts."""
+
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[Choice]
-    usage: Usage
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
     system_fingerprint: str
 
 
 class CompletionChunk(Struct, frozen=True, kw_only=True):
+    """Stream a part of the completions."""
+
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[ChoiceChunk]
-    # With `include_usage`: null but in the last, which has no choices; with `continuous_usage_stats` as it is so far.
-    usage: Usage | UnsetType | None = UNSET
+    choices: list[CompletionChoiceChunk]
+    usage: ChunkUsage = UNSET
 
 
 def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply_id: str) -> Completion:
-    """Build the reply. The choices of a prompt are adjacent, in the order of the prompts."""
-    choices: list[Choice] = []
+    """Build the reply from the results of the prompts' jobs, in the order of the prompts."""
+    choices: list[CompletionChoice] = []
     for prompt, result in zip(body.prompts, results, strict=True):
         best = _best(result, body.num_choices)
         choices += [_to_choice(body, prompt, sequence, len(choices) + i) for i, sequence in enumerate(best)]
@@ -96,9 +119,10 @@ def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply
 
 
 class CompletionChunkWriter(ChunkWriter[CompletionChunk]):
-    """Translate the events of the prompts' jobs into CompletionChunks.
+    """Translate the events of the prompts' jobs to CompletionChunks.
 
-    If the body echoes, the chunks of a prompt come first: events of its choices are held until its own job has ended.
+    If the body echoes, events of a prompt's choices are held until the job that reports the prompt has ended, because
+    the prompt comes first.
     """
 
     def __init__(self, body: CompletionRequest, job_ids: Sequence[str], reply_id: str) -> None:
@@ -108,12 +132,10 @@ class CompletionChunkWriter(ChunkWriter[CompletionChunk]):
         self._reply_id = reply_id
         self._job_ids = job_ids[:num_prompts]
         self._prompt_jobs = {job_id: number for number, job_id in enumerate(job_ids[num_prompts:])}
-        self._held: dict[str, list[wire.TokenDelta | wire.Job]] = (
-            {job_id: [] for job_id in self._job_ids} if body.echo else {}
-        )
+        self._held: dict[str, list[StreamEvent]] = {job_id: [] for job_id in self._job_ids} if body.echo else {}
         self._echo_lengths: dict[int, int] = {}  # characters of the echoed prompt, by its number
 
-    def add(self, event: wire.TokenDelta | wire.Job) -> list[object]:
+    def add(self, event: StreamEvent) -> list[object]:
         if event.id in self._prompt_jobs:
             return self._echo(self._prompt_jobs[event.id], event) if isinstance(event, wire.Job) else []
         if event.id in self._held and self._prompt_jobs:
@@ -121,7 +143,7 @@ class CompletionChunkWriter(ChunkWriter[CompletionChunk]):
             return []
         if event.id in self._held and isinstance(event, wire.Job):  # `max_tokens` is 0: the one job reports the prompt
             assert event.result is not None
-            generated = [_generated(sequence) for sequence in event.result.sequences]
+            generated = [_without_prompt(sequence) for sequence in event.result.sequences]
             self._held[event.id].append(replace(event, result=replace(event.result, sequences=generated)))
             return self._echo(self._job_ids.index(event.id), event)
         return super().add(event)
@@ -131,12 +153,12 @@ class CompletionChunkWriter(ChunkWriter[CompletionChunk]):
         assert job.result is not None
         body, sequence, prompt = self._body, job.result.sequences[0], self._body.prompts[number]
         self._count_prompt(replace(job, id=self._job_ids[number]))
-        text, logprobs = _echoed(body, prompt, sequence)
+        text, logprobs = _echoed_prompt(body, prompt, sequence)
         self._echo_lengths[number] = len(text)
         chunks: list[object] = [
             self._with_usage(
                 self._chunk(
-                    ChoiceChunk(
+                    CompletionChoiceChunk(
                         index=number * body.num_choices + i,
                         text=text,
                         logprobs=logprobs,
@@ -161,11 +183,11 @@ class CompletionChunkWriter(ChunkWriter[CompletionChunk]):
     def usage_chunk(self) -> CompletionChunk:
         return self._chunk()
 
-    def _chunk(self, *choices: ChoiceChunk) -> CompletionChunk:
+    def _chunk(self, *choices: CompletionChoiceChunk) -> CompletionChunk:
         return CompletionChunk(id=self._reply_id, created=self.created, model=self._body.model, choices=list(choices))
 
 
-def to_chunk(body: CompletionRequest, delta: Delta, echo_length: int = 0) -> ChoiceChunk:
+def to_chunk(body: CompletionRequest, delta: Delta, echo_length: int = 0) -> CompletionChoiceChunk:
     """Build the chunk of one delta. Its offsets begin after the `echo_length` characters of an echoed prompt."""
     logprobs = None
     if body.logprobs is not None:
@@ -173,7 +195,7 @@ def to_chunk(body: CompletionRequest, delta: Delta, echo_length: int = 0) -> Cho
     prompt_token_ids: list[int] | UnsetType = UNSET
     if body.return_token_ids and delta.finish_reason is not None:
         prompt_token_ids = _prompt_ids(body.prompts[delta.index // body.num_choices], delta.prompt_token_ids)
-    return ChoiceChunk(
+    return CompletionChoiceChunk(
         index=delta.index,
         text=delta.text,
         logprobs=logprobs,
@@ -196,15 +218,17 @@ def _best(result: wire.Result, n: int) -> list[wire.SequenceResult]:
     return sorted(result.sequences, key=mean_logprob, reverse=True)[:n]
 
 
-def _to_choice(body: CompletionRequest, prompt: str | list[int], sequence: wire.SequenceResult, index: int) -> Choice:
+def _to_choice(
+    body: CompletionRequest, prompt: str | list[int], sequence: wire.SequenceResult, index: int
+) -> CompletionChoice:
     split = sequence.num_reported_prompt_tokens
     text, logprobs = generated_text(sequence), None
-    echo, echo_logprobs = _echoed(body, prompt, sequence) if body.echo else ("", None)
+    echo, echo_logprobs = _echoed_prompt(body, prompt, sequence) if body.echo else ("", None)
     if body.logprobs is not None:
         tokens = echoed_bytes(sequence, prompt if isinstance(prompt, str) else None)[split:]
         offsets = [len(echo) + offset for offset in text_offsets(tokens)]
-        logprobs = _joined(echo_logprobs, _to_logprobs(body, columns_from(sequence, split), offsets))
-    return Choice(
+        logprobs = _join_logprobs(echo_logprobs, _to_logprobs(body, columns_from(sequence, split), offsets))
+    return CompletionChoice(
         index=index,
         text=echo + text,
         logprobs=logprobs,
@@ -216,9 +240,9 @@ def _to_choice(body: CompletionRequest, prompt: str | list[int], sequence: wire.
     )
 
 
-def _echoed(
+def _echoed_prompt(
     body: CompletionRequest, prompt: str | list[int], sequence: wire.SequenceResult
-) -> tuple[str, Logprobs | None]:
+) -> tuple[str, CompletionLogprobs | None]:
     """Return the text of a prompt, and its logprobs if they were asked for."""
     split = sequence.num_reported_prompt_tokens
     tokens = echoed_bytes(sequence, prompt if isinstance(prompt, str) else None)[:split]
@@ -228,7 +252,7 @@ def _echoed(
     return text, _to_logprobs(body, columns_from(sequence, 0, split), text_offsets(tokens))
 
 
-def _generated(sequence: wire.SequenceResult) -> wire.SequenceResult:
+def _without_prompt(sequence: wire.SequenceResult) -> wire.SequenceResult:
     """Return a sequence without the tokens of its prompt."""
     return replace(
         columns_from(sequence, sequence.num_reported_prompt_tokens),
@@ -241,13 +265,14 @@ def _generated(sequence: wire.SequenceResult) -> wire.SequenceResult:
 
 
 def _prompt_ids(prompt: str | list[int], encoded: list[int] | None) -> list[int]:
+    """Return the ids of a prompt, which the worker reports if the prompt was text."""
     return prompt if isinstance(prompt, list) else encoded or []
 
 
-def _joined(first: Logprobs | None, second: Logprobs) -> Logprobs:
+def _join_logprobs(first: CompletionLogprobs | None, second: CompletionLogprobs) -> CompletionLogprobs:
     if first is None:
         return second
-    return Logprobs(
+    return CompletionLogprobs(
         tokens=first.tokens + second.tokens,
         token_logprobs=first.token_logprobs + second.token_logprobs,
         top_logprobs=first.top_logprobs + second.top_logprobs,
@@ -255,7 +280,7 @@ def _joined(first: Logprobs | None, second: Logprobs) -> Logprobs:
     )
 
 
-def _to_logprobs(body: CompletionRequest, sequence: wire.SequenceResult, offsets: list[int]) -> Logprobs:
+def _to_logprobs(body: CompletionRequest, sequence: wire.SequenceResult, offsets: list[int]) -> CompletionLogprobs:
     as_ids = bool(body.return_tokens_as_token_ids)
     assert sequence.logprobs is not None
     logprobs = sequence.logprobs.values()
@@ -265,22 +290,14 @@ def _to_logprobs(body: CompletionRequest, sequence: wire.SequenceResult, offsets
         if logprob is None:
             by_text.append(None)
             continue
-        top_tokens, top_logprobs = _top(sequence, entry, body.logprobs or 0)
-        by_text.append(logprobs_by_text([*top_tokens, token], [*top_logprobs, logprob], as_ids))
-    return Logprobs(
+        top = top_tokens(sequence, entry)[: body.logprobs or 0]
+        by_text.append(logprobs_by_text([*top, (*token, logprob)], as_ids))
+    return CompletionLogprobs(
         tokens=[token_text(*token, as_ids) for token in tokens],
         token_logprobs=logprobs,
         top_logprobs=by_text,
         text_offset=offsets,
     )
-
-
-def _top(sequence: wire.SequenceResult, entry: int, k: int) -> tuple[list[tuple[int, bytes]], list[float | None]]:
-    """Return the k most likely tokens of an entry, and their logprobs."""
-    if k == 0 or sequence.top_ids is None or sequence.top_bytes is None or sequence.top_logprobs is None:
-        return [], []
-    tokens = list(zip(sequence.top_ids[entry], sequence.top_bytes[entry], strict=True))
-    return tokens[:k], sequence.top_logprobs[entry].values()[:k]
 
 
 def _to_prompt_logprobs(sequence: wire.SequenceResult, k: int) -> list[dict[str, PromptLogprob] | None]:
@@ -294,11 +311,7 @@ def _to_prompt_logprobs(sequence: wire.SequenceResult, k: int) -> list[dict[str,
         if logprob is None or rank is None:
             found.append(None)
             continue
-        tokens, values = _top(sequence, entry, k)
-        ranked = [
-            (token_id, token_bytes, value, number)
-            for number, ((token_id, token_bytes), value) in enumerate(zip(tokens, values, strict=True), start=1)
-        ]
+        ranked = [(*token, number) for number, token in enumerate(top_tokens(sequence, entry)[:k], start=1)]
         ranked.append((sequence.token_ids[entry], sequence.token_bytes[entry], logprob, rank))
         found.append(
             {

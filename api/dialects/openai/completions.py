@@ -1,4 +1,4 @@
-"""The body of `/v1/completions`, and its requests: one wire.Generate per prompt. Pure.
+"""Read the body of `/v1/completions`, and translate it to one wire.Generate per prompt. Pure.
 
 vLLM's additions to OpenAI's fields: `prompt_logprobs`, `return_token_ids`, `return_tokens_as_token_ids`,
 `add_special_tokens`, `skip_special_tokens`, and those of sampling.py.
@@ -12,22 +12,23 @@ from msgspec import Meta
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import SamplingRequest, sampling_fields
-from scorepool.wire.request import Text, TokenId, TokenIds
+from scorepool.wire.request import NumChoices, NumTokens, Text, TokenId, TokenIds
 
 _field_name = map_field({"prompt": "prompt"}, list_field="prompt")
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
+    """Complete prompts. A field that is null has its default."""
+
     prompt: Text | Annotated[list[Text | TokenId | TokenIds], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: NumTokens | None = None
+    best_of: NumChoices | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=128)] | None = None
     add_special_tokens: bool | None = None
     skip_special_tokens: (
-        Annotated[bool, Meta(description="True where it is null: special tokens that are generated are not in `text`.")]
-        | None
+        Annotated[bool, Meta(description="null is true: special tokens that are generated are not in `text`.")] | None
     ) = None
     suffix: Annotated[None, Meta(description="Not supported.")] = None
 
@@ -46,10 +47,12 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
 
     @property
     def max_new_tokens(self) -> int:
+        """Return how many tokens a choice may have."""
         return 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each as text or as token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):

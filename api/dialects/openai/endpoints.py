@@ -1,6 +1,6 @@
-"""The endpoints of OpenAI's dialect. Pure.
+"""Declare the endpoints of OpenAI's dialect. Pure.
 
-To add one that batches may use too: list it in LINE_ENDPOINTS of batch.py.
+To add one that batches may use too, list it in LINE_ENDPOINTS of batch.py.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,11 @@ from scorepool.api.dialects.openai.tokens import (
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 
 
-class Completions(Endpoint[CompletionRequest]):
+class CompletionsEndpoint(Endpoint[CompletionRequest]):
     name = "complete"
     path = "/v1/completions"
     summary = "Complete prompts"
-    description = (
-        "A client that goes away cancels what it asked for. With `stream`: CompletionChunks as server-sent events."
-    )
+    description = "A client that disconnects cancels its jobs. With `stream`: CompletionChunks as server-sent events."
     body_type = CompletionRequest
     reply_type = Completion
     chunk_type = CompletionChunk
@@ -58,11 +56,11 @@ class Completions(Endpoint[CompletionRequest]):
         return completions.field_name(body, field)
 
 
-class Chat(Endpoint[ChatRequest]):
+class ChatEndpoint(Endpoint[ChatRequest]):
     name = "chat"
     path = "/v1/chat/completions"
     summary = "Answer a chat"
-    description = "A client that goes away cancels what it asked for. With `stream`: ChatChunks as server-sent events."
+    description = "A client that disconnects cancels its jobs. With `stream`: ChatChunks as server-sent events."
     body_type = ChatRequest
     reply_type = ChatCompletion
     chunk_type = ChatChunk
@@ -85,7 +83,7 @@ class Chat(Endpoint[ChatRequest]):
         return chat.field_name(field)
 
 
-class Tokenize(Endpoint[TokenizeRequest]):
+class TokenizeEndpoint(Endpoint[TokenizeRequest]):
     name = "tokenize"
     path = "/tokenize"
     summary = "Text or a chat to token ids"
@@ -93,6 +91,7 @@ class Tokenize(Endpoint[TokenizeRequest]):
     description = "A worker of the model encodes the text, ahead of other jobs: it has the tokenizer."
     body_type = TokenizeRequest
     reply_type = TokenizeReply
+    foreign_fields = foreign_fields.TOKENIZE
     needs_model = True
 
     def to_requests(self, body: TokenizeRequest, context: Context) -> Sequence[wire.Request]:
@@ -114,7 +113,7 @@ class Tokenize(Endpoint[TokenizeRequest]):
         return to_tokenize_reply(result, context.served_model.context_length, bool(body.return_token_strs))
 
 
-class Detokenize(Endpoint[DetokenizeRequest]):
+class DetokenizeEndpoint(Endpoint[DetokenizeRequest]):
     name = "detokenize"
     path = "/detokenize"
     summary = "Token ids to text"
@@ -137,7 +136,7 @@ class Detokenize(Endpoint[DetokenizeRequest]):
         return field.replace("prompt", "tokens", 1) if field.startswith("prompt") else field
 
 
-COMPLETIONS = Completions()
-CHAT = Chat()
-TOKENIZE = Tokenize()
-DETOKENIZE = Detokenize()
+COMPLETIONS = CompletionsEndpoint()
+CHAT = ChatEndpoint()
+TOKENIZE = TokenizeEndpoint()
+DETOKENIZE = DetokenizeEndpoint()

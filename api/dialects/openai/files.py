@@ -1,4 +1,4 @@
-"""OpenAI's file objects, with the fields that batches need. Pure."""
+"""Define OpenAI's file objects, with the fields that batches need. Pure."""
 
 from typing import Annotated, Literal
 
@@ -7,21 +7,26 @@ from msgspec import Meta, Struct
 FILE_KEPT_S = 30 * 86_400  # by default
 
 Purpose = Literal["batch", "batch_output"]
+LastId = Annotated[str | None, Meta(description="Pass it as `after` to get the next page.")]
 
 
 class ExpiresAfter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Set how long a file is kept."""
+
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=3600, le=FILE_KEPT_S)]
 
 
 class UploadFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The form's fields beside the file."""
+    """Read the fields of the form beside the file."""
 
     purpose: Annotated[Literal["batch"], Meta(description="Other purposes are not supported.")]
     expires_after: ExpiresAfter | None = None
 
 
 class FileObject(Struct, frozen=True, kw_only=True):
+    """Describe a file. Times are whole seconds since 1970."""
+
     id: str
     object: Literal["file"] = "file"
     bytes: int
@@ -33,16 +38,18 @@ class FileObject(Struct, frozen=True, kw_only=True):
 
 
 class FilePage(Struct, frozen=True, kw_only=True):
-    """Pass `last_id` as `after` for the page that follows."""
+    """List files."""
 
     object: Literal["list"] = "list"
     data: list[FileObject]
     first_id: str | None
-    last_id: str | None
+    last_id: LastId
     has_more: bool
 
 
 class DeletedFile(Struct, frozen=True, kw_only=True):
+    """Confirm that a file is deleted."""
+
     id: str
     object: Literal["file"] = "file"
     deleted: bool = True

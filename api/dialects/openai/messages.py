@@ -1,4 +1,4 @@
-"""Messages of a chat and the tools that an answer may call, and their translation to wire messages. Pure.
+"""Read the messages of a chat and the tools that an answer may call, and translate them to wire messages. Pure.
 
 OpenAI ignores unknown fields of messages and of their parts, and so does the server: SDKs and gateways send back what
 they found in answers (`annotations`, `parsed`), and hints for other servers (`cache_control`).
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.wire.request import Text
+from scorepool.wire.request import STRICT, Text
 
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",
@@ -22,46 +22,53 @@ ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
 
 
 class TextPart(Struct, frozen=True, kw_only=True):
+    """Give a part of a message's content."""
+
     type: Literal["text"]
     text: Text
 
 
-class Function(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Name the function that the model called, and its arguments."""
+
     name: str
     arguments: Annotated[str, Meta(description="JSON.")]
 
 
-class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A function call of the assistant."""
+class ChatToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Report a call of the answer."""
 
     id: str
     type: Literal["function"] = "function"
-    function: Function
+    function: FunctionCall
 
 
-class GivenFunction(Struct, frozen=True, kw_only=True):
+class PastFunctionCall(Struct, frozen=True, kw_only=True):
+    """Name the function of an earlier call, and its arguments."""
+
     name: str
     arguments: Annotated[str | dict[str, Any], Meta(description="JSON, or the object: chat templates need an object.")]
 
 
-class GivenToolCall(Struct, frozen=True, kw_only=True):
-    """A tool call of an earlier answer, as the SDK sends it back."""
+class PastToolCall(Struct, frozen=True, kw_only=True):
+    """Send back a call of an earlier answer, as the SDK does."""
 
     id: str
     type: Literal["function"] = "function"
-    function: GivenFunction
+    function: PastFunctionCall
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
-    """`reasoning_content` is the field of that name of an answer, for templates that show a model its reasoning.
-    Unknown fields are ignored."""
+    """Give one message of the chat. Unknown fields are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
-    reasoning_content: Text | None = None
+    reasoning_content: Annotated[
+        Text | None, Meta(description="Sent back from an answer, for templates that show a model its reasoning.")
+    ] = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[GivenToolCall] | None = None
+    tool_calls: list[PastToolCall] | None = None
     refusal: Annotated[Text | None, Meta(description="Stands for `content` where that is null.")] = None
     audio: None = None
     function_call: None = None
@@ -70,9 +77,10 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
         if self.content is None and self.refusal is None and not self.tool_calls:
             raise ValueError("a message without `tool_calls` needs `content`")
         for call in self.tool_calls or ():
-            _to_wire(call)
+            _to_wire_call(call)
 
     def to_wire(self) -> wire.Message:
+        """Translate the message."""
         content = self.refusal if self.content is None else self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
@@ -82,19 +90,24 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
             reasoning_content=self.reasoning_content,
             name=self.name,
             tool_call_id=self.tool_call_id,
-            tool_calls=[_to_wire(call) for call in self.tool_calls or ()],
+            tool_calls=[_to_wire_call(call) for call in self.tool_calls or ()],
         )
 
 
-class ToolFunction(wire.Tool, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    strict: bool | None = None  # type: ignore[assignment] # the SDK sends null for an option that was not given
+class FunctionDefinition(wire.Tool, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Define a function. OpenAI's SDK sends null for a `strict` that was not given."""
+
+    strict: Annotated[bool | None, Meta(description=STRICT)] = None  # type: ignore[assignment]
 
 
-class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ChatTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Offer a function that the answer may call."""
+
     type: Literal["function"]
-    function: ToolFunction
+    function: FunctionDefinition
 
     def to_wire(self) -> wire.Tool:
+        """Translate the function."""
         function = self.function
         return wire.Tool(
             name=function.name,
@@ -104,7 +117,7 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         )
 
 
-def _to_wire(call: GivenToolCall) -> wire.ToolCall:
+def _to_wire_call(call: PastToolCall) -> wire.ToolCall:
     """Translate a call; raise ValueError if its arguments are not a JSON object."""
     arguments = call.function.arguments
     if isinstance(arguments, dict):

@@ -1,22 +1,35 @@
-"""Request fields and reply fields that chat and completions share. Pure."""
+"""Define the request fields and reply fields that chat and completions share. Pure."""
 
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, TypedDict, TypeVar
+from typing import Annotated, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, UnsetType
 
 from scorepool import wire
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import ModelName, Penalty, StopString, StopTokenIds, TokenId
+from scorepool.wire.request import (
+    MAX_SEED,
+    LogitBias,
+    MinP,
+    ModelName,
+    NumChoices,
+    NumTokens,
+    Penalty,
+    RepetitionPenalty,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    TopP,
+)
 
-MAX_SEED = 2**63 - 1
 T = TypeVar("T")
 NoEffect = Annotated[T, Meta(description="Has no effect here.")]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
-# vLLM's additions to OpenAI's fields: its clients send their defaults.
+# The one value that is supported, by field. The fields are vLLM's, whose clients send their defaults.
 _SUPPORTED = {
     "use_beam_search": False,
     "length_penalty": 1.0,
@@ -25,7 +38,9 @@ _SUPPORTED = {
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    include_usage: bool | None = None
+    """Choose which chunks of a stream have the usage."""
+
+    include_usage: Annotated[bool, Meta(description="The usage in a last chunk without choices.")] | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: (
         Annotated[bool, Meta(description="The usage so far in every chunk, unless `include_usage` is false.")] | None
@@ -36,25 +51,28 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def wants_usage(self) -> bool:
+        """True if a last chunk has the usage."""
         return bool(self.continuous_usage_stats if self.include_usage is None else self.include_usage)
 
 
 class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A field that is null has its default. An unknown field is refused by its name, and so is a field of which the
-    server supports one value only and that has another."""
+    """Choose a model and how to sample from it. A field that is null has its default.
+
+    An unknown field is refused by its name, and so is another value of a field of which one value is supported.
+    """
 
     model: ModelName
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000, description="0 and -1 keep every token.")] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_p: MinP | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    stop: StopString | StopStrings | None = None
+    n: NumChoices | None = None
+    logit_bias: LogitBias | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
@@ -62,7 +80,7 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     user: NoEffect[str] | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=131_072)] | None = None
+    min_tokens: NumTokens | None = None
     include_stop_str_in_output: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
@@ -76,33 +94,20 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def num_choices(self) -> int:
-        """Choices per prompt."""
+        """Return the number of choices per prompt."""
         return self.n or 1
 
 
-class SamplingFields(TypedDict):
-    """Fields of a wire.Generate."""
+class SamplingFields(wire.SamplingOptions):
+    """Type the fields of a wire.Generate that `sampling_fields` sets."""
 
     model: str
     timeout_s: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    logit_bias: dict[int, float]
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    stop: list[str]
-    stop_token_ids: list[int]
-    ignore_eos: bool
-    min_tokens: int
-    include_stop_str_in_output: bool
     stream: bool
 
 
 def sampling_fields(body: SamplingRequest, timeout_s: int) -> SamplingFields:
+    """Return the fields of a body's jobs that chat and completions share, with defaults in place of null."""
     return SamplingFields(
         model=body.model,
         timeout_s=timeout_s,
@@ -124,21 +129,44 @@ def sampling_fields(body: SamplingRequest, timeout_s: int) -> SamplingFields:
     )
 
 
-class Usage(Struct, frozen=True, kw_only=True):
+class CompletionUsage(Struct, frozen=True, kw_only=True):
+    """Count the tokens of a request and its answers."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-def usage_of_results(results: Sequence[wire.Result]) -> Usage:
+StopReason = Annotated[
+    int | str | None, Meta(description="The item of `stop_token_ids` or `stop`; null: the model's own end token.")
+]
+LastStopReason = Annotated[
+    int | str | UnsetType | None, Meta(description="The `stop_reason` of the choice, in its last chunk.")
+]
+TokenIdsIfAsked = Annotated[list[int] | UnsetType, Meta(description="Present with `return_token_ids`.")]
+LastPromptTokenIds = Annotated[
+    list[int] | UnsetType, Meta(description="Present with `return_token_ids`, in the last chunk of a choice.")
+]
+ChunkUsage = Annotated[
+    CompletionUsage | UnsetType | None,
+    Meta(
+        description="Present with `include_usage`: null in every chunk but the last, which has no choices. With "
+        "`continuous_usage_stats`: the usage so far in every chunk."
+    ),
+]
+
+
+def usage_of_results(results: Sequence[wire.Result]) -> CompletionUsage:
+    """Add up the usage of a request's jobs."""
     return to_usage(
         sum(result.usage.prompt_tokens for result in results),
         sum(result.usage.completion_tokens for result in results),
     )
 
 
-def to_usage(prompt_tokens: int, completion_tokens: int) -> Usage:
-    return Usage(
+def to_usage(prompt_tokens: int, completion_tokens: int) -> CompletionUsage:
+    """Build the usage of these numbers of tokens."""
+    return CompletionUsage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,

@@ -1,4 +1,4 @@
-"""The form of a chat's answer: JSON of a schema, or calls of functions. Pure."""
+"""Choose the form of a chat's answer: JSON of a schema, or calls of functions. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,14 +8,16 @@ from scorepool.wire.request import check_integers
 
 
 class TextFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
-    pass
+    """Leave the answer free."""
 
 
 class JsonObjectFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_object"):
-    pass
+    """Ask for a JSON object."""
 
 
 class NamedSchema(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Give the schema of an answer."""
+
     name: str
     schema: Annotated[dict[str, Any], Meta(description="JSON Schema.")]
     description: str | None = None
@@ -26,31 +28,42 @@ class NamedSchema(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class JsonSchemaFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_schema"):
+    """Ask for JSON that follows a schema."""
+
     json_schema: NamedSchema
 
 
-class NamedTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NamedFunction(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Name one of the `tools`."""
+
     name: str
 
 
-class FunctionName(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="function"):
-    function: NamedTool
+class NamedToolChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="function"):
+    """Ask for one call of a function."""
+
+    function: NamedFunction
 
 
-class Allowed(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class AllowedTools(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """List the functions that may be called; with `required`, one must be."""
+
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionName], Meta(min_length=1, max_length=128)]
+    tools: Annotated[list[NamedToolChoice], Meta(min_length=1, max_length=128)]
 
 
-class AllowedTools(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="allowed_tools"):
-    allowed_tools: Allowed
+class AllowedToolChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="allowed_tools"):
+    """Allow calls of some of the `tools` only. The model sees all of them."""
+
+    allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | FunctionName | AllowedTools
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 def json_schema_of(response_format: ResponseFormat | None) -> dict[str, Any] | None:
+    """Return the schema that the answer must follow; None leaves it free."""
     match response_format:
         case JsonSchemaFormat():
             return response_format.json_schema.schema
@@ -63,19 +76,20 @@ def json_schema_of(response_format: ResponseFormat | None) -> dict[str, Any] | N
 def allowed_tool_names(choice: ToolChoice | None) -> list[str]:
     """Return the names of the tools that may be called; an empty list allows all."""
     match choice:
-        case FunctionName():
+        case NamedToolChoice():
             return [choice.function.name]
-        case AllowedTools():
+        case AllowedToolChoice():
             return [tool.function.name for tool in choice.allowed_tools.tools]
         case _:
             return []
 
 
 def tool_choice_mode(choice: ToolChoice | None) -> Literal["none", "auto", "required"]:
+    """Return whether the answer may, must or must not call functions."""
     match choice:
-        case FunctionName():
+        case NamedToolChoice():
             return "required"
-        case AllowedTools():
+        case AllowedToolChoice():
             return choice.allowed_tools.mode
         case _:
             return choice or "auto"

@@ -1,4 +1,4 @@
-"""The bodies and replies of `/tokenize` and `/detokenize`, as vLLM has them. Pure."""
+"""Define the bodies and replies of `/tokenize` and `/detokenize`, as vLLM has them. Pure."""
 
 from typing import Annotated
 
@@ -8,11 +8,15 @@ from scorepool import wire
 from scorepool.api.dialects.detokenizer import token_text
 from scorepool.api.dialects.openai.messages import ChatMessage
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import ModelName, Text, TokenId
+from scorepool.wire.request import AnyTokenIds, ModelName, Text
+
+OptionalModel = Annotated[ModelName | None, Meta(description="Needed if several models are served.")]
 
 
 class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    model: ModelName | None = None  # may be left out if only one is served
+    """Encode a text or a chat."""
+
+    model: OptionalModel = None
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool | None = None
@@ -27,22 +31,29 @@ class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class TokenizeReply(Struct, frozen=True, kw_only=True):
+    """Give the token ids of a text or a chat."""
+
     count: int
-    max_model_len: int
+    max_model_len: Annotated[int, Meta(description="Tokens of the model's context.")]
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: Annotated[list[str] | None, Meta(description="Set with `return_token_strs`.")] = None
 
 
 class DetokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    model: ModelName | None = None
-    tokens: Annotated[list[TokenId], Meta(max_length=1_000_000)]
+    """Decode token ids."""
+
+    model: OptionalModel = None
+    tokens: AnyTokenIds
 
 
 class DetokenizeReply(Struct, frozen=True, kw_only=True):
+    """Give the text of token ids."""
+
     prompt: str
 
 
 def to_tokenize_reply(result: wire.Result, max_model_len: int, with_strings: bool) -> TokenizeReply:
+    """Build the reply, with the text of each token if `with_strings`."""
     [sequence] = result.sequences
     strings = [token_text(*token) for token in zip(sequence.token_ids, sequence.token_bytes, strict=True)]
     return TokenizeReply(
@@ -54,5 +65,6 @@ def to_tokenize_reply(result: wire.Result, max_model_len: int, with_strings: boo
 
 
 def to_detokenize_reply(result: wire.Result) -> DetokenizeReply:
+    """Build the reply."""
     [sequence] = result.sequences
     return DetokenizeReply(prompt=sequence.text)

@@ -1,4 +1,4 @@
-"""SGLang's dialect: `/generate` and `/v1/score`."""
+"""Speak SGLang's API: `/generate` and `/v1/score`."""
 
 from scorepool.api.dialects.protocol import Dialect
 from scorepool.api.dialects.sglang.generate import GENERATE

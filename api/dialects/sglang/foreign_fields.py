@@ -1,6 +1,7 @@
-"""Fields of SGLang's `/generate` that the server has not, with their defaults. Data only.
+"""List fields of SGLang's requests that this server does not have, with their defaults. Data only.
 
-Null always passes. Written from memory of SGLang's io_struct.py and sampling_params.py (0.5): not verified.
+Null always passes. Read from SGLang's managers/io_struct.py, sampling/sampling_params.py and
+entrypoints/openai/protocol.py (0.5 and later).
 """
 
 from scorepool.api.dialects.unsupported import ANY
@@ -9,26 +10,52 @@ GENERATE: dict[str, object] = {
     "audio_data": None,
     "background": False,
     "bootstrap_host": None,
+    "bootstrap_pair_key": None,
     "bootstrap_port": None,
     "bootstrap_room": None,
     "conversation_id": None,
+    "custom_labels": None,
     "custom_logit_processor": None,
     "data_parallel_rank": None,
+    "decode_tp_size": None,
+    "disagg_prefill_dp_rank": None,
+    "encoder_urls": None,
+    "external_trace_header": ANY,
     "extra_key": None,
+    "http_worker_ipc": None,
     "image_data": None,
+    "image_max_dynamic_patch": None,
     "input_embeds": None,
     "log_metrics": ANY,
     "lora_id": None,
     "lora_path": None,
+    "max_dynamic_patch": None,
+    "min_dynamic_patch": None,
+    "mm_data_mooncake": None,
+    "mm_hashes": None,
     "modalities": None,
+    "multi_item_delimiter_indices": None,
+    "need_wait_for_mm_inputs": None,
     "no_logs": ANY,
+    "num_items_assigned": None,
+    "positional_embed_overrides": None,
     "priority": None,
+    "received_time": ANY,
+    "require_reasoning": False,
     "return_bytes": False,
     "return_entropy": False,
     "return_hidden_states": False,
+    "return_indexer_topk": False,
+    "return_prompt_token_ids": False,
+    "return_routed_experts": False,
     "rid": ANY,
+    "routed_dp_rank": None,
+    "routed_experts_start_len": 0,
+    "routing_key": None,
     "session_params": None,
+    "use_audio_in_video": False,
     "video_data": None,
+    "video_max_dynamic_patch": None,
     "sampling_params.custom_params": None,
     "sampling_params.ebnf": None,
     "sampling_params.json_schema": None,
@@ -37,4 +64,11 @@ GENERATE: dict[str, object] = {
     "sampling_params.stop_regex": None,
     "sampling_params.stream_interval": None,
     "sampling_params.structural_tag": None,
+}
+
+SCORE: dict[str, object] = {
+    "embed_override_token_id": None,
+    "item_embed_overrides": None,
+    "query_embed_overrides": None,
+    "return_pooled_hidden_states": False,
 }

@@ -1,4 +1,4 @@
-"""SGLang's `/generate`: one wire.Generate per prompt, and one answer per sequence of their results. Pure.
+"""Translate SGLang's `/generate`: one wire.Generate per prompt, one answer per sequence of their results. Pure.
 
 Each list of logprobs has `[logprob, token id, text or null]` per token. The input's list begins at `logprob_start_len`;
 the logprob of its first entry is null.
@@ -10,47 +10,68 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
-from scorepool.api.dialects.detokenizer import generated_text, token_text
+from scorepool.api.dialects.detokenizer import generated_text, token_text, top_tokens
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
-from scorepool.wire.request import ModelName, Penalty, StopString, StopTokenIds, Text, TokenId, TokenIds, TopLogprobs
+from scorepool.wire.request import (
+    MinP,
+    ModelName,
+    NumChoices,
+    NumTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    Text,
+    TokenId,
+    TokenIds,
+    TopLogprobs,
+    TopP,
+)
 
 # Logprob, token id and text. A list, because msgspec writes a schema of tuples that OpenAPI does not allow.
 TokenEntry = list[float | int | str | None]
-MAX_SEED = 2**63 - 1
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An unknown field is refused by its name."""
+    """Choose how to sample. null is the default, as in SGLang. An unknown field is refused by its name."""
 
-    max_new_tokens: Annotated[int, Meta(ge=0, le=131_072)] = 128
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] = -1
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    frequency_penalty: Penalty = 0.0
-    presence_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
-    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] = 1
-    sampling_seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    max_new_tokens: Annotated[NumTokens, Meta(description="null: what fits, at most 4096.")] | None = 128
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    min_p: MinP | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stop: StopString | StopStrings | None = None
+    n: NumChoices | None = None
+    sampling_seed: Seed | None = None
     stop_token_ids: StopTokenIds | None = None
-    ignore_eos: bool = False
-    min_new_tokens: Annotated[int, Meta(ge=0, le=131_072)] = 0
-    no_stop_trim: Annotated[bool, Meta(description="The stop string or token is in the text.")] = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: Annotated[bool, Meta(description="Has no effect here.")] = True
+    ignore_eos: bool | None = None
+    min_new_tokens: NumTokens | None = None
+    no_stop_trim: Annotated[bool | None, Meta(description="The stop string or token is in the text.")] = None
+    skip_special_tokens: Annotated[bool | None, Meta(description="null is true.")] = None
+    spaces_between_special_tokens: Annotated[bool | None, Meta(description="Has no effect here.")] = None
 
     def __post_init__(self) -> None:
-        if self.min_new_tokens > self.max_new_tokens:
+        if self.max_new_tokens is not None and (self.min_new_tokens or 0) > self.max_new_tokens:
             raise ValueError(f"`min_new_tokens` must be at most `max_new_tokens`, {self.max_new_tokens}")
         if self.ignore_eos and self.stop_token_ids:
             raise ValueError("`ignore_eos` makes SGLang ignore `stop_token_ids` too: give one of them")
 
+    @property
+    def num_choices(self) -> int:
+        """Return the number of answers per prompt."""
+        return self.n or 1
+
 
 class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`model` is ours, for a server of several. Null is the default, as SGLang takes it."""
+    """Continue prompts. null is the default, as in SGLang."""
 
     text: Text | Annotated[list[Text], Meta(min_length=1)] | None = None
     input_ids: Annotated[list[TokenId | TokenIds], Meta(min_length=1)] | None = None
@@ -63,7 +84,7 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     return_text_in_logprobs: bool = False
     token_ids_logprob: Annotated[None, Meta(description="Not supported; /v1/score is.")] = None
     stream: bool = False
-    model: ModelName | None = None
+    model: Annotated[ModelName | None, Meta(description="An addition. Needed if several models are served.")] = None
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.input_ids is None):
@@ -75,6 +96,7 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each as text or as token ids."""
         if self.text is not None:
             return [self.text] if isinstance(self.text, str) else list(self.text)
         assert self.input_ids is not None
@@ -84,28 +106,31 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def is_list(self) -> bool:
         """True if the reply is a list."""
         given = self.text if self.input_ids is None else self.input_ids[0]
-        return isinstance(given, list) or self.params.n > 1
+        return isinstance(given, list) or self.params.num_choices > 1
 
     @property
     def params(self) -> SamplingParams:
+        """Return the sampling parameters, the defaults if none are given."""
         return self.sampling_params or SamplingParams()
 
     @property
     def start(self) -> int:
-        """First token of the input with an entry; -1: the last."""
+        """Return the index of the first token of the input with an entry; -1: the last."""
         return -1 if self.logprob_start_len is None else self.logprob_start_len
 
 
 class FinishReason(Struct, frozen=True, kw_only=True):
-    """`matched` is set if the type is `stop`, `length` if it is `length`."""
+    """Say why the output ended."""
 
     type: Literal["stop", "length"]
-    matched: int | str | UnsetType = UNSET  # the end token or the stop string
-    length: int | UnsetType = UNSET  # of the output
+    matched: Annotated[
+        int | str | UnsetType, Meta(description="The end token or the stop string. Present if `type` is `stop`.")
+    ] = UNSET
+    length: Annotated[int | UnsetType, Meta(description="Tokens of the output. Present if `type` is `length`.")] = UNSET
 
 
 class MetaInfo(Struct, frozen=True, kw_only=True):
-    """Logprobs are set if they were asked for, the top ones if `top_logprobs_num` is not 0."""
+    """Report on an output. Logprobs are present with `return_logprob`, top ones also need `top_logprobs_num`."""
 
     id: str
     finish_reason: FinishReason
@@ -117,7 +142,9 @@ class MetaInfo(Struct, frozen=True, kw_only=True):
     output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
 
 
-class Generated(Struct, frozen=True, kw_only=True):
+class GenerateReply(Struct, frozen=True, kw_only=True):
+    """Give one output."""
+
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
@@ -143,21 +170,21 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.
             timeout_s=timeout_s,
             prompt=prompt,
             max_tokens=params.max_new_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=max(params.top_k, 0),
-            min_p=params.min_p,
+            temperature=1.0 if params.temperature is None else params.temperature,
+            top_p=params.top_p or 1.0,
+            top_k=max(params.top_k or 0, 0),
+            min_p=params.min_p or 0.0,
             seed=params.sampling_seed,
-            frequency_penalty=params.frequency_penalty,
-            presence_penalty=params.presence_penalty,
-            repetition_penalty=params.repetition_penalty,
+            frequency_penalty=params.frequency_penalty or 0.0,
+            presence_penalty=params.presence_penalty or 0.0,
+            repetition_penalty=params.repetition_penalty or 1.0,
             stop=[params.stop] if isinstance(params.stop, str) else params.stop or [],
             stop_token_ids=params.stop_token_ids or [],
-            ignore_eos=params.ignore_eos,
-            min_tokens=params.min_new_tokens,
-            include_stop_str_in_output=params.no_stop_trim,
-            skip_special_tokens=params.skip_special_tokens,
-            n=params.n,
+            ignore_eos=bool(params.ignore_eos),
+            min_tokens=params.min_new_tokens or 0,
+            include_stop_str_in_output=bool(params.no_stop_trim),
+            skip_special_tokens=params.skip_special_tokens is not False,
+            n=params.num_choices,
             prompt_logprobs=params.max_new_tokens == 0 or (bool(body.return_logprob) and body.start >= 0),
             logprobs=bool(body.return_logprob),
             top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else 0,
@@ -166,9 +193,9 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.
     ]
 
 
-def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id: str) -> list[Generated]:
-    """Build the answers, those of a prompt adjacent. Raise wire.Invalid if a prompt ends before `logprob_start_len`."""
-    answers: list[Generated] = []
+def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id: str) -> list[GenerateReply]:
+    """Build the outputs; those of a prompt are adjacent. Raise wire.Invalid if `logprob_start_len` is too large."""
+    answers: list[GenerateReply] = []
     for prompt, result in zip(body.prompts, results, strict=True):
         for sequence in result.sequences:
             prompt_ids = prompt if isinstance(prompt, list) else sequence.prompt_token_ids or []
@@ -179,10 +206,10 @@ def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id:
 
 def _to_answer(
     body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], answer_id: str
-) -> Generated:
+) -> GenerateReply:
     output_ids = sequence.token_ids[sequence.num_reported_prompt_tokens :]
     logprobs: dict[str, Any] = _logprobs(body, sequence, prompt_ids) if body.return_logprob else {}
-    return Generated(
+    return GenerateReply(
         text=generated_text(sequence),
         output_ids=output_ids,
         meta_info=MetaInfo(
@@ -227,23 +254,19 @@ def _token_entry(sequence: wire.SequenceResult, entry: int, with_text: bool) -> 
 
 
 def _top_entries(sequence: wire.SequenceResult, entry: int, with_text: bool) -> list[TokenEntry]:
-    assert sequence.top_ids is not None
-    assert sequence.top_bytes is not None
-    assert sequence.top_logprobs is not None
-    columns = (sequence.top_logprobs[entry].values(), sequence.top_ids[entry], sequence.top_bytes[entry])
     return [
         [logprob, token_id, token_text(token_id, token_bytes) if with_text else None]
-        for logprob, token_id, token_bytes in zip(*columns, strict=True)
+        for token_id, token_bytes, logprob in top_tokens(sequence, entry)
     ]
 
 
-class Generate(Endpoint[GenerateRequest]):
+class GenerateEndpoint(Endpoint[GenerateRequest]):
     name = "generate"
     path = "/generate"
     summary = "Continue prompts"
     description = "The reply is a list if the request has several prompts, or if `n` is more than 1."
     body_type = GenerateRequest
-    reply_type = Generated | list[Generated]
+    reply_type = GenerateReply | list[GenerateReply]
     foreign_fields = foreign_fields.GENERATE
     needs_model = True
 
@@ -256,7 +279,7 @@ class Generate(Endpoint[GenerateRequest]):
 
     def to_reply(
         self, body: GenerateRequest, results: Sequence[wire.Result], context: Context
-    ) -> Generated | list[Generated]:
+    ) -> GenerateReply | list[GenerateReply]:
         answers = to_answers(body, results, context.unique_id)
         return answers if body.is_list else answers[0]
 
@@ -264,4 +287,4 @@ class Generate(Endpoint[GenerateRequest]):
         return field_name(body, field)
 
 
-GENERATE = Generate()
+GENERATE = GenerateEndpoint()

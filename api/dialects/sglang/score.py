@@ -1,4 +1,4 @@
-"""SGLang's `/v1/score`: the probability of each label token after each text. Pure."""
+"""Translate SGLang's `/v1/score`: the probability of each label token after each text. Pure."""
 
 import math
 import re
@@ -9,20 +9,21 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
-from scorepool.api.dialects.openai.sampling import Usage, to_usage
+from scorepool.api.dialects.openai.sampling import CompletionUsage, to_usage
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
-from scorepool.wire.request import ModelName, Text, TokenId
+from scorepool.api.dialects.sglang import foreign_fields
+from scorepool.wire.request import AnyTokenIds, ModelName, Text, TokenId
 
 
 class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Query and item are joined first: texts are joined unchanged and then encoded, token ids are joined."""
+    """Score label tokens after a query and each item. Texts are joined unchanged and then encoded; ids are joined."""
 
     model: ModelName
-    query: Text | Annotated[list[TokenId], Meta(max_length=1_000_000)]
-    items: Text | Annotated[list[Text | Annotated[list[TokenId], Meta(max_length=1_000_000)]], Meta(min_length=1)]
+    query: Text | AnyTokenIds
+    items: Text | Annotated[list[Text | AnyTokenIds], Meta(min_length=1)]
     label_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)]
     apply_softmax: Annotated[bool, Meta(description="Normalise over the labels, so that they add up to 1.")] = False
-    item_first: bool = False
+    item_first: Annotated[bool, Meta(description="Put each item before the query.")] = False
 
     def __post_init__(self) -> None:
         if len({type(text) for text in (self.query, *self.item_list)}) > 1:
@@ -30,21 +31,23 @@ class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def item_list(self) -> list[str | list[int]]:
+        """Return the items, each as text or as token ids."""
         return [self.items] if isinstance(self.items, str) else list(self.items)
 
     @property
     def prompts(self) -> list[str | list[int]]:
+        """Return what comes before the labels: one text or list of token ids per item."""
         pairs = [(item, self.query) if self.item_first else (self.query, item) for item in self.item_list]
         return [first + second for first, second in pairs]  # type: ignore[operator]
 
 
 class ScoringResponse(Struct, frozen=True, kw_only=True):
-    """`scores` has a list per item, in the order of the labels."""
+    """Report the probabilities of the labels."""
 
     object: Literal["scoring"] = "scoring"
     model: str
-    scores: list[list[float]]
-    usage: Usage
+    scores: Annotated[list[list[float]], Meta(description="One list per item, in the order of the labels.")]
+    usage: CompletionUsage
 
 
 _encoding_field_name = map_field({"prompt": "items"}, list_field="prompt")
@@ -78,6 +81,7 @@ def to_scores(body: ScoringRequest, prompts: Sequence[list[int]], timeout_s: int
 
 
 def to_response(body: ScoringRequest, prompts: Sequence[list[int]], results: Sequence[wire.Result]) -> ScoringResponse:
+    """Build the reply from the results of the items, in the order of the items."""
     logprobs = [[_label_logprob(sequence) for sequence in result.sequences] for result in results]
     return ScoringResponse(
         model=body.model,
@@ -99,13 +103,14 @@ def _softmax(logprobs: Sequence[float]) -> list[float]:
     return [weight / math.fsum(weights) for weight in weights]
 
 
-class Score(Endpoint[ScoringRequest]):
+class ScoreEndpoint(Endpoint[ScoringRequest]):
     name = "score"
     path = "/v1/score"
     summary = "Probabilities of next tokens"
     description = "The probability of each label after each item, or, with `apply_softmax`, among the labels."
     body_type = ScoringRequest
     reply_type = ScoringResponse
+    foreign_fields = foreign_fields.SCORE
 
     def job_count(self, body: ScoringRequest) -> JobCount:
         return JobCount(len(body.item_list), "items", "items")
@@ -124,7 +129,7 @@ class Score(Endpoint[ScoringRequest]):
 
 
 def _prompt_ids(body: ScoringRequest, context: Context) -> Sequence[list[int]]:
-    return context.encoded or [prompt for prompt in body.prompts if isinstance(prompt, list)]
+    return context.encoded_texts or [prompt for prompt in body.prompts if isinstance(prompt, list)]
 
 
-SCORE = Score()
+SCORE = ScoreEndpoint()

@@ -1,4 +1,4 @@
-"""TRL's dialect: the routes of `trl vllm-serve` that a distilling trainer calls."""
+"""Speak the API of `trl vllm-serve`: the route that a distilling trainer calls."""
 
 from scorepool.api.dialects.protocol import Dialect
 from scorepool.api.dialects.trl.sequence_logprobs import GET_SEQUENCE_LOGPROBS

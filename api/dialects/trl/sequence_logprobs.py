@@ -1,4 +1,4 @@
-"""TRL's `/get_sequence_logprobs/`: a teacher's logprobs for distillation, as `trl vllm-serve` reports them. Pure.
+"""Translate TRL's `/get_sequence_logprobs/`: a teacher's logprobs for distillation, as `trl vllm-serve` has them. Pure.
 
 Position t of a sequence belongs to its token t, given the tokens before it. The reply holds the positions from the
 prompt's length on. The first token of a sequence has no logprob.
@@ -14,36 +14,41 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount, ReplyTooLarge
-from scorepool.wire.request import ModelName, TokenIds, TopLogprobs
+from scorepool.wire.request import ModelName, ScoreTemperature, TokenIds, TopLogprobs
 
 MAX_ENTRIES = 2**24  # of the padded arrays of one reply: 128 MiB of logprobs and ids
 
 
 class SequenceLogprobsRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`sequences` are prompts with their completions. `model`, an addition to TRL, chooses one of several models."""
+    """Score given sequences."""
 
-    sequences: Annotated[list[TokenIds], Meta(min_length=1)]
-    prompt_lengths: list[Annotated[int, Meta(ge=0)]]
+    sequences: Annotated[list[TokenIds], Meta(min_length=1, description="Prompts with their completions.")]
+    prompt_lengths: Annotated[
+        list[Annotated[int, Meta(ge=0)]], Meta(description="Number of tokens of each sequence that are prompt.")
+    ]
     top_logprobs: TopLogprobs = 100
-    temperature: Annotated[float, Meta(ge=1e-9, le=100, description="Divides the logits before the softmax.")] = 1.0
+    temperature: ScoreTemperature = 1.0
     response_format: Literal["json", "binary"] = "json"
-    model: ModelName | None = None
+    model: Annotated[ModelName | None, Meta(description="An addition. Needed if several models are served.")] = None
 
     @property
     def completion_lengths(self) -> list[int]:
+        """Return the number of tokens of each completion."""
         return [len(sequence) - length for sequence, length in zip(self.sequences, self.prompt_lengths, strict=True)]
 
     @property
     def shape(self) -> list[int]:
-        """The shape of the arrays of a binary reply: sequences, longest completion, top logprobs."""
+        """Return the shape of the arrays of a binary reply: sequences, longest completion, top logprobs."""
         return [len(self.sequences), max(self.completion_lengths), self.top_logprobs]
 
 
 class SequenceLogprobs(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The JSON form has the first two: by sequence and position the most likely tokens, most likely first, and after
-    them the actual token if it is not among them. The first token of a sequence has an empty list.
+    """Report the most likely tokens and the actual token at each position of the completions.
 
-    The binary form has the others: little-endian arrays in base64, float32 padded with -inf and int32 padded with 0.
+    `json` has the first two fields: by sequence and position the most likely tokens, most likely first, and after them
+    the actual token if it is not among them. The first token of a sequence has an empty list.
+
+    `binary` has the others: little-endian arrays in base64, float32 padded with -inf and int32 padded with 0.
 
         logprobs, token_ids                 `shape`: sequences, longest completion, top_logprobs
         actual_logprobs, actual_token_ids   the same with a last dimension of 1
@@ -59,7 +64,7 @@ class SequenceLogprobs(Struct, frozen=True, kw_only=True, omit_defaults=True):
     completion_lengths: list[int] | None = None
 
 
-def check(body: SequenceLogprobsRequest, card: wire.ServedModel) -> None:
+def check(body: SequenceLogprobsRequest, model: wire.ServedModel) -> None:
     """Check that the lists fit together and that a worker of the model can run them; raise wire.Invalid."""
     num = len(body.sequences)
     if len(body.prompt_lengths) != num:
@@ -67,13 +72,13 @@ def check(body: SequenceLogprobsRequest, card: wire.ServedModel) -> None:
     for index, (sequence, length) in enumerate(zip(body.sequences, body.prompt_lengths, strict=True)):
         if length > len(sequence):
             raise _invalid(f"prompt_lengths[{index}]", f"at most {len(sequence)}, the sequence's length", length)
-        if len(sequence) > card.context_length:
-            expected = f"at most {card.context_length} token ids, the model's context"
+        if len(sequence) > model.context_length:
+            expected = f"at most {model.context_length} token ids, the model's context"
             raise _invalid(f"sequences[{index}]", expected, len(sequence))
-        if max(sequence) >= card.vocab_size:
-            position = next(position for position, token_id in enumerate(sequence) if token_id >= card.vocab_size)
+        if max(sequence) >= model.vocab_size:
+            position = next(position for position, token_id in enumerate(sequence) if token_id >= model.vocab_size)
             field = f"sequences[{index}][{position}]"
-            raise _invalid(field, f"a token id below {card.vocab_size}", sequence[position])
+            raise _invalid(field, f"a token id below {model.vocab_size}", sequence[position])
 
 
 def _invalid(field: str, expected: str, found: int) -> wire.Invalid:
@@ -96,8 +101,9 @@ def to_scores(body: SequenceLogprobsRequest, model: str, timeout_s: int) -> list
     ]
 
 
-def _is_scored(sequence: list[int], length: int) -> bool:
-    return len(sequence) > max(length, 1)
+def _is_scored(sequence: list[int], prompt_length: int) -> bool:
+    """True if the sequence has a logprob to report: its first token has none."""
+    return len(sequence) > max(prompt_length, 1)
 
 
 def _by_sequence(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> list[wire.SequenceResult | None]:
@@ -108,6 +114,7 @@ def _by_sequence(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) 
 
 
 def to_lists(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> SequenceLogprobs:
+    """Build the reply of `json`."""
     positions: list[list[tuple[list[int], list[float | None]]]] = [
         [([], [])] * length if scored is None else [_position(scored, entry) for entry in range(length)]
         for scored, length in zip(_by_sequence(body, results), body.completion_lengths, strict=True)
@@ -140,6 +147,7 @@ def _top(scored: wire.SequenceResult, entry: int) -> tuple[list[int], wire.Float
 
 
 def to_arrays(body: SequenceLogprobsRequest, results: Sequence[wire.Result]) -> SequenceLogprobs:
+    """Build the reply of `binary`."""
     num, longest, k = body.shape
     logprobs, token_ids = array("f", [-inf]) * (num * longest * k), array("i", [0]) * (num * longest * k)
     actual_logprobs, actual_ids = array("f", [-inf]) * (num * longest), array("i", [0]) * (num * longest)
@@ -170,7 +178,7 @@ def _pack(column: "array[int] | array[float]") -> bytes:
     return column.tobytes()
 
 
-class GetSequenceLogprobs(Endpoint[SequenceLogprobsRequest]):
+class SequenceLogprobsEndpoint(Endpoint[SequenceLogprobsRequest]):
     name = "get_sequence_logprobs"
     path = "/get_sequence_logprobs/"
     summary = "Logprobs of given sequences"
@@ -201,4 +209,4 @@ class GetSequenceLogprobs(Endpoint[SequenceLogprobsRequest]):
         return to_arrays(body, results) if body.response_format == "binary" else to_lists(body, results)
 
 
-GET_SEQUENCE_LOGPROBS = GetSequenceLogprobs()
+GET_SEQUENCE_LOGPROBS = SequenceLogprobsEndpoint()

@@ -1,6 +1,6 @@
 """The markers, as token ids, by which a model separates reasoning, tool calls and content. No MLX.
 
-    tags      <think> ... </think>, <tool_call> ... </tool_call>: what mlx-lm knows of a tokenizer
+    tags      <think> ... </think>, <tool_call> ... </tool_call>: mlx-lm finds them for a tokenizer
     headers   <|start|>assistant<|channel|>analysis<|message|> ... <|end|>: each message's header says what it is
 
 To add a format that mlx-lm does not know, add its vocabulary, transitions and tool parser beside HARMONY's below.

@@ -16,7 +16,7 @@ from scorepool.engine.text.tokenizer import Tokenizer
 
 
 class ChatCodec:
-    """Everything about a model's chats. Built once, when the model is loaded."""
+    """The encoder and decoder of a model's chats. Built once, when the model is loaded."""
 
     def __init__(self, tokenizer: Tokenizer, tags: ChatTags | None = None) -> None:
         self.tokenizer = tokenizer

@@ -1,6 +1,6 @@
 """Build the grammar of an answer from what a caller asks for: JSON of a schema, function calls, or either. No MLX.
 
-The model's structural tag says how such an answer is spelled; this module says what it consists of and in what order.
+The model's structural tag says how such an answer is written; this module says what it consists of and in what order.
 """
 
 import json
@@ -12,7 +12,7 @@ from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.chat.output_parser import OutputParser
 from scorepool.engine.text.chat.structural_tag import StructuralTag, ToolCallTag
 
-# Without it llguidance picks its own tokens where only one text may follow, and would spell markers as text.
+# Without `no_forcing`, llguidance picks tokens itself where only one text may follow, and may write markers as text.
 _OPTIONS = '%llguidance {"no_forcing": true}'
 _COMPACT: dict[str, Any] = {"whitespace_flexible": False}  # else a model may write spaces until it has no tokens left
 _TEMPLATE_SPACING = _COMPACT | {"item_separator": ", ?", "key_separator": ": ?"}  # templates put spaces in calls

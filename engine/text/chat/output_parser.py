@@ -32,7 +32,10 @@ def content_channels(token_ids: Iterable[int], special_token_ids: Collection[int
 
 
 class OutputParser:
-    """`channels` has one entry per token read. All tokens of a call that ended are in the channel `tool_call`."""
+    """The parser of one answer. `channels` has one entry per token read.
+
+    All tokens of a tool call that has ended are in the channel `tool_call`.
+    """
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class OutputParser:
         return self._call_start if self._state == "tool_call" else len(self.channels) - len(self._held)
 
     def read(self, token_id: int) -> None:
+        """Read the next token of the answer."""
         self.channels.append("markup")  # until it is known
         self._token_ids.append(token_id)
         self._held.append(token_id)

@@ -3,8 +3,8 @@
     start: (<[151667]> rest_of_reasoning)? calls          grammar.py combines the fragments
     calls: <[151657]> "\\n"? function "\\n"? <[151658]>
 
-Markers are written by their token ids, never as text, so that the output parser recognises
-exactly what the grammar means. To add a format that calls functions with JSON, add its fragments to `_TOOL_CALL_TAGS`.
+Markers are written by their token ids, never as text, so that the output parser recognises exactly what the grammar
+means. To add a format that calls functions with JSON, add its fragments to `_TOOL_CALL_TAGS`.
 """
 
 import json

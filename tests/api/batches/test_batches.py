@@ -25,6 +25,8 @@ from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
 from tests.api.fake_worker import COMPLETED, FakeWorker
 
 pytestmark = pytest.mark.anyio
+HOUR_S, DAY_S = 3600, 86_400
+SHORT_LIVED = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": str(HOUR_S)}
 FORM = "multipart/form-data; boundary=b"
 FORM_PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 
@@ -127,7 +129,9 @@ async def test_a_line_that_never_fits_the_queue_is_refused_and_delays_no_other(s
         worker.end(job_id_of(batch_id, 2, 0), COMPLETED)
         batch = await until(http, batch_id, has("completed"))
         bad = await lines_of(http, batch["error_file_id"])
-    assert (bad["1"]["response"]["status_code"], bad["1"]["response"]["body"]["error"]["param"]) == (413, "prompt")
+    response = bad["1"]["response"]
+    assert (response["status_code"], response["body"]["error"]["param"]) == (413, "prompt")
+    assert "(SCOREPOOL_MAX_QUEUE_DEPTH)" in response["body"]["error"]["message"]
     assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
 
 
@@ -139,7 +143,8 @@ async def test_a_record_that_cannot_be_read_stops_no_other_batch(serving: Servin
             batch_id = await start(http, jsonl(1))
             await eventually(worker.waiting)
             worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
-            await until(http, batch_id, has("completed"))
+            batch = await until(http, batch_id, has("completed"))
+            assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 async def test_the_errors_of_a_batch_list_the_first_hundred_bad_lines(serving: Serving, worker: FakeWorker):
@@ -147,6 +152,17 @@ async def test_the_errors_of_a_batch_list_the_first_hundred_bad_lines(serving: S
     async with serving() as http:
         batch = await until(http, await start(http, b"".join(lines)), has("failed"))
     assert [error["line"] for error in batch["errors"]["data"]] == list(range(1, 101))
+
+
+async def test_the_error_of_a_model_that_is_not_served_lists_the_names_and_aliases_that_are(
+    serving: Serving, worker: FakeWorker
+):
+    worker.register(aliases=["gpt-4", "o"])
+    async with serving() as http:
+        batch = await until(http, await start(http, jsonl(1, model="nobody")), has("failed"))
+    [error] = batch["errors"]["data"]
+    assert (error["code"], error["line"], error["param"]) == ("model_not_found", 1, "body.model")
+    assert error["message"].startswith("body.model: no live worker serves 'nobody'; live models: demo, gpt-4, o.")
 
 
 async def test_a_batch_continues_while_replicas_are_missing(
@@ -260,6 +276,40 @@ async def test_jobs_of_a_written_line_expire_soon(serving: Serving, worker: Fake
     assert redis.zcard(store.Keys.batches) == 0
 
 
+async def test_every_key_of_files_and_batches_expires_with_them(serving: Serving, worker: FakeWorker, redis: Redis):
+    """An owner's lists too: they expire with the file or the batch that is kept longest."""
+    files, batches = store.Keys.files_of("local"), store.Keys.batches_of("local")
+    async with serving() as http:
+        file = (await http.post("/v1/files", files={"file": ("a.jsonl", jsonl(2))}, data=SHORT_LIVED)).json()
+        assert 0 < redis.ttl(files) <= HOUR_S
+        body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch_id = (await http.post("/v1/batches", json=body)).json()["id"]
+        assert redis.ttl(files) >= redis.ttl(store.Keys.file(file["id"])) > 24 * HOUR_S
+        assert redis.ttl(batches) > 30 * DAY_S
+        await eventually(lambda: len(worker.waiting()) == 2)
+        redis.delete(batches)  # a batch that ends after its list has expired is listed again
+        for job_id in worker.waiting():
+            worker.end(job_id, COMPLETED)
+        await until(http, batch_id, has("completed"))
+        await http.post("/v1/files", files={"file": ("a.jsonl", jsonl(1))}, data=SHORT_LIVED)
+        assert [batch["id"] for batch in (await http.get("/v1/batches")).json()["data"]] == [batch_id]
+        assert len((await http.get("/v1/files")).json()["data"]) == 3
+
+    keys = [*redis.scan_iter("scorepool:file*"), *redis.scan_iter("scorepool:batch*")]
+    ttls = {key.decode(): redis.ttl(key) for key in keys}
+    assert min(ttls.values()) > 0
+    for item, listed in (("scorepool:file:", files), ("scorepool:batch:", batches)):
+        longest = max(ttl for key, ttl in ttls.items() if key.startswith(item))
+        assert longest <= ttls[listed] <= longest + 60
+
+
+async def test_a_list_that_the_previous_release_wrote_does_not_expire_before_its_files(serving: Serving, redis: Redis):
+    redis.zadd(store.Keys.files_of("local"), {"file-old": time.time()})
+    async with serving() as http:
+        await http.post("/v1/files", files={"file": ("a.jsonl", jsonl(1))}, data=SHORT_LIVED)
+    assert 30 * DAY_S < redis.ttl(store.Keys.files_of("local")) <= 60 * DAY_S
+
+
 async def test_a_cancelled_batch_leaves_nothing_in_a_shared_queue(serving: Serving, worker: FakeWorker, redis: Redis):
     low = "demo:low"
     async with serving(api_keys=KEYS, max_jobs_in_flight=4) as http:
@@ -316,6 +366,8 @@ async def test_a_large_or_malformed_upload_is_refused(serving: Serving, redis: R
         ]
         assert (await http.get("/v1/files")).json()["data"] == []
     assert [(reply.status_code, reply.json()["error"]["param"]) for reply in (large, long)] == [(413, "file")] * 2
+    assert "(SCOREPOOL_MAX_FILE_BYTES)" in large.json()["error"]["message"]
+    assert "(SCOREPOOL_MAX_BODY_BYTES)" in long.json()["error"]["message"]
     assert too_large.status_code == 413
     assert [reply.status_code for reply in replies] == [415, 400, 400, 400, 400, 403]
     assert all(

@@ -23,7 +23,7 @@ NUM_LINES = 600
 
 
 @pytest.fixture
-def mortal(demo_folder: Path, tmp_path: Path) -> Iterator[Stack]:
+def restarting_stack(demo_folder: Path, tmp_path: Path) -> Iterator[Stack]:
     """A stack whose dead processes are restarted, as `scorepool serve` does."""
     environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_LEASE_S": "2"}
     stopped = threading.Event()
@@ -40,13 +40,13 @@ def mortal(demo_folder: Path, tmp_path: Path) -> Iterator[Stack]:
         reviver.join()
 
 
-def test_kill_9_of_api_and_worker_loses_no_line_and_repeats_none(mortal: Stack):
-    with OpenAI(base_url=f"{mortal.url}/v1", api_key="unused", max_retries=20) as sdk:
+def test_kill_9_of_api_and_worker_loses_no_line_and_repeats_none(restarting_stack: Stack):
+    with OpenAI(base_url=f"{restarting_stack.url}/v1", api_key="unused", max_retries=20) as sdk:
         batch = start(sdk, [line(i, max_tokens=6) for i in range(NUM_LINES)])
         deadline = time.monotonic() + 200
         for victim in ("api", "worker demo", "api", "api"):
             seen = batch.request_counts.completed
-            os.kill(mortal.pid(victim), signal.SIGKILL)
+            os.kill(restarting_stack.pid(victim), signal.SIGKILL)
             while batch.status not in ENDED and batch.request_counts.completed <= seen:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
@@ -59,6 +59,6 @@ def test_kill_9_of_api_and_worker_loses_no_line_and_repeats_none(mortal: Stack):
         assert (batch.status, batch.error_file_id) == ("completed", None)
         assert batch.request_counts.completed == NUM_LINES
         assert set(entries(sdk, batch.output_file_id)) == {f"line-{i}" for i in range(NUM_LINES)}
-    with Redis.from_url(mortal.redis_url) as redis:
+    with Redis.from_url(restarting_stack.redis_url) as redis:
         times_ended = Counter(fields[b"id"].decode() for _, fields in redis.xrange(store.DONE))
     assert times_ended == {job_id_of(batch.id, number, 0): 1 for number in range(1, NUM_LINES + 1)}

@@ -19,7 +19,7 @@ from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import PreparedSequence, to_sequences
 from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, chat_codec_of, ids_of
 
-STAMP = wire.Provenance(
+PROVENANCE = wire.Provenance(
     model="m",
     fingerprint="f",
     dtype="float32",
@@ -41,7 +41,7 @@ class Run:
         request = to_request(self.body, timeout_s=60)
         (prepared,) = to_sequences(request, self.codec, context_length=10_000)
         self.deltas = list(self._run(prepared, token_ids, steps))
-        self.result = to_result(request, [prepared], self.codec, STAMP)
+        self.result = to_result(request, [prepared], self.codec, PROVENANCE)
 
     def _run(
         self, prepared: PreparedSequence, token_ids: Sequence[int], steps: Sequence[int]

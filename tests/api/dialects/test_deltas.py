@@ -103,8 +103,8 @@ def test_token_text():
 
 
 def test_tokens_with_equal_text_keep_the_larger_logprob():
-    assert logprobs_by_text([(1, b"a"), (2, b"a"), (3, b"b")], [-2.0, -1.0, -3.0]) == {"a": -1.0, "b": -3.0}
-    assert logprobs_by_text([(2, b"a"), (1, b"a")], [-1.0, -2.0]) == {"a": -1.0}
+    assert logprobs_by_text([(1, b"a", -2.0), (2, b"a", -1.0), (3, b"b", -3.0)]) == {"a": -1.0, "b": -3.0}
+    assert logprobs_by_text([(2, b"a", -1.0), (1, b"a", -2.0)]) == {"a": -1.0}
 
 
 def test_offsets_count_characters():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream
-from scorepool.api.dialects.openai.completion_reply import ChoiceChunk, to_chunk, to_completion
+from scorepool.api.dialects.openai.completion_reply import CompletionChoiceChunk, to_chunk, to_completion
 from scorepool.api.dialects.openai.completions import CompletionRequest, to_requests
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.job_stream import JobStream
@@ -17,7 +17,7 @@ from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import to_sequences
 from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
 
-STAMP = provenance_of("demo", FakeEngine.model_info)
+PROVENANCE = provenance_of("demo", FakeEngine.model_info)
 TOKENS = [b"a", b"b", b"<s>", b"<e>", b"\xf0\x9f", b"\x99\x82", b"ab", b""]
 SPECIAL, EOS = 2, 3
 
@@ -52,7 +52,7 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
         deltas += [publish() for publish in job_stream.on_step([row])]
         if row.is_done:
             break
-    return request, deltas, to_result(generate, [prepared], CODEC, STAMP)
+    return request, deltas, to_result(generate, [prepared], CODEC, PROVENANCE)
 
 
 @settings(max_examples=400)
@@ -76,7 +76,7 @@ def test_joined_chunks_equal_the_whole_text_and_the_text_its_tokens(
     (whole,) = to_completion(body, [result], "id").choices
     stream = ChoiceStream(0)
     sent = [new for n, delta in enumerate(deltas) if n not in lost and (new := stream.add(delta))]
-    chunks: list[ChoiceChunk] = [to_chunk(body, delta) for delta in (*sent, stream.end(result.sequences[0]))]
+    chunks: list[CompletionChoiceChunk] = [to_chunk(body, delta) for delta in (*sent, stream.end(result.sequences[0]))]
 
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids

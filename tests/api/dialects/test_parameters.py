@@ -10,10 +10,11 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from scorepool import wire
 from scorepool.api.dialects.openai import foreign_fields
-from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS
-from scorepool.api.dialects.protocol import Context
+from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, TOKENIZE
+from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.api.dialects.sglang import generate
 from scorepool.api.dialects.sglang.generate import GENERATE
+from scorepool.api.dialects.sglang.score import SCORE
 from scorepool.api.dialects.unsupported import ANY
 
 COMPLETION_BODY: dict[str, Any] = {"model": "demo", "prompt": "a"}
@@ -35,6 +36,7 @@ BOTH: list[dict[str, Any]] = [
     {"return_token_ids": False, "return_tokens_as_token_ids": False, "spaces_between_special_tokens": True},
     {"guided_json": None, "structured_outputs": None, "priority": 0, "request_id": "r-1", "vllm_xargs": None},
     {"lora_path": None, "regex": None, "no_stop_trim": False, "return_hidden_states": False, "rid": "r-1"},
+    {"metadata": None, "service_tier": None, "store": False, "thinking_token_budget": None},
 ]
 CHAT_ONLY: list[dict[str, Any]] = [
     {"audio": None, "logprobs": False, "top_logprobs": 0, "metadata": {"a": "b"}, "modalities": ["text"]},
@@ -198,6 +200,27 @@ def test_null_and_the_default_of_every_foreign_field_pass(kind: str, table: dict
     assert parse(kind, nulls) == parse(kind, defaults) == parse(kind, {})
 
 
+@pytest.mark.parametrize(("kind", "other"), [("chat", COMPLETIONS), ("completions", CHAT)])
+def test_null_in_every_field_of_the_other_route_passes(kind: str, other: Endpoint[Any]):
+    """Gateways and SDKs with one set of options send all of them to both routes."""
+    own = COMPLETION_BODY if kind == "completions" else CHAT_BODY
+    nulls = dict.fromkeys(set(other.body_type.__struct_fields__) - own.keys())
+
+    assert parse(kind, nulls) == parse(kind, {})
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (TOKENIZE, {"messages": CHAT_BODY["messages"]}),
+        (SCORE, {"model": "demo", "query": "a", "items": ["b"], "label_token_ids": [5]}),
+    ],
+)
+def test_null_and_the_defaults_of_foreign_fields_pass_on_other_routes(endpoint: Endpoint[Any], body: dict[str, Any]):
+    for foreign in (dict.fromkeys(endpoint.foreign_fields), dict(endpoint.foreign_fields)):
+        assert endpoint.parse(json.dumps(body | foreign).encode()) == endpoint.parse(json.dumps(body).encode())
+
+
 def test_the_defaults_of_sglang_pass():
     """Check the defaults of `sampling_params` too, in JSON and in msgpack."""
     params = {name.partition(".")[2]: None for name in GENERATE.foreign_fields if "." in name}
@@ -220,6 +243,20 @@ def test_null_is_the_default_of_a_field_of_sglang(name: str):
     parsed = GENERATE.parse(json.dumps(body).encode())
     without = GENERATE.parse(json.dumps({key: value for key, value in body.items() if value is not None}).encode())
     assert generate.to_requests(parsed, "demo", 60) == generate.to_requests(without, "demo", 60)
+
+
+def test_null_is_the_default_of_every_sampling_parameter_of_sglang():
+    nulls = dict.fromkeys(set(generate.SamplingParams.__struct_fields__) - {"max_new_tokens"})
+    requests = [
+        generate.to_requests(GENERATE.parse(json.dumps({"text": "a"} | params).encode()), "demo", 60)
+        for params in ({}, {"sampling_params": nulls}, {"sampling_params": nulls | {"max_new_tokens": None}})
+    ]
+    assert (
+        requests[0]
+        == requests[1]
+        == [wire.Generate(model="demo", timeout_s=60, prompt="a", skip_special_tokens=True, logprobs=False)]
+    )
+    assert requests[2][0].max_tokens is None
 
 
 @pytest.mark.parametrize("foreign", [{}, {"rid": None}])

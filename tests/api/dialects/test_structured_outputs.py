@@ -17,7 +17,7 @@ from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
-from tests.api.dialects.test_channels import STAMP
+from tests.api.dialects.test_channels import PROVENANCE
 from tests.chat_formats import FORMATS, TOOLS, chat_codec_of, ids_of
 
 CALLING = ["json_tools", "opened", "mistral", "mistral_list", "kimi_k2", "harmony"]
@@ -39,7 +39,7 @@ class Answer:
         (prepared,) = to_sequences(request, codec, context_length=10_000)
         self.row = prepared.sequence
         self._generate(codec, random.Random(seed), ids_of(name, says))
-        result = to_result(request, [prepared], codec, STAMP)
+        result = to_result(request, [prepared], codec, PROVENANCE)
         self.choice: ChatChoice = to_chat_completion(self.body, result, "id").choices[0]
 
     def _generate(self, codec: ChatCodec, any_of: random.Random, says: list[int]) -> None:

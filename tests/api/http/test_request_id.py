@@ -52,7 +52,7 @@ async def test_the_log_names_the_request_that_failed(
 
     async with serving() as http:
         with caplog.at_level(logging.ERROR, logger="scorepool.api"):
-            redis.set(store.Keys.owned("local"), "not a sorted set")
+            redis.set(store.Keys.jobs_of("local"), "not a sorted set")
             damaged = await http.get("/v1/jobs", headers={"x-request-id": "damaged-1"})
             monkeypatch.setattr(Models, "live", fail)
             faulty = await http.get("/v1/models", headers={"x-request-id": "faulty-1"})

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 async def test_metrics_show_ages_outcomes_workers_and_deliveries(serving: Serving, worker: FakeWorker, redis: Redis):
     redis.sadd("rq:workers:demo", "rq:worker:w1", "rq:worker:dead")
     redis.hset("rq:worker:w1", "last_heartbeat", utcformat(now()))
-    redis.hset(store.Keys.outcomes, mapping={"result": 7, "numeric": 2, "made-up": 5})
+    redis.hset(store.Keys.outcome_counts, mapping={"result": 7, "numeric": 2, "made-up": 5})
     async with serving() as http:
         hook = {"webhook": "https://hooks.example/"}
         ids = [(await http.post("/v1/jobs", json=score(**hook))).json()["id"] for _ in range(3)]

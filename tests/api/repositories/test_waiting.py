@@ -1,6 +1,7 @@
 """The end of a job wakes the clients that wait for it, without a missed wake-up and without polling."""
 
 import asyncio
+import math
 import random
 import time
 
@@ -65,14 +66,14 @@ async def test_an_end_between_the_read_and_the_wait_still_wakes(redis: Redis, re
     await eventually(lambda: waiting.is_alive)
     reads = 0
 
-    async def read() -> wire.Job:
+    async def read() -> tuple[wire.Job, float]:
         nonlocal reads
         reads += 1
         status: wire.Status = "queued" if reads == 1 else "finished"
         if reads == 1:
             redis.xadd(store.DONE, {"id": "j"})
             await asyncio.sleep(0.2)  # the entry arrives during the read
-        return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0)
+        return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0), math.inf
 
     job = await waiting.until_ended("j", read, AGES_S)
     assert (job.status, reads, len(waiting)) == ("finished", 2, 0)
@@ -108,10 +109,10 @@ async def test_waiters_wake_when_the_stream_has_lost_its_last_entries(redis: Red
     redis.client_kill_filter(_type="normal", skipme=True)
     reads: list[str] = []
 
-    async def read() -> wire.Job:
+    async def read() -> tuple[wire.Job, float]:
         status: wire.Status = "finished" if redis.exists(store.DONE) else "queued"
         reads.append(status)
-        return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0)
+        return wire.Job(id="j", kind="score", model="m", status=status, created_at=0.0), math.inf
 
     job = asyncio.create_task(waiting.until_ended("j", read, AGES_S))
     await eventually(lambda: len(reads) >= 2)  # read again after the connection was lost
@@ -140,7 +141,7 @@ async def test_an_accepted_job_is_answered_with_its_id_if_redis_fails_during_the
 
     async with serving() as http:
         with monkeypatch.context() as patch:
-            patch.setattr(Jobs, "read", away)
+            patch.setattr(Jobs, "read_with_expiry", away)
             reply = await http.post("/v1/jobs", json=score(), headers={"Prefer": "wait=5"})
             unknown = await http.get("/v1/jobs/" + "0" * 32)
         assert (reply.status_code, reply.json()["status"]) == (202, "queued")

@@ -114,7 +114,7 @@ def test_an_unused_rotary_base_does_not_refuse_the_model(
     assert_agrees(sequence, Oracle(folder))
 
 
-def test_llama3_scaling_with_equal_low_and_high_frequency_factors(
+def test_llama3_scaling_with_equal_low_and_high_frequency_factors_is_computed(
     edited: Callable[..., Path], open_engine: Callable[..., Engine]
 ):
     scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}

@@ -17,7 +17,7 @@ from scorepool.engine.model import selftest
 from scorepool.engine.model.backbone import BackboneTap, FullLogits, split_model
 from scorepool.engine.model.batch import TILE, BatchInvariant, PaddedBatch, SequentialBatch
 from scorepool.engine.model.config import read_config
-from scorepool.engine.model.selftest import SelfTest
+from scorepool.engine.model.selftest import FailedCheck, SelfTest
 from tests.tiny_models import CONTEXT_LENGTH, SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
 
@@ -29,7 +29,7 @@ def model(tiny_models: TinyModels) -> Any:
 
 def find_fault(
     model: Any, kind: type[PaddedBatch] | type[SequentialBatch], faulty: Any = None, window: int | None = None
-) -> str | None:
+) -> FailedCheck | None:
     right = FullLogits(model) if faulty else split_model(model)
     backbone_and_head = FullLogits(faulty) if faulty else right
     self_test = SelfTest(right, VOCAB_SIZE, CONTEXT_LENGTH, window=window)
@@ -46,7 +46,7 @@ def test_attention_to_padding_is_found(model: Any):
     def sees_padding(token_ids: mx.array, cache: Any = None) -> mx.array:
         return model(token_ids, cache=cache) + (token_ids[:, -1:] == 0)[:, :, None] * mx.arange(VOCAB_SIZE)
 
-    assert "padded" in (find_fault(model, PaddedBatch, sees_padding) or "")
+    assert "padded" in str(find_fault(model, PaddedBatch, sees_padding))
     assert find_fault(model, SequentialBatch, sees_padding) is None
 
 
@@ -56,8 +56,8 @@ def test_a_cache_that_forgets_is_found(model: Any):
             model(token_ids, cache=cache)
         return model(token_ids)
 
-    assert "off by" in (find_fault(model, PaddedBatch, forgets) or "")
-    assert "off by" in (find_fault(model, SequentialBatch, forgets) or "")
+    assert "off by" in str(find_fault(model, PaddedBatch, forgets))
+    assert "off by" in str(find_fault(model, SequentialBatch, forgets))
 
 
 def test_a_wrong_sliding_window_is_found(tiny_models: TinyModels):
@@ -82,7 +82,7 @@ def test_a_cache_that_forgets_the_first_tile_is_found_in_exact_mode(model: Any):
 
     assert self_test.find_fault(BatchInvariant(model, FullLogits(model))) is None
     fault = self_test.find_fault(BatchInvariant(model, FullLogits(forgets)), FullLogits(forgets))
-    assert "longer than a tile" in (fault or "")
+    assert "longer than a tile" in str(fault)
 
 
 def test_a_window_that_is_too_slow_to_test_is_named_in_the_outcome(
@@ -124,7 +124,7 @@ def test_a_model_that_raises_in_a_batch_is_found(model: Any):
             raise ValueError("no batches")
         return model(token_ids, cache=cache)
 
-    assert "no batches" in (find_fault(model, PaddedBatch, raises) or "")
+    assert "no batches" in str(find_fault(model, PaddedBatch, raises))
     assert find_fault(model, SequentialBatch, raises) is None
 
 

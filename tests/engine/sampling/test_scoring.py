@@ -29,7 +29,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_logprobs(kind: str):
+def test_logprobs_equal_float64(kind: str):
     logits = logits_of(kind, 1000)
     tokens = RANDOM.integers(0, 1000, 6)
 
@@ -75,7 +75,7 @@ def test_rank_one_is_the_first_of_top_k(kind: str):
         assert found.tolist() == [rank] * 6
 
 
-def test_entropy(kind: str):
+def test_entropies_equal_float64(kind: str):
     logits = logits_of(kind, 1000)
     logprobs = log_softmax(logits)
     terms = np.where(np.isfinite(logprobs), np.exp(logprobs) * np.nan_to_num(logprobs, neginf=0), 0)

@@ -29,8 +29,10 @@ def asking(prompt: list[int], completion: list[int]) -> Sequence:
     return Sequence(token_ids=prompt + completion, score_from=len(prompt))
 
 
-def scheduler_of(sequences: list[Sequence], budget: int = 100, places: int = 4, cached: int = ENDLESS) -> Scheduler:
-    scheduler = Scheduler(budget, KVBudget(places, cached), PrefixCache(max_bytes=0))
+def scheduler_of(
+    sequences: list[Sequence], budget: int = 100, max_running: int = 4, max_cached_tokens: int = ENDLESS
+) -> Scheduler:
+    scheduler = Scheduler(budget, KVBudget(max_running, max_cached_tokens), PrefixCache(max_bytes=0))
     scheduler.add(sequences)
     return scheduler
 
@@ -57,19 +59,19 @@ sequence_lists = st.lists(
     min_size=1,
     max_size=20,
 )
-batches = {"sequences": sequence_lists, "budget": st.integers(1, 80), "places": st.integers(1, 6)}
+batches = {"sequences": sequence_lists, "budget": st.integers(1, 80), "max_running": st.integers(1, 6)}
 
 
 @given(**batches)
 def test_every_sequence_ends_once_and_every_token_it_needs_is_computed_once(
-    sequences: list[Sequence], budget: int, places: int
+    sequences: list[Sequence], budget: int, max_running: int
 ):
     sequences = [
         sequence
         for sequence in sequences
         if sequence.score_from is None or sequence.score_from < sequence.num_input_tokens
     ]
-    scheduler = scheduler_of(sequences, budget, places)
+    scheduler = scheduler_of(sequences, budget, max_running)
     ended: list[Sequence] = []
     covered: dict[Sequence, int] = dict.fromkeys(sequences, 0)
     asked: dict[Sequence, list[int]] = {}
@@ -98,23 +100,25 @@ def test_every_sequence_ends_once_and_every_token_it_needs_is_computed_once(
     assert all(asked[sequence] == list(range(sequence.first_predictor, sequence.num_prefill)) for sequence in sequences)
 
 
-@given(**batches, cached=st.integers(70, 300))
-def test_a_step_stays_within_its_budgets(sequences: list[Sequence], budget: int, places: int, cached: int):
-    scheduler = scheduler_of(sequences, budget, places, cached)
+@given(**batches, max_cached_tokens=st.integers(70, 300))
+def test_a_step_stays_within_its_budgets(
+    sequences: list[Sequence], budget: int, max_running: int, max_cached_tokens: int
+):
+    scheduler = scheduler_of(sequences, budget, max_running, max_cached_tokens)
     while scheduler.has_work:
         output, _ = step(scheduler)
         num_tokens = sum(slice_.num_tokens for slice_ in prefills(output))
         assert num_tokens <= max(1, budget - len(decoded(output)))
-        assert len(scheduler.decoding) + (scheduler.chunked_prefill is not None) <= places
+        assert len(scheduler.decoding) + (scheduler.chunked_prefill is not None) <= max_running
         longest = max((sequence.max_length for sequence in scheduler.decoding), default=0)
-        assert len(scheduler.decoding) == 1 or longest * len(scheduler.decoding) <= cached
+        assert len(scheduler.decoding) == 1 or longest * len(scheduler.decoding) <= max_cached_tokens
 
 
 @given(**batches)
 def test_a_forward_pass_holds_slices_of_one_kind_and_little_padding(
-    sequences: list[Sequence], budget: int, places: int
+    sequences: list[Sequence], budget: int, max_running: int
 ):
-    scheduler = scheduler_of(sequences, budget * 50, places)
+    scheduler = scheduler_of(sequences, budget * 50, max_running)
     while scheduler.has_work:
         for forward in step(scheduler)[0].forwards:
             if forward[0].is_decode:
@@ -214,8 +218,8 @@ def test_short_sequences_pass_while_a_long_prompt_is_prefilled():
     assert done == [short]
 
 
-def test_scores_pass_generating_sequences_that_wait_for_a_place():
-    scheduler = scheduler_of([generating(3, max_tokens=50), generating(3), scored(5)], places=1)
+def test_scores_pass_generating_sequences_that_wait_for_room():
+    scheduler = scheduler_of([generating(3, max_tokens=50), generating(3), scored(5)], max_running=1)
 
     _, done = step(scheduler)
 
@@ -225,25 +229,27 @@ def test_scores_pass_generating_sequences_that_wait_for_a_place():
 def test_a_sequence_that_needs_the_whole_budget_is_not_passed_for_good():
     large = scored(21)
     scheduler = scheduler_of([scored(5) for _ in range(3)] + [large], budget=20)
+    done: list[Sequence] = []
     for _ in range(4):
         scheduler.add([scored(5) for _ in range(3)])
-        if large in step(scheduler)[1]:
-            return
-    raise AssertionError("sequences that arrived later went first, again and again")
+        done += step(scheduler)[1]
+
+    assert large in done
 
 
 def test_a_sequence_that_needs_room_for_its_cache_is_not_passed_for_good():
     large = generating(60, max_tokens=20)
-    scheduler = scheduler_of([generating(3, max_tokens=9), generating(3, max_tokens=9), large], cached=100)
+    scheduler = scheduler_of([generating(3, max_tokens=9), generating(3, max_tokens=9), large], max_cached_tokens=100)
+    started: list[Sequence] = []
     for _ in range(20):
         scheduler.add([generating(3, max_tokens=9)])
-        if large in [slice_.sequence for slice_ in prefills(step(scheduler)[0])]:
-            return
-    raise AssertionError("sequences that arrived later went first, again and again")
+        started += [slice_.sequence for slice_ in prefills(step(scheduler)[0])]
+
+    assert large in started
 
 
-def test_sequences_that_wait_for_a_place_are_not_checked_one_by_one(monkeypatch: pytest.MonkeyPatch):
-    scheduler = scheduler_of([generating(3, max_tokens=50) for _ in range(1000)], places=4)
+def test_sequences_that_wait_for_room_are_not_checked_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    scheduler = scheduler_of([generating(3, max_tokens=50) for _ in range(1000)], max_running=4)
     step(scheduler)
     checked: list[list[Sequence]] = []
     fits = KVBudget.fits

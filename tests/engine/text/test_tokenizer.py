@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from scorepool.engine import InvalidRequest, Tokenizer
-from tests.tiny_models import BOS, EOS, PAD, VOCAB_SIZE, build_tokenizer
+from tests.tiny_tokenizer import BOS, EOS, MAX_TOKENS, PAD, build_tokenizer
 
 TEXTS = [
     "hello world",
@@ -73,8 +73,8 @@ def test_a_token_that_is_part_of_an_emoji_has_its_own_bytes(tokenizer: Tokenizer
 
 def test_special_tokens_have_their_text_and_padding_of_the_embedding_has_no_bytes(tokenizer: Tokenizer):
     assert tokenizer.token_bytes(BOS) == b"<bos>"
-    assert tokenizer.token_bytes(VOCAB_SIZE - 1) == b""
-    assert tokenizer.vocab_size < VOCAB_SIZE
+    assert tokenizer.token_bytes(MAX_TOKENS) == b""
+    assert tokenizer.vocab_size <= MAX_TOKENS
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (BOS, {EOS})
 
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from scorepool import wire
 from scorepool.engine import Sampling, Sequence, TokenColumns
-from scorepool.worker.inference.columns import COLUMNS, clamp, delta_columns, result_columns
+from scorepool.worker.inference.columns import COLUMNS, clamp_logprob, delta_columns, result_columns
 
 
 def token_bytes(token_id: int) -> bytes:
@@ -30,20 +30,21 @@ def filled_sequence() -> Sequence:
 def test_every_column_of_the_engine_is_reported_in_a_field_of_the_result():
     assert {column.name for column in fields(TokenColumns)} <= COLUMNS.keys()
     assert COLUMNS.keys() <= set(wire.SequenceResult.__struct_fields__)
-    assert result_columns(filled_sequence(), 2, token_bytes, clamp).keys() == COLUMNS.keys()
+    assert set(wire.StreamedColumns.__struct_fields__) - {"token_ids", "token_bytes"} <= COLUMNS.keys()
+    assert result_columns(filled_sequence(), 2, token_bytes, clamp_logprob).keys() == COLUMNS.keys()
 
 
 def test_columns_that_were_not_requested_are_not_reported():
     sequence = Sequence(token_ids=[1, 2], score_from=1)
     sequence.columns = TokenColumns(logprobs=[-1.0])
 
-    assert result_columns(sequence, 1, token_bytes, clamp).keys() == {"logprobs"}
+    assert result_columns(sequence, 1, token_bytes, clamp_logprob).keys() == {"logprobs"}
 
 
 def test_a_delta_has_the_values_of_the_result():
     sequence = filled_sequence()
 
-    whole = result_columns(sequence, 2, token_bytes, clamp)
+    whole = result_columns(sequence, 2, token_bytes, clamp_logprob)
     delta = delta_columns(sequence, sequence.columns, token_bytes)
 
     assert delta.keys() == {"logprobs", "top_ids", "top_bytes", "top_logprobs"}

@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+import pytest
 from redis import Redis
 
 from scorepool import store, wire
@@ -47,12 +48,22 @@ def test_streamed_tokens_are_not_written_to_disk(tmp_path: Path):
         assert redis.info("persistence")["aof_current_size"] > before
 
 
-def test_an_unavailable_redis_loses_the_stream_and_nothing_else():
-    publisher = TokenPublisher(Redis(port=1, socket_connect_timeout=0.1))
+def test_deltas_of_the_time_without_redis_are_dropped_and_later_ones_are_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        publisher = TokenPublisher(redis)
+        assert server.process is not None
+        server.process.kill()
+        server.process.wait()
+        publisher.put([lambda: DELTA])
+        until(lambda: "1 token deltas were not streamed" in caplog.text)
+        server.start()
 
-    publisher.put([lambda: DELTA])
+        publisher.put([lambda: DELTA])
+        publisher.close()
 
-    publisher.close()
+        assert redis.xlen(store.TOKENS) == 1
 
 
 def test_a_job_that_does_not_stream_publishes_nothing(workers: Workers, redis: Redis):

@@ -61,9 +61,10 @@ def test_the_score_of_a_lease_is_out_of_reach_of_rqs_cleaners(redis: Redis, work
 def test_a_job_starts_by_the_clock_of_redis_and_never_before_it_was_created(redis: Redis, workers: Workers):
     job_id = submit(redis, generate(), fields={"created": f"{time.time():.6f}"})
 
-    workers.start("--burst", FAKE_CLOCK_AHEAD_S="-3600").wait(timeout=60)
+    workers.start("--burst", "--name", "mac", FAKE_CLOCK_AHEAD_S="-3600").wait(timeout=60)
 
     created, started, ended = redis.hmget(f"rq:job:{job_id}", "created", "started_at", "ended_at")
     started_at, ended_at = (datetime.fromisoformat(text.decode()).timestamp() for text in (started, ended))
     assert float(created) <= started_at + 0.001
     assert started_at <= ended_at < time.time() + 1
+    assert 0 < float(redis.hget("rq:worker:mac", "total_working_time")) < 60

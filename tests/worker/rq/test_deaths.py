@@ -47,7 +47,7 @@ def test_the_next_worker_ends_each_job_of_a_killed_worker_once(redis: Redis, wor
     assert {redis.hget(f"rq:job:{job_id}", "retries_left") for job_id in ids} == {b"3"}
 
 
-def shorten(redis: Redis, ids: list[str]) -> None:
+def shorten_requests(redis: Redis, ids: list[str]) -> None:
     """Replace the requests of long jobs with short ones, so that the jobs end soon when they run again."""
     for job_id in ids:
         redis.set(store.Keys.request(job_id), wire.encode(generate()))
@@ -59,7 +59,7 @@ def test_jobs_of_a_dead_worker_on_another_machine_run_again_when_its_leases_expi
     until(lambda: in_flight(redis) == 5)
     first.kill()
     first.wait()
-    shorten(redis, ids)
+    shorten_requests(redis, ids)
     for key in redis.keys("rq:worker:*"):
         redis.hset(key, "machine", "another")
 
@@ -74,7 +74,7 @@ def test_a_worker_whose_leases_expired_cannot_write_results(redis: Redis, worker
     sleeper = workers.start()
     until(lambda: in_flight(redis) == 5)
     sleeper.send_signal(signal.SIGSTOP)
-    shorten(redis, ids)
+    shorten_requests(redis, ids)
     workers.start()
     until(lambda: len(done(redis)) == 5)
     written = [redis.get(store.Keys.outcome(job_id)) for job_id in ids]
@@ -93,7 +93,7 @@ def test_a_dependent_job_runs_after_the_worker_died_while_it_ended_the_parent(re
     queue = Queue("demo", connection=redis)
     parents = [queue.enqueue("add", 1, retry=Retry(max=3)) for _ in range(2)]
     dependent = queue.enqueue("add", 2, depends_on=parents)
-    worker = workers.start("--burst", worker="DyingParent", SCOREPOOL_LEASE_S="30")
+    worker = workers.start("--burst", worker="CrashBeforeDependentsWorker", SCOREPOOL_LEASE_S="30")
     assert worker.wait(timeout=60) == -signal.SIGKILL
 
     workers.start("--burst", worker="FunctionsWorker", SCOREPOOL_LEASE_S="30").wait(timeout=60)
@@ -148,7 +148,7 @@ def test_a_second_signal_puts_jobs_back_in_order_with_all_retries(redis: Redis, 
     assert worker.wait(timeout=1) == 0
     assert [i.decode() for i in redis.lrange("rq:queue:demo", 0, -1)] == ids
     assert {status(redis, job_id) for job_id in ids} == {"queued"}
-    assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
+    assert {redis.hget(f"rq:job:{job_id}", store.JobField.MAX_CONCURRENCY) for job_id in ids} == {None}
     assert in_flight(redis) == 0
     assert not redis.keys("rq:execution*")
 
@@ -226,7 +226,7 @@ def test_a_dead_engine_ends_the_worker_and_its_jobs_run_again(redis: Redis, work
 
 
 @pytest.fixture
-def mortal(tmp_path: Path, root: Path) -> Iterator[tuple[Redis, Workers, list[subprocess.Popen[bytes]]]]:
+def killable_redis(tmp_path: Path, root: Path) -> Iterator[tuple[Redis, Workers, list[subprocess.Popen[bytes]]]]:
     """A Redis with an AOF that the test may kill: its connection, its workers and its processes."""
     (tmp_path / "workers").mkdir()
     servers: list[subprocess.Popen[bytes]] = []
@@ -246,8 +246,8 @@ def start_server(folder: Path, servers: list[subprocess.Popen[bytes]]) -> None:
     wait_until_up(f"unix://{folder}/s")
 
 
-def test_no_job_or_result_is_lost_when_redis_is_killed_and_restarted(mortal, tmp_path: Path):
-    redis, workers, servers = mortal
+def test_no_job_or_result_is_lost_when_redis_is_killed_and_restarted(killable_redis, tmp_path: Path):
+    redis, workers, servers = killable_redis
     ids = [submit(redis, generate(max_tokens=20 + 10 * i)) for i in range(30)]
     worker = workers.start(SCOREPOOL_LEASE_S="2")
     until(lambda: len(done(redis)) >= 3)
@@ -262,15 +262,15 @@ def test_no_job_or_result_is_lost_when_redis_is_killed_and_restarted(mortal, tmp
     until(lambda: len(done(redis)) == 30)
     assert Counter(done(redis)) == Counter(ids)
     assert results(redis, ids) == 30
-    assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
+    assert {redis.hget(f"rq:job:{job_id}", store.JobField.MAX_CONCURRENCY) for job_id in ids} == {None}
     assert worker.poll() is None
     until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels())  # the worker has subscribed again
     last = submit(redis, generate())
     until(lambda: outcome(redis, last))
 
 
-def test_a_stall_of_redis_longer_than_the_leases_counts_as_no_crash(mortal):
-    redis, workers, servers = mortal
+def test_a_stall_of_redis_longer_than_the_leases_counts_as_no_crash(killable_redis):
+    redis, workers, servers = killable_redis
     ids = [submit(redis, generate(max_tokens=1500)) for _ in range(8)]
     for _ in range(2):
         workers.start(SCOREPOOL_LEASE_S="3", SCOREPOOL_MAX_JOBS_IN_FLIGHT="4")
@@ -282,6 +282,6 @@ def test_a_stall_of_redis_longer_than_the_leases_counts_as_no_crash(mortal):
         servers[-1].send_signal(signal.SIGCONT)
         time.sleep(2)
 
-    assert {redis.hget(f"rq:job:{job_id}", "company") for job_id in ids} == {None}
+    assert {redis.hget(f"rq:job:{job_id}", store.JobField.MAX_CONCURRENCY) for job_id in ids} == {None}
     until(lambda: len(done(redis)) == 8)
     assert "took" not in workers.log

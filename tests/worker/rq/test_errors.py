@@ -4,7 +4,7 @@ import pytest
 from rq.timeouts import JobTimeoutException
 
 from scorepool import wire
-from scorepool.worker.rq.errors import Crashed, Expired, JobError, Stopped, explain
+from scorepool.worker.rq.errors import Crashed, Expired, JobError, Stopped, failure_of
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ from scorepool.worker.rq.errors import Crashed, Expired, JobError, Stopped, expl
     ],
 )
 def test_an_error_gets_its_code_by_its_class(error: BaseException, code: str):
-    assert explain(error, timeout_s=5).code == code
+    assert failure_of(error, timeout_s=5).code == code
 
 
 def test_a_failure_names_the_invalid_field_and_hides_the_text_of_unexpected_errors():
-    assert explain(wire.Invalid("n: Expected `int`", "n"), None).field == "n"
-    assert "5" in explain(JobTimeoutException(), 5).message
-    assert "secret" not in explain(RuntimeError("secret"), None).message
+    assert failure_of(wire.Invalid("n: Expected `int`", "n"), None).field == "n"
+    assert "5" in failure_of(JobTimeoutException(), 5).message
+    assert "secret" not in failure_of(RuntimeError("secret"), None).message

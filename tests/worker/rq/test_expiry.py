@@ -1,24 +1,51 @@
 """Expiry of jobs, and the sweep of ids that expired jobs leave in lists and registries."""
 
+import asyncio
 import signal
 import time
 
+import redis.asyncio
 from redis import Redis
 
-from scorepool import store
+from scorepool import store, wire
+from scorepool.api.repositories.jobs import Jobs
 from scorepool.store import Keys, RqKeys
 from scorepool.worker.rq.sweep import Sweep
 from tests.worker.conftest import Workers, generate, outcome, submit, until
 
-PERMANENT = {RqKeys.queues, Keys.outcomes, store.DONE}  # see docs/operations.md
+PERMANENT = {RqKeys.queues, Keys.outcome_counts, store.DONE}  # see docs/operations.md
+
+
+def read(redis_url: str, job_id: str) -> wire.Job:
+    """Read a job of alice as the API does."""
+
+    async def run() -> wire.Job:
+        async with redis.asyncio.Redis.from_url(redis_url) as connection:
+            return await Jobs(connection).read("alice", job_id)
+
+    return asyncio.run(run())
+
+
+def test_a_job_that_expired_in_its_queue_is_failed_while_a_worker_holds_it(
+    redis: Redis, redis_url: str, workers: Workers
+):
+    fields = {"owner": "alice", "created": "1.0", "expires_at": repr(time.time() - 1)}
+    job_id = submit(redis, generate(), fields=fields)
+    assert read(redis_url, job_id).status == "failed"
+
+    workers.start(worker="HangingWorker")  # it hangs before it records the end
+    until(lambda: redis.zcard(RqKeys.registry("wip", "demo")))
+
+    shown = read(redis_url, job_id)
+    assert (shown.status, shown.failure and shown.failure.code, shown.started_at) == ("failed", "expired", None)
 
 
 def test_no_key_without_a_time_to_live_is_left_after_all_jobs_expired(redis: Redis, workers: Workers):
     fields = {"result_ttl": 2, "failure_ttl": 2, "owner": "alice", "created": "1.0"}
     ids = [submit(redis, generate(), fields=fields) for _ in range(8)] + [submit(redis, generate("NAN"), fields=fields)]
-    redis.zadd(Keys.owned("alice"), {job_id: index for index, job_id in enumerate(ids)})
-    redis.zadd(Keys.deliveries("alice"), {"wh_gone": 1})
-    redis.zadd(Keys.indexes, {Keys.owned("alice"): 0, Keys.deliveries("alice"): 0})
+    redis.zadd(Keys.jobs_of("alice"), {job_id: index for index, job_id in enumerate(ids)})
+    redis.zadd(Keys.deliveries_of("alice"), {"wh_gone": 1})
+    redis.zadd(Keys.sweep_schedule, {Keys.jobs_of("alice"): 0, Keys.deliveries_of("alice"): 0})
     killed = workers.start()
     until(lambda: all(outcome(redis, job_id) for job_id in ids))
     killed.kill()
@@ -26,7 +53,11 @@ def test_no_key_without_a_time_to_live_is_left_after_all_jobs_expired(redis: Red
     other = workers.start()
     until(lambda: not redis.exists(*map(RqKeys.job, ids)))
 
-    until(lambda: not redis.exists(Keys.owned("alice"), Keys.deliveries("alice"), RqKeys.registry("finished", "demo")))
+    until(
+        lambda: (
+            not redis.exists(Keys.jobs_of("alice"), Keys.deliveries_of("alice"), RqKeys.registry("finished", "demo"))
+        )
+    )
     until(lambda: redis.zcard(Keys.models) == redis.scard(RqKeys.workers) == 1)
     other.send_signal(signal.SIGTERM)
     other.wait(timeout=60)
@@ -39,10 +70,10 @@ def test_no_key_without_a_time_to_live_is_left_after_all_jobs_expired(redis: Red
 def test_a_sweep_drops_ids_of_expired_jobs_and_keeps_live_ones(redis: Redis):
     live = [submit(redis, generate()) for _ in range(3)]
     dead = {f"dead{index}": index for index in range(3000)}
-    redis.zadd(Keys.owned("alice"), dead | dict.fromkeys(live, 5000))
-    redis.zadd(Keys.indexes, {Keys.owned("alice"): 0})
+    redis.zadd(Keys.jobs_of("alice"), dead | dict.fromkeys(live, 5000))
+    redis.zadd(Keys.sweep_schedule, {Keys.jobs_of("alice"): 0})
 
     Sweep(redis, ["demo"], 60).run()
 
-    assert redis.zrange(Keys.owned("alice"), 0, -1) == sorted(job_id.encode() for job_id in live)
-    assert redis.zscore(Keys.indexes, Keys.owned("alice")) > time.time() + 50
+    assert redis.zrange(Keys.jobs_of("alice"), 0, -1) == sorted(job_id.encode() for job_id in live)
+    assert redis.zscore(Keys.sweep_schedule, Keys.jobs_of("alice")) > time.time() + 50

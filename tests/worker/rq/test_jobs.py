@@ -197,6 +197,7 @@ def test_a_worker_obeys_commands_after_invalid_messages(redis: Redis, workers: W
     send_stop_job_command(redis, job_id, serializer=JSONSerializer)
 
     until(lambda: outcome(redis, job_id))
+    assert failure(redis, job_id).code == "canceled"
 
 
 def test_a_failed_job_that_is_requeued_by_hand_gets_a_new_outcome(redis: Redis, workers: Workers):

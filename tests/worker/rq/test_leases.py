@@ -9,6 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from rq.utils import utcformat
 
 from scorepool import wire
+from scorepool.store import JobField
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
 from scorepool.worker.rq.leases import ClaimedJob, Leases
@@ -25,8 +26,10 @@ def leases(redis: Redis, name: str = "mac", lease_s: float = 60.0) -> Leases:
     return Leases(redis, name, f"rq:worker:{name}", lease_s)
 
 
-def claim(redis: Redis, queue: Queue, room: int = 32, in_flight: int = 0, limit: int = 32) -> list[ClaimedJob]:
-    rows = leases(redis).claim([queue], room, in_flight, limit, list_length=32, round_robin=False)
+def claim(
+    redis: Redis, queue: Queue, max_jobs: int = 32, in_flight: int = 0, max_in_flight: int = 32
+) -> list[ClaimedJob]:
+    rows = leases(redis).claim([queue], max_jobs, in_flight, max_in_flight, list_length=32, round_robin=False)
     assert rows is not None
     return rows
 
@@ -34,7 +37,7 @@ def claim(redis: Redis, queue: Queue, room: int = 32, in_flight: int = 0, limit:
 def test_a_claim_returns_jobs_with_their_requests_in_queue_order(redis: Redis, queue: Queue):
     ids = [submit(redis, generate(f"prompt {i}")) for i in range(5)]
 
-    rows = claim(redis, queue, room=3)
+    rows = claim(redis, queue, max_jobs=3)
 
     assert [row.job_id for row in rows] == ids[:3]
     assert [wire.decode_request(row.request or b"").prompt for row in rows] == ["prompt 0", "prompt 1", "prompt 2"]  # type: ignore[union-attr]
@@ -42,19 +45,19 @@ def test_a_claim_returns_jobs_with_their_requests_in_queue_order(redis: Redis, q
 
 
 @pytest.mark.parametrize(
-    ("company", "others", "taken"),
+    ("max_concurrency", "others", "taken"),
     [(None, 20, 12), (8, 0, 8), (8, 7, 1), (8, 8, 0), (1, 0, 1), (1, 1, 0), (0, 0, 1)],
 )
 def test_a_claim_respects_the_max_concurrency_of_quarantined_jobs(
-    redis: Redis, queue: Queue, company: int | None, others: int, taken: int
+    redis: Redis, queue: Queue, max_concurrency: int | None, others: int, taken: int
 ):
     for _ in range(12):
-        submit(redis, generate(), fields={} if company is None else {"company": company})
+        submit(redis, generate(), fields={} if max_concurrency is None else {JobField.MAX_CONCURRENCY: max_concurrency})
 
     assert len(claim(redis, queue, in_flight=others)) == taken
 
 
-def die(redis: Redis, rows: list[ClaimedJob]) -> None:
+def expire_leases(redis: Redis, rows: list[ClaimedJob]) -> None:
     """Expire the leases of a dead worker, and let the next worker reclaim its jobs."""
     for row in rows:
         redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")
@@ -65,11 +68,11 @@ def test_a_shared_death_halves_max_concurrency_and_only_a_death_alone_counts_as_
     seen = []
     while True:
         rows = claim(redis, queue)
-        die(redis, rows)
+        expire_leases(redis, rows)
         _, to_end = leases(redis, "other").reclaim([queue], crash_limit=2)
         if to_end:
             break
-        first = redis.hmget(f"rq:job:{rows[0].job_id}", "company", "crashes")
+        first = redis.hmget(f"rq:job:{rows[0].job_id}", JobField.MAX_CONCURRENCY, "crashes")
         seen.append((len(rows), *first))
 
     assert seen == [(9, b"4", None), (4, b"2", None), (2, b"1", None), (1, b"1", b"1")]
@@ -82,11 +85,11 @@ def test_jobs_of_one_death_share_it_even_if_their_leases_expire_one_by_one(redis
     rows = claim(redis, queue)
 
     for row in rows:
-        die(redis, [row])
+        expire_leases(redis, [row])
         leases(redis, "other").reclaim([queue], crash_limit=1)
 
-    assert redis.hmget(f"rq:job:{first}", "company", "crashes") == [b"1", None]
-    assert redis.hmget(f"rq:job:{second}", "company", "crashes") == [b"1", None]
+    assert redis.hmget(f"rq:job:{first}", JobField.MAX_CONCURRENCY, "crashes") == [b"1", None]
+    assert redis.hmget(f"rq:job:{second}", JobField.MAX_CONCURRENCY, "crashes") == [b"1", None]
 
 
 def test_a_claim_is_bounded_in_bytes(redis: Redis, queue: Queue):
@@ -98,14 +101,14 @@ def test_a_claim_is_bounded_in_bytes(redis: Redis, queue: Queue):
 
 def test_a_job_whose_lease_expired_goes_back_to_the_front_of_its_queue(redis: Redis, queue: Queue):
     first, second = submit(redis, generate()), submit(redis, generate())
-    (row,) = claim(redis, queue, room=1)
+    (row,) = claim(redis, queue, max_jobs=1)
     redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")  # as when the lease expires
 
     num_back, to_end = leases(redis, "other").reclaim([queue], crash_limit=5)
 
     assert (num_back, to_end) == (1, [])
     assert [i.decode() for i in redis.lrange(queue.key, 0, -1)] == [first, second]
-    assert redis.hmget(f"rq:job:{first}", "company", "retries_left") == [b"1", b"3"]
+    assert redis.hmget(f"rq:job:{first}", JobField.MAX_CONCURRENCY, "retries_left") == [b"1", b"3"]
 
 
 def test_a_job_with_a_live_lease_is_not_reclaimed(redis: Redis, queue: Queue):

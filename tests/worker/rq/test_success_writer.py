@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from rq.executions import Execution
 from rq.timeouts import UnixSignalDeathPenalty
 
 from scorepool import store, wire
-from scorepool.worker import Job, Queue
+from scorepool.worker import Queue
 from scorepool.worker.rq import success_writer as success
 from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.in_flight import InFlightJob
@@ -45,15 +44,15 @@ def record(redis: Redis, leases: Leases) -> ResultCommitter:
     return ResultCommitter(redis, leases, 500, UnixSignalDeathPenalty, lambda *error: None, logging.getLogger())
 
 
-def fly(redis: Redis, leases: Leases, value: object = RESULT) -> list[InFlightJob]:
+def claim_and_succeed(redis: Redis, leases: Leases, value: object = RESULT) -> list[InFlightJob]:
     """Claim all waiting jobs, as a worker does, and let them succeed."""
     rows = leases.claim([Queue("demo", connection=redis)], 32, 0, 32, list_length=32, round_robin=False)
     jobs = []
     for row in rows or []:
-        job, execution = Job.from_claimed(row, redis, {}), Execution(row.execution_id, row.job_id, redis, "mac")
-        job.worker_name, job.started_at, job.last_heartbeat = "mac", execution.created_at, execution.created_at
-        job.extra_fields = {"tries": "1"}
-        jobs.append(InFlightJob(job, row.queue, execution, is_over=True, value=value))
+        inflight = InFlightJob.from_claimed(row, redis, "mac", {})
+        inflight.job.extra_fields = {"tries": "1"}
+        inflight.succeed(value)
+        jobs.append(inflight)
     return jobs
 
 
@@ -90,13 +89,13 @@ def test_the_script_leaves_the_same_keys_as_rqs_own_methods(
     left = []
     for takes in (lambda self, inflight: False, success.SuccessWriter._is_plain_success):
         redis.flushdb()
-        redis.hset(store.Keys.endpoints("alice"), "e1", ENDPOINT)
+        redis.hset(store.Keys.endpoints_of("alice"), "e1", ENDPOINT)
         monkeypatch.setattr(success.SuccessWriter, "_is_plain_success", takes)
         if is_of_the_api:
-            job_id = submit(redis, generate(), webhook=True, fields={"company": 4, "crashes": 1})
+            job_id = submit(redis, generate(), webhook=True, fields={store.JobField.MAX_CONCURRENCY: 4, "crashes": 1})
         else:
             job_id = Queue("demo", connection=redis).enqueue("add", 1, 2, result_ttl=60, job_id="a" * 32).id
-        [inflight] = fly(redis, leases, RESULT if is_of_the_api else 3)
+        [inflight] = claim_and_succeed(redis, leases, RESULT if is_of_the_api else 3)
         assert record.commit([inflight], None) == [inflight]
         left.append(contents(redis, job_id))
 
@@ -107,7 +106,7 @@ def test_the_script_leaves_the_same_keys_as_rqs_own_methods(
 
 def test_no_success_is_recorded_for_a_lost_lease(redis: Redis, leases: Leases, record: ResultCommitter):
     kept, lost = [submit(redis, generate()) for _ in range(2)]
-    jobs = fly(redis, leases)
+    jobs = claim_and_succeed(redis, leases)
     leases.release(jobs[1:])
 
     assert record.commit(jobs, None) == jobs[:1]
@@ -123,7 +122,7 @@ def test_many_large_outcomes_are_written_in_several_calls(
     ids = [submit(redis, generate()) for _ in range(5)]
     monkeypatch.setattr(success, "MAX_BYTES", 2 * len(wire.encode(RESULT)))
 
-    jobs = fly(redis, leases)
+    jobs = claim_and_succeed(redis, leases)
     recorded = record.commit(jobs, None)
 
     assert recorded == jobs

@@ -29,12 +29,6 @@ def sender() -> Iterator[Sender]:
     sender.close()
 
 
-@pytest.fixture
-def hook() -> Iterator[Receiver]:
-    with receiver() as hook:
-        yield hook
-
-
 def test_the_receiver_verifies_a_delivery_with_either_secret(sender: Sender, hook: Receiver):
     attempt = sender.send(hook.url, "wh_1", BODY)
 

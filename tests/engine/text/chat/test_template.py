@@ -6,7 +6,7 @@ import pytest
 
 from scorepool.engine import ChatCodec, InvalidRequest, Tokenizer
 from tests.chat_formats import TOOLS, chat_codec_of
-from tests.tiny_models import BOS, EOS, build_tokenizer
+from tests.tiny_tokenizer import BOS, EOS, build_tokenizer
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"place": "Zürich"}}}
 GO = [{"role": "user", "content": "Go."}]

@@ -1,9 +1,9 @@
 -- Writes that skip keys of a wrong type.
 --
--- Any client can write any type to any key. A script that fails at such a key after its first write would leave half of
--- its work. So every script writes bookkeeping with `try`, which leaves out what cannot be written, and checks what it
--- cannot do without with `is_type` before its first write. The keys that were left out are in `wrong_types`; the script
--- returns them, and the worker logs each with the type that was expected.
+-- Any client can write any type to any key, and a script that fails after its first write leaves half of its work. So a
+-- script checks what it cannot do without with `is_type` before its first write, and writes the rest with `try`, which
+-- leaves out what cannot be written. It returns the keys that were left out, `wrong_types`, and the worker logs each with
+-- the type that was expected.
 
 local wrong_types = {}  -- {key, expected type}, ...
 

@@ -1,4 +1,4 @@
--- include: writes.lua
+-- include: wrong_types.lua
 --
 -- Put scheduled jobs whose time has come on their queues, each in one step: two schedulers cannot both queue it.
 --

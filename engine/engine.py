@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 from scorepool.engine import mlx_thread
 from scorepool.engine.control import ClearPrefixCache, ControlCall, ControlMessage
 from scorepool.engine.core import EngineCore, Group, Runner
-from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, as_load_error
+from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError, as_load_error
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
+from scorepool.engine.trial import Trial
 from scorepool.engine.validation import check
 
 log = logging.getLogger(__name__)
@@ -33,9 +34,11 @@ T = TypeVar("T")
 
 def open_runner(settings: EngineSettings) -> Runner:
     """Load the model. Only this function imports mlx, which must happen on the MLX thread and after the fast BLAS."""
-    from scorepool.engine.model.load import open_model
+    with Trial(settings) as trial:
+        from scorepool.engine.model.load import open_model
 
-    return open_model(settings)
+        trial.wait()
+        return open_model(settings)
 
 
 class Engine:
@@ -58,7 +61,7 @@ class Engine:
         self._returned = mlx_thread.start(partial(self._main, open_runner, ready))
         try:
             ready.result()
-        except BaseException:
+        except LoadError:
             self._returned.wait()  # the interpreter may end now, and must not while the MLX thread drops its arrays
             raise
         atexit.register(self.close)  # mlx aborts an interpreter that ends in the middle of a step

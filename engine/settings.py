@@ -15,6 +15,8 @@ class EngineSettings:
     max_running_rows: int = 32  # sequences that hold a KV cache between steps
     prefix_cache_bytes: int = 2**30  # for the KV caches of prompts that several sequences begin with
     memory_bytes: int | None = None  # for weights and caches; None: four fifths of the memory of the machine
+    tries_load: bool = False  # load in a process of its own first, so that a native crash is a LoadError: see trial.py
+    load_marks: str | None = None  # folder that remembers loads that ended well, which need no trial
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_running_rows"):

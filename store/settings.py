@@ -2,7 +2,9 @@
 
 import difflib
 import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import msgspec
@@ -48,7 +50,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     redis_prefix: RedisPrefix = DEFAULT_PREFIX
     log_level: LogLevel = "INFO"
     redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
-    state_dir: str = ""  # of the embedded Redis; default: the platform's folder for a user's application state
+    state_dir: str = ""  # for what outlives a process: the embedded Redis, certificates; "": see state_folder
 
     # api
     api_keys: str = (
@@ -94,6 +96,21 @@ class Settings(Struct, frozen=True, kw_only=True):
         """Return the URL at which a job and its result are fetched."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.public_url.rstrip('/') or f'http://{host}:{self.port}'}/v1/jobs/{job_id}"
+
+    def state_folder(self) -> Path:
+        """Return the folder for state that outlives a process. It may not exist yet. Raises SettingsError.
+
+        The default is ~/Library/Application Support/scorepool on macOS and $XDG_STATE_HOME/scorepool elsewhere
+        (https://specifications.freedesktop.org/basedir-spec).
+        """
+        try:
+            if self.state_dir:
+                return Path(self.state_dir).expanduser()
+            if sys.platform == "darwin":
+                return Path.home() / "Library" / "Application Support" / "scorepool"
+            return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "scorepool"
+        except RuntimeError as error:  # no home folder
+            raise SettingsError(f"SCOREPOOL_STATE_DIR={self.state_dir!r}: {error}; expected a folder") from None
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Self:

@@ -46,6 +46,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.soak)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what processes remember between runs out of the user's folders, unless a test has a folder of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCOREPOOL_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a Redis that writes nothing to disk; yield its URL."""

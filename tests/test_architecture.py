@@ -21,6 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.settings": set(),
     "engine.model_info": set(),
     "engine.mlx_thread": set(),
+    "engine.versions": set(),
+    "engine.trial": {"engine.errors", "engine.settings", "engine.versions"},
     "engine.validation": {"engine.errors", "engine.model_info", "engine.sequence"},
     "engine.core": {
         "engine.errors", "engine.model_info", "engine.scheduling", "engine.sequence", "engine.settings", "engine.text",
@@ -33,8 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.text.chat": {"engine.errors", "engine.text.tokenizer"},
     "engine.sampling": {"engine.sequence"},
     "engine.model": {
-        "engine.errors", "engine.model_info", "engine.sampling", "engine.scheduling", "engine.sequence",
-        "engine.settings", "engine.text",
+        "engine.errors", "engine.model_info", "engine.sampling", "engine.scheduling",
+        "engine.sequence", "engine.settings", "engine.text", "engine.versions",
     },
     "engine.model.kv_cache": set(),
     # worker

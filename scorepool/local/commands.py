@@ -22,7 +22,6 @@ from scorepool.local.stack import (
     webhook_command,
     worker_command,
 )
-from scorepool.local.state_dir import state_dir
 
 DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
 INTERRUPTED = 130  # a shell's exit status after Ctrl-C
@@ -61,7 +60,7 @@ def serve(models: list[str] | None, redis_url: str | None, environ: dict[str, st
     try:
         with Stack(specs, state=make_state_dir(settings), environ=environ, redis_url=url) as stack:
             print(f"ready {stack.url}", flush=True)  # noqa: T201
-            print(example_command(stack.url, names[0]), flush=True)  # noqa: T201
+            print(example_command(stack.url, next(iter(stack.models))), flush=True)  # noqa: T201
             stack.watch()
     except (StackError, RedisServerError) as error:
         raise CommandError(str(error)) from None
@@ -162,10 +161,12 @@ def check_url(url: str, setting: str = "SCOREPOOL_REDIS_URL", *, must_answer: bo
 
 
 def make_state_dir(settings: store.Settings) -> Path:
-    """Create the state folder. Raises CommandError."""
+    """Create the state folder, readable only by its owner. Raises CommandError."""
     try:
-        return state_dir(settings.state_dir)
-    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+        folder = settings.state_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+    except (OSError, store.SettingsError) as error:
         raise CommandError(
             f"cannot create the state folder: {error}. Set SCOREPOOL_STATE_DIR to a folder that you may write"
         ) from None

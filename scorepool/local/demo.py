@@ -33,14 +33,15 @@ def run(folder: str, state: Path) -> None:
     """
     console = Console()
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+    demo_dir = state / f"demo-{os.getpid()}"
     environ = {
+        "SCOREPOOL_STATE_DIR": str(demo_dir),
         "SCOREPOOL_PORT": str(free_port()),
         "SCOREPOOL_HOST": "127.0.0.1",
         "SCOREPOOL_API_KEYS": "",
         "SCOREPOOL_WEBHOOK_SECRET": secret,
         "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "true",
     }
-    demo_dir = state / f"demo-{os.getpid()}"
     try:
         with Receiver(secret) as receiver:
             console.print("Starting Redis, the API, an MLX worker and a webhook worker ...")

@@ -21,6 +21,8 @@ from scorepool.local.redis_server import RedisServer, RedisServerError
 STOP_TIMEOUT_S = 90.0  # longer than a worker's drain
 READY_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
 RESTART_DELAY_S = 1.0
+MAX_RESTART_DELAY_S = 60.0  # of a process that ends within STEADY_S again and again, e.g. because its model is damaged
+STEADY_S = 10.0
 CONNECTION_CLASS = ("--connection-class", "scorepool.worker.Redis")  # supports Sentinel
 IMPORT_PATH = str(Path(__file__).parents[2])  # the folder that holds the package `scorepool`
 
@@ -94,7 +96,8 @@ class Stack:
     """A context in which every process runs. `url` answers once the context is entered.
 
     `models` have the form of SCOREPOOL_MODEL: `NAME=FOLDER_OR_HUB_ID`. `environ` holds settings for every process.
-    `watch` and `restart_dead` restart a process that died, as launchd or systemd would.
+    A model that cannot be loaded at the start is left out if there are others. `watch` and `restart_dead` restart a
+    process that died, as launchd or systemd would.
     """
 
     def __init__(
@@ -116,6 +119,8 @@ class Stack:
         self._open = ExitStack()
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started_at: dict[str, float] = {}  # time.monotonic()
+        self._restart_delay_s: dict[str, float] = {}  # before the next restart, of processes that ended early
 
     def __enter__(self) -> Self:
         check_port_is_free(self.settings.host, self.settings.port)
@@ -158,14 +163,25 @@ class Stack:
                 self._log(f"redis does not start; see the end of {self.redis.log}")
             self._watch_redis()
         for name, process in list(self._processes.items()):
-            if process.poll() is not None:
-                self._log(f"{name} ended with {process.returncode}; restarting it")
-                self._child_reaper.unwatch(process.pid)
-                self._start(name, *self._commands[name])
+            if process.poll() is None or not self._is_due(name):
+                continue
+            self._log(f"{name} ended with {process.returncode}; restarting it")
+            self._child_reaper.unwatch(process.pid)
+            self._start(name, *self._commands[name])
 
     def pid(self, name: str) -> int:
         """Return the process id of `api`, `webhooks` or `worker NAME`."""
         return self._processes[name].pid
+
+    def _is_due(self, name: str) -> bool:
+        """True if a process that ended may start again. Each early end doubles the delay."""
+        age_s = time.monotonic() - self._started_at[name]
+        delay_s = self._restart_delay_s.get(name, 0.0)
+        if age_s < delay_s:
+            return False
+        is_early = age_s < max(STEADY_S, 2 * delay_s)
+        self._restart_delay_s[name] = min(max(2 * delay_s, RESTART_DELAY_S), MAX_RESTART_DELAY_S) if is_early else 0.0
+        return True
 
     def _start(self, name: str, command: list[str], extra_environ: dict[str, str]) -> None:
         self._commands[name] = (command, extra_environ)
@@ -187,6 +203,7 @@ class Stack:
                 start_new_session=True,
             )
         self._processes[name] = process
+        self._started_at[name] = time.monotonic()
         self._child_reaper.watch(process.pid)
 
     def _stop(self) -> None:
@@ -208,11 +225,17 @@ class Stack:
         deadline = time.monotonic() + READY_TIMEOUT_S
         missing = set(self.models)
         while missing:
-            for name, process in self._processes.items():
-                if process.poll() is not None:
-                    raise StackError(
-                        f"{name} ended with {process.returncode} before it was ready{self._log_tail(name)}"
-                    )
+            for name, process in list(self._processes.items()):
+                if process.poll() is None:
+                    continue
+                ended = f"{name} ended with {process.returncode} before it was ready{self._log_tail(name)}"
+                model = name.removeprefix("worker ")
+                if model == name or len(self.models) == 1:
+                    raise StackError(ended)
+                self._log(f"{ended}; serving the other models without it")
+                self._child_reaper.unwatch(process.pid)
+                missing.discard(model)
+                del self.models[model], self._processes[name]
             if time.monotonic() > deadline:
                 raise StackError(
                     f"not ready after {READY_TIMEOUT_S:.0f} s: no worker serves {', '.join(sorted(missing))}"

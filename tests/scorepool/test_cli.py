@@ -34,10 +34,10 @@ def processes_of(state: Path) -> list[str]:
 
 
 @contextmanager
-def serving(state: Path, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `scorepool serve` on the demo model; yield the process and its URL when it is ready."""
+def serving(state: Path, *options: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `scorepool serve`, by default on the demo model; yield the process and its URL when it is ready."""
     environ = os.environ | {"SCOREPOOL_STATE_DIR": str(state)} | environ
-    command = [SCOREPOOL, "serve", "--port", str(free_port())]
+    command = [SCOREPOOL, "serve", "--port", str(free_port()), *options]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve:
         assert serve.stdout is not None
         try:
@@ -65,6 +65,20 @@ def test_serve_runs_until_it_is_stopped(tmp_path: Path, stop_signal: signal.Sign
         serve.send_signal(stop_signal)
         assert serve.wait(60) == 0
     assert processes_of(tmp_path) == []
+
+
+def test_serve_leaves_out_a_model_that_cannot_be_loaded(tmp_path: Path, root: Path):
+    models = ["--model", "gone=/no/such/folder", "--model", f"demo={root}/scorepool/models/demo"]
+    with serving(tmp_path, *models) as (serve, url):
+        assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["models"]] == ["demo"]
+        assert serve.stdout is not None
+        assert '"model":"demo"' in serve.stdout.readline()
+        time.sleep(3)  # three times the delay of a restart
+        serve.terminate()
+        _, stderr = serve.communicate(timeout=60)
+    assert stderr.count("there is no folder '/no/such/folder'") == 1
+    assert "worker gone ended with 1 before it was ready; serving the other models without it" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_the_example_that_serve_prints_works(tmp_path: Path):

@@ -5,13 +5,12 @@
 SCOREPOOL_MODEL names the model. Its engine starts in `open`, so never before a fork.
 """
 
-import os
-import sys
 from typing import Any
 
 from redis.client import Pipeline
 
 from scorepool.engine import Engine, EngineSettings, LoadError
+from scorepool.engine.trial import prevent_torch_import
 from scorepool.store import INFER, Settings
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.registration import WorkerRegistration, configured_model, served_model_of
@@ -39,7 +38,7 @@ class BatchWorker(Worker):
 
     def start_engine(self, source: str) -> Engine:
         """Start the engine; block until the model is loaded. Raises StartError."""
-        _prevent_torch_import()
+        prevent_torch_import()
         try:
             return Engine(engine_settings(source, self.settings))
         except LoadError as error:
@@ -74,15 +73,6 @@ def engine_settings(source: str, settings: Settings) -> EngineSettings:
         max_running_rows=settings.max_running_rows,
         prefix_cache_bytes=settings.prefix_cache_bytes,
         memory_bytes=settings.memory_bytes or None,
+        tries_load=True,
+        load_marks=str(settings.state_folder() / "loads"),
     )
-
-
-def _prevent_torch_import() -> None:
-    """Keep transformers, which mlx-lm uses for its tokenizers, from importing torch where it is installed.
-
-    torch takes nearly half a GiB of memory and two seconds of the start, and nothing here uses it. A process that has
-    imported torch already keeps it.
-    """
-    if "torch" not in sys.modules:
-        sys.modules["torch"] = None  # type: ignore[assignment] # an import raises ModuleNotFoundError
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns that torch's models are missing

@@ -266,6 +266,32 @@ def test_a_model_that_cannot_be_loaded_stops_the_start_with_the_reason(redis: Re
     assert redis.smembers("rq:workers") == set()
 
 
+def test_a_model_that_crashes_native_code_stops_the_start_with_one_sentence(
+    redis: Redis, workers: Workers, tmp_path: Path, root: Path
+):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Crash:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        name == 'mlx_lm.models.qwen3' and os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "sys.meta_path.insert(0, Crash())\n"
+    )
+    environ = {
+        "SCOREPOOL_MODEL": f"demo={root}/scorepool/models/demo",
+        "SCOREPOOL_STATE_DIR": str(tmp_path / "state"),
+        "PYTHONPATH": f"{tmp_path}:{root}",
+    }
+
+    for _ in range(2):
+        assert workers.start(worker="BatchWorker", **environ).wait(timeout=60) == 1
+
+    reasons = [line for line in workers.log.splitlines() if line.startswith("scorepool: ")]
+    assert len(reasons) == 2
+    assert all(reason.endswith("cannot be loaded: a process that tried it was killed by SIGSEGV") for reason in reasons)
+    assert "Traceback" not in workers.log
+    assert redis.smembers("rq:workers") == set()
+
+
 def test_a_worker_does_not_import_an_installed_torch(root: Path):
     start = f"""
 import importlib.util, sys

@@ -14,7 +14,7 @@ from scorepool.engine.errors import (
     LoadError,
     NonFiniteLogits,
 )
-from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.model_info import ModelInfo, Verification
 from scorepool.engine.sequence import Sampling, Sequence, TokenColumns
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
@@ -36,4 +36,5 @@ __all__ = [
     "Sequence",
     "TokenColumns",
     "Tokenizer",
+    "Verification",
 ]

@@ -1,6 +1,18 @@
 """The description of the loaded model, for the provenance of every result."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Whether a certificate says that the model's numbers are transformers': see certificate.py. Errors are in nats."""
+
+    reason: str | None = "not looked for"  # why the model is unverified; None: it is verified
+    by: str | None = None
+    at: str | None = None  # UTC, ISO 8601
+    max_error_nats: float | None = None
+    rms_error_nats: float | None = None
+    certificate: str | None = None  # the beginning of its digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +30,5 @@ class ModelInfo:
     max_cached_tokens: int  # that fit into memory: sequences that hold a KV cache, times the longest of them
     vocab_size: int  # rows of logits; token ids run from 0 to vocab_size - 1
     self_test: str  # "passed", or what failed and what the engine does about it
+    surveyed: bool = False  # the survey compared every setting of the model's type with transformers: see surveyed.py
+    verification: Verification = field(default_factory=Verification)

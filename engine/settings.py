@@ -17,6 +17,8 @@ class EngineSettings:
     memory_bytes: int | None = None  # for weights and caches; None: four fifths of the memory of the machine
     tries_load: bool = False  # load in a process of its own first, so that a native crash is a LoadError: see trial.py
     load_marks: str | None = None  # folder that remembers loads that ended well, which need no trial
+    certificates: str | None = None  # folder of certificates, beside those in the checkpoint: see certificate.py
+    require_certificate: bool = False  # serve no model without one that fits
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_running_rows"):

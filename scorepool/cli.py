@@ -36,6 +36,7 @@ NEEDS = {
     "worker --webhooks": ("webhook", WEBHOOK),
     "verify --model": ("all", ALL),
     "redis": ("all", ALL),
+    "certify": ("certify", (*WORKER, "torch", "transformers")),
 }
 
 
@@ -174,6 +175,20 @@ def verify(
             verification.CANNOT_TELL,
         )
     raise typer.Exit(verification.run_on_server(jobs, url, api_key, request, timeout_s, typer.echo))
+
+
+@app.command()
+def certify(
+    model: Annotated[str, typer.Argument(metavar="FOLDER_OR_HUB_ID", help="The model.")],
+    dtype: Dtype = None,
+    mode: Annotated[str | None, typer.Option(help="default or exact, as the model is to be served.")] = None,
+    tokens: Annotated[int, typer.Option(min=256, help="Tokens to compare, at least.")] = 2048,
+    by: Annotated[str | None, typer.Option(help="Who certifies. Default: user@host.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: a file in SCOREPOOL_CERTIFICATE_DIR.")] = None,
+) -> None:
+    """Compare a model's numbers with transformers' and write a certificate. Exit status 0: verified; 1: not."""
+    environ = to_environ(dtype=dtype, mode=mode)
+    run("certify", lambda: commands.certify(model, tokens, by, out, environ))
 
 
 @app.command()

@@ -51,6 +51,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "INFO"
     redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
     state_dir: str = ""  # for what outlives a process: the embedded Redis, certificates; "": see state_folder
+    certificate_dir: str = ""  # "": `certificates` in the state folder
 
     # api
     api_keys: str = (
@@ -72,6 +73,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     model: str = ""  # NAME[,ALIAS...]=FOLDER_OR_HUB_ID
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     mode: Literal["default", "exact"] = "default"  # exact: bit for bit the same in any batch, slower
+    require_certificate: bool = False  # serve no model without a certificate that fits
     max_jobs_in_flight: Count = 64
     max_batch_tokens: Count = 2048
     prefix_cache_bytes: Annotated[int, Meta(ge=0)] = 2**30  # of KV caches of prompts that several jobs begin with
@@ -111,6 +113,10 @@ class Settings(Struct, frozen=True, kw_only=True):
             return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "scorepool"
         except RuntimeError as error:  # no home folder
             raise SettingsError(f"SCOREPOOL_STATE_DIR={self.state_dir!r}: {error}; expected a folder") from None
+
+    def certificate_folder(self) -> Path:
+        """Return the folder of certificates. It may not exist. Raises SettingsError."""
+        return Path(self.certificate_dir).expanduser() if self.certificate_dir else self.state_folder() / "certificates"
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Self:

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.mlx_thread": set(),
     "engine.versions": set(),
     "engine.trial": {"engine.errors", "engine.settings", "engine.versions"},
+    "engine.certificate": {"engine.model_info"},
     "engine.validation": {"engine.errors", "engine.model_info", "engine.sequence"},
     "engine.core": {
         "engine.errors", "engine.model_info", "engine.scheduling", "engine.sequence", "engine.settings", "engine.text",
@@ -35,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.text.chat": {"engine.errors", "engine.text.tokenizer"},
     "engine.sampling": {"engine.sequence"},
     "engine.model": {
-        "engine.errors", "engine.model_info", "engine.sampling", "engine.scheduling",
+        "engine.certificate", "engine.errors", "engine.model_info", "engine.sampling", "engine.scheduling",
         "engine.sequence", "engine.settings", "engine.text", "engine.versions",
     },
     "engine.model.kv_cache": set(),
@@ -44,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker.version": set(),
     "worker.rq": {"store", "wire"},
     "worker.inference": {"engine", "store", "wire", "worker.rq", "worker.version"},
+    "worker.certify": {"engine", "store", "worker.version"},
     "worker.webhooks": {"store", "wire", "worker.rq", "worker.version"},
     # api
     "api": {"store", "wire"},
@@ -93,6 +95,7 @@ LIBRARIES: dict[str, set[str]] = {
     "engine.sampling": {"mlx"},
     "engine.text.chat": {"jinja2", "llguidance"},
     "worker": {"msgspec", "redis", "rq"},
+    "worker.certify": {"numpy", "torch", "transformers"},
     "worker.webhooks": {"certifi", "httpcore", "standardwebhooks"},
     "api": {"fastapi", "msgspec", "prometheus_client", "python_multipart", "redis", "rq", "starlette", "uvicorn"},
     "scorepool": {"httpx", "typer"},

@@ -60,6 +60,7 @@ from scorepool.wire.result import (
     SequenceResult,
     ToolCallResult,
     Usage,
+    Verification,
 )
 from scorepool.wire.token_delta import TokenDelta, TokenDeltas
 from scorepool.wire.webhook import (
@@ -144,6 +145,7 @@ __all__ = [
     "ToolCall",
     "ToolCallResult",
     "Usage",
+    "Verification",
     "WebhookEndpoint",
     "WebhookEndpointList",
     "WebhookSecret",

@@ -56,6 +56,10 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     worker: Annotated[str, Meta(description="The worker's name.")]
     aliases: Annotated[list[str], Meta(description="Other names that clients may use.")] = []
     created: Annotated[int, Meta(description="Unix time, in seconds, at which the worker had loaded the model.")] = 0
+    surveyed: Annotated[
+        bool | None,
+        Meta(description="True if every setting of the model's type was compared with transformers; null: not known."),
+    ] = None
     tokenizer: Annotated["TokenizerInfo | None", Meta(description="Absent from lists: see `GET /tokenizer_info`.")] = (
         None
     )

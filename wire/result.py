@@ -28,8 +28,23 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
+class Verification(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Say whether `scorepool certify` found a model's numbers to be transformers', as the model is served."""
+
+    status: Literal["verified", "unverified"]
+    reason: Annotated[str | None, Meta(description="The reason why the model is unverified.")] = None
+    by: Annotated[str | None, Meta(description="The name of who certified the model.")] = None
+    at: Annotated[str | None, Meta(description="Time of the comparison: UTC, as in ISO 8601.")] = None
+    max_error_nats: Annotated[float | None, Meta(description="Largest difference of a logprob.")] = None
+    rms_error_nats: Annotated[float | None, Meta(description="Root mean square of the differences.")] = None
+    certificate: Annotated[str | None, Meta(description="The first 16 digits of the certificate's digest.")] = None
+
+
 class Provenance(Struct, frozen=True, kw_only=True):
-    """Name the model, weights and software that computed a result. Results are comparable if their stamps are equal."""
+    """Name the model, weights and software that computed a result.
+
+    Results are comparable if their stamps are equal, apart from `verification`.
+    """
 
     model: str
     fingerprint: Annotated[str, Meta(description="Hash of the weights, the configuration and the tokenizer.")]
@@ -39,6 +54,7 @@ class Provenance(Struct, frozen=True, kw_only=True):
     mode: Annotated[str, Meta(description='"default", "exact", or "one row at a time": see docs/numbers.md.')]
     backend: Annotated[str, Meta(description='Device and matrix library, such as "metal (Apple M2 Ultra)".')]
     versions: Annotated[dict[str, str], Meta(description="The versions of scorepool, mlx and mlx-lm.")]
+    verification: Annotated[Verification | None, Meta(description="Null in results of releases without it.")] = None
 
 
 class ToolCallResult(Struct, frozen=True, kw_only=True):

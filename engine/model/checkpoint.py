@@ -38,6 +38,7 @@ _CONTENT = (  # the files that the numbers depend on, and that are fetched from 
     "*.tiktoken",
     "*.jinja",
 )
+_INDEX = "model.safetensors.index.json"  # which transformers needs to certify the model
 _ROUTER_BIAS = "e_score_correction_bias"  # decides which experts compute a token
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight")
@@ -56,7 +57,7 @@ def find_folder(model: str) -> Path:
     if folder.is_absolute() or model.startswith(("~", ".")) or model.count("/") != 1:
         raise LoadError(f"there is no folder {model!r}; give a model folder, or a hub id such as owner/name")
     try:
-        return Path(snapshot_download(model, allow_patterns=list(_CONTENT)))
+        return Path(snapshot_download(model, allow_patterns=[*_CONTENT, _INDEX]))
     except Exception as error:  # any: HTTP, DNS, disk, authorisation; huggingface_hub has no common class
         raise LoadError(
             f"there is no folder {model!r}, and the hub id cannot be downloaded: {describe(error)}"
@@ -78,7 +79,7 @@ def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
     """Load the model in `dtype`, with mlx-lm's known mistakes corrected, and its configuration."""
     config = read_config(folder)
     with as_load_error(f"mlx-lm cannot load {folder}"):
-        stored = _stored_tensors(folder)
+        stored = stored_tensors(folder)
         refuse_more_layers_than_tensors(config, len(stored))
         model, config = load_model(
             folder, model_config=config, get_model_classes=_get_checked_classes, trust_remote_code=False
@@ -142,7 +143,7 @@ def _get_checked_classes(config: Config) -> tuple[Any, Any]:
     return model_class, args_class
 
 
-def _stored_tensors(folder: Path) -> dict[str, mx.array]:
+def stored_tensors(folder: Path) -> dict[str, mx.array]:
     """Return the tensors of the checkpoint by name. They are lazy: only the files' headers are read."""
     stored: dict[str, mx.array] = {}
     for file in sorted(folder.glob(_WEIGHTS)):

@@ -10,13 +10,14 @@ _BLAS = blas.load()
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from scorepool.engine import certificate
 from scorepool.engine.errors import LoadError, as_load_error
 from scorepool.engine.model import activations, checkpoint, kv_cache, memory_budget, rope, surveyed
 from scorepool.engine.model.backbone import BackboneAndHead, split_model
@@ -26,9 +27,10 @@ from scorepool.engine.model.contradictions import refuse_contradictions, refuse_
 from scorepool.engine.model.runner import ModelRunner
 from scorepool.engine.model.selftest import SHARING, FailedCheck, SelfTest, find_degeneracy, trial_rows
 from scorepool.engine.model.skipped_layers import skip_equal_layers
-from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.model_info import ModelInfo, Verification
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
+from scorepool.engine.versions import installed_version
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ _WRONG_IN_LONG_BATCHES = dict.fromkeys(
 def open_model(settings: EngineSettings) -> ModelRunner:
     """Load, check, split and self-test the model; raise LoadError if its numbers cannot be trusted."""
     folder = checkpoint.find_folder(settings.model)
-    config, _ = _check_config(folder)
+    config, is_surveyed = _check_config(folder)
     chat = _load_chat_codec(folder, config)
     model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
@@ -58,12 +60,14 @@ def open_model(settings: EngineSettings) -> ModelRunner:
         adapter=None,
         mode=settings.mode if isinstance(batch, PaddedBatch | BatchInvariant) else "one row at a time",
         backend=_backend(),
-        versions={name: version(name) for name in ("mlx", "mlx-lm")},
+        versions={name: installed_version(name) for name in ("mlx", "mlx-lm")},
         context_length=context_length,
         max_cached_tokens=memory_budget.max_cached_tokens(model, settings),
         vocab_size=vocab_size,
         self_test=self_test,
+        surveyed=is_surveyed,
     )
+    model_info = replace(model_info, verification=_verify(model_info, folder, settings))
     log.info("serving %s: %s", settings.model, model_info)
     return ModelRunner(batch, split, model_info, chat.tokenizer, chat)
 
@@ -80,6 +84,22 @@ def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> t
         position_limit = rope.check_or_patch(model, config)
         activations.check_or_patch(model, config)
     return model, config, position_limit
+
+
+def _verify(model_info: ModelInfo, folder: Path, settings: EngineSettings) -> Verification:
+    """Look for a certificate of the model; raise LoadError if one is required and none fits."""
+    served = certificate.Identity(
+        fingerprint=model_info.fingerprint,
+        dtype=model_info.dtype,
+        mode=model_info.mode,
+        backend=certificate.backend_kind(model_info.backend),
+        versions={"scorepool": installed_version("scorepool"), **model_info.versions},
+    )
+    certificates = Path(settings.certificates) if settings.certificates else None
+    found = certificate.verify(served, certificate.candidates(certificates, folder, model_info.fingerprint))
+    if settings.require_certificate and found.reason is not None:
+        raise LoadError(f"require_certificate is set, and {settings.model!r} is unverified: {found.reason}")
+    return found
 
 
 def _check_config(folder: Path) -> tuple[Config, bool]:

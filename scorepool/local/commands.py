@@ -19,6 +19,7 @@ from scorepool.local.stack import (
     StackError,
     add_import_path,
     api_command,
+    certify_command,
     webhook_command,
     worker_command,
 )
@@ -134,6 +135,13 @@ def verify(
             return verification.run(job_ids, client, local.recompute_of, request_path, print)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def certify(model: str, num_tokens: int, by: str | None, out: Path | None, environ: dict[str, str]) -> NoReturn:
+    """Replace this process with the comparison of a model with transformers."""
+    load_settings(environ)
+    options = [*(["--by", by] if by else []), *(["--out", str(out)] if out else [])]
+    replace_process([*certify_command(), "--tokens", str(num_tokens), *options, "--", model], environ)
 
 
 def load_settings(environ: dict[str, str]) -> store.Settings:

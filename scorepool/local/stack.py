@@ -67,6 +67,11 @@ def api_command() -> list[str]:
     return [sys.executable, "-P", "-m", "scorepool.api"]  # -P: do not import from the current folder
 
 
+def certify_command() -> list[str]:
+    """Return the command that compares a model with transformers."""
+    return [sys.executable, "-P", "-m", "scorepool.worker.certify"]
+
+
 def rq() -> str:
     """Return the path of the `rq` command in this Python's environment."""
     return str(Path(sys.executable).with_name("rq"))

@@ -140,3 +140,47 @@ def test_a_value_that_equals_its_default_is_not_sent(kind: str):
         assert wire.encode(wire.parse(written, wire.Request, encoding)) == wire.encode(least)
     built = KINDS[kind](**{name: value for name, value in given.items() if name != "type"})
     assert msgspec.msgpack.decode(wire.encode(built)).keys() == LEAST[kind].keys()
+
+
+STAMP_0_1_0: dict[str, Any] = {
+    "model": "demo",
+    "fingerprint": "f",
+    "dtype": "float32",
+    "quantization": None,
+    "adapter": None,
+    "mode": "default",
+    "backend": "cpu",
+    "versions": {},
+}
+
+
+def test_results_and_model_cards_of_the_previous_release_are_read():
+    result = {
+        "type": "result",
+        "sequences": [],
+        "temperature": 1.0,
+        "usage": {"prompt_tokens": 1, "completion_tokens": 0},
+    }
+    card = {"id": "demo", "context_length": 8, "vocab_size": 9, "self_test": "passed", "worker": "w"}
+
+    outcome = wire.decode_outcome(msgspec.msgpack.encode(result | {"stamp": STAMP_0_1_0}))
+    served = wire.parse(msgspec.msgpack.encode(card | {"stamp": STAMP_0_1_0}), wire.ServedModel, "msgpack")
+
+    assert isinstance(outcome, wire.Result)
+    assert outcome.stamp.verification is served.stamp.verification is served.surveyed is None
+
+
+def test_a_stamp_repeats_little_of_a_certificate():
+    verified = wire.Verification(
+        status="verified",
+        by="ann@mac",
+        at="2026-11-22T10:00:00+00:00",
+        max_error_nats=9e-5,
+        rms_error_nats=1e-6,
+        certificate="f" * 16,
+    )
+
+    assert len(wire.encode(verified)) < 150
+    assert wire.encode(wire.Verification(status="unverified", reason="r")) == msgspec.msgpack.encode(
+        {"status": "unverified", "reason": "r"}
+    )

@@ -75,4 +75,6 @@ def engine_settings(source: str, settings: Settings) -> EngineSettings:
         memory_bytes=settings.memory_bytes or None,
         tries_load=True,
         load_marks=str(settings.state_folder() / "loads"),
+        certificates=str(settings.certificate_folder()),
+        require_certificate=settings.require_certificate,
     )

@@ -1,7 +1,8 @@
 """Describe what computed a result's numbers."""
 
+from scorepool import engine
 from scorepool.engine import ModelInfo
-from scorepool.wire import Provenance
+from scorepool.wire import Provenance, Verification
 from scorepool.worker.version import VERSION
 
 
@@ -15,4 +16,17 @@ def provenance_of(model: str, model_info: ModelInfo) -> Provenance:
         mode=model_info.mode,
         backend=model_info.backend,
         versions={"scorepool": VERSION, **model_info.versions},
+        verification=_verification_of(model_info.verification),
+    )
+
+
+def _verification_of(found: engine.Verification) -> Verification:
+    return Verification(
+        status="verified" if found.reason is None else "unverified",
+        reason=found.reason,
+        by=found.by,
+        at=found.at,
+        max_error_nats=found.max_error_nats,
+        rms_error_nats=found.rms_error_nats,
+        certificate=found.certificate,
     )

@@ -31,6 +31,7 @@ def served_model_of(
         context_length=model_info.context_length,
         vocab_size=model_info.vocab_size,
         self_test=model_info.self_test,
+        surveyed=model_info.surveyed,
         worker=worker,
         aliases=aliases,
         created=int(time.time()),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.dialects.unsupported import check_supported
@@ -175,4 +176,5 @@ def to_usage(prompt_tokens: int, completion_tokens: int) -> CompletionUsage:
 
 def system_fingerprint(stamp: wire.Provenance) -> str:
     """Return a fingerprint that is equal for equal weights, dtype and versions: then a seed gives the same answer."""
-    return f"fp_{hashlib.blake2b(wire.encode(stamp), digest_size=8).hexdigest()}"
+    computed_by = replace(stamp, verification=None)
+    return f"fp_{hashlib.blake2b(wire.encode(computed_by), digest_size=8).hexdigest()}"

@@ -17,6 +17,7 @@ Three ways to run sequences:
 
 import sys
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -48,10 +49,17 @@ class BatchRunner(Protocol):
 
 
 class PaddedBatch:
-    """A batch that runs all rows in one forward pass."""
+    """A batch that runs all rows in one forward pass.
 
-    def __init__(self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True) -> None:
+    Without `pads_prompts`, prompts that generate run with others of the same length only: some recurrent architectures
+    of mlx-lm take padding into their state.
+    """
+
+    def __init__(
+        self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True, pads_prompts: bool = True
+    ) -> None:
         """Start without sequences."""
+        self._pads_prompts = pads_prompts
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
         self._model = model
         self._backbone = backbone_and_head
@@ -67,7 +75,8 @@ class PaddedBatch:
         if longest.runs_alone or longest.num_tokens > self._max_queries:
             return mx.concatenate([self._prefill_alone(slice_) for slice_ in slices])
         if longest.keeps_cache:
-            return self._prefill_generating(slices)
+            equal = groupby(slices, lambda slice_: 0 if self._pads_prompts else slice_.num_tokens)
+            return mx.concatenate([self._prefill_generating(list(group)) for _, group in equal])
         prefixes = [slice_.cached_prefix.cache for slice_ in slices if slice_.cached_prefix and longest.num_tokens]
         hidden = self._forward(slices, kv_cache.as_shared(prefixes) if prefixes else None)
         return _start(_select_predictors(slices, hidden), [])

@@ -17,15 +17,23 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 Cache = list[Any]  # one of mlx-lm's caches per layer
 
 
 def new(model: Any) -> Cache:
-    """Make the empty cache of one sequence."""
+    """Make the empty cache of one sequence. Caches of chunks cannot be batched; llama4.py needs none."""
     cache: Cache = make_prompt_cache(model)
-    return cache
+    return [KVCache() if type(layer) is ChunkedKVCache else layer for layer in cache]
 
 
 def can_be_shared(cache: Cache) -> bool:
@@ -144,6 +152,50 @@ def cost(cache: Cache) -> tuple[int, int]:
     return per_token, fixed
 
 
+def num_keys(layer: Any) -> int:
+    """Count the tokens of a layer's cache that keeps all of them, padding included. None has none."""
+    if layer is None:
+        return 0
+    if isinstance(layer, SharedPrefixKV):
+        return layer._num_keys
+    return int(layer._idx if isinstance(layer, BatchKVCache) else layer.offset)
+
+
+def key_positions(layer: Any, length: int) -> mx.array:
+    """Return [rows or 1, keys]: the position in its row of each key that the next `length` tokens can attend to.
+
+    The last `length` are those of the tokens themselves. Padding has other positions than any token that sees it.
+    """
+    slots = mx.arange(num_keys(layer) + length)[None]
+    padding = getattr(layer, "left_padding", getattr(layer, "_left_padding", None))
+    return slots if padding is None else slots - padding[:, None]
+
+
+def update(layer: Any, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    """Append keys and values [rows, heads, length, width] to a layer's cache, if there is one, and return all."""
+    if layer is None:
+        return keys, values
+    updated: tuple[mx.array, mx.array] = layer.update_and_fetch(keys, values)
+    return updated
+
+
+def causal_mask(layer: Any, length: int) -> mx.array:
+    """Return a mask that broadcasts to [rows, heads, length, keys]: True where a token may attend to a key."""
+    if layer is None:
+        return create_causal_mask(length)
+    mask: mx.array | None = layer.make_mask(length, return_array=True, window_size=None)
+    return mx.ones((1, num_keys(layer) + 1), mx.bool_) if mask is None else mask
+
+
+def slide(mask: Any, layer: Any, length: int, window: int) -> Any:
+    """Return the mask with which the next `length` tokens attend to at most `window` tokens: `mask` while all fit."""
+    if num_keys(layer) + length <= window:
+        return mask
+    if layer is None:
+        return create_causal_mask(length, window_size=window)
+    return layer.make_mask(length, return_array=True, window_size=window)
+
+
 class UnpaddedBatchKVCache(BatchKVCache):
     """A batch KV cache that makes no mask for a decode step without padding: each row attends to all of its keys."""
 
@@ -185,6 +237,12 @@ class SharedPrefixKV:
         self._values = [self._repeat(values, rows) for (_, values), (_, rows) in zip(visible, runs, strict=True)]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self._new = keys, values
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Return all keys and values again, for a layer that attends to those of another."""
+        keys, values = self._new
         return _append(self._keys, keys), _append(self._values, values)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: N803

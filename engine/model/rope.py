@@ -1,10 +1,7 @@
 """Check that the architecture treats positions as its checkpoint says, and patch or refuse it otherwise.
 
-mlx-lm's architectures read only some of the settings for positions. One that ignores a rotary scaling or a sliding
-window is silently wrong by nats, on published checkpoints too. Both can be checked on the loaded model:
-
-rotation   the periods of its rotary modules are those that the configuration implies
-windows    each layer that the configuration calls sliding has a cache of the window's size
+mlx-lm's architectures read only some of the settings for positions. One that ignores a rotary scaling is silently wrong
+by nats, on published checkpoints too. The periods of its rotary modules must be those that the configuration implies.
 
 Some periods depend on the length of the whole row (dynamic, longrope): the first token's keys change when a later token
 comes, so no cache, batch or chunk can hold them. Up to the length that the checkpoint was trained with they are
@@ -21,7 +18,6 @@ import mlx.core as mx
 from mlx.nn.layers.positional_encoding import RoPE
 
 from scorepool.engine.errors import LoadError
-from scorepool.engine.model import kv_cache
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +51,6 @@ def check_or_patch(model: Any, config: Config) -> int | None:
     _make_periods_constant(model)
     limits = [
         _check_or_patch_rope(model, text_config),
-        _sliding_window_limit(model, text_config),
         _trained_length(text_config),
         _dense_length(text_config),
     ]
@@ -264,21 +259,3 @@ _FREQUENCIES = {
     "longrope": _longrope,
     "yarn": _yarn,
 }
-
-
-def _sliding_window_limit(model: Any, config: Config) -> int | None:
-    """Return the window if it is configured but the architecture ignores it: within its length nothing slides."""
-    window, layer_types = config.get("sliding_window"), config.get("layer_types")
-    if not window or config.get("use_sliding_window") is False:
-        return None
-    is_rotating = [size == window for size in kv_cache.windows(kv_cache.new(model))]
-    if not any(is_rotating):
-        return int(window) if layer_types is None or "sliding_attention" in layer_types else None
-    if layer_types is not None and len(layer_types) == len(is_rotating):
-        is_sliding = [layer_type == "sliding_attention" for layer_type in layer_types]
-        if is_sliding != is_rotating:
-            raise LoadError(
-                f"the configuration's layer_types do not name the sliding layers that mlx-lm's {config['model_type']} "
-                "has: its logprobs would be wrong"
-            )
-    return None

@@ -115,7 +115,7 @@ class SelfTest:
             self.outcome = f"passed; too slow to test beyond its window of {window} tokens"
 
     def find_fault(self, batch: BatchRunner, backbone_and_head: BackboneAndHead | None = None) -> FailedCheck | None:
-        """Return the first check that this batch fails; None if it passes all. The batch is left empty unless it raised."""
+        """Return the first check that this batch fails, or None. The batch is left empty unless it raised."""
         trial = _Trial(batch, backbone_and_head or self._backbone_and_head, self._reference, self._rows)
         checks: dict[str, Callable[[], float]] = {
             "a padded batch without caches": trial.score,

@@ -23,6 +23,7 @@ BATCHED = [
     "qwen3_moe",
     "qwen3_next",
     "gemma",
+    "gemma2",
     "gemma3",
     "gpt_neox",
     "gpt_oss",
@@ -32,8 +33,9 @@ BATCHED = [
     "nemotron_h",
     "starcoder2",
 ]
-SEQUENTIAL = ["gemma2", "gpt_bigcode", "mamba"]  # mlx-lm's batched decoding raises or is wrong by nats
-MODELS = [*BATCHED, *SEQUENTIAL]
+UNPADDED = ["mamba"]  # mlx-lm's state takes padding in
+SEQUENTIAL = ["gpt_bigcode"]  # mlx-lm's batched decoding raises
+MODELS = [*BATCHED, *UNPADDED, *SEQUENTIAL]
 
 
 @pytest.fixture(params=MODELS)
@@ -111,6 +113,14 @@ def test_a_model_that_mlx_lm_cannot_batch_runs_one_row_at_a_time(name: str, engi
 
     assert model_info.mode == "one row at a time"
     assert "batch" in model_info.self_test
+
+
+@pytest.mark.parametrize("name", UNPADDED)
+def test_a_model_whose_state_takes_padding_decodes_in_batches(name: str, engine_of: Callable[..., Engine]):
+    model_info = engine_of(name).model_info
+
+    assert model_info.mode == "default"
+    assert "prompts of different lengths run one after the other" in model_info.self_test
 
 
 @pytest.mark.parametrize("name", BATCHED)

@@ -11,7 +11,7 @@ from mlx_lm.utils import load_model
 from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, LoadError, Sampling, Sequence
 from scorepool.engine.model import rope
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
+from tests.tiny_models import VOCAB_SIZE, TinyModels
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 3000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -30,15 +30,6 @@ def assert_context_is(limit: int, engine: Engine, oracle: Oracle) -> None:
         engine.add([sequence_of(limit + 1)])
 
 
-@pytest.mark.parametrize(("name", "model_type"), [("gemma2", "gemma2"), ("llama", "mistral")])
-def test_a_sliding_window_that_mlx_lm_ignores_limits_the_context(
-    edited: Callable[..., Path], open_engine: Callable[..., Engine], name: str, model_type: str
-):
-    folder = edited(name, model_type=model_type, sliding_window=SLIDING_WINDOW)
-
-    assert_context_is(SLIDING_WINDOW, open_engine(folder), Oracle(folder))
-
-
 @pytest.mark.parametrize("setting", ["use_dynamic_ntk", "use_logn_attn"])
 def test_scaling_beyond_the_trained_length_limits_the_context(
     edited: Callable[..., Path], open_engine: Callable[..., Engine], setting: str
@@ -53,14 +44,6 @@ def test_the_context_of_phi3small_ends_where_its_attention_becomes_sparse(tiny_m
     model, _ = load_model(tiny_models("phi"))
 
     assert rope.check_or_patch(model, config) == 96
-
-
-def test_a_disabled_sliding_window_does_not_limit_the_context(
-    edited: Callable[..., Path], open_engine: Callable[..., Engine]
-):
-    folder = edited("llama", sliding_window=SLIDING_WINDOW, use_sliding_window=False)
-
-    assert open_engine(folder).model_info.context_length > SLIDING_WINDOW
 
 
 def test_longrope_limits_the_context_to_its_original_length(

@@ -10,7 +10,7 @@ from mlx_lm.models import qwen3
 from mlx_lm.utils import load_model
 
 from scorepool.engine import Engine, LoadError
-from scorepool.engine.model import kv_cache, load, skipped_layers
+from scorepool.engine.model import batch_choice, kv_cache, skipped_layers
 from scorepool.engine.model.skipped_layers import skip_equal_layers
 from tests.tiny_models import TinyModels
 
@@ -90,20 +90,20 @@ def test_a_model_of_many_layers_is_tested_with_few(
 def test_a_fault_of_every_layer_is_found_with_few(
     tiny_models: TinyModels, open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, mode: str
 ):
-    outcomes: list[str | None] = []
-    pass_with_few_layers = load._pass_with_few_layers
+    outcomes: list[object] = []
+    choose_with_few_layers = batch_choice._choose_with_few_layers
     call = qwen3.Attention.__call__
 
     def forgets(self: Any, hidden: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         is_batch = cache is not None and (hidden.shape[0] > 1 if mode == "default" else cache.offset > 0)
         return call(self, hidden, mask, cache) * (0.97 if is_batch else 1)
 
-    def record(*args: Any) -> str | None:
-        outcomes.append(pass_with_few_layers(*args))
+    def record(*args: Any) -> object:
+        outcomes.append(choose_with_few_layers(*args))
         return outcomes[-1]
 
     monkeypatch.setattr(qwen3.Attention, "__call__", forgets)
-    monkeypatch.setattr(load, "_pass_with_few_layers", record)
+    monkeypatch.setattr(batch_choice, "_choose_with_few_layers", record)
 
     if mode == "default":
         assert open_engine(tiny_models("qwen3_28_layers")).model_info.mode == "one row at a time"

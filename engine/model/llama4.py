@@ -1,0 +1,80 @@
+"""Make Llama 4 right in batches, and with its own epsilon. mlx-lm's masks and caches of chunks are for one row.
+
+Attention within chunks gets a mask by the position of each key in its row, and caches that keep all tokens.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from scorepool.engine.model import kv_cache
+
+
+def patch(model: Any, epsilon: float) -> None:
+    """Replace the code of the backbone and of its attention, for this model. `epsilon` is of the norms of attention."""
+    backbone = model.language_model.model
+    backbone.__class__ = type("LlamaModel", (_Backbone, type(backbone)), {})
+    attention = type("Attention", (_Attention, type(model.layers[0].self_attn)), {"epsilon": epsilon})
+    for layer in model.layers:
+        layer.self_attn.__class__ = attention
+
+
+class _Backbone:
+    embed_tokens: Any
+    layers: list[Any]
+    norm: Any
+    attention_chunk_size: int
+
+    def __call__(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array:
+        hidden = self.embed_tokens(token_ids)
+        caches = cache or [None] * len(self.layers)
+        length = token_ids.shape[1]
+        chunks = kv_cache.key_positions(caches[0], length) // self.attention_chunk_size
+        is_same = chunks[:, None, -length:, None] == chunks[:, None, None, :]
+        chunk_mask = kv_cache.causal_mask(caches[0], length) & is_same
+        for layer, layer_cache in zip(self.layers, caches, strict=True):
+            mask = chunk_mask if layer.self_attn.use_rope else kv_cache.causal_mask(layer_cache, length)
+            hidden = layer(hidden, mask, layer_cache)
+        normed: mx.array = self.norm(hidden)
+        return normed
+
+
+class _Attention:
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    o_proj: Any
+    rope: Any
+    n_heads: int
+    n_kv_heads: int
+    scale: float
+    use_rope: bool
+    use_qk_norm: bool
+    attn_temperature_tuning: bool
+    attn_scale: float
+    floor_scale: float
+    epsilon: float
+
+    def __call__(self, hidden: mx.array, mask: mx.array, cache: Any = None) -> mx.array:
+        rows, length, _ = hidden.shape
+        queries, keys, values = (
+            project(hidden).reshape(rows, length, heads, -1).swapaxes(1, 2)
+            for project, heads in (
+                (self.q_proj, self.n_heads),
+                (self.k_proj, self.n_kv_heads),
+                (self.v_proj, self.n_kv_heads),
+            )
+        )
+        if self.use_rope:
+            offset = 0 if cache is None else cache.offset
+            queries, keys = self.rope(queries, offset=offset), self.rope(keys, offset=offset)
+            if self.use_qk_norm:
+                queries, keys = (mx.fast.rms_norm(part, None, self.epsilon) for part in (queries, keys))
+        elif self.attn_temperature_tuning:
+            positions = kv_cache.key_positions(cache, length)[:, None, -length:, None]
+            growth = mx.log1p(mx.floor((positions + 1) / self.floor_scale))
+            queries = (queries * (growth * self.attn_scale + 1)).astype(queries.dtype)
+        keys, values = kv_cache.update(cache, keys, values)
+        attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
+        output: mx.array = self.o_proj(attended.swapaxes(1, 2).reshape(rows, length, -1))
+        return output

@@ -12,6 +12,7 @@ To support a new kind of cache, change `can_be_shared`, `_compact`, `_as_shared`
 
 from collections.abc import Iterable
 from copy import copy
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -66,7 +67,8 @@ def append_zeros(layer: Any, hidden: mx.array) -> None:
         for part in layer.caches:
             append_zeros(part, hidden)
     elif isinstance(layer, ArraysCache):
-        layer.cache = [mx.zeros((rows, 1), hidden.dtype) if part is None else part for part in layer.cache]
+        for index, state in enumerate(layer.cache):
+            layer[index] = mx.zeros((rows, 1), hidden.dtype) if state is None else state
         layer.advance(length)
     elif hasattr(layer, "update_and_fetch"):
         zeros = mx.zeros((rows, 1, length, 1), hidden.dtype)
@@ -167,7 +169,7 @@ def key_positions(layer: Any, length: int) -> mx.array:
     The last `length` are those of the tokens themselves. Padding has other positions than any token that sees it.
     """
     slots = mx.arange(num_keys(layer) + length)[None]
-    padding = getattr(layer, "left_padding", getattr(layer, "_left_padding", None))
+    padding: mx.array | None = getattr(layer, "left_padding", getattr(layer, "_left_padding", None))
     return slots if padding is None else slots - padding[:, None]
 
 
@@ -181,10 +183,9 @@ def update(layer: Any, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.a
 
 def causal_mask(layer: Any, length: int) -> mx.array:
     """Return a mask that broadcasts to [rows, heads, length, keys]: True where a token may attend to a key."""
-    if layer is None:
-        return create_causal_mask(length)
-    mask: mx.array | None = layer.make_mask(length, return_array=True, window_size=None)
-    return mx.ones((1, num_keys(layer) + 1), mx.bool_) if mask is None else mask
+    make_mask = create_causal_mask if layer is None else partial(layer.make_mask, return_array=True)
+    mask: mx.array | None = make_mask(length, window_size=None)
+    return mask if mask is not None else mx.ones((1, num_keys(layer) + 1), mx.bool_)
 
 
 def slide(mask: Any, layer: Any, length: int, window: int) -> Any:

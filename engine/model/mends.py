@@ -11,7 +11,8 @@ from types import FunctionType
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.activations import silu
+from mlx.nn.layers.base import Module
 
 from scorepool.engine.model import llama4
 from scorepool.engine.model.patch_globals import patch_globals
@@ -38,11 +39,11 @@ def _scale_embeddings(model: Any, config: Config) -> None:
     patch_globals(model, type(backbone), "mx", bfloat16=backbone.norm.weight.dtype)
 
 
-class _GroupedNorm(nn.Module):
+class _GroupedNorm(Module):
     """A gated RMS norm of each group of channels alone."""
 
     def __init__(self, weight: mx.array, eps: float, num_groups: int, *, gates_first: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.weight = weight
         self._eps = eps
         self._num_groups = num_groups
@@ -50,10 +51,10 @@ class _GroupedNorm(nn.Module):
 
     def __call__(self, hidden: mx.array, gate: mx.array | None = None) -> mx.array:
         if gate is not None and self._gates_first:
-            hidden = nn.silu(gate) * hidden
+            hidden = silu(gate) * hidden
         grouped = hidden.reshape(*hidden.shape[:-1], self._num_groups, -1)
         hidden = mx.fast.rms_norm(grouped, None, self._eps).reshape(hidden.shape) * self.weight
-        return hidden if gate is None or self._gates_first else nn.silu(gate) * hidden
+        return hidden if gate is None or self._gates_first else silu(gate) * hidden
 
 
 def _group_norms(model: Any, config: Config) -> None:
@@ -77,7 +78,7 @@ def _end_states_at_lengths(model: Any, config: Config) -> None:
     kind: Any = type(mixers[0])
     code, globals_ = kind._ssm.__code__, kind._ssm.__globals__
 
-    class Mixer(kind):  # type: ignore[misc, valid-type]
+    class Mixer(kind):  # type: ignore[misc]
         def _ssm(self, *args: Any) -> mx.array:
             lengths = None if args[4] is None else args[4].lengths  # of the cache
             update = partial(globals_["ssm_update"], lengths=lengths)
@@ -92,7 +93,7 @@ def _add_axis_to_masks(model: Any, config: Config) -> None:
     """Let gemma2's attention take the masks of a batch: mlx-lm gives its scores an axis for the key heads."""
     kind: Any = type(model.layers[0].self_attn)
 
-    class Attention(kind):  # type: ignore[misc, valid-type]
+    class Attention(kind):  # type: ignore[misc]
         def __call__(self, hidden: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
             if mask is not None and mask.ndim == 4 and self.repeats > 1:
                 mask = mask[:, :, None]
@@ -108,7 +109,7 @@ def _give_gemma3n_caches(model: Any, config: Config) -> None:
     backbone = model.model.language_model
     kind: Any = type(backbone)
 
-    class LanguageModel(kind):  # type: ignore[misc, valid-type]
+    class LanguageModel(kind):  # type: ignore[misc]
         def __call__(self, inputs: Any = None, cache: Any = None, input_embeddings: Any = None) -> mx.array:
             hidden: mx.array = kind.__call__(self, inputs, cache or self.make_cache(), input_embeddings)
             return hidden
@@ -123,11 +124,11 @@ def _part_head_of_gemma3n(model: Any, config: Config) -> None:
     embedding_kind: Any = type(backbone.embed_tokens)
     kind: Any = type(whole)
 
-    class Embedding(embedding_kind):  # type: ignore[misc, valid-type]
+    class Embedding(embedding_kind):  # type: ignore[misc]
         def as_linear(self, hidden: mx.array) -> mx.array:
             return hidden
 
-    class Gemma3n(kind):  # type: ignore[misc, valid-type]
+    class Gemma3n(kind):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
             logits: mx.array = compute_logits(kind.__call__(self, *args, **kwargs))
             return logits if softcap is None else mx.tanh(logits / softcap) * softcap

@@ -4,7 +4,6 @@ Some of mlx-lm's architectures ignore a sliding window, and are silently wrong b
 takes a mask and a cache get masks with the window. Their caches keep all tokens.
 """
 
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -52,16 +51,13 @@ def _patch(model: Any, config: Config, is_sliding: list[bool]) -> int | None:
     window = int(config["sliding_window"])
     if config["model_type"] not in _PATCHABLE or len(is_sliding) != len(model.layers):
         return window
+    kinds = {type(layer.self_attn) for layer in model.layers}
+    sliding = {kind: type(kind.__name__, (_Sliding, kind), {}) for kind in kinds}
     for layer, slides in zip(model.layers, is_sliding, strict=True):
         if slides:
-            layer.self_attn.__class__ = _sliding(type(layer.self_attn))
+            layer.self_attn.__class__ = sliding[type(layer.self_attn)]
             layer.self_attn.window = window
     return None
-
-
-@cache
-def _sliding(kind: type) -> type:
-    return type(kind.__name__, (_Sliding, kind), {})
 
 
 class _Sliding:

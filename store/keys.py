@@ -45,6 +45,7 @@ class Keys:
     sweep_schedule = (
         f"{PREFIX}:indexes"  # zset: keys of jobs_of and deliveries_of by the time (unix, s) of their next sweep
     )
+    crosscheck_counts = f"{PREFIX}:crosschecks"  # hash: how many crosschecks there were, by outcome
     recent_models = (
         f"{PREFIX}:recent_models"  # zset: models by the time (unix, s; a worker's clock) at which they were last served
     )
@@ -53,6 +54,11 @@ class Keys:
     def recent_model(model: str) -> str:
         """string: the last ServedModel, kept for SCOREPOOL_MODEL_GRACE_S after the model's last worker has gone."""
         return f"{PREFIX}:recent_model:{model}"
+
+    @staticmethod
+    def crosscheck_inbox(worker: str) -> str:
+        """list: wire.CrosscheckMessages that wait for a worker."""
+        return f"{PREFIX}:crosscheck:{worker}"
 
     @staticmethod
     def request(job_id: str) -> str:
@@ -236,6 +242,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "SWEEP_SCHEDULE": Keys.sweep_schedule,
     "MODELS": Keys.models,
     "SERVED_MODEL_": Keys.served_model(""),
+    "CROSSCHECK_INBOX_": Keys.crosscheck_inbox(""),
     "RECENT_MODELS": Keys.recent_models,
     "RECENT_MODEL_": Keys.recent_model(""),
     # RQ's

@@ -79,6 +79,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     prefix_cache_bytes: Annotated[int, Meta(ge=0)] = 2**30  # of KV caches of prompts that several jobs begin with
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32
+    crosscheck: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of score jobs that a second worker computes too
     lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs
     drain_timeout_s: Seconds = 60.0
     model_grace_s: Annotated[int, Meta(ge=0)] = 600  # how long jobs for a model are accepted after its last worker left

@@ -4,7 +4,7 @@
     reply.py          replies of the native API          token_delta.py    tokens of running jobs
     webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
     columns.py        per-token columns                   codec.py          JSON and msgpack
-    comparison.py     tolerances of two computations of the same tokens
+    comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
 in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
@@ -23,8 +23,10 @@ from scorepool.wire.comparison import (
     stamp_differences,
     tolerance_nats,
 )
+from scorepool.wire.crosscheck import Computation, Crosscheck, CrosscheckMessage, CrosscheckNotice
 from scorepool.wire.reply import (
     Accepted,
+    CrosscheckStatus,
     ErrorBody,
     ErrorReply,
     Job,
@@ -93,6 +95,11 @@ __all__ = [
     "BatchEventType",
     "Channel",
     "Comparison",
+    "Computation",
+    "Crosscheck",
+    "CrosscheckMessage",
+    "CrosscheckNotice",
+    "CrosscheckStatus",
     "Delivery",
     "DeliveryAttempt",
     "DeliveryPage",

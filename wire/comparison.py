@@ -26,7 +26,7 @@ _OF_THE_ROUNDING = ("mode", "backend")  # and the versions
 
 
 class ScoredSequence(Struct, frozen=True, kw_only=True):
-    """The values of one sequence that a second computation must confirm.
+    """Hold the values of one sequence that a second computation must confirm.
 
     Entry j of each column belongs to `token_ids[first + j]`; a column that was not asked for is None.
     """
@@ -46,7 +46,7 @@ class ScoredSequence(Struct, frozen=True, kw_only=True):
 
 
 class TokenDifference(Struct, frozen=True, kw_only=True):
-    """A token whose values differ by more than the tolerance."""
+    """Name a token whose values differ by more than the tolerance."""
 
     sequence: int
     position: int  # in the sequence, prompt included
@@ -57,11 +57,12 @@ class TokenDifference(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         place = f"sequence {self.sequence}, position {self.position}, token {self.token_id}"
-        return f"{place}: {self.column} {self.one} and {self.other}"
+        one, other = ("null" if value is None else f"{value:.9g}" for value in (self.one, self.other))
+        return f"{place}: {self.column} {one} and {other}"
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Two computations of the same tokens, compared."""
+    """Say how far two computations of the same tokens are apart."""
 
     tolerance: float  # nats
     num_tokens: int
@@ -140,7 +141,7 @@ def compare(one: Sequence[ScoredSequence], other: Sequence[ScoredSequence], tole
 
 
 class _Value(Struct):
-    """One value of one token in both computations."""
+    """Hold one value of one token in both computations."""
 
     column: str
     one: float | None

@@ -45,6 +45,16 @@ class JobPage(Struct, frozen=True, kw_only=True):
     next_cursor: NextCursor = None
 
 
+class CrosscheckStatus(Struct, frozen=True, kw_only=True):
+    """Show what comparing a worker's score results with those of other workers has found since the worker's start."""
+
+    share: Annotated[float, Meta(description="Share of its score jobs that another worker computes too.")]
+    difference: Annotated[
+        str | None, Meta(description="The last difference of which no majority of three workers says who is wrong.")
+    ] = None
+    stopped: Annotated[str | None, Meta(description="Why the worker takes no more jobs until it is restarted.")] = None
+
+
 class ServedModel(Struct, frozen=True, kw_only=True):
     """Describe what one live worker serves. The worker writes it to Redis, where it expires with the worker."""
 
@@ -63,6 +73,12 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     tokenizer: Annotated["TokenizerInfo | None", Meta(description="Absent from lists: see `GET /tokenizer_info`.")] = (
         None
     )
+    crosscheck: Annotated[CrosscheckStatus | None, Meta(description="null: it takes no part in crosschecks.")] = None
+
+    @property
+    def takes_jobs(self) -> bool:
+        """False if a crosscheck has stopped the worker."""
+        return self.crosscheck is None or self.crosscheck.stopped is None
 
 
 class TokenizerInfo(Struct, frozen=True, kw_only=True):

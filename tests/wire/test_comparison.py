@@ -87,24 +87,24 @@ def test_the_first_token_that_differs_is_named():
     other = [scored([-1.0]), scored([-1.0, -2.0, -4.0, -9.0])]
     found = compare(one, other, 0.5)
     assert (found.num_tokens, found.num_different, found.largest) == (5, 2, 5.0)
-    assert str(found.first) == "sequence 1, position 4, token 14: logprob -3.0 and -4.0"
+    assert str(found.first) == "sequence 1, position 4, token 14: logprob -3 and -4"
 
 
 def test_a_value_that_is_missing_on_one_side_differs():
     found = compare([scored([None, -1.0])], [scored([None, None])], 0.5)
     assert (found.largest, found.num_different) == (inf, 1)
-    assert str(found.first) == "sequence 0, position 1, token 11: logprob -1.0 and None"
+    assert str(found.first) == "sequence 0, position 1, token 11: logprob -1 and null"
 
 
 @pytest.mark.parametrize(
     ("ids", "logprobs", "expected"),
     [
         ([5, 6], [-1.0, -2.0], None),
-        ([6, 5], [-1.4, -1.5], "top logprob of token 5 -1.0 and -1.5"),
+        ([6, 5], [-1.4, -1.5], "top logprob of token 5 -1 and -1.5"),
         ([5, 7], [-1.0, -1.75], None),  # 6, at -2.0, gave place to a token that is 0.25 more likely
-        ([5, 7], [-1.0, -1.25], "top logprob of token 7 None and -1.25"),
-        ([5, 7], [-1.0, -2.5], "top logprob of token 6 -2.0 and None"),
-        ([5], [-1.0], "top logprob of token 6 -2.0 and None"),
+        ([5, 7], [-1.0, -1.25], "top logprob of token 7 null and -1.25"),
+        ([5, 7], [-1.0, -2.5], "top logprob of token 6 -2 and null"),
+        ([5], [-1.0], "top logprob of token 6 -2 and null"),
     ],
 )
 def test_top_tokens_are_compared_by_id(ids: list[int], logprobs: list[float], expected: str | None):
@@ -126,7 +126,7 @@ def test_ranks_count_where_bits_must_be_equal():
 def test_the_tolerance_of_an_entropy_grows_with_it():
     one, other = scored([-1.0], entropies=Floats([4.0])), scored([-1.0], entropies=Floats([4.375]))
     assert compare([one], [other], 0.1).first is None
-    assert str(compare([one], [other], 0.09).first).endswith("entropy 4.0 and 4.375")
+    assert str(compare([one], [other], 0.09).first).endswith("entropy 4 and 4.375")
 
 
 @pytest.mark.parametrize("other", [scored([-1.0]), scored([-1.0, -2.0], ranks=[1, 1])])

@@ -45,7 +45,7 @@ def submit(
         "retries_left": 3,
         "result_ttl": 3600,
         "failure_ttl": 3600,
-        "kind": "generate",
+        "kind": "generate" if isinstance(request, bytes) else wire.kind_of(request),
         "model": MODEL,
     }
     with redis.pipeline() as pipeline:
@@ -128,7 +128,7 @@ class Workers:
         settings = {"SCOREPOOL_MODEL": "demo=fake", "SCOREPOOL_LEASE_S": "1", "PYTHONPATH": str(self.root)}
         command = [
             str(Path(sys.executable).parent / "rq"),
-            *(kind, "-w", f"tests.worker.fake.{worker}", "-u", self.redis_url),
+            *(kind, "-w", worker if "." in worker else f"tests.worker.fake.{worker}", "-u", self.redis_url),
         ]
         with self.log_path.open("ab") as log:
             process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """A real worker with a fake engine, which counts steps and fails or hangs if the prompt says so.
 
 One token is one byte of the prompt. A generate job takes `max_tokens` steps of FAKE_STEP_S seconds. The clock of the
-process is FAKE_CLOCK_AHEAD_S seconds ahead.
+process is FAKE_CLOCK_AHEAD_S seconds ahead. Its weights have the fingerprint FAKE_FINGERPRINT.
 """
 
 import datetime
@@ -92,7 +92,7 @@ class FakeChatCodec(ChatCodec):
 
 class FakeEngine(Engine):
     model_info = ModelInfo(
-        fingerprint="f" * 64,
+        fingerprint=os.environ.get("FAKE_FINGERPRINT", "f" * 64),
         dtype="float32",
         quantization=None,
         adapter=None,
@@ -151,6 +151,9 @@ class FakeEngine(Engine):
     def _step_all(self, group: list[Sequence]) -> bool:
         return min([self._step(row) for row in group])
 
+    def score(self, score_from: int, reported: list[int]) -> list[float | None]:
+        return [None if score_from == 0 and i == 0 else -0.5 for i in range(len(reported))]
+
     def _step(self, row: Sequence) -> bool:
         prompt = bytes(token for token in row.token_ids if token < 256)
         if prompt.startswith(b"POISON"):
@@ -159,7 +162,7 @@ class FakeEngine(Engine):
             time.sleep(3600)
         if row.sampling is None:
             reported = row.token_ids[row.score_from :]
-            row.columns.logprobs = [None if row.score_from == 0 and i == 0 else -0.5 for i in range(len(reported))]
+            row.columns.logprobs = self.score(row.score_from, reported)
             row.columns.top_ids = [list(range(row.top_logprobs)) for _ in reported]
             row.columns.top_logprobs = [[-0.5] * row.top_logprobs for _ in reported]
             return True
@@ -172,6 +175,38 @@ class FakeEngine(Engine):
 class FakeWorker(BatchWorker):
     def start_engine(self, source: str) -> Engine:
         return FakeEngine()
+
+
+class LyingEngine(FakeEngine):
+    """An engine that is 0.25 nats off at the last token of every sequence that it scores."""
+
+    def score(self, score_from: int, reported: list[int]) -> list[float | None]:
+        logprobs = super().score(score_from, reported)
+        return [*logprobs[:-1], -0.75]
+
+
+class WaveringEngine(LyingEngine):
+    """An engine that is off only when it scores a sequence for the first time."""
+
+    def __init__(self) -> None:
+        self.known: set[tuple[int, ...]] = set()
+        super().__init__()
+
+    def score(self, score_from: int, reported: list[int]) -> list[float | None]:
+        if tuple(reported) in self.known:
+            return FakeEngine.score(self, score_from, reported)
+        self.known.add(tuple(reported))
+        return super().score(score_from, reported)
+
+
+class LyingWorker(FakeWorker):
+    def start_engine(self, source: str) -> Engine:
+        return LyingEngine()
+
+
+class WaveringWorker(FakeWorker):
+    def start_engine(self, source: str) -> Engine:
+        return WaveringEngine()
 
 
 class HangingWorker(FakeWorker):

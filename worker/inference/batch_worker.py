@@ -5,13 +5,17 @@
 SCOREPOOL_MODEL names the model. Its engine starts in `open`, so never before a fork.
 """
 
+from functools import partial
 from typing import Any
 
 from redis.client import Pipeline
 
-from scorepool.engine import Engine, EngineSettings, LoadError
+from scorepool.engine import Engine, EngineDeadError, EngineSettings, LoadError
 from scorepool.engine.trial import prevent_torch_import
 from scorepool.store import INFER, Settings
+from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
+from scorepool.worker.inference.crosschecker import Crosschecker
+from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.registration import WorkerRegistration, configured_model, served_model_of
 from scorepool.worker.inference.run_inference import InferenceRunner
@@ -27,14 +31,19 @@ class BatchWorker(Worker):
         self.engine: Engine | None = None
         self.inference: InferenceRunner | None = None
         self.registration: WorkerRegistration | None = None
+        self.crosschecker: Crosschecker | None = None
 
     def open(self) -> None:
         (model, *aliases), source = configured_model(self.settings, self.queue_names())
         self.engine = self.start_engine(source)
-        self.functions[INFER] = self.inference = InferenceRunner(self.engine, model, TokenPublisher(self.connection))
         provenance = provenance_of(model, self.engine.model_info)
         served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
         self.registration = WorkerRegistration(served_model, self.settings.lease_s, self.settings.model_grace_s)
+        if self.settings.crosscheck:
+            self.crosschecker = self.start_crosschecks(self.engine, model, self.registration)
+        self.functions[INFER] = self.inference = InferenceRunner(
+            self.engine, model, TokenPublisher(self.connection), self.crosschecker
+        )
 
     def start_engine(self, source: str) -> Engine:
         """Start the engine; block until the model is loaded. Raises StartError."""
@@ -44,11 +53,30 @@ class BatchWorker(Worker):
         except LoadError as error:
             raise StartError(error.message) from None
 
+    def start_crosschecks(self, engine: Engine, model: str, registration: WorkerRegistration) -> Crosschecker:
+        def fail(error: EngineDeadError) -> None:
+            self._post_call(partial(raise_error, map_engine_error(error)))
+
+        crosschecker = Crosschecker(
+            engine,
+            model,
+            CrosscheckMail(self.connection, self.name),
+            self.settings.crosscheck,
+            self.settings.max_batch_tokens,
+            show=registration.show_crosscheck,
+            stop_claiming=lambda reason: self._post_call(partial(self.stop_claiming, reason)),
+            fail=fail,
+        )
+        crosschecker.start()
+        return crosschecker
+
     def close(self) -> None:
         if self.inference is not None:
             self.inference.close()
         if self.engine is not None:
             self.engine.close()
+        if self.crosschecker is not None:
+            self.crosschecker.close()
         if self.registration is not None:
             with self.wrong_types.tolerate("unregister the model"), self.connection.pipeline() as pipeline:
                 self.registration.remove(pipeline)
@@ -62,6 +90,10 @@ class BatchWorker(Worker):
     def register(self, pipeline: Pipeline) -> None:
         if self.registration is not None:
             self.registration.renew(pipeline)
+
+
+def raise_error(error: BaseException) -> None:
+    raise error
 
 
 def engine_settings(source: str, settings: Settings) -> EngineSettings:

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterable
 
+from msgspec.structs import replace
 from redis.client import Pipeline
 
 from scorepool.engine import ChatCodec, ModelInfo
 from scorepool.store import Keys, Settings, SettingsError, parse_model, queue_names
-from scorepool.wire import Provenance, ServedModel, TokenizerInfo, encode
+from scorepool.wire import CrosscheckStatus, Provenance, ServedModel, TokenizerInfo, encode
 
 
 def configured_model(settings: Settings, queues: Iterable[str]) -> tuple[list[str], str]:
@@ -55,12 +56,16 @@ class WorkerRegistration:
         self.ttl_s = lease_s * 1.5
         self.model_grace_s = model_grace_s
 
+    def show_crosscheck(self, status: CrosscheckStatus) -> None:
+        """Show the status from the next renewal on. Any thread may call it."""
+        self.served_model = replace(self.served_model, crosscheck=status)
+
     def renew(self, pipeline: Pipeline) -> None:
         """Write the registration. Due every fifth of a lease."""
         worker, model, packed = self.served_model.worker, self.served_model.id, encode(self.served_model)
         pipeline.set(Keys.served_model(worker), packed, px=int(self.ttl_s * 1000))
         pipeline.zadd(Keys.models, {worker: time.time() + self.ttl_s})
-        if self.model_grace_s:
+        if self.model_grace_s and self.served_model.takes_jobs:
             pipeline.set(Keys.recent_model(model), packed, ex=self.model_grace_s)
             pipeline.zadd(Keys.recent_models, {model: time.time()})
             pipeline.expire(Keys.recent_models, self.model_grace_s)

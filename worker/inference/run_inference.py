@@ -13,6 +13,7 @@ from threading import Lock
 
 from scorepool import wire
 from scorepool.engine import Engine, EngineError, Sequence
+from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.provenance import provenance_of
@@ -27,10 +28,13 @@ from scorepool.worker.rq.job import Job
 class InferenceRunner:
     """The job function. The main thread calls it. Tokenizing a long text takes seconds, so it has its own thread."""
 
-    def __init__(self, engine: Engine, model: str, publisher: TokenPublisher) -> None:
+    def __init__(
+        self, engine: Engine, model: str, publisher: TokenPublisher, crosschecker: Crosschecker | None = None
+    ) -> None:
         self.engine = engine
         self.model = model
         self.publisher = publisher
+        self.crosschecker = crosschecker
         self.tokenizing_since: float | None = None  # time.monotonic()
         self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
@@ -47,20 +51,23 @@ class InferenceRunner:
         job.request = None  # it may be large, and Redis has it
         run = InferenceRun(self.engine, request, job.id, self.publisher)
         self._tokenizer_thread.submit(self._start, run)
-        return AsyncResult(run.ended, finish=partial(self._finish, request), cancel=run.cancel)
+        return AsyncResult(run.ended, finish=partial(self._finish, job, request), cancel=run.cancel)
 
     def _start(self, run: "InferenceRun") -> None:
         self.tokenizing_since = time.monotonic()
         run.start()
         self.tokenizing_since = None
 
-    def _finish(self, request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
+    def _finish(self, job: Job, request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
         last = prepared[-1].recomputed or prepared[-1].sequence
         model_info = last.model_info or self.engine.model_info  # a tokenize job is never added to the engine
         try:
-            return to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
+            result = to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
         except EngineError as error:
             raise map_engine_error(error) from error
+        if self.crosschecker is not None and isinstance(request, wire.Score):
+            self.crosschecker.offer(job, prepared, request.temperature, result)
+        return result
 
     def close(self) -> None:
         self._tokenizer_thread.shutdown(wait=False, cancel_futures=True)

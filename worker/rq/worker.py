@@ -56,6 +56,7 @@ class Worker(WorkerProcess):
         self._num_claimed = 0
         self._queues_are_empty = True  # the last claim found no more jobs
         self._is_suspended = False
+        self._stopped_because: str | None = None  # set once it claims no more jobs until it is restarted
         self._idle_since = time.monotonic()  # the time since which no job has been in flight
         self._iteration_started_at: float | None = None  # time.monotonic(), of the loop; in the future while it waits
         self._reclaim_at = 0.0
@@ -161,6 +162,8 @@ class Worker(WorkerProcess):
         while True:
             self._iteration_started_at = time.monotonic()
             try:
+                if self._stopped_because is not None:
+                    self._release()
                 self._commit_ended()
                 if self._drain_deadline is not None and time.monotonic() >= self._drain_deadline:
                     self._release()
@@ -187,11 +190,14 @@ class Worker(WorkerProcess):
             if inflight in recorded:
                 level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
                 self.log.log(level, "job %s: %s", inflight.job.id, inflight.end)
+                if inflight.error is None and inflight.job.on_recorded is not None:
+                    inflight.job.on_recorded()
             else:
                 self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
 
     def _maintain(self) -> None:
-        if time.monotonic() >= self._reclaim_at and self.heartbeat_clock.is_on_time(self.connection.ping):
+        is_due = self._stopped_because is None and time.monotonic() >= self._reclaim_at
+        if is_due and self.heartbeat_clock.is_on_time(self.connection.ping):
             self._reclaim_at = time.monotonic() + self.settings.lease_s / 4
             num_back, claimed = self.leases.reclaim(self.queues, self.settings.crash_limit)
             self._has_reclaimed = True
@@ -204,7 +210,7 @@ class Worker(WorkerProcess):
     def _claim(self, max_jobs: float) -> None:
         num_free = min(self.capacity - len(self.in_flight), max_jobs - self._num_claimed)
         self._queues_are_empty = True
-        if num_free <= 0 or self._stop_requested:
+        if num_free <= 0 or self._stop_requested or self._stopped_because is not None:
             return
         limits = [inflight.job.max_concurrency or self.capacity for inflight in self.in_flight.values()]
         round_robin = self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN
@@ -309,6 +315,18 @@ class Worker(WorkerProcess):
             inflight.fail(error)
         if inflight.async_result is not None:
             inflight.async_result.future.add_done_callback(lambda _: self._post_call(inflight.collect))
+
+    def stop_claiming(self, reason: str) -> None:
+        """Claim no more jobs until the process is restarted, and put those in flight back. Called on the main thread.
+
+        The process stays alive, so that it can be seen with its reason.
+        """
+        self.log.error("Worker %s claims no more jobs until it is restarted: %s", self.name, reason)
+        self._stopped_because = reason
+        self.set_state(WorkerStatus.SUSPENDED)
+        with self.connection.pipeline() as pipeline:
+            self.register(pipeline)
+            pipeline.execute()
 
     def _stop_job(self, job_id: str) -> None:
         for inflight in self.in_flight.values():

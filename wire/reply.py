@@ -52,7 +52,9 @@ class CrosscheckStatus(Struct, frozen=True, kw_only=True):
     difference: Annotated[
         str | None, Meta(description="The last difference of which no majority of three workers says who is wrong.")
     ] = None
-    stopped: Annotated[str | None, Meta(description="Why the worker takes no more jobs until it is restarted.")] = None
+    stopped: Annotated[
+        str | None, Meta(description="The reason why the worker takes no more jobs until it is restarted.")
+    ] = None
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):

@@ -62,7 +62,9 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-EMPTY = QueueSnapshot(jobs={}, oldest_s={}, workers={}, heartbeat_age_s={}, deliveries={}, outcomes={})
+EMPTY = QueueSnapshot(
+    jobs={}, oldest_s={}, workers={}, heartbeat_age_s={}, stopped={}, crosschecks={}, deliveries={}, outcomes={}
+)
 
 
 class SnapshotCollector(Collector):
@@ -85,11 +87,22 @@ class SnapshotCollector(Collector):
             "worker_heartbeat_age_seconds", "Age of the oldest heartbeat.", "model", self.snapshot.heartbeat_age_s
         )
         yield _gauge("webhook_deliveries", "Webhook deliveries in Redis.", "state", self.snapshot.deliveries)
-        # Redis keeps this counter for all processes together.
-        outcomes = CounterMetricFamily("scorepool_outcomes", "Jobs that ended, by result or failure.", labels=["code"])
-        for code, count in self.snapshot.outcomes.items():
-            outcomes.add_metric([code], count)
-        yield outcomes
+        yield _gauge("workers_stopped", "Live workers that a crosscheck has stopped.", "model", self.snapshot.stopped)
+        # Redis keeps these counters for all processes together.
+        yield _counter("outcomes", "Jobs that ended, by result or failure.", "code", self.snapshot.outcomes)
+        yield _counter(
+            "crosschecks",
+            "Score jobs that a second worker computed too, and workers that stopped.",
+            "outcome",
+            self.snapshot.crosschecks,
+        )
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"scorepool_{name}", text, labels=[label])
+    for value_of_label, value in values.items():
+        family.add_metric([value_of_label], value)
+    return family
 
 
 def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:

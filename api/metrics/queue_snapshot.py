@@ -13,6 +13,7 @@ from scorepool.api.repositories import decode
 UNSERVED = "(unserved)"  # stands for all queues whose model no live worker serves
 REGISTRIES = {"started": "wip", "finished": "finished", "failed": "failed", "canceled": "canceled"}
 DELIVERY_STATES = {"started": "wip", "waiting": "scheduled", "delivered": "finished", "failed": "failed"}
+CROSSCHECK_OUTCOMES = ("agreed", "differed", "stopped")
 OUTCOMES = ("result", *get_args(wire.FailureCode))
 
 
@@ -23,6 +24,8 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
     oldest_s: dict[str, float]  # by queue: how long its first job has waited
     workers: dict[str, int]  # live ones, by model
     heartbeat_age_s: dict[str, float]  # of the worker with the oldest heartbeat, by model
+    stopped: dict[str, int]  # live workers that a crosscheck has stopped, by model
+    crosschecks: dict[str, int]  # by outcome
     deliveries: dict[str, int]  # by state
     outcomes: dict[str, int]  # jobs that ended, by `result` or the failure's code
 
@@ -36,11 +39,14 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         labels = [queue if queue in served else UNSERVED for queue in queues]
         workers, heartbeat_age_s = await _read_workers(redis, [*models, store.WEBHOOKS])
         counts: Any = await redis.hgetall(store.Keys.outcome_counts)
+        checks: Any = await redis.hgetall(store.Keys.crosscheck_counts)
         return cls(
             jobs=await _read_jobs(redis, queues, labels),
             oldest_s=await _read_oldest(redis, queues, labels),
             workers=workers,
             heartbeat_age_s=heartbeat_age_s,
+            stopped={model: sum(one.id == model and not one.takes_jobs for one in live) for model in models},
+            crosschecks={outcome: decode.number(checks.get(outcome.encode())) for outcome in CROSSCHECK_OUTCOMES},
             deliveries=await _read_deliveries(redis),
             outcomes={code: decode.number(counts.get(code.encode())) for code in OUTCOMES},
         )

@@ -17,18 +17,19 @@ FRESH_S = 1.0  # how long the models read last are used again
 class Models:
     """Answer which models are served, by name or alias.
 
-    A live worker's entry expires with the worker, by Redis's clock. A recent model has no live worker now, but had one
-    within SCOREPOOL_MODEL_GRACE_S: requests for it are accepted and wait for a worker.
+    A live worker's entry expires with the worker, by Redis's clock. A worker that a crosscheck has stopped is listed
+    but serves nothing. A recent model has no worker that serves it now, but had one within SCOREPOOL_MODEL_GRACE_S:
+    requests for it are accepted and wait for a worker.
     """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._live: list[wire.ServedModel] = []
+        self._live: list[wire.ServedModel] = []  # of the workers that take jobs
         self._recent: list[wire.ServedModel] = []
         self._read_at = float("-inf")
 
     async def live(self) -> list[wire.ServedModel]:
-        """Read what each live worker serves, ordered by model, then by worker."""
+        """Read what each live worker serves, stopped ones included, ordered by model, then by worker."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.zrange(store.Keys.models, 0, -1)
             pipeline.zrange(store.Keys.recent_models, 0, -1)
@@ -36,13 +37,13 @@ class Models:
         keys = [*map(store.Keys.served_model, workers), *map(store.Keys.recent_model, models)]
         packed: Any = await self._redis.mget(keys) if keys else []
         served = [decode.message(value, wire.ServedModel) for value in packed]
-        live = [model for model in served[: len(workers)] if model]
-        names = {model.id for model in live}
-        self._live = sorted(live, key=lambda model: (model.id, model.worker))
+        live = sorted(filter(None, served[: len(workers)]), key=lambda model: (model.id, model.worker))
+        self._live = [model for model in live if model.takes_jobs]
+        names = {model.id for model in self._live}
         recent = [model for model in served[len(workers) :] if model and model.id not in names]
         self._recent = sorted(recent, key=lambda model: model.id)
         self._read_at = time.monotonic()
-        return self._live
+        return live
 
     async def serving(self, names: Iterable[str]) -> dict[str, list[wire.ServedModel]]:
         """Return what serves each name or alias, or served it recently. All entries of one name are of one model.
@@ -71,7 +72,8 @@ class Models:
 
     async def is_live(self, name: str) -> bool:
         """True if a live worker serves the name or alias now."""
-        return any(name in (model.id, *model.aliases) for model in await self.live())
+        await self.live()
+        return any(name in (model.id, *model.aliases) for model in self._live)
 
     def _named(self, name: str) -> list[wire.ServedModel]:
         """Return the entries of one model for a name, live ones before recent ones."""

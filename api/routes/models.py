@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/models", tags=["models"], dependencies=[Depends(k
     responses=openapi.responses({200: wire.ModelList}, (400, 401, 406, 503)),
 )
 async def list_models(_: Owner, reply_format: ReplyFormat, models: ModelsDep) -> Response:
-    """List models: `data` has one entry per name, `models` one per worker."""
+    """List models: `data` has one entry per name, `models` one per worker, those that a crosscheck stopped included."""
     without_tokenizer = [replace(model, tokenizer=None) for model in await models.live()]
     data = [to_model(name, served) for name, served in models.live_by_name().items()]
     return reply(wire.ModelList(data=data, models=without_tokenizer), reply_format)

@@ -48,7 +48,7 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
         assert http.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "finished"
         long_job = http.post("/v1/jobs", json=generate(max_tokens=100_000)).json()["id"]
         until(lambda: http.get(f"/v1/jobs/{long_job}").json()["status"] == "started")
-        assert http.post(f"/v1/jobs/{long_job}/cancel").status_code == 202
+        assert http.post(f"/v1/jobs/{long_job}/cancel").status_code in (200, 202)  # 200: it has stopped already
         assert http.get(f"/v1/jobs/{long_job}?wait=20").json()["status"] == "canceled"
         assert len(http.get("/v1/jobs").json()["jobs"]) == 2
         assert http.delete(f"/v1/jobs/{job_id}").status_code == 204

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.anyio
 
 
 class ShoutRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Ask for a loud continuation of a text."""
+
     model: str
     quiet: str
     stream: bool = False
@@ -27,6 +29,8 @@ class ShoutRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class ShoutReply(Struct, frozen=True):
+    """Continue a text loudly."""
+
     loud: str
 
 

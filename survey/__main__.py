@@ -2,7 +2,7 @@
 
     python -m survey [FAMILY ...] [--seed 0] [--setting NAME] [--raw]
 
-`--raw` bypasses the table of settings (engine/model/settings.py): that is how the table is made.
+`--raw` bypasses the table of settings (engine/model/surveyed.py): that is how the table is made.
 """
 
 import argparse
@@ -37,10 +37,8 @@ def main() -> None:
                         file.write(json.dumps(asdict(found), default=str) + "\n")
                 if found.outcome != "agrees" or not found.setting:
                     matters = "" if found.matters else " (does not matter)"
-                    print(
-                        f"{name:16} {found.base:10} {found.setting}={found.value!r:.60}: {found.outcome} {found.detail:.140}{matters}",
-                        flush=True,
-                    )
+                    change = f"{name:16} {found.base:10} {found.setting}={found.value!r:.60}"
+                    print(f"{change}: {found.outcome} {found.detail:.140}{matters}", flush=True)
             if arguments.write:
                 table.write(name, findings)
         except NotBuilt as error:

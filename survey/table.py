@@ -1,4 +1,4 @@
-"""Fold the findings of a survey into the file that the engine reads: engine/model/surveyed_settings/<model type>.json."""
+"""Fold the findings of a survey into the file that the engine reads: surveyed_settings/<model type>.json."""
 
 import json
 from collections import defaultdict

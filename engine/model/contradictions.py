@@ -22,6 +22,8 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = (("num_attention_heads", "num_key_value_heads"), ("n_heads", "n_kv_heads"))
+# Settings of architectures for which num_attention_heads and num_key_value_heads decide nothing, or not alone.
+_OTHER_HEADS = {"kv_lora_rank", "multi_query", "num_attention_heads_per_layer", "state_size"}
 _LEAST_VOCABULARY = {"phi3small": 100_352}  # mlx-lm excludes ids up to 100,351 by a constant: a write out of bounds
 _QUANT_METHODS = {"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"}
 
@@ -36,8 +38,9 @@ def refuse_contradictions(config: Config) -> None:
             _check_numbers(section, prefix)
             _check_pairs(section, prefix)
     least = _LEAST_VOCABULARY.get(config["model_type"], 0)
-    if config.get("vocab_size", least) < least:
-        raise _refusal("vocab_size", config["vocab_size"], f"at least {least} for {config['model_type']} in mlx-lm")
+    vocab_size = config.get("vocab_size")
+    if _is_int(vocab_size) and vocab_size < least:
+        raise _refusal("vocab_size", vocab_size, f"at least {least} for {config['model_type']} in mlx-lm")
     _check_quantization(config)
 
 
@@ -64,7 +67,7 @@ def _check_sizes(section: Config, prefix: str) -> None:
             raise _refusal(prefix + key, value, "a whole number")
         if not _is_int(value):
             continue
-        if is_size and value < 1:
+        if is_size and value < 1 and not (key == "num_key_value_heads" and _OTHER_HEADS & section.keys()):
             raise _refusal(prefix + key, value, "at least 1")
         if value < 0 and any(part in key for part in _NOT_NEGATIVE):
             raise _refusal(prefix + key, value, "at least 0")
@@ -96,7 +99,7 @@ def _numbers(section: Config, prefix: str) -> Iterator[tuple[str, float]]:
 
 
 def _check_pairs(section: Config, prefix: str) -> None:
-    for many, few in _HEADS:
+    for many, few in () if _OTHER_HEADS & section.keys() else _HEADS:
         heads, shared = section.get(many), section.get(few)
         if _is_int(heads) and _is_int(shared) and shared > 0 and heads % shared:
             raise _refusal(prefix + few, shared, f"a divisor of {many}, which is {heads}")
@@ -112,10 +115,8 @@ def _check_pairs(section: Config, prefix: str) -> None:
 def _check_experts(section: Config, prefix: str) -> None:
     all_key = next((key for key in _EXPERTS if _is_int(section.get(key))), None)
     chosen_key = next((key for key in _EXPERTS_PER_TOKEN if _is_int(section.get(key))), None)
-    if (
-        all_key is None or chosen_key is None or section[all_key] == 0
-    ):  # 0: a dense model of a type that may have experts
-        return
+    if all_key is None or chosen_key is None or section[all_key] <= 1 or "zero_expert_num" in section:
+        return  # a dense model, or one with more experts than it counts there
     if section[chosen_key] > section[all_key]:
         expected = f"at most {all_key}, which is {section[all_key]}"
         raise _refusal(prefix + chosen_key, section[chosen_key], expected)

@@ -18,8 +18,8 @@ from tests.tiny_models import VOCAB_SIZE
 from tests.tiny_tokenizer import BOS, build_tokenizer
 
 BATCHED = [
-    *("falcon_mamba", "gemma2", "gemma3n", "jamba", "llama4", "mamba", "ministral3", "nemotron_h", "olmo_hybrid"),
-    "recurrent_gemma",
+    *("falcon_mamba", "gemma2", "gemma3n", "jamba", "llama4", "llama4_text", "mamba", "ministral3", "nemotron_h"),
+    *("olmo_hybrid", "recurrent_gemma"),
 ]
 SEQUENTIAL = ["minimax_m3_vl"]
 REFUSED = [("jamba", "experts")]

@@ -1,6 +1,7 @@
-"""Make Llama 4 right in batches, and with its own epsilon. mlx-lm's masks and caches of chunks are for one row.
+"""Make Llama 4 right in batches. mlx-lm's masks of chunks are for one row.
 
-Attention within chunks gets a mask by the position of each key in its row, and caches that keep all tokens.
+Attention within chunks gets a mask by the position of each key in its row, and caches that keep all tokens. mlx-lm's
+code for its text model alone ignores chunks, the scale by position, and that layers without positions have no norms.
 """
 
 from typing import Any
@@ -9,14 +10,28 @@ import mlx.core as mx
 
 from scorepool.engine.model import kv_cache
 
+Config = dict[str, Any]
+_UNLIMITED = 2**30  # tokens of a chunk
 
-def patch(model: Any, epsilon: float) -> None:
-    """Replace the code of the backbone and of its attention, for this model. `epsilon` is of the norms of attention."""
-    backbone = model.language_model.model
+
+def mask_chunks(model: Any, config: Config) -> None:
+    """Make Llama 4 attend within chunks in batches too."""
+    if config["model_type"] == "llama4":
+        _patch(model.language_model.model, config["text_config"])
+    else:
+        _patch(model.model, config)
+
+
+def _patch(backbone: Any, config: Config) -> None:
+    """Replace the code of a backbone and of its attention. `config` is that of the text model."""
     backbone.__class__ = type("LlamaModel", (_Backbone, type(backbone)), {})
-    attention = type("Attention", (_Attention, type(model.layers[0].self_attn)), {"epsilon": epsilon})
-    for layer in model.layers:
+    backbone.attention_chunk_size = config["attention_chunk_size"] or _UNLIMITED
+    attention = type("Attention", (_Attention, type(backbone.layers[0].self_attn)), {})
+    for layer in backbone.layers:
         layer.self_attn.__class__ = attention
+        layer.self_attn.epsilon = config["rms_norm_eps"]
+        for name in ("attn_temperature_tuning", "attn_scale", "floor_scale"):
+            setattr(layer.self_attn, name, config[name])
 
 
 class _Backbone:

@@ -1,0 +1,34 @@
+"""Correct what mlx-lm's architectures compute in another way than the model does. The survey finds it and checks it.
+
+A mend changes a loaded model, after its weights have their dtype. It is for settings that published checkpoints use;
+the others are refused (surveyed.py). Rotary positions and activations, which many architectures share, have modules
+of their own: rope.py, activations.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from scorepool.engine.model.mends import gemma, llama4, recurrent
+
+Config = dict[str, Any]
+Mend = Callable[[Any, Config], None]
+
+
+def apply(model: Any, config: Config) -> None:
+    """Apply the mends of the model's type."""
+    for mend in _MENDS.get(config["model_type"], ()):
+        mend(model, config)
+
+
+_MENDS: dict[str, tuple[Mend, ...]] = {
+    "falcon_h1": (recurrent.scale_keys, recurrent.group_norms),
+    "gemma2": (gemma.add_axis_to_masks,),
+    "gemma3": (gemma.scale_embeddings,),
+    "gemma3_text": (gemma.scale_embeddings,),
+    "gemma3n": (gemma.give_gemma3n_caches, gemma.part_head_of_gemma3n),
+    "granitemoehybrid": (recurrent.group_norms,),
+    "llama4": (llama4.mask_chunks,),
+    "llama4_text": (llama4.mask_chunks,),
+    "mamba2": (recurrent.group_norms,),
+    "nemotron_h": (recurrent.end_states_at_lengths,),
+}

@@ -1,0 +1,67 @@
+"""Mends of architectures with state-space layers: Mamba 2 and its hybrids."""
+
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.activations import silu
+from mlx.nn.layers.base import Module
+
+Config = dict[str, Any]
+
+
+def scale_keys(model: Any, config: Config) -> None:
+    """Apply falcon_h1's key multiplier, which mlx-lm misses because it looks for the keys' weights by a wrong name."""
+    for layer in model.layers:
+        layer.self_attn.scale *= model.args.key_multiplier
+
+
+class _GroupedNorm(Module):
+    """A gated RMS norm of each group of channels alone."""
+
+    def __init__(self, weight: mx.array, eps: float, num_groups: int, *, gates_first: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.weight = weight
+        self._eps = eps
+        self._num_groups = num_groups
+        self._gates_first = gates_first
+
+    def __call__(self, hidden: mx.array, gate: mx.array | None = None) -> mx.array:
+        if gate is not None and self._gates_first:
+            hidden = silu(gate) * hidden
+        grouped = hidden.reshape(*hidden.shape[:-1], self._num_groups, -1)
+        hidden = mx.fast.rms_norm(grouped, None, self._eps).reshape(hidden.shape) * self.weight
+        return hidden if gate is None or self._gates_first else silu(gate) * hidden
+
+
+def group_norms(model: Any, config: Config) -> None:
+    """Normalise each group of a Mamba layer's channels alone. mlx-lm normalises them all together."""
+    num_groups = config.get("mamba_n_groups") or config.get("n_groups") or 1
+    if num_groups == 1:
+        return
+    for module in model.modules():
+        for name, norm in module.children().items():
+            if type(norm).__name__ in ("MambaRMSNormGated", "FalconH1RMSNormGated", "GraniteMoeHybridRMSNormGated"):
+                eps = getattr(norm, "eps", None) or norm.variance_epsilon
+                gates_first = not getattr(norm, "norm_before_gate", False)
+                setattr(module, name, _GroupedNorm(norm.weight, eps, num_groups, gates_first=gates_first))
+
+
+def end_states_at_lengths(model: Any, config: Config) -> None:
+    """Make nemotron_h's recurrent states end where each row of a padded batch does. mlx-lm loses them there."""
+    mixers = [module for module in model.modules() if type(module).__name__ == "NemotronHMamba2Mixer"]
+    if not mixers:
+        return
+    kind: Any = type(mixers[0])
+    code, globals_ = kind._ssm.__code__, kind._ssm.__globals__
+
+    class Mixer(kind):  # type: ignore[misc]
+        def _ssm(self, *args: Any) -> mx.array:
+            lengths = None if args[4] is None else args[4].lengths  # of the cache
+            update = partial(globals_["ssm_update"], lengths=lengths)
+            states: mx.array = FunctionType(code, {**globals_, "ssm_update": update})(self, *args)
+            return states
+
+    for mixer in mixers:
+        mixer.__class__ = Mixer

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from scorepool.engine.errors import LoadError, as_load_error, describe
-from scorepool.engine.model import mends
+from scorepool.engine.model import activations, mends
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
 from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
 from scorepool.engine.model.weight_checks import refuse_degenerate_weights
@@ -78,6 +78,7 @@ def fingerprint(folder: Path) -> str:
 def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
     """Load the model in `dtype`, with mlx-lm's known mistakes corrected, and its configuration."""
     config = read_config(folder)
+    activations.check(config)
     with as_load_error(f"mlx-lm cannot load {folder}"):
         stored = stored_tensors(folder)
         refuse_more_layers_than_tensors(config, len(stored))

@@ -73,7 +73,7 @@ def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> t
     with as_load_error(f"{folder} cannot be loaded"):
         model, config = checkpoint.load_weights(folder, dtype)
         limits = rope.check_or_patch(model, config), windows.check_or_patch(model, config)
-        activations.check_or_patch(model, config)
+        activations.patch(model, config)
     return model, config, min((limit for limit in limits if limit is not None), default=None)
 
 

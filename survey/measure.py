@@ -55,11 +55,12 @@ def _serve(folder: str, rows: list[list[int]], checks_settings: bool) -> Served:
 
     from scorepool.engine.errors import LoadError
     from scorepool.engine.model import kv_cache
-    from scorepool.engine.model.load import load_checked
+    from scorepool.engine.model.load import count_logits, load_checked
     from scorepool.engine.sampling.scoring import log_normalizer
 
     try:
         model, _, position_limit = load_checked(Path(folder), "float32", checks_settings=checks_settings)
+        count_logits(model)
         logprobs = []
         for row in rows:
             logits = model(mx.array([row[:position_limit]]), cache=kv_cache.new(model))[0].astype(mx.float32)

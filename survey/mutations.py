@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
+from random import Random
 from typing import Any
 
-from scorepool.engine.model.surveyed import NOT_COMPUTED, rope_name
+from scorepool.engine.model.surveyed import NOT_COMPUTED, SECTIONS, rope_name
 
 Config = dict[str, Any]
 
@@ -59,7 +60,6 @@ RARER: dict[str, Config] = {  # parameters that a type may have
 }
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
-_SECTIONS = ("attn_config", "ffn_config", "text_config")  # whose settings are changed one at a time
 _DICTIONARIES: dict[str, tuple[Config, ...]] = {"ffn_act_fn": ({"name": "gelu"}, {"name": "unheard_of"})}
 _UNSET: dict[str, tuple[object, ...]] = {  # what to try where the setting is null
     "sliding_window": (16,),
@@ -77,93 +77,120 @@ _UNSET: dict[str, tuple[object, ...]] = {  # what to try where the setting is nu
 }
 
 
-def mutations(config: Config, defaults: Config, prefix: str = "") -> Iterator[tuple[str, object, Config]]:
-    """Yield (name, value, configuration) for every value to try. `name` is dotted in a nested section.
+Changed = tuple[str, object, Config]
 
-    `defaults` is the configuration of the class without any settings: what an absent setting means.
+
+class Mutator:
+    """Changes every setting of a configuration in turn.
+
+    `defaults` is the configuration of the class without any settings: what an absent setting means. `own` are settings
+    that mlx-lm's architecture has beside transformers', with its defaults; `section` is where it looks for them.
+    Seed 0 tries fixed numbers, others draw them.
     """
-    for key, value in config.items():
-        name = prefix + key
-        if key in NOT_COMPUTED or key.startswith("_"):
-            continue
-        if key in _SECTIONS and isinstance(value, dict):
-            for inner, tried, section in mutations(value, defaults.get(key) or {}, f"{key}."):
-                yield inner, tried, config | {key: section}
-        elif key == "rope_parameters" and isinstance(value, dict):
-            for inner, tried, section in _rope_mutations(value, name + ".", config):
-                yield inner, tried, config | {key: section}
-            if "max_position_embeddings" in config:  # the rows are longer than this: then the factor matters
-                dynamic = {**value, "rope_type": "dynamic", "factor": 3.0}
-                yield f"{name}.rope_type", "dynamic", config | {key: dynamic, "max_position_embeddings": 32}
+
+    def __init__(self, seed: int, defaults: Config, own: Config, section: str) -> None:
+        self._draw = Random(seed) if seed else None  # noqa: S311
+        self._defaults = defaults
+        self._own = own
+        self._section = section
+
+    def mutations(self, config: Config) -> Iterator[Changed]:
+        """Yield (name, value, configuration) for every value to try. `name` is dotted in a nested section."""
+        yield from self._section_mutations(config, self._defaults, "")
+
+    def _section_mutations(self, config: Config, defaults: Config, prefix: str) -> Iterator[Changed]:
+        for key, value in config.items():
+            name = prefix + key
+            if key in NOT_COMPUTED or key.startswith("_"):
+                continue
+            if key in SECTIONS and isinstance(value, dict):
+                for inner, tried, section in self._section_mutations(value, defaults.get(key) or {}, f"{key}."):
+                    yield inner, tried, config | {key: section}
+            elif key == "rope_parameters" and isinstance(value, dict):
+                for inner, tried, section in self._rope_mutations(value, name + ".", config):
+                    yield inner, tried, config | {key: section}
+                if "max_position_embeddings" in config:  # the rows are longer than this: then the factor matters
+                    dynamic = {**value, "rope_type": "dynamic", "factor": 3.0}
+                    yield f"{name}.rope_type", "dynamic", config | {key: dynamic, "max_position_embeddings": 32}
+            else:
+                tried_values = list(self._values(key, value))
+                if defaults.get(key) not in [value, *tried_values] and key not in SIZES:
+                    tried_values.append(defaults.get(key))
+                for tried in tried_values:
+                    yield name, tried, config | {key: deepcopy(tried)}
+        if prefix.rstrip(".") == self._section:
+            for key, value in self._own.items():
+                for tried in () if key in config else (value, *self._values(key, value)):
+                    yield prefix + key, tried, config | {key: deepcopy(tried)}
+
+    def _values(self, key: str, value: object) -> Iterator[object]:
+        """Yield the values to try in place of one that the base configuration has."""
+        if isinstance(value, bool):
+            yield not value
+        elif value is None:
+            yield from _UNSET.get(key, (True, 2, 0.5))
+        elif isinstance(value, int):
+            yield from self._integers(key, value)
+        elif isinstance(value, float):
+            yield from self._floats(key, value)
+        elif isinstance(value, str):
+            known = ACTIVATIONS if "act" in key else STRINGS.get(key, ("unheard_of",))
+            yield from (other for other in known if other != value)
+            if known is not STRINGS.get(key):
+                yield "unheard_of"
+        elif isinstance(value, dict):
+            yield from _DICTIONARIES.get(key, ())
+        elif isinstance(value, list) and value and value != value[::-1]:
+            yield value[::-1] if self._draw is None else self._draw.sample(value, len(value))
+        elif isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
+            yield [item * self._factor(1.5) for item in value]
+
+    def _floats(self, key: str, value: float) -> Iterator[float]:
+        if "eps" in key:
+            yield 10 ** self._draw.uniform(-4, 0) if self._draw else 0.5
         else:
-            tried_values = list(values(key, value))
-            if defaults.get(key) not in [value, *tried_values] and key not in SIZES:
-                tried_values.append(defaults.get(key))
-            for tried in tried_values:
-                yield name, tried, config | {key: deepcopy(tried)}
+            yield self._factor(1.7) * value + (0.3 if value == 0 else 0)
+            if value not in (0.0, 1.0):
+                yield 1.0
 
+    def _factor(self, fixed: float) -> float:
+        return fixed if self._draw is None else self._draw.uniform(0.4, 2.5)
 
-def values(key: str, value: object) -> Iterator[object]:
-    """Yield the values to try in place of one that the base configuration has."""
-    if isinstance(value, bool):
-        yield not value
-    elif value is None:
-        yield from _UNSET.get(key, (True, 2, 0.5))
-    elif isinstance(value, int):
-        yield from _integers(key, value)
-    elif isinstance(value, float):
-        yield 0.5 if "eps" in key else 1.7 * value + (0.3 if value == 0 else 0)
-        if value not in (0.0, 1.0) and "eps" not in key:
-            yield 1.0
-    elif isinstance(value, str):
-        known = ACTIVATIONS if "act" in key else STRINGS.get(key, ("unheard_of",))
-        yield from (other for other in known if other != value)
-        if known is not STRINGS.get(key):
-            yield "unheard_of"
-    elif isinstance(value, dict):
-        yield from _DICTIONARIES.get(key, ())
-    elif isinstance(value, list) and value and value != value[::-1]:
-        yield value[::-1]
-    elif isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
-        yield [item * 1.5 for item in value]
+    def _integers(self, key: str, value: int) -> Iterator[int]:
+        if any(part in key for part in ("window", "length", "position", "chunk")):
+            yield max(8, value // 4) if self._draw is None else self._draw.randrange(8, 70)
+        yield value * (2 if self._draw is None else self._draw.randrange(2, 5)) if value else 1
+        if value > 1:
+            yield value // 2
+        if value == 1:
+            yield 0
+        if 1 < value < 8:
+            yield value - 1
 
-
-def _integers(key: str, value: int) -> Iterator[int]:
-    if "window" in key or "length" in key or "position" in key or "chunk" in key:
-        yield max(8, value // 4)
-    yield 2 * value if value else 1
-    if value > 1:
-        yield value // 2
-    if value == 1:
-        yield 0
-    if 1 < value < 8:
-        yield value - 1
-
-
-def _rope_mutations(rope: Config, prefix: str, config: Config) -> Iterator[tuple[str, object, Config]]:
-    if any(isinstance(part, dict) for part in rope.values()):  # one section per layer type
-        for kind, section in rope.items():
-            if isinstance(section, dict):
-                for name, tried, changed in _rope_mutations(section, f"{prefix}{kind}.", config):
-                    yield name, tried, rope | {kind: changed}
-        return
-    kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    for rope_type, parameters in ROPES.items():
-        plain = {"rope_type": rope_type, **kept, **parameters}
-        if rope_type == "longrope":
-            plain |= _longrope_factors(plain, config)
-        if rope_type != rope.get("rope_type"):
-            yield f"{prefix}rope_type", rope_type, plain
-        for key, value in plain.items():
-            if key not in ("rope_type", "rope_theta"):
-                yield prefix + rope_name(rope_type, key), value, plain
-                for tried in values(key, value):
-                    yield prefix + rope_name(rope_type, key), tried, plain | {key: tried}
-        for key, value in RARER.get(rope_type, {}).items():
-            yield prefix + rope_name(rope_type, key), value, plain | {key: value}
-    if "rope_theta" in rope:
-        for tried in values("rope_theta", rope["rope_theta"]):
-            yield f"{prefix}rope_theta", tried, rope | {"rope_theta": tried}
+    def _rope_mutations(self, rope: Config, prefix: str, config: Config) -> Iterator[Changed]:
+        if any(isinstance(part, dict) for part in rope.values()):  # one section per layer type
+            for kind, section in rope.items():
+                if isinstance(section, dict):
+                    for name, tried, changed in self._rope_mutations(section, f"{prefix}{kind}.", config):
+                        yield name, tried, rope | {kind: changed}
+            return
+        kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        for rope_type, parameters in ROPES.items():
+            plain: Config = {"rope_type": rope_type, **kept, **parameters}
+            if rope_type == "longrope":
+                plain |= _longrope_factors(plain, config)
+            if rope_type != rope.get("rope_type"):
+                yield f"{prefix}rope_type", rope_type, plain
+            for key, value in plain.items():
+                if key not in ("rope_type", "rope_theta"):
+                    yield prefix + rope_name(rope_type, key), value, plain
+                    for tried in self._values(key, value):
+                        yield prefix + rope_name(rope_type, key), tried, plain | {key: tried}
+            for key, value in RARER.get(rope_type, {}).items():
+                yield prefix + rope_name(rope_type, key), value, plain | {key: value}
+        if "rope_theta" in rope:
+            for tried in self._values("rope_theta", rope["rope_theta"]):
+                yield f"{prefix}rope_theta", tried, rope | {"rope_theta": tried}
 
 
 def _longrope_factors(rope: Config, config: Config) -> Config:

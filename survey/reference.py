@@ -29,7 +29,7 @@ def build_model(config: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     has_images = type(config) in AutoModelForImageTextToText._model_mapping
     auto_class = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
-    model = auto_class.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = auto_class.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, weight in [*model.named_parameters(), *_router_biases(model)]:
             _draw(name, weight)

@@ -1,12 +1,13 @@
 """Survey one family: its base configurations, then each setting changed alone."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from scorepool.engine.model.surveyed import Flat, default_of, flatten
 from survey import reference
 from survey.families.family import Family
 from survey.measure import Loader, Served
-from survey.mutations import Config, mutations
+from survey.mutations import Config, Mutator
+from survey.own_settings import own_settings
 
 TOLERANCE = 1e-3  # nats, float32
 LENGTHS = (9, 70)  # tokens of the rows; the second crosses windows and original lengths
@@ -45,7 +47,8 @@ class NotBuilt(Exception):
 def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") -> Iterator[Finding]:
     """Yield a finding for each base and each change that transformers can compute.
 
-    Where a further base is wrong, the settings that it changes are to blame: no others are tried beside them.
+    Where a further base is wrong, the settings that it changes are to blame: no others are tried beside them. If the
+    first is wrong, no setting is.
     """
     first: Flat = {}
     with Loader() as loader:
@@ -55,22 +58,24 @@ def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") 
             yield found
             canonical = {"model_type": settings["model_type"], **base.config.to_dict()}
             flat = flatten(canonical)
-            is_wrong = bool(first) and found.outcome != "agrees"
+            is_right = found.outcome == "agrees"
             for setting, value in flat.items():
-                if not is_wrong or setting not in first or first[setting] != value:
+                if is_right or (first and (setting not in first or first[setting] != value)):
                     yield base.finding(base_name, setting, value, base)
-            if is_wrong:
+            if not is_right:
                 continue
             first = first or flat
             defaults = reference.build_config({"model_type": settings["model_type"]}).to_dict()
-            for setting, value, changed in mutations(canonical, defaults):
+            known: dict[str, _Measured | None] = {}
+            mutator = Mutator(seed, defaults, own_settings(base.published), family.section)
+            for setting, value, changed in mutator.mutations(canonical):
                 if only and not setting.startswith(only):
                     continue
-                try:
-                    measured = _Measured(family, changed, seed, loader, checks_settings, base)
-                except NotBuilt:
-                    continue
-                yield measured.finding(base_name, setting, value, base)
+                key = json.dumps(changed, sort_keys=True, default=str)
+                if key not in known:  # one configuration shows several parameters of a rotary scaling
+                    known[key] = _Measured.of(family, changed, seed, loader, checks_settings, base)
+                if (measured := known[key]) is not None:
+                    yield measured.finding(base_name, setting, value, base)
 
 
 class _Measured:
@@ -96,12 +101,21 @@ class _Measured:
             self.right = [reference.logprobs(self.model, row) for row in self.rows]
             self.model.save_pretrained(folder)
             family.convert(folder)
+            self.published: Config = json.loads((folder / "config.json").read_text())
         except Exception as error:  # any: transformers on an impossible configuration
             shutil.rmtree(folder)
             raise NotBuilt(f"{type(error).__name__}: {error}") from error
         self.served: Served = loader.serve(folder, self.rows, checks_settings=checks_settings)
         shutil.rmtree(folder)
         self.outcome = self._outcome()
+
+    @classmethod
+    def of(cls, *args: Any) -> Self | None:
+        """Return the configuration, measured; None if transformers cannot compute it."""
+        try:
+            return cls(*args)
+        except NotBuilt:
+            return None
 
     def finding(self, base_name: str, setting: str, value: object, base: "_Measured | None") -> Finding:
         matters = base is None or not self.has_bases_weights or _difference(self.right, base.right) > 1e-7

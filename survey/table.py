@@ -26,17 +26,20 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
     only: dict[str, list[object]] = {}
     not_by_default: list[str] = []
     for name, found in sorted(by_setting.items()):
-        is_open = not isinstance(found[0].value, str)  # there are more numbers than those tried, but no more words
-        if is_open and all(finding.outcome == "agrees" for finding in found):
+        wrong = [finding for finding in found if finding.outcome in ("differs", "crashes")]
+        agreeing = [finding.value for finding in found if finding.outcome == "agrees"]
+        # There are more numbers than those tried, but no more words, unless any word will do.
+        is_open = not isinstance(found[0].value, str) or "unheard_of" in agreeing
+        if is_open and not wrong:  # what the engine refuses by itself needs no table
             followed.append(name)
             continue
-        bad = [finding.value for finding in found if finding.outcome != "agrees"]
-        only[name] = [
-            finding.value
-            for finding in found
-            if finding.outcome == "agrees" and not finding.is_default and finding.value not in bad
-        ]
-        if any(finding.is_default and finding.outcome != "agrees" for finding in found):
+        wrong_values = [finding.value for finding in wrong]
+        only[name] = []
+        for finding in found:
+            is_right = finding.outcome == "agrees" and finding.value not in wrong_values
+            if is_right and not finding.is_default and finding.value not in only[name]:
+                only[name].append(finding.value)
+        if any(finding.is_default for finding in wrong):
             not_by_default.append(name)
     return {"followed": followed, "only": only, "not_by_default": not_by_default}
 

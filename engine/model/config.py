@@ -21,12 +21,16 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "attention_multiplier": (1.0,),
     "attn_logit_softcapping": (),
     "embedding_multiplier": (1.0,),
-    "final_logit_softcapping": (15.0,),  # nanochat's value, which is a constant in mlx-lm's code
+    "final_logit_softcapping": (),
     "logit_scale": (1.0,),
     "logits_scaling": (1.0,),
     "norm_topk_prob": (False,),
     "residual_multiplier": (1.0,),
     "routed_scaling_factor": (1.0,),
+}
+_CONSTANTS: dict[str, dict[str, tuple[object, ...]]] = {  # values that are in the code of an architecture
+    "bailing_hybrid": {"norm_topk_prob": (True,)},
+    "nanochat": {"final_logit_softcapping": (15.0,)},
 }
 
 
@@ -52,21 +56,34 @@ def read_config(folder: Path) -> Config:
 
 
 def _add_defaults(config: Config, canonical: Config) -> None:
+    """Add transformers' settings that the configuration leaves out, in place.
+
+    A section is completed but never made: of Qwen2-VL, mlx-lm would look nowhere else. What mlx-lm looks for in the
+    text model's section transformers may have outside of it.
+    """
+    section, canonical_section = config.get("text_config"), canonical.get("text_config")
+    if isinstance(section, dict) and isinstance(canonical_section, dict):
+        if canonical.get("tie_word_embeddings") is not None:
+            section.setdefault("tie_word_embeddings", canonical["tie_word_embeddings"])
+        _add_defaults(section, canonical_section)
     for name, value in canonical.items():
-        if isinstance(value, dict) and isinstance(config.get(name), dict) and name == "text_config":
-            _add_defaults(config[name], value)
-        elif value is not None and name not in NOT_COMPUTED:
+        if value is not None and name not in NOT_COMPUTED and name != "text_config":
             config.setdefault(name, value)
 
 
 def refuse_ignored_settings(config: Config, known: set[str]) -> None:
     """Raise LoadError if a setting changes the numbers but is not in `known`, the settings the architecture reads."""
+    if config["model_type"] == "bitnet":
+        raise LoadError(
+            "config.json: model_type is 'bitnet': mlx-lm does not round the activations to 8 bits as the model does, "
+            "and its logprobs would be wrong"
+        )
     if config["model_type"] == "jamba" and config.get("num_experts", 1) > 1:
         raise LoadError(
             "mlx-lm's jamba weighs experts by a softmax over the chosen experts, but the model by one over all "
             "experts: its logprobs would be wrong"
         )
-    for name, neutral_values in _NEUTRAL_VALUES.items():
+    for name, neutral_values in (_NEUTRAL_VALUES | _CONSTANTS.get(config["model_type"], {})).items():
         value = config.get(name)
         if name not in known and value is not None and value not in neutral_values:
             raise LoadError(
@@ -82,8 +99,9 @@ def _old_names(config: Config) -> Config:
     if "sliding_attention" in rope:  # one set of parameters per layer type
         old["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
         rope = rope.get("full_attention") or {}
+    else:
+        old["partial_rotary_factor"] = old["rotary_pct"] = rope.get("partial_rotary_factor")
     old["rope_theta"] = old["rotary_emb_base"] = rope.get("rope_theta")
-    old["partial_rotary_factor"] = old["rotary_pct"] = rope.get("partial_rotary_factor")
     old["n_ctx"] = config.get("n_positions")
     old["num_experts"] = config.get("num_local_experts")
     old["sliding_window_pattern"] = _sliding_window_pattern(config.get("layer_types") or [])

@@ -40,7 +40,7 @@ def open_model(settings: EngineSettings) -> ModelRunner:
     model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     split = split_model(model)
-    vocab_size = _vocab_size(model)
+    vocab_size = count_logits(model)
     refuse_small_vocabulary(vocab_size, chat.tokenizer.token_ids)  # config.json may leave vocab_size out
     context_length = _context_length(config, position_limit)
     batch, self_test = choose_batch(model, split, vocab_size, settings.mode, context_length)
@@ -111,8 +111,8 @@ def _load_chat_codec(folder: Path, config: Config) -> ChatCodec:
     return chat
 
 
-def _vocab_size(model: Any) -> int:
-    """Run the first forward pass, of one token, and return the number of its logits."""
+def count_logits(model: Any) -> int:
+    """Run the first forward pass, of one token, and return the number of its logits. Raises LoadError."""
     for name, module in model.named_modules():
         is_16_bit = type(module).__name__ == "SwitchLinear" and module.weight.dtype.size == 2
         if is_16_bit and mx.default_device() == mx.cpu:

@@ -7,6 +7,7 @@ classes give the settings that config.json leaves out.
 """
 
 import json
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,21 @@ NOT_COMPUTED = {
     *("problem_type", "quantization", "quantization_config", "return_dict", "tokenizer_class", "torch_dtype"),
     *("transformers_version", "use_cache", "vision_config"),
 }
-_SECTIONS = ("text_config",)
+SECTIONS = ("attn_config", "ffn_config", "text_config")  # whose settings are checked one by one
 _ROPES = ("rope_parameters", "rope_scaling")
+_COMPARED = {"audio_config", "bos_token_id", "eos_token_id", "pad_token_id", "vision_config"}  # with other settings
+_SAME_TYPES = {  # model types that mlx-lm knows, by what transformers calls the same architecture
+    "joyai_llm_flash": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+    "xverse": "llama",
+    "youtu_llm": "youtu",
+}
+
+
+def transformers_type(config: Config) -> str:
+    """Return the model type under which transformers knows the architecture."""
+    model_type: str = config["model_type"]
+    return _SAME_TYPES.get(model_type, model_type)
 
 
 def canonical_config(config: Config) -> Config | None:
@@ -36,13 +50,16 @@ def canonical_config(config: Config) -> Config | None:
 
     Raises LoadError if transformers refuses a value.
     """
-    computed = {key: value for key, value in config.items() if key not in NOT_COMPUTED or key == "model_type"}
+    model_type = transformers_type(config)
+    checked = {key: value for key, value in config.items() if key not in NOT_COMPUTED - _COMPARED}
     try:
-        known = AutoConfig.for_model(config["model_type"])
+        known = AutoConfig.for_model(model_type)
     except (KeyError, ValueError):
         return None
     try:
-        canonical: Config = type(known).from_dict(computed).to_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # old names are read, too
+            canonical: Config = type(known).from_dict({**checked, "model_type": model_type}).to_dict()
     except Exception as error:  # any: each class checks in its own way
         raise LoadError(f"config.json: {first_cause(error)[1]}") from error
     return canonical
@@ -50,14 +67,14 @@ def canonical_config(config: Config) -> Config | None:
 
 def check(config: Config) -> bool:
     """Return whether all settings were surveyed; False if the model type was not. Raises LoadError for a wrong one."""
-    canonical = canonical_config(config)
-    if canonical is None or not _file(config["model_type"]).exists():
+    canonical, model_type = canonical_config(config), transformers_type(config)
+    if canonical is None or not _file(model_type).exists():
         return False
-    surveyed = json.loads(_file(config["model_type"]).read_text())
-    defaults = flatten(_defaults(config["model_type"]))
+    surveyed = json.loads(_file(model_type).read_text())
+    defaults = flatten(_defaults(model_type))
     for name, value in flatten(canonical).items():
         if name in surveyed["followed"] or (name not in defaults and name not in surveyed["only"]):
-            continue  # a name without a default is one that transformers does not know
+            continue  # neither mlx-lm nor transformers knows a name that is nowhere
         if value in surveyed["only"].get(name, []):
             continue
         if name not in surveyed["not_by_default"] and value == default_of(config, name):
@@ -75,7 +92,7 @@ def flatten(config: Config) -> Flat:
     for key, value in config.items():
         if key in NOT_COMPUTED or key.startswith("_"):
             continue
-        if key in _SECTIONS and isinstance(value, dict):
+        if key in SECTIONS and isinstance(value, dict):
             flat |= {f"{key}.{name}": inner for name, inner in flatten(value).items()}
         elif key in _ROPES and isinstance(value, dict):
             flat |= {f"{key}.{name}": inner for name, inner in _flatten_rope(value).items()}
@@ -106,7 +123,7 @@ def default_of(config: Config, name: str) -> object:
     """Return the value that a setting has if config.json leaves it out; it may depend on other settings."""
     first, _, rest = name.partition(".")
     without = {key: value for key, value in config.items() if key != first}
-    if rest and first in _SECTIONS and isinstance(config.get(first), dict):
+    if rest and first in SECTIONS and isinstance(config.get(first), dict):
         without[first] = {key: value for key, value in config[first].items() if key != rest.partition(".")[0]}
     try:
         canonical = canonical_config(without)

@@ -1,7 +1,8 @@
 """Dense models from apertus to hunyuan_v1_dense."""
 
 from survey.families import a_to_h_layouts as layouts
-from survey.families.family import SHAPE, VOCAB_SIZE, Config, Family
+from survey.families.family import SHAPE, VOCAB_SIZE, Family
+from survey.mutations import Config
 
 _WINDOW = 16
 _LAYERS_SSSF = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]

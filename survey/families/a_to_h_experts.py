@@ -1,7 +1,8 @@
 """Mixtures of experts from afmoe to granitemoe."""
 
 from survey.families import a_to_h_layouts as layouts
-from survey.families.family import VOCAB_SIZE, Config, Family
+from survey.families.family import VOCAB_SIZE, Family
+from survey.mutations import Config
 
 _WINDOW = 16
 _THREE_LAYERS = ["sliding_attention", "sliding_attention", "full_attention"]

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from survey.families import a_to_h_layouts as layouts
-from survey.families.family import VOCAB_SIZE, Config, Family
+from survey.families.family import VOCAB_SIZE, Family
+from survey.mutations import Config
 
 _WINDOW = 16
 _VISION: Config = {

@@ -1,6 +1,7 @@
 """Published layouts of checkpoints from afmoe to hunyuan_v1_dense, where transformers saves another."""
 
-from survey.families.family import Config, Weights
+from survey.families.family import Weights
+from survey.mutations import Config
 
 
 def without_prefix(config: Config, weights: Weights) -> None:

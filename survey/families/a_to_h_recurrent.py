@@ -1,7 +1,8 @@
 """Models with state-space and linear-attention layers from bailing_hybrid to granitemoehybrid."""
 
 from survey.families import a_to_h_layouts as layouts
-from survey.families.family import Config, Family
+from survey.families.family import Family
+from survey.mutations import Config
 
 _MAMBA: Config = {
     "mamba_n_heads": 8,

@@ -23,6 +23,10 @@ def _publish_nanochat(config: Config, weights: Weights) -> None:
     rename(weights, names | {r"([qkv])_proj": r"c_\1", "fc1": "c_fc", "fc2": "c_proj"})
 
 
+def _publish_youtu(config: Config, weights: Weights) -> None:
+    config["model_type"] = "youtu_llm"  # of the release
+
+
 FAMILIES: tuple[Family, ...] = (
     Family(
         "internlm3",
@@ -97,4 +101,17 @@ FAMILIES: tuple[Family, ...] = (
     Family("smollm3", {"no_rope_layer_interval": 2}),
     Family("stablelm", others={"parallel": {"use_parallel_residual": True}, "normed": {"qk_layernorm": True}}),
     Family("starcoder2"),
+    Family(
+        "youtu",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+        },
+        others={"untied": {"tie_word_embeddings": False}},
+        publish=_publish_youtu,
+    ),
 )

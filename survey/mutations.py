@@ -174,7 +174,7 @@ class Mutator:
                     for name, tried, changed in self._rope_mutations(section, f"{prefix}{kind}.", config):
                         yield name, tried, rope | {kind: changed}
             return
-        kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        kept: Config = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
         for rope_type, parameters in ROPES.items():
             plain: Config = {"rope_type": rope_type, **kept, **parameters}
             if rope_type == "longrope":

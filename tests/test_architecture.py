@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine.sequence", "engine.settings", "engine.text", "engine.versions",
     },
     "engine.model.kv_cache": set(),
+    "engine.model.surveyed": {"engine.errors"},
     # worker
     "worker": set(),
     "worker.version": set(),
@@ -92,6 +93,7 @@ LIBRARIES: dict[str, set[str]] = {
     "engine": set(),
     "engine.mlx_thread": {"mlx"},
     "engine.model": {"huggingface_hub", "mlx", "mlx_lm"},
+    "engine.model.surveyed": {"transformers"},
     "engine.sampling": {"mlx"},
     "engine.text.chat": {"jinja2", "llguidance"},
     "worker": {"msgspec", "redis", "rq"},
@@ -99,6 +101,7 @@ LIBRARIES: dict[str, set[str]] = {
     "worker.webhooks": {"certifi", "httpcore", "standardwebhooks"},
     "api": {"fastapi", "msgspec", "prometheus_client", "python_multipart", "redis", "rq", "starlette", "uvicorn"},
     "scorepool": {"httpx", "typer"},
+    "scorepool.verify": {"msgspec"},
     "scorepool.local": {"redis", "rich", "standardwebhooks"},
     "scorepool.models": {"numpy", "tokenizers", "torch", "transformers"},
 }

@@ -114,8 +114,8 @@ class Mutator:
                     yield f"{name}.rope_type", "dynamic", config | {key: dynamic, "max_position_embeddings": 32}
             else:
                 tried_values = list(self._values(key, value))
-                if defaults.get(key) not in [value, *tried_values] and key not in SIZES:
-                    tried_values.append(defaults.get(key))
+                if key in defaults and defaults[key] not in [value, *tried_values] and key not in SIZES:
+                    tried_values.append(defaults[key])
                 for tried in tried_values:
                     yield name, tried, config | {key: deepcopy(tried)}
         if prefix.rstrip(".") == self._section:

@@ -30,6 +30,7 @@ NOT_COMPUTED = {
 }
 SECTIONS = ("attn_config", "ffn_config", "text_config")  # whose settings are checked one by one
 _ROPES = ("rope_parameters", "rope_scaling")
+_OLD_ROPES = {"partial_rotary_factor", "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct"}
 _COMPARED = {"audio_config", "bos_token_id", "eos_token_id", "pad_token_id", "vision_config"}  # with other settings
 _SAME_TYPES = {  # model types that mlx-lm knows, by what transformers calls the same architecture
     "joyai_llm_flash": "deepseek_v3",
@@ -41,7 +42,7 @@ _SAME_TYPES = {  # model types that mlx-lm knows, by what transformers calls the
 
 def transformers_type(config: Config) -> str:
     """Return the model type under which transformers knows the architecture."""
-    model_type: str = config["model_type"]
+    model_type = str(config.get("model_type"))
     return _SAME_TYPES.get(model_type, model_type)
 
 
@@ -121,15 +122,24 @@ def rope_name(rope_type: str, parameter: str) -> str:
 
 def default_of(config: Config, name: str) -> object:
     """Return the value that a setting has if config.json leaves it out; it may depend on other settings."""
-    first, _, rest = name.partition(".")
-    without = {key: value for key, value in config.items() if key != first}
-    if rest and first in SECTIONS and isinstance(config.get(first), dict):
-        without[first] = {key: value for key, value in config[first].items() if key != rest.partition(".")[0]}
+    section, _, rest = name.partition(".")
+    if section in SECTIONS and isinstance(config.get(section), dict):
+        key = rest.partition(".")[0]
+        without = config | {section: _leave_out(config[section], key, {})}
+    else:
+        without = _leave_out(config, section, type(AutoConfig.for_model(transformers_type(config))).attribute_map)
     try:
         canonical = canonical_config(without)
     except LoadError:
         return None
     return flatten(canonical or {}).get(name)
+
+
+def _leave_out(config: Config, key: str, other_names: dict[str, str]) -> Config:
+    left_out = {key} | {other for other, name in other_names.items() if name == key}
+    if key in _ROPES:
+        left_out |= _OLD_ROPES
+    return {name: value for name, value in config.items() if name not in left_out}
 
 
 def _expected(values: list[object]) -> str:

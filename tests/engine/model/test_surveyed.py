@@ -1,0 +1,75 @@
+"""Every setting of a checkpoint is one that the survey found to be followed, or the load is refused by its name."""
+
+from typing import Any
+
+import pytest
+
+from scorepool.engine import LoadError
+from scorepool.engine.model import surveyed
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}
+
+
+def test_a_published_configuration_passes():
+    assert surveyed.check(LLAMA) is True
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"rope_traditional": True},
+            "rope_traditional is True, which mlx-lm's llama does not follow.*it follows False",
+        ),
+        ({"rope_scaling": {"rope_type": "unheard_of"}}, "rope_parameters.rope_type is 'unheard_of'"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+    ],
+)
+def test_a_setting_that_is_not_followed_is_named(changed: dict[str, Any], message: str):
+    with pytest.raises(LoadError, match=message):
+        surveyed.check(LLAMA | changed)
+
+
+def test_a_setting_that_neither_mlx_lm_nor_transformers_knows_passes():
+    assert surveyed.check(LLAMA | {"comment": "fine-tuned on a Mac"}) is True
+
+
+def test_a_type_has_the_table_of_the_architecture_that_transformers_knows():
+    assert surveyed.transformers_type({"model_type": "kimi_k2"}) == "deepseek_v3"
+    assert surveyed.check(LLAMA | {"model_type": "xverse"}) is True
+    with pytest.raises(LoadError, match="rope_traditional"):
+        surveyed.check(LLAMA | {"model_type": "xverse", "rope_traditional": True})
+
+
+def test_a_type_that_transformers_does_not_know_is_not_surveyed():
+    assert surveyed.check({"model_type": "plamo2", "rope_traditional": True}) is False
+
+
+def test_old_names_of_rotary_settings_are_read_without_a_warning():
+    canonical = surveyed.canonical_config(LLAMA)
+    assert canonical is not None
+    assert canonical["rope_parameters"]["rope_theta"] == 500_000.0
+    assert surveyed.flatten(canonical)["rope_parameters.llama3.factor"] == 32.0
+
+
+def test_a_text_models_settings_are_checked_in_their_section():
+    flat = surveyed.flatten({"text_config": {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default"}}})
+    assert flat == {"text_config.rms_norm_eps": 1e-6, "text_config.rope_parameters.rope_type": "default"}
+
+
+def test_the_default_of_a_setting_may_depend_on_others():
+    assert surveyed.default_of(LLAMA | {"head_dim": 128}, "head_dim") == 64  # hidden_size / num_attention_heads

@@ -1,0 +1,38 @@
+"""Nothing is served that differs from transformers: families in turn, another few each day.
+
+`make soak` surveys all of them.
+"""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from survey import run
+from survey.families import FAMILIES
+from survey.run import NotBuilt, survey
+
+FAMILIES_PER_DAY = 2
+DAY = datetime.now(UTC).date().toordinal()
+OF_TODAY = [list(FAMILIES)[(DAY * FAMILIES_PER_DAY + place) % len(FAMILIES)] for place in range(FAMILIES_PER_DAY)]
+
+
+@pytest.mark.parametrize("family", OF_TODAY)
+def test_no_change_of_a_setting_is_served_and_wrong(family: str):
+    try:
+        findings = list(survey(FAMILIES[family], seed=DAY, checks_settings=True))
+    except NotBuilt as error:
+        pytest.fail(f"transformers cannot build {family}: {error}")
+    assert [found for found in findings if found.outcome in ("differs", "crashes")] == []
+
+
+def test_the_survey_finds_a_setting_that_the_engine_ignores(monkeypatch: pytest.MonkeyPatch):
+    """Without the table, mlx-lm follows a setting that transformers does not know."""
+    monkeypatch.setattr(run, "LENGTHS", (9,))
+    raw = survey(FAMILIES["llama"], seed=0, checks_settings=False, only="rope_traditional")
+    assert [(found.value, found.outcome) for found in raw if found.setting == "rope_traditional"] == [
+        (False, "agrees"),
+        (True, "differs"),
+    ]
+    checked = survey(FAMILIES["llama"], seed=0, checks_settings=True, only="rope_traditional")
+    outcomes = {found.value: found.outcome for found in checked if found.setting == "rope_traditional"}
+    assert outcomes == {False: "agrees", True: "refused"}

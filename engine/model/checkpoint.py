@@ -3,9 +3,12 @@
 import hashlib
 import inspect
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +17,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from scorepool.engine.errors import LoadError, as_load_error, describe
-from scorepool.engine.model import activations, mends
+from scorepool.engine.model import activations, mends, packed_weights
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
 from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
 from scorepool.engine.model.weight_checks import refuse_degenerate_weights
@@ -82,7 +85,7 @@ def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
     with as_load_error(f"mlx-lm cannot load {folder}"):
         stored = stored_tensors(folder)
         refuse_more_layers_than_tensors(config, len(stored))
-        model, config = load_model(
+        model, config = _load_model(dtype)(
             folder, model_config=config, get_model_classes=_get_checked_classes, trust_remote_code=False
         )
         _refuse_dropped_weights(stored, model)
@@ -90,6 +93,14 @@ def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
     refuse_degenerate_weights(model)
     mends.apply(model, config)
     return model, config
+
+
+def _load_model(dtype: str) -> Callable[..., tuple[Any, Config]]:
+    """Return mlx-lm's load_model, reading the weights that AutoAWQ and AutoGPTQ packed as `packed_weights` does."""
+    unpack = partial(packed_weights.unpack, dtype=_target_dtype(dtype))
+    load = FunctionType(load_model.__code__, {**load_model.__globals__, "_transform_awq_weights": unpack})
+    load.__defaults__ = load_model.__defaults__
+    return load
 
 
 def load_chat_codec(folder: Path, config: Config) -> ChatCodec:
@@ -175,11 +186,19 @@ def _refuse_dropped_weights(stored: dict[str, mx.array], model: Any) -> None:
         )
 
 
+def _target_dtype(dtype: str) -> mx.Dtype | None:
+    """Return the dtype to compute in; None for the checkpoint's."""
+    if dtype == "auto" and mx.default_device() == mx.gpu:
+        return None
+    target: mx.Dtype = getattr(mx, "float32" if dtype == "auto" else dtype)
+    return target
+
+
 def _cast(model: Any, dtype: str) -> None:
     """Cast floating-point weights to `dtype` and evaluate them. Packed weights stay; their scales are cast."""
-    if dtype == "auto" and mx.default_device() == mx.gpu:
+    target = _target_dtype(dtype)
+    if target is None:
         return
-    target: mx.Dtype = getattr(mx, "float32" if dtype == "auto" else dtype)
     # Some weights lose too much in 16 bits (Mamba's A_log, a router's bias); the architecture names them.
     may_narrow = getattr(model, "cast_predicate", lambda path: True)
 

@@ -238,13 +238,12 @@ class SharedPrefixKV:
         self._values = [self._repeat(values, rows) for (_, values), (_, rows) in zip(visible, runs, strict=True)]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self._new = keys, values
+        self.keys, self.values = keys, values  # of the new tokens; deepseek_v32 adds dependencies to them
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return all keys and values again, for a layer that attends to those of another."""
-        keys, values = self._new
-        return _append(self._keys, keys), _append(self._values, values)
+        return _append(self._keys, self.keys), _append(self._values, self.values)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: N803
         window = window_size or self._max_size

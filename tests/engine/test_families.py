@@ -8,9 +8,12 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+import mlx.core as mx
 import pytest
 
 from scorepool.engine import Engine, Sampling, Sequence
+from scorepool.engine.model import kv_cache
+from scorepool.engine.model.load import load_checked
 from survey import reference
 from survey.families import FAMILIES
 from tests.engine.oracle import Oracle, assert_agrees
@@ -18,8 +21,8 @@ from tests.tiny_models import VOCAB_SIZE
 from tests.tiny_tokenizer import BOS, build_tokenizer
 
 BATCHED = [
-    *("falcon_mamba", "gemma2", "gemma3n", "jamba", "llama4", "llama4_text", "mamba", "ministral3", "nemotron_h"),
-    *("olmo_hybrid", "recurrent_gemma"),
+    *("deepseek_v32", "falcon_mamba", "gemma2", "gemma3n", "gpt2", "gpt_bigcode", "jamba", "llama4", "llama4_text"),
+    *("mamba", "ministral3", "nemotron_h", "olmo_hybrid", "recurrent_gemma"),
 ]
 SEQUENTIAL = ["minimax_m3_vl"]
 REFUSED = [("jamba", "experts")]
@@ -89,3 +92,30 @@ def test_every_way_to_run_rows_equals_transformers(
         assert_agrees(sequence, oracle)
     served = "exact" if mode == "exact" else "default" if name in BATCHED else "one row at a time"
     assert engine.model_info.mode == served
+
+
+def test_prompts_of_sparse_attention_are_shared(
+    family: Callable[[str, str], tuple[Path, Oracle]], open_engine: Callable[..., Engine]
+):
+    folder, _ = family("deepseek_v32", "base")
+    assert open_engine(folder).model_info.self_test == "passed"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode"])
+def test_padding_has_positions_of_the_table(family: Callable[[str, str], tuple[Path, Oracle]], name: str):
+    model, _, _ = load_checked(family(name, "base")[0], "float32")
+    table = next(module.wpe for module in model.modules() if "wpe" in module)
+    last = table.weight.shape[0] - 1
+    looked_up: list[int] = []
+
+    class Table(type(table)):
+        def __call__(self, positions: mx.array) -> mx.array:
+            looked_up.append(positions.max().item())
+            return super().__call__(positions)
+
+    table.__class__ = Table
+    cache = kv_cache.new(model)
+    model(mx.zeros((1, last - 3), mx.int32), cache)
+    model(mx.zeros((1, 10), mx.int32), cache)
+
+    assert looked_up == [last - 4, last]

@@ -8,7 +8,7 @@ of their own: rope.py, activations.py.
 from collections.abc import Callable
 from typing import Any
 
-from scorepool.engine.model.mends import gemma, llama4, recurrent
+from scorepool.engine.model.mends import gemma, llama4, positions, recurrent
 
 Config = dict[str, Any]
 Mend = Callable[[Any, Config], None]
@@ -20,12 +20,19 @@ def apply(model: Any, config: Config) -> None:
         mend(model, config)
 
 
+def names(model_type: str) -> list[str]:
+    """Return what is mended in a model type, in words for the documents."""
+    return [mend.__name__.replace("_", " ") for mend in _MENDS.get(model_type, ())]
+
+
 _MENDS: dict[str, tuple[Mend, ...]] = {
     "falcon_h1": (recurrent.scale_keys, recurrent.group_norms),
     "gemma2": (gemma.add_axis_to_masks,),
     "gemma3": (gemma.scale_embeddings,),
     "gemma3_text": (gemma.scale_embeddings,),
     "gemma3n": (gemma.give_gemma3n_caches, gemma.part_head_of_gemma3n),
+    "gpt2": (positions.place_rows,),
+    "gpt_bigcode": (positions.place_rows,),
     "granitemoehybrid": (recurrent.group_norms,),
     "llama4": (llama4.mask_chunks,),
     "llama4_text": (llama4.mask_chunks,),

@@ -3,7 +3,7 @@
 A setting that config.json leaves out has transformers' default, which is not always mlx-lm's. And transformers 5
 renamed some keys when it saves a model: an architecture that looks only for the old name takes its own default
 instead. Either makes a model silently wrong by nats. This module adds transformers' defaults, and the old name of every
-renamed key. It never changes a key that the checkpoint has.
+renamed key. It never changes a key that the checkpoint has, but for rope_parameters.
 """
 
 from pathlib import Path
@@ -67,7 +67,9 @@ def _add_defaults(config: Config, canonical: Config) -> None:
             section.setdefault("tie_word_embeddings", canonical["tie_word_embeddings"])
         _add_defaults(section, canonical_section)
     for name, value in canonical.items():
-        if value is not None and name not in NOT_COMPUTED and name != "text_config":
+        if value is not None and name == "rope_parameters":
+            config[name] = value  # transformers brings all of their spellings into one form
+        elif value is not None and name not in NOT_COMPUTED and name != "text_config":
             config.setdefault(name, value)
 
 

@@ -1,7 +1,8 @@
-"""Check that the architecture treats positions as its checkpoint says, and patch or refuse it otherwise.
+"""Make the model treat positions as its checkpoint says, or refuse it.
 
 mlx-lm's architectures read only some of the settings for positions. One that ignores a rotary scaling is silently wrong
-by nats, on published checkpoints too. The periods of its rotary modules must be those that the configuration implies.
+by nats, on published checkpoints too. A rotary module with other periods, another attention factor or other pairs of
+dimensions than the configuration implies is replaced.
 
 Some periods depend on the length of the whole row (dynamic, longrope): the first token's keys change when a later token
 comes, so no cache, batch or chunk can hold them. Up to the length that the checkpoint was trained with they are
@@ -9,37 +10,30 @@ constant; the context ends there.
 """
 
 import logging
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
-from math import ceil, floor, isclose, log, pi, sqrt
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 
-from scorepool.engine.errors import LoadError
+from scorepool.engine.errors import LoadError, describe
+from scorepool.engine.model.rope_frequencies import ROPE_TYPES, RopeFrequencies, base_periods, compute, ntk_alpha
 
 logger = logging.getLogger(__name__)
 
 Config = dict[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class RopeFrequencies:
-    """A rotary embedding: dimensions 2i and 2i + 1 (or i and i + dims/2) turn once in 2 pi periods[i] tokens.
-
-    `attention_factor` then scales all of them.
-    """
-
-    periods: list[float]  # [dims / 2]
-    attention_factor: float
-
-    def equals(self, other: "RopeFrequencies") -> bool:
-        return (
-            len(self.periods) == len(other.periods)
-            and all(isclose(one, two, rel_tol=1e-4) for one, two in zip(self.periods, other.periods, strict=True))
-            and abs(self.attention_factor - other.attention_factor) < 1e-4
-        )
+_OTHER_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "telechat3-yarn": "yarn"}
+# Architectures whose modules may have lost which dimensions they pair: these pair neighbours, the others halves.
+_PAIR_NEIGHBOURS = {
+    *("bailing_hybrid", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "gptj", "llama4", "llama4_text"),
+    *("longcat_flash", "longcat_flash_ngram"),
+}
+# Architectures whose configuration decides about it; mlx-lm reads it in some.
+_READ_ROPE_INTERLEAVE = {"deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", "youtu", "youtu_llm"}
+_ROTATE_PART = {"glm", "minimax_m2"}  # of each head; mlx-lm rotates all of it, or reads another setting
 
 
 def check_or_patch(model: Any, config: Config) -> int | None:
@@ -48,21 +42,12 @@ def check_or_patch(model: Any, config: Config) -> int | None:
     Raise LoadError if the model cannot be made right.
     """
     text_config = {**config, **(config.get("text_config") or {})}
-    _make_periods_constant(model)
     limits = [
         _check_or_patch_rope(model, text_config),
         _trained_length(text_config),
         _dense_length(text_config),
     ]
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _make_periods_constant(model: Any) -> None:
-    """Give modules of dynamic scaling their unscaled periods. mlx-lm scales by the padded length of a forward pass."""
-    for module in model.modules():
-        for name, child in module.children().items():
-            if type(child).__name__ == "DynamicNTKScalingRoPE":
-                setattr(module, name, RoPE(child.dims, traditional=child.traditional, base=child.base))
 
 
 def _trained_length(config: Config) -> int | None:
@@ -81,181 +66,205 @@ def _dense_length(config: Config) -> int | None:
     return int(config.get("blocksparse_block_size") or 64) * int(config.get("blocksparse_num_local_blocks") or 16)
 
 
+class ConfiguredRoPE(Module):
+    """Rotate by given periods. Takes [batch, heads, length, head_dim]; further dimensions of a head stay."""
+
+    def __init__(self, frequencies: RopeFrequencies, *, traditional: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dims = 2 * len(frequencies.periods)
+        self.traditional = traditional
+        self.attention_factor = frequencies.attention_factor
+        self._freqs = mx.array(frequencies.periods, dtype=mx.float32)
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        if self.attention_factor != 1.0:
+            x = x.at[..., : self.dims].multiply(self.attention_factor)
+        return mx.fast.rope(
+            x, self.dims, traditional=self.traditional, base=None, scale=1.0, offset=offset, freqs=self._freqs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotary:
+    """A rotary module of the model, and where it is."""
+
+    path: str
+    parent: Any
+    module: Any
+
+    @property
+    def dims(self) -> int:
+        return int(self.module.dims) if hasattr(self.module, "dims") else 2 * int(self.module._freqs.size)
+
+    @property
+    def frequencies(self) -> RopeFrequencies:
+        module = self.module
+        if isinstance(module, RoPE):
+            return RopeFrequencies([period / module.scale for period in base_periods(module.base, self.dims)], 1.0)
+        factors = (getattr(module, name, None) for name in ("attention_factor", "mscale", "_scale"))
+        factor = next((float(factor) for factor in factors if factor is not None), 1.0)
+        return RopeFrequencies(module._freqs.astype(mx.float32).tolist(), factor)
+
+    @property
+    def layer(self) -> int | None:
+        found = re.search(r"\blayers\.(\d+)\.", self.path)
+        return int(found[1]) if found else None
+
+    def pairs_neighbours(self, config: Config) -> bool:
+        """Return whether the model rotates dimensions 2i and 2i + 1 together, rather than i and i + dims/2."""
+        model_type = config["model_type"]
+        if model_type in _READ_ROPE_INTERLEAVE:
+            return bool(config.get("rope_interleave", True))
+        if model_type == "glm_moe_dsa":  # mlx-lm reads indexer_rope_interleave
+            return True
+        if model_type == "deepseek_v32":
+            return "indexer" not in self.path
+        return bool(getattr(self.module, "traditional", model_type in _PAIR_NEIGHBOURS))
+
+    def matches(self, frequencies: RopeFrequencies, config: Config) -> bool:
+        is_traditional = type(self.module).__name__ == "DeepseekV2YarnRotaryEmbedding"
+        pairs_neighbours = bool(getattr(self.module, "traditional", is_traditional))
+        return (
+            self.dims == 2 * len(frequencies.periods) > 0
+            and pairs_neighbours == self.pairs_neighbours(config)
+            and self.frequencies.equals(frequencies)
+        )
+
+    def head_dim(self, config: Config) -> int:
+        if hasattr(self.parent, "head_dim"):
+            return int(self.parent.head_dim)
+        return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+    def replace(self, module: Any) -> None:
+        setattr(self.parent, self.path.rpartition(".")[2], module)
+
+
+def _rotary_modules(model: Any) -> list[_Rotary]:
+    """Return the rotary modules. Those of dynamic scaling get unscaled periods: mlx-lm scales by a padded length."""
+    found = []
+    for path, parent in model.named_modules():
+        for name, child in parent.children().items():
+            if type(child).__name__ == "DynamicNTKScalingRoPE":
+                child = RoPE(child.dims, traditional=child.traditional, base=child.base)
+                setattr(parent, name, child)
+            if isinstance(child, RoPE) or hasattr(child, "_freqs"):
+                found.append(_Rotary(f"{path}.{name}", parent, child))
+    return found
+
+
 def _check_or_patch_rope(model: Any, config: Config) -> int | None:
-    scalings = list(_configured_scalings(config))
+    scalings = _configured_scalings(config)
     if not scalings:
         return None
-    modules = [module for _, module in model.named_modules() if _rotary_dims(module) is not None]
-    if not modules and all(scaling["rope_type"] == "default" for scaling in scalings):
-        return None  # the hybrids of granite 4 and nemotron configure a rotary base but have no rotary layers
-    for scaling in scalings:
-        if not any(_matches(module, scaling, config) for module in modules) and not _patch(modules, scaling, config):
-            raise LoadError(
-                f"the configuration asks for rotary positions {scaling}, but mlx-lm's {config['model_type']} "
-                "computes different ones: its logprobs would be wrong"
-            )
-    limits = [_constant_length(scaling, config) for scaling in scalings]
+    modules = _rotary_modules(model)
+    if not modules and config["model_type"] == "granitemoehybrid":
+        return None  # mends/positions.py removed them, and no rotary setting matters
+    for layer_type, scaling in scalings.items():
+        followers = [
+            module for module in modules if _layer_type(module, config) in (layer_type, None) or not layer_type
+        ]
+        _check_or_replace(followers, scaling, config)
+    limits = [_constant_length(scaling, config) for scaling in scalings.values()]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _layer_type(module: _Rotary, config: Config) -> str | None:
+    layer_types: list[str] = config.get("layer_types") or []
+    return layer_types[module.layer] if module.layer is not None and module.layer < len(layer_types) else None
+
+
+def _check_or_replace(modules: list[_Rotary], scaling: Config, config: Config) -> None:
+    """Replace the modules that do not follow the scaling. Raise LoadError if that would not be right.
+
+    If modules differ in their periods, one that follows the scaling is enough: the others follow settings beside it.
+    """
+    if not modules and scaling["rope_type"] == "default":
+        return  # the hybrids of granite 4 and nemotron configure a rotary base but have no rotary layers
+    configured = [_frequencies(module, scaling, config) for module in modules]
+    matches = [module.matches(right, config) for module, right in zip(modules, configured, strict=True)]
+    is_one_kind = all(module.frequencies.equals(modules[0].frequencies) for module in modules)
+    if modules and (all(matches) or (any(matches) and not is_one_kind)):
+        return
+    _refuse_contradiction(scaling, config)
+    if not modules or not is_one_kind or not all(_can_replace(module, scaling, config) for module in modules):
+        raise LoadError(
+            f"the configuration asks for rotary positions {scaling}, but mlx-lm's {config['model_type']} "
+            "computes different ones: its logprobs would be wrong"
+        )
+    for module, right in zip(modules, configured, strict=True):
+        module.replace(ConfiguredRoPE(right, traditional=module.pairs_neighbours(config)))
+    logger.info("the rotary positions of %s were set to the configuration's", config["model_type"])
+
+
+def _refuse_contradiction(scaling: Config, config: Config) -> None:
+    """Raise LoadError if the base is given twice, and differently."""
+    is_layered = any(isinstance(value, dict) for value in (config.get("rope_parameters") or {}).values())
+    theta = (config.get("attn_config") or config).get("rope_theta")
+    if theta not in (None, scaling["rope_theta"]) and not is_layered:
+        raise LoadError(
+            f"config.json: rope_theta is {theta}, but that of the rotary positions {scaling} is {scaling['rope_theta']}"
+        )
+
+
+def _frequencies(module: _Rotary, scaling: Config, config: Config) -> RopeFrequencies:
+    try:
+        return compute(scaling, config, _configured_dims(module, scaling, config))
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise LoadError(f"config.json: the rotary positions {scaling} cannot be computed: {describe(error)}") from error
+
+
+def _configured_dims(module: _Rotary, scaling: Config, config: Config) -> int:
+    """Return how many dimensions of a head, or of the part of it that has positions, the scaling is for."""
+    if config.get("qk_rope_head_dim"):
+        return module.dims
+    if scaling["rope_type"] == "proportional":
+        return module.head_dim(config)
+    share = scaling.get("partial_rotary_factor")
+    return module.dims if share is None else int(module.head_dim(config) * share)
+
+
+def _can_replace(module: _Rotary, scaling: Config, config: Config) -> bool:
+    """Return whether the model may rotate as many dimensions as configured."""
+    dims = _configured_dims(module, scaling, config)
+    if dims == module.dims and dims % 2 == 0:
+        return dims > 0
+    may_differ = scaling["rope_type"] == "proportional" or config["model_type"] in _ROTATE_PART
+    return (dims == module.dims or may_differ) and 0 < dims + dims % 2 <= module.head_dim(config)
 
 
 def _constant_length(scaling: Config, config: Config) -> int | None:
     """Return the length of the longest row whose periods do not depend on its length; None if none do."""
     if scaling["rope_type"] == "longrope":
         return int(scaling["original_max_position_embeddings"])
-    if scaling["rope_type"] == "dynamic" and _ntk_alpha(scaling, config) is None:
+    if scaling["rope_type"] == "dynamic" and ntk_alpha(scaling, config) is None:
         return int(config["max_position_embeddings"])
     return None
 
 
-def _configured_scalings(config: Config) -> Iterator[Config]:
-    """Yield the configured rotary scalings that can be checked, each with `rope_type` and `rope_theta`."""
+def _configured_scalings(config: Config) -> dict[str, Config]:
+    """Return the rotary scalings that can be checked, by type of layer, or by "" for all layers.
+
+    Each has `rope_type`, `rope_theta` and `original_max_position_embeddings`. Raises LoadError for an unknown type.
+    """
     new = config.get("rope_parameters") or {}
-    old = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})}
-    candidates = [scaling for scaling in new.values() if isinstance(scaling, dict)] or [{**old, **new}]
-    for scaling in candidates:
-        rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
-        rope_type = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}.get(rope_type, rope_type)
-        if rope_type in _FREQUENCIES and scaling.get("rope_theta"):
-            inherited = {"original_max_position_embeddings": _original_length(scaling, config)}
-            yield {**inherited, **scaling, "rope_type": rope_type}
+    old_keys = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    layer_types = config.get("layer_types") or [key for key, value in new.items() if isinstance(value, dict)]
+    layered = {key: value for key, value in new.items() if isinstance(value, dict) and key in layer_types}
+    sections = layered or {"": {**old_keys, **(config.get("rope_scaling") or {}), **new}}
+    scalings = {}
+    for layer_type, section in sections.items():
+        named = section.get("rope_type") or section.get("type") or "default"
+        rope_type = _OTHER_NAMES.get(named, named)
+        if rope_type not in ROPE_TYPES:
+            raise LoadError(f"config.json: rope_type is {named!r}, expected one of {', '.join(ROPE_TYPES)}")
+        given = {key: value for key, value in section.items() if value is not None}
+        given["rope_type"] = rope_type
+        if layered:  # transformers reads `truncate` only outside of the sections
+            given["truncate"] = new.get("truncate", True)
+        if given.get("rope_theta"):
+            scalings[layer_type] = {"original_max_position_embeddings": _original_length(config), **given}
+    return scalings
 
 
-def _original_length(scaling: Config, config: Config) -> int:
-    length = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    return int(length or config.get("max_position_embeddings") or 0)
-
-
-def _matches(module: Any, scaling: Config, config: Config) -> bool:
-    dims = _rotary_dims(module)
-    if dims is None or dims != _configured_dims(scaling, config, dims):
-        return False
-    return _module_frequencies(module).equals(_configured_frequencies(scaling, config, dims))
-
-
-def _patch(modules: list[Any], scaling: Config, config: Config) -> bool:
-    """Set the configured periods on modules that hold periods, if all such modules are of one class."""
-    patchable = [module for module in modules if hasattr(module, "_freqs")]
-    if len({type(module) for module in patchable}) != 1:
-        return False
-    for module in patchable:
-        dims = _rotary_dims(module)
-        if dims is None or dims != _configured_dims(scaling, config, dims):
-            return False
-        configured = _configured_frequencies(scaling, config, dims)
-        module._freqs = mx.array(configured.periods, dtype=mx.float32)
-        setattr(module, "mscale" if hasattr(module, "mscale") else "_scale", configured.attention_factor)
-    logger.info("the rotary periods of %s were set to the configuration's", config["model_type"])
-    return all(_matches(module, scaling, config) for module in patchable)
-
-
-def _rotary_dims(module: Any) -> int | None:
-    """Return how many dimensions of a head the module rotates, or None if it is no rotary module."""
-    if isinstance(module, RoPE):
-        return int(module.dims)
-    return 2 * int(module._freqs.size) if hasattr(module, "_freqs") else None
-
-
-def _configured_dims(scaling: Config, config: Config, default: int) -> int:
-    factor = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if factor is None or config.get("qk_rope_head_dim"):
-        return default
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return int(head_dim * factor)
-
-
-def _module_frequencies(module: Any) -> RopeFrequencies:
-    if isinstance(module, RoPE):
-        return RopeFrequencies([period / module.scale for period in _base_periods(module.base, module.dims)], 1.0)
-    periods: list[float] = module._freqs.astype(mx.float32).tolist()
-    return RopeFrequencies(periods, float(getattr(module, "mscale", getattr(module, "_scale", 1.0))))
-
-
-def _configured_frequencies(scaling: Config, config: Config, dims: int) -> RopeFrequencies:
-    return _FREQUENCIES[scaling["rope_type"]](_base_periods(scaling["rope_theta"], dims), scaling, config)
-
-
-def _base_periods(base: float, dims: int) -> list[float]:
-    return [float(base) ** (dim / dims) for dim in range(0, dims, 2)]
-
-
-# The scalings, computed as in transformers' modeling_rope_utils. Each takes the unscaled periods.
-
-
-def _default(periods: list[float], scaling: Config, config: Config) -> RopeFrequencies:
-    return RopeFrequencies(periods, 1.0)
-
-
-def _dynamic(periods: list[float], scaling: Config, config: Config) -> RopeFrequencies:
-    """Compute the unscaled periods, which apply to rows that end within max_position_embeddings."""
-    alpha, dims = _ntk_alpha(scaling, config), 2 * len(periods)
-    stretched = scaling["rope_theta"] * (alpha or 1.0) ** (dims / (dims - 2))
-    return RopeFrequencies(_base_periods(stretched, dims), 1.0)
-
-
-def _ntk_alpha(scaling: Config, config: Config) -> float | None:
-    """Return Hunyuan's constant stretch of the base, which its checkpoints call dynamic; None for other models."""
-    is_hunyuan = str(config["model_type"]).startswith("hunyuan")
-    return scaling.get("alpha") if is_hunyuan and scaling.get("alpha") else None
-
-
-def _linear(periods: list[float], scaling: Config, config: Config) -> RopeFrequencies:
-    return RopeFrequencies([period * scaling["factor"] for period in periods], 1.0)
-
-
-def _llama3(periods: list[float], scaling: Config, config: Config) -> RopeFrequencies:
-    factor, low, high = (float(scaling[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-
-    def scale(period: float) -> float:
-        turns = float(scaling["original_max_position_embeddings"]) / (2 * pi * period)
-        unscaled_share = _clip((turns - low) / (high - low)) if high > low else float(turns > high)
-        return period / ((1 - unscaled_share) / factor + unscaled_share)
-
-    return RopeFrequencies([scale(period) for period in periods], 1.0)
-
-
-def _yarn(periods: list[float], scaling: Config, config: Config) -> RopeFrequencies:
-    dims, base = 2 * len(periods), scaling["rope_theta"]
-    length = scaling["original_max_position_embeddings"]
-    factor = scaling.get("factor") or config["max_position_embeddings"] / length
-
-    def dimension(turns: float) -> float:
-        return dims * log(length / (turns * 2 * pi)) / (2 * log(base))
-
-    low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
-    if scaling.get("truncate", True):
-        low, high = floor(low), ceil(high)
-    low, high = max(low, 0), min(high, dims - 1)
-    scaled_shares = [_clip((index - low) / ((high - low) or 0.001)) for index in range(len(periods))]
-    scaled = [period / (share / factor + (1 - share)) for period, share in zip(periods, scaled_shares, strict=True)]
-
-    def mscale(weight: float) -> float:
-        return 0.1 * weight * log(factor) + 1 if factor > 1 else 1.0
-
-    weight, weight_all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    configured = scaling.get("attention_factor")
-    default = mscale(weight) / mscale(weight_all_dims) if weight and weight_all_dims else mscale(1)
-    return RopeFrequencies(scaled, default if configured is None else configured)
-
-
-def _longrope(periods: list[float], scaling: Config, config: Config) -> RopeFrequencies:
-    """Compute the short factors, which apply to rows that end within the original length."""
-    length = scaling["original_max_position_embeddings"]
-    factor = scaling.get("factor") or config["max_position_embeddings"] / length
-    configured = scaling.get("attention_factor", scaling.get("short_mscale"))  # phimoe uses the second name
-    default = sqrt(1 + log(factor) / log(length)) if factor > 1 else 1.0
-    scaled = [period * stretch for period, stretch in zip(periods, scaling["short_factor"], strict=True)]
-    return RopeFrequencies(scaled, default if configured is None else configured)
-
-
-def _clip(share: float) -> float:
-    return min(max(share, 0.0), 1.0)
-
-
-_FREQUENCIES = {
-    "default": _default,
-    "dynamic": _dynamic,
-    "linear": _linear,
-    "llama3": _llama3,
-    "longrope": _longrope,
-    "yarn": _yarn,
-}
+def _original_length(config: Config) -> int:
+    return int(config.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 0)

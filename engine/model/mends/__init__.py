@@ -33,7 +33,7 @@ _MENDS: dict[str, tuple[Mend, ...]] = {
     "gemma3n": (gemma.give_gemma3n_caches, gemma.part_head_of_gemma3n),
     "gpt2": (positions.place_rows,),
     "gpt_bigcode": (positions.place_rows,),
-    "granitemoehybrid": (recurrent.group_norms,),
+    "granitemoehybrid": (recurrent.group_norms, positions.remove_unconfigured_rope),
     "llama4": (llama4.mask_chunks,),
     "llama4_text": (llama4.mask_chunks,),
     "mamba2": (recurrent.group_norms,),

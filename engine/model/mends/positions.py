@@ -1,4 +1,4 @@
-"""Mends of architectures that look positions up in a table."""
+"""Mends of architectures that look positions up in a table, or that have none."""
 
 from typing import Any
 
@@ -32,3 +32,12 @@ def place_rows(model: Any, config: Config) -> None:
             return normed
 
     backbone.__class__ = Backbone
+
+
+def remove_unconfigured_rope(model: Any, config: Config) -> None:
+    """Make granitemoehybrid rotate only if its configuration says "rope". mlx-lm rotates unless it says "nope"."""
+    if config.get("position_embedding_type") == "rope":
+        return
+    for module in model.modules():
+        if "rope" in module:
+            module.rope = None

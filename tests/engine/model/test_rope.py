@@ -5,11 +5,17 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
 from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, LoadError, Sampling, Sequence
-from scorepool.engine.model import rope
+from scorepool.engine.model import kv_cache, rope
+from scorepool.engine.model.load import load_checked
+from survey import reference
+from survey.families import FAMILIES
+from survey.mutations import Config
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import VOCAB_SIZE, TinyModels
 
@@ -109,11 +115,72 @@ def test_llama3_scaling_with_equal_low_and_high_frequency_factors_is_computed(
     assert_agrees(sequence, Oracle(folder))
 
 
+@pytest.mark.parametrize("values", [{"rope_parameters": YARN}, {"rope_parameters": None, "rope_scaling": YARN}])
+def test_a_scaling_that_mlx_lm_ignores_is_computed(
+    edited: Callable[..., Path], open_engine: Callable[..., Engine], values: dict[str, Any]
+):
+    folder = edited("qwen3_moe", rope_theta=3000.0, **values)
+    sequence = sequence_of(200)
+
+    open_engine(folder).add([sequence]).result(60)
+
+    assert_agrees(sequence, Oracle(folder))
+
+
+LONGROPE = {"original_max_position_embeddings": 128, "factor": 3.0, "short_mscale": 1.2}
+MLA_LONGROPE = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0], **LONGROPE}
+HEAD_LONGROPE = {"short_factor": [1 + place / 10 for place in range(8)], "long_factor": [2.0] * 8, **LONGROPE}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("deepseek_v3", {"rope_interleave": False}),
+        ("deepseek_v3", {"rope_parameters": {"rope_type": "longrope", **MLA_LONGROPE}}),
+        ("glm", {}),  # rotates a half of each head
+        ("glm", {"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.85}}),
+        ("glm4", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.85}}),  # odd
+        ("glm4_moe_lite", {"rope_interleave": False}),
+        ("glm_moe_dsa", {"indexer_rope_interleave": False}),
+        ("granitemoehybrid", {"position_embedding_type": None}),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", **HEAD_LONGROPE}}),
+        ("llama", {"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
+        ("llama4", {"text_config.rope_parameters": {"rope_type": "longrope", **HEAD_LONGROPE}}),
+        (
+            "mellum",  # transformers reads truncate only outside of the layers' sections
+            {
+                "rope_parameters": {
+                    "full_attention": {**YARN, "truncate": False},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                }
+            },
+        ),
+    ],
+)
+def test_positions_of_a_family_are_those_of_transformers(name: str, values: Config, tmp_path: Path):
+    settings = FAMILIES[name].bases()["base"]
+    for key, value in values.items():
+        section, _, inner = key.rpartition(".")
+        settings |= {section: settings[section] | {inner: value}} if section else {key: value}
+    transformers_model = reference.build_model(reference.build_config(settings), seed=0)
+    transformers_model.save_pretrained(tmp_path)
+    FAMILIES[name].convert(tmp_path)
+    model, _, limit = load_checked(tmp_path, "float32", checks_settings=False)
+    token_ids = sequence_of(100).token_ids
+
+    logits = model(mx.array([token_ids]), cache=kv_cache.new(model))[0]
+
+    logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    assert limit is None or limit >= len(token_ids)
+    assert np.abs(logprobs - reference.logprobs(transformers_model, token_ids)).max() < 1e-3
+
+
 @pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
-        ("qwen3_moe", {"rope_parameters": YARN, "rope_theta": None}, "rotary positions .*yarn.* qwen3_moe"),
-        ("qwen3_moe", {"rope_scaling": YARN, "rope_theta": 3000.0, "rope_parameters": None}, "rotary positions .*yarn"),
+        ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 3000.0}}, "rope_type is 'spiral'"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 3000.0}}, "linear.*factor"),
+        ("phi", {"rope_parameters": {"rope_theta": 3000.0, "partial_rotary_factor": 0.0}}, "rotary positions"),
         ("qwen3", {"partial_rotary_factor": 0.5}, "rotary positions"),
         ("qwen3", {"rope_theta": 77.0}, "rotary positions .*10000"),  # contradicts rope_parameters
         ("gemma3", {"sliding_window_pattern": 2}, "sliding layers"),

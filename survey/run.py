@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from scorepool.engine.model.contradictions import refuse_contradictions
 from scorepool.engine.model.surveyed import Flat, default_of, flatten
 from survey import reference
 from survey.families.family import Family
@@ -41,7 +42,7 @@ class Finding:
 
 
 class NotBuilt(Exception):
-    """transformers itself refuses the configuration or fails on it."""
+    """transformers refuses the configuration or fails on it, or its values contradict each other."""
 
 
 def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") -> Iterator[Finding]:
@@ -102,6 +103,7 @@ class _Measured:
             self.model.save_pretrained(folder)
             family.convert(folder)
             self.published: Config = json.loads((folder / "config.json").read_text())
+            refuse_contradictions(self.published)
         except Exception as error:  # any: transformers on an impossible configuration
             shutil.rmtree(folder)
             raise NotBuilt(f"{type(error).__name__}: {error}") from error

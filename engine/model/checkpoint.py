@@ -88,10 +88,10 @@ def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
         model, config = _load_model(dtype)(
             folder, model_config=config, get_model_classes=_get_checked_classes, trust_remote_code=False
         )
-        _refuse_dropped_weights(stored, model)
         _cast(model, dtype)
     refuse_degenerate_weights(model)
-    mends.apply(model, config)
+    mends.apply(model, config, stored)
+    _refuse_dropped_weights(stored, model)
     return model, config
 
 

@@ -80,11 +80,6 @@ def refuse_ignored_settings(config: Config, known: set[str]) -> None:
             "config.json: model_type is 'bitnet': mlx-lm does not round the activations to 8 bits as the model does, "
             "and its logprobs would be wrong"
         )
-    if config["model_type"] == "jamba" and config.get("num_experts", 1) > 1:
-        raise LoadError(
-            "mlx-lm's jamba weighs experts by a softmax over the chosen experts, but the model by one over all "
-            "experts: its logprobs would be wrong"
-        )
     for name, neutral_values in (_NEUTRAL_VALUES | _CONSTANTS.get(config["model_type"], {})).items():
         value = config.get(name)
         if name not in known and value is not None and value not in neutral_values:

@@ -16,10 +16,12 @@ _LARGEST = 2**31 - 1  # MLX's sizes are 32-bit integers
 _AT_LEAST_1 = {
     *("head_dim", "hidden_size", "max_position_embeddings", "n_ctx", "n_embd", "n_head", "n_layer", "n_positions"),
     *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size"),
+    *("moe_layer_freq", "n_shared_experts", "num_layers"),
 }
 _NOT_NEGATIVE = ("dim", "expert", "heads", "layers", "rank", "size", "window")  # parts of the keys of sizes and counts
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
+_GROUPS = ("n_group", "num_expert_group")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = (("num_attention_heads", "num_key_value_heads"), ("n_heads", "n_kv_heads"))
 # Settings of architectures for which num_attention_heads and num_key_value_heads decide nothing, or not alone.
@@ -122,6 +124,24 @@ def _check_experts(section: Config, prefix: str) -> None:
         raise _refusal(prefix + chosen_key, section[chosen_key], expected)
     if section[chosen_key] < 1:
         raise _refusal(prefix + chosen_key, section[chosen_key], "at least 1")
+    _check_groups(section, prefix, all_key, chosen_key)
+
+
+def _check_groups(section: Config, prefix: str, all_key: str, chosen_key: str) -> None:
+    """Check the groups of experts, of which a router keeps `topk_group`."""
+    groups_key = next((key for key in _GROUPS if _is_int(section.get(key))), None)
+    num_kept = section.get("topk_group")
+    if groups_key is None or not _is_int(num_kept):
+        return
+    num_groups, num_experts = section[groups_key], section[all_key]
+    if num_groups < 1 or num_experts % num_groups:
+        raise _refusal(prefix + groups_key, num_groups, f"a divisor of {all_key}, which is {num_experts}")
+    if not 1 <= num_kept <= num_groups:
+        raise _refusal(f"{prefix}topk_group", num_kept, f"1 to {groups_key}, which is {num_groups}")
+    num_candidates = num_experts // num_groups * num_kept
+    if section[chosen_key] > num_candidates:
+        expected = f"at most {num_candidates}, the number of experts in topk_group groups"
+        raise _refusal(prefix + chosen_key, section[chosen_key], expected)
 
 
 def _check_quantization(config: Config) -> None:

@@ -65,7 +65,7 @@ FAMILIES: tuple[Family, ...] = (
             "attn_layer_offset": 1,
             "attn_layer_period": 2,
             "expert_layer_offset": 1,
-            "expert_layer_period": 3,
+            "expert_layer_period": 2,
             "mamba_d_state": 8,
             "mamba_dt_rank": 8,
             "num_experts": 1,

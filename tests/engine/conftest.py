@@ -11,8 +11,11 @@ import pytest
 
 from scorepool.engine import Engine, EngineSettings
 from scorepool.engine.model import blas
+from survey import reference
+from survey.families import FAMILIES
 from tests.engine.oracle import Oracle
 from tests.tiny_models import TinyModels
+from tests.tiny_tokenizer import build_tokenizer
 
 blas.load()  # before a test module imports mlx
 
@@ -78,3 +81,19 @@ def engine(engine_of: Callable[..., Engine]) -> Engine:
 @pytest.fixture
 def oracle(oracle_of: Callable[[str], Oracle]) -> Oracle:
     return oracle_of("llama")
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Oracle]]:
+    """Return the folder of a tiny model of the survey, with changed settings, and transformers' model of it."""
+
+    @cache
+    def build(name: str, base: str = "base", **changes: object) -> tuple[Path, Oracle]:
+        folder, settings = tmp_path_factory.mktemp(name), FAMILIES[name].bases()[base]
+        model = reference.build_model(reference.build_config(settings | changes), seed=0)
+        model.save_pretrained(folder)
+        FAMILIES[name].convert(folder)
+        build_tokenizer().save_pretrained(folder)
+        return folder, Oracle(model)
+
+    return build

@@ -8,14 +8,18 @@ of their own: rope.py, activations.py.
 from collections.abc import Callable
 from typing import Any
 
-from scorepool.engine.model.mends import gemma, llama4, positions, recurrent
+import mlx.core as mx
+
+from scorepool.engine.model.mends import experts, gemma, llama4, norms, positions, recurrent
 
 Config = dict[str, Any]
 Mend = Callable[[Any, Config], None]
 
 
-def apply(model: Any, config: Config) -> None:
-    """Apply the mends of the model's type."""
+def apply(model: Any, config: Config, stored: dict[str, mx.array]) -> None:
+    """Apply the mends of the model's code and type. `stored` has the checkpoint's tensors by name."""
+    norms.set_epsilons(model, config)
+    experts.mend_routers(model, config, stored)
     for mend in _MENDS.get(config["model_type"], ()):
         mend(model, config)
 

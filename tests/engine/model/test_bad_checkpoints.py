@@ -89,6 +89,10 @@ def copy_of(tiny_models: TinyModels, tmp_path: Path) -> Callable[[str], Path]:
         ("gemma3", {"layer_types": ["sliding_attention"]}, "must be equal to the number of `layer_types` (1)"),
         ("qwen3_moe", {"num_experts_per_tok": 99}, "num_experts_per_tok is 99, expected at most num_"),
         ("qwen3_moe", {"num_experts_per_tok": 0}, "num_experts_per_tok is 0, expected at least 1"),
+        ("qwen3_moe", {"n_group": 3, "topk_group": 1}, "n_group is 3, expected a divisor of num_"),
+        ("qwen3_moe", {"n_group": 4, "topk_group": 0}, "topk_group is 0, expected 1 to n_group, which is 4"),
+        ("qwen3_moe", {"n_group": 8, "topk_group": 1}, "num_experts_per_tok is 2, expected at most 1, the number of"),
+        ("qwen3_moe", {"n_shared_experts": 0}, "n_shared_experts is 0, expected at least 1"),
     ],
 )  # fmt: skip
 def test_an_impossible_setting_is_named_with_its_value(

@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from scorepool.engine import LoadError
-from scorepool.engine.model.config import read_config, refuse_ignored_settings
+from scorepool.engine.model.config import read_config
 
 YARN = {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0, "original_max_position_embeddings": 128}
-
-
-def test_loading_refuses_jamba_with_several_experts():
-    refuse_ignored_settings({"model_type": "jamba", "num_experts": 1}, {"num_experts"})
-    with pytest.raises(LoadError, match="experts"):
-        refuse_ignored_settings({"model_type": "jamba", "num_experts": 16}, {"num_experts"})
 
 
 def test_no_head_dim_is_derived_for_gemma(tmp_path: Path):

@@ -120,11 +120,18 @@ def test_a_scaling_that_mlx_lm_ignores_is_computed(
     edited: Callable[..., Path], open_engine: Callable[..., Engine], values: dict[str, Any]
 ):
     folder = edited("qwen3_moe", rope_theta=3000.0, **values)
-    sequence = sequence_of(200)
+    engine, oracle = open_engine(folder, max_batch_tokens=60), Oracle(folder)  # 60: the first row needs several chunks
+    sequences = [
+        sequence_of(200),
+        *(Sequence(token_ids=sequence_of(length).token_ids, sampling=Sampling(max_tokens=20)) for length in (80, 5)),
+        *(Sequence(token_ids=sequence_of(length).token_ids, score_from=1) for length in (33, 50)),
+    ]
 
-    open_engine(folder).add([sequence]).result(60)
+    for future in [engine.add([sequence]) for sequence in sequences]:
+        future.result(60)
 
-    assert_agrees(sequence, Oracle(folder))
+    for sequence in sequences:
+        assert_agrees(sequence, oracle)
 
 
 LONGROPE = {"original_max_position_embeddings": 128, "factor": 3.0, "short_mscale": 1.2}

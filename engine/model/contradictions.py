@@ -14,17 +14,27 @@ Config = dict[str, Any]
 
 _LARGEST = 2**31 - 1  # MLX's sizes are 32-bit integers
 _AT_LEAST_1 = {
-    *("head_dim", "hidden_size", "max_position_embeddings", "n_ctx", "n_embd", "n_head", "n_layer", "n_positions"),
-    *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size"),
-    *("moe_layer_freq", "n_shared_experts", "num_layers"),
+    *("head_dim", "hidden_size", "intermediate_size", "max_position_embeddings", "moe_layer_freq", "n_ctx", "n_embd"),
+    *("n_head", "n_layer", "n_positions", "n_shared_experts", "num_attention_heads", "num_hidden_layers"),
+    *("num_key_value_heads", "num_layers", "vocab_size"),
 }
+_WHOLE = {*_AT_LEAST_1, "sliding_window"}
 _NOT_NEGATIVE = ("dim", "expert", "heads", "layers", "rank", "size", "window")  # parts of the keys of sizes and counts
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
 _GROUPS = ("n_group", "num_expert_group")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = (("num_attention_heads", "num_key_value_heads"), ("n_heads", "n_kv_heads"))
-# Settings of architectures for which num_attention_heads and num_key_value_heads decide nothing, or not alone.
+_ABOVE_0 = {
+    *("attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor"),
+    *("original_max_position_embeddings", "partial_rotary_factor", "query_pre_attn_scalar", "rope_theta"),
+}
+_TYPES = {  # null is a value that the libraries take for absent, or not
+    **dict.fromkeys(("auto_map", "text_config"), (dict, "an object")),
+    **dict.fromkeys(("quantization_config", "rope_parameters", "rope_scaling"), (dict | None, "an object")),
+    **dict.fromkeys(("architectures", "layer_types"), (list | None, "a list")),
+}
+# Settings of architectures for which num_attention_heads, num_key_value_heads and head_dim do not decide alone.
 _OTHER_HEADS = {"kv_lora_rank", "multi_query", "num_attention_heads_per_layer", "state_size"}
 _LEAST_VOCABULARY = {"phi3small": 100_352}  # mlx-lm excludes ids up to 100,351 by a constant: a write out of bounds
 _QUANT_METHODS = {"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"}
@@ -34,11 +44,13 @@ def refuse_contradictions(config: Config) -> None:
     """Raise LoadError for the first value that no model can have, or that contradicts another."""
     if not isinstance(config.get("model_type"), str):
         raise _refusal("model_type", config.get("model_type"), "the name of an architecture")
-    for prefix, section in (("", config), ("text_config.", config.get("text_config"))):
-        if isinstance(section, dict):
-            _check_sizes(section, prefix)
-            _check_numbers(section, prefix)
-            _check_pairs(section, prefix)
+    if config.get("model_file") is not None:
+        raise _refusal("model_file", config["model_file"], "no such key: code of a checkpoint never runs")
+    for prefix, section in (("", config), ("text_config.", config.get("text_config", {}))):
+        _check_types(section, prefix)
+        _check_sizes(section, prefix)
+        _check_numbers(section, prefix)
+        _check_pairs(section, prefix)
     least = _LEAST_VOCABULARY.get(config["model_type"], 0)
     vocab_size = config.get("vocab_size")
     if _is_int(vocab_size) and vocab_size < least:
@@ -62,14 +74,20 @@ def refuse_small_vocabulary(vocab_size: int, token_ids: Iterable[int]) -> None:
         raise _refusal("vocab_size", vocab_size, f"at least {highest + 1}: the tokenizer has ids up to {highest}")
 
 
+def _check_types(section: Config, prefix: str) -> None:
+    for key, (kind, expected) in _TYPES.items():
+        if key in section and not isinstance(section[key], kind):
+            raise _refusal(prefix + key, section[key], expected)
+
+
 def _check_sizes(section: Config, prefix: str) -> None:
+    has_other_heads = bool(_OTHER_HEADS & section.keys())
     for key, value in section.items():
-        is_size = key in _AT_LEAST_1
-        if is_size and (isinstance(value, bool) or not isinstance(value, int | list | None)):
+        if key in _WHOLE and (isinstance(value, bool) or not isinstance(value, int | list | None)):
             raise _refusal(prefix + key, value, "a whole number")
         if not _is_int(value):
             continue
-        if is_size and value < 1 and not (key == "num_key_value_heads" and _OTHER_HEADS & section.keys()):
+        if key in _AT_LEAST_1 and value < 1 and not (key in ("head_dim", "num_key_value_heads") and has_other_heads):
             raise _refusal(prefix + key, value, "at least 1")
         if value < 0 and any(part in key for part in _NOT_NEGATIVE):
             raise _refusal(prefix + key, value, "at least 0")
@@ -78,26 +96,27 @@ def _check_sizes(section: Config, prefix: str) -> None:
 
 
 def _check_numbers(section: Config, prefix: str) -> None:
-    for key in ("rope_parameters", "rope_scaling"):
-        if not isinstance(section.get(key), dict | None):
-            raise _refusal(prefix + key, section[key], "an object")
-    for name, value in _numbers(section, prefix):
-        key = name.rpartition(".")[2]
+    for name, value in _leaves(section, prefix):
+        key, is_number = name.rpartition(".")[2], isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or not (is_number or key in _ABOVE_0):
+            continue
         if value != value:
             raise _refusal(name, value, "a number")
-        if key in ("rope_theta", "factor") and not (value > 0 and isfinite(value)):
+        if key in _ABOVE_0 and not (is_number and value > 0 and isfinite(value)):
             raise _refusal(name, value, "a finite number above 0")
+        if key == "partial_rotary_factor" and value > 1:
+            raise _refusal(name, value, "at most 1")
         if key.endswith(("eps", "epsilon")) and not (value >= 0 and isfinite(value)):
             raise _refusal(name, value, "a finite number of at least 0")
 
 
-def _numbers(section: Config, prefix: str) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a section and of its rotary parameters, by dotted name."""
+def _leaves(section: Config, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a section and of its rotary parameters, by dotted name."""
     for key, value in section.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, dict) and (prefix.endswith("rope_parameters.") or key.startswith("rope_")):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
             yield prefix + key, value
-        elif isinstance(value, dict) and (prefix.endswith("rope_parameters.") or key.startswith("rope_")):
-            yield from _numbers(value, f"{prefix}{key}.")
 
 
 def _check_pairs(section: Config, prefix: str) -> None:
@@ -105,11 +124,8 @@ def _check_pairs(section: Config, prefix: str) -> None:
         heads, shared = section.get(many), section.get(few)
         if _is_int(heads) and _is_int(shared) and shared > 0 and heads % shared:
             raise _refusal(prefix + few, shared, f"a divisor of {many}, which is {heads}")
-    width, heads = section.get("hidden_size"), section.get("num_attention_heads")
-    if _is_int(width) and _is_int(heads) and width % heads and not any("head_dim" in key for key in section):
-        raise _refusal(prefix + "hidden_size", width, f"a multiple of num_attention_heads, which is {heads}")
-    window = section.get("sliding_window")
-    if _is_int(window) and window == 0 and "sliding_attention" in (section.get("layer_types") or ()):
+    window = section.get("sliding_window", 1)
+    if not window and "sliding_attention" in (section.get("layer_types") or ()):
         raise _refusal(f"{prefix}sliding_window", window, "at least 1, because layer_types has sliding_attention")
     _check_experts(section, prefix)
 
@@ -146,13 +162,11 @@ def _check_groups(section: Config, prefix: str, all_key: str, chosen_key: str) -
 
 def _check_quantization(config: Config) -> None:
     settings = config.get("quantization")
-    if settings and not (isinstance(settings, dict) and {"bits", "group_size"} <= settings.keys()):
+    if settings is not None and not (isinstance(settings, dict) and {"bits", "group_size"} <= settings.keys()):
         raise _refusal("quantization", settings, "an object with bits and group_size")
     method = config.get("quantization_config")
-    if settings or not method:
-        return
-    if not isinstance(method, dict) or method.get("quant_method") not in _QUANT_METHODS:
-        found = method.get("quant_method") if isinstance(method, dict) else method
+    if settings is None and method and method.get("quant_method") not in _QUANT_METHODS:
+        found = method.get("quant_method")
         raise _refusal("quantization_config.quant_method", found, ", ".join(sorted(_QUANT_METHODS)))
 
 

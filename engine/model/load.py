@@ -34,6 +34,11 @@ log = logging.getLogger(__name__)
 
 def open_model(settings: EngineSettings) -> ModelRunner:
     """Load, check, split and self-test the model; raise LoadError if its numbers cannot be trusted."""
+    with as_load_error(f"{settings.model} cannot be loaded"):
+        return _open_model(settings)
+
+
+def _open_model(settings: EngineSettings) -> ModelRunner:
     folder = checkpoint.find_folder(settings.model)
     config, is_surveyed = _check_config(folder)
     chat = _load_chat_codec(folder, config)

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from scorepool.engine.errors import LoadError, first_cause
 
@@ -57,13 +57,26 @@ def canonical_config(config: Config) -> Config | None:
         known = AutoConfig.for_model(model_type)
     except (KeyError, ValueError):
         return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # old names are read, too
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # old names are read, too
+        try:
             canonical: Config = type(known).from_dict({**checked, "model_type": model_type}).to_dict()
-    except Exception as error:  # any: each class checks in its own way
-        raise LoadError(f"config.json: {first_cause(error)[1]}") from error
+        except Exception as error:  # any: each class checks in its own way
+            raise LoadError(f"config.json: {_name_culprit(type(known), checked, first_cause(error)[1])}") from error
     return canonical
+
+
+def _name_culprit(config_class: type[PreTrainedConfig], config: Config, text: str) -> str:
+    """Put the setting without which transformers takes the configuration before the text of its error."""
+    for key, value in config.items():
+        if key in text:
+            return text
+        try:
+            config_class.from_dict({name: other for name, other in config.items() if name != key})
+        except Exception:  # noqa: S112 - any, as above
+            continue
+        return f"{key} is {value!r:.200}: {text}"
+    return text
 
 
 def check(config: Config) -> bool:

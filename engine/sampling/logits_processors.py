@@ -34,7 +34,7 @@ def apply_penalties(logits: mx.array, sampling: Sampling, input_ids: list[int], 
 def mask_banned(logits: mx.array, banned_ids: Sequence[AbstractSet[int]]) -> mx.array:
     """Set each row's banned ids to -inf in logits [rows, vocab]; return `logits` itself if no row has any."""
     vocab_size = logits.shape[-1]  # a configuration may name an end token that is not in the vocabulary
-    banned = [(row, token_id) for row, ids in enumerate(banned_ids) for token_id in ids if token_id < vocab_size]
+    banned = [(row, token_id) for row, ids in enumerate(banned_ids) for token_id in ids if 0 <= token_id < vocab_size]
     if not banned:
         return logits
     rows, token_ids = zip(*banned, strict=True)

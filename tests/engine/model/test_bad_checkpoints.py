@@ -69,16 +69,28 @@ def copy_of(tiny_models: TinyModels, tmp_path: Path) -> Callable[[str], Path]:
         ("llama", {"num_hidden_layers": -1}, "num_hidden_layers is -1, expected at least 1"),
         ("llama", {"num_hidden_layers": "two"}, "num_hidden_layers is 'two', expected a whole number"),
         ("llama", {"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected at most 21, the number of"),
-        ("llama", {"hidden_size": 66, "head_dim": GONE}, "hidden_size is 66, expected a multiple of num_attention_h"),
+        ("llama", {"hidden_size": 66, "head_dim": GONE}, "hidden_size is 66: The hidden size (66) is not a multiple"),
         ("llama", {"hidden_size": 10**12}, "hidden_size is 1000000000000, expected at most 2147483647"),
         ("llama", {"hidden_size": None}, "Field 'hidden_size' expected int, got NoneType"),
         ("llama", {"vocab_size": 0}, "vocab_size is 0, expected at least 1"),
         ("llama", {"vocab_size": 256}, "vocab_size is 256, expected at least 363: the tokenizer has ids up to 362"),
         ("llama", {"max_position_embeddings": -5}, "max_position_embeddings is -5, expected at least 1"),
-        ("llama", {"intermediate_size": -128}, "intermediate_size is -128, expected at least 0"),
+        ("llama", {"intermediate_size": -128}, "intermediate_size is -128, expected at least 1"),
         ("llama", {"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0, expected a finite number of at least 0"),
         ("llama", {"rope_parameters": {"rope_theta": 0.0}}, "rope_parameters.rope_theta is 0.0, expected a finite"),
         ("llama", {"rope_parameters": "yes"}, "rope_parameters is 'yes', expected an object"),
+        ("llama", {"rope_parameters": {"rope_theta": "high"}}, "rope_theta is 'high', expected a finite number"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 3}}, "partial_rotary_factor is 3, expected at most 1"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0}}, "beta_fast is 0, exp"),
+        ("llama", {"text_config": "yes"}, "text_config is 'yes', expected an object"),
+        ("llama", {"text_config": None}, "text_config is None, expected an object"),
+        ("llama", {"layer_types": True}, "layer_types is True, expected a list"),
+        ("llama", {"layer_types": [["full"]]}, "layer_types is [['full']]: unhashable"),
+        ("llama", {"intermediate_size": 0}, "intermediate_size is 0, expected at least 1"),
+        ("llama", {"sliding_window": 1.5}, "sliding_window is 1.5, expected a whole number"),
+        ("llama", {"quantization": ""}, "quantization is '', expected an object with bits and group_size"),
+        ("llama", {"quantization_config": ""}, "quantization_config is '', expected an object"),
+        ("llama", {"model_file": "model.py"}, "model_file is 'model.py', expected no such key: code of a checkpoint"),
         ("llama", {"model_type": GONE}, "model_type is None, expected the name of an architecture"),
         ("llama", {"model_type": "olmo"}, "mlx-lm has no 'olmo': To run olmo install"),
         ("llama", {"quantization": {"bits": 4}}, "quantization is {'bits': 4}, expected an object with bits and"),
@@ -86,6 +98,7 @@ def copy_of(tiny_models: TinyModels, tmp_path: Path) -> Callable[[str], Path]:
         ("llama", {"tie_word_embeddings": True}, "tie_word_embeddings is true, but the checkpoint has a lm_head"),
         ("gemma3", {"sliding_window": -4}, "sliding_window is -4, expected at least 0"),
         ("gemma3", {"sliding_window": 0}, "sliding_window is 0, expected at least 1, because layer_types has sliding_"),
+        ("gemma3", {"sliding_window": None}, "sliding_window is None, expected at least 1, because layer_types has sl"),
         ("gemma3", {"layer_types": ["sliding_attention"]}, "must be equal to the number of `layer_types` (1)"),
         ("qwen3_moe", {"num_experts_per_tok": 99}, "num_experts_per_tok is 99, expected at most num_"),
         ("qwen3_moe", {"num_experts_per_tok": 0}, "num_experts_per_tok is 0, expected at least 1"),
@@ -178,6 +191,14 @@ def test_a_damaged_file_is_named(copy_of: Callable[[str], Path], edit: Edit, exp
 
 def test_experts_in_16_bits_are_refused_by_dtype(copy_of: Callable[[str], Path]):
     assert "dtype is bfloat16, expected float32" in reason(copy_of("qwen3_moe"), lambda _: None, "bfloat16")
+
+
+def test_whatever_a_step_of_the_load_raises_is_a_load_error(
+    copy_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scorepool.engine.model.windows.smallest_window", lambda model: 1 // 0)
+
+    assert "cannot be loaded: ZeroDivisionError" in reason(copy_of("llama"), lambda _: None)
 
 
 def test_a_refused_checkpoint_logs_no_traceback(copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture):

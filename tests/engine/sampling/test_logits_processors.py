@@ -33,7 +33,7 @@ def test_biases_and_penalties_change_the_logits(options: dict[str, object], expe
 def test_banned_tokens_are_banned_in_their_own_row_only():
     logits = mx.array([LOGITS, LOGITS, LOGITS])
 
-    masked = mask_banned(logits, [{0, 3}, frozenset(), {1, 99}])  # 99 is not in the vocabulary
+    masked = mask_banned(logits, [{0, 3}, frozenset(), {1, 99, -1}])  # 99 and -1 are not in the vocabulary
 
     assert masked.tolist() == [[-np.inf, -1.0, 0.5, -np.inf], LOGITS, [2.0, -np.inf, 0.5, -2.0]]
     assert mask_banned(logits, [frozenset()] * 3) is logits

@@ -1,0 +1,30 @@
+"""No configuration that transformers or the survey knows is refused as a contradiction."""
+
+import pkgutil
+
+import mlx_lm.models
+import pytest
+from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from scorepool.engine.model.contradictions import refuse_contradictions
+from scorepool.engine.model.surveyed import canonical_config
+from survey.families import FAMILIES
+
+ARCHITECTURES = {module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__)}
+
+
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES & CONFIG_MAPPING_NAMES.keys()))
+def test_the_defaults_of_an_architecture_are_no_contradiction(model_type: str):
+    refuse_contradictions(AutoConfig.for_model(model_type).to_dict())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_surveyed_configurations_are_no_contradiction(name: str):
+    for config in FAMILIES[name].bases().values():
+        refuse_contradictions(config)
+        refuse_contradictions(canonical_config(config) or config)
+
+
+def test_layers_may_have_a_head_dim_of_0_where_latent_attention_has_its_own():
+    refuse_contradictions({"model_type": "glm5", "kv_lora_rank": 8, "head_dim": 0})

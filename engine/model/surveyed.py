@@ -68,9 +68,9 @@ def canonical_config(config: Config) -> Config | None:
 
 def _name_culprit(config_class: type[PreTrainedConfig], config: Config, text: str) -> str:
     """Put the setting without which transformers takes the configuration before the text of its error."""
+    if any(key in text for key in config):
+        return text
     for key, value in config.items():
-        if key in text:
-            return text
         try:
             config_class.from_dict({name: other for name, other in config.items() if name != key})
         except Exception:  # noqa: S112 - any, as above

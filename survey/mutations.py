@@ -58,9 +58,12 @@ RARER: dict[str, Config] = {  # parameters that a type may have
     },
     "longrope": {"attention_factor": 1.3, "short_mscale": 1.2, "long_mscale": 1.3},
 }
+_KEPT = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta")  # rotary parameters of any type
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _DICTIONARIES: dict[str, tuple[Config, ...]] = {"ffn_act_fn": ({"name": "gelu"}, {"name": "unheard_of"})}
+_LISTS: dict[str, list[object]] = {"time_step_limit": [0.01, 0.1]}  # those that cannot be scaled or reversed
+_THRESHOLDS = ("window", "length", "position", "chunk", "floor_scale", "max_seq_len")  # in names of numbers of tokens
 _UNSET: dict[str, tuple[object, ...]] = {  # what to try where the setting is null
     "sliding_window": (16,),
     "attention_chunk_size": (16,),
@@ -140,6 +143,8 @@ class Mutator:
                 yield "unheard_of"
         elif isinstance(value, dict):
             yield from _DICTIONARIES.get(key, ())
+        elif key in _LISTS:
+            yield _LISTS[key]
         elif isinstance(value, list) and value and value != value[::-1]:
             yield value[::-1] if self._draw is None else self._draw.sample(value, len(value))
         elif isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
@@ -157,8 +162,8 @@ class Mutator:
         return fixed if self._draw is None else self._draw.uniform(0.4, 2.5)
 
     def _integers(self, key: str, value: int) -> Iterator[int]:
-        if any(part in key for part in ("window", "length", "position", "chunk")):
-            yield max(8, value // 4) if self._draw is None else self._draw.randrange(8, 70)
+        if any(word in key for word in _THRESHOLDS):  # the longer row must cross it
+            yield max(8, min(32, value // 4)) if self._draw is None else self._draw.randrange(8, 70)
         yield value * (2 if self._draw is None else self._draw.randrange(2, 5)) if value else 1
         if value > 1:
             yield value // 2
@@ -174,7 +179,7 @@ class Mutator:
                     for name, tried, changed in self._rope_mutations(section, f"{prefix}{kind}.", config):
                         yield name, tried, rope | {kind: changed}
             return
-        kept: Config = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        kept: Config = {key: rope[key] for key in _KEPT if key in rope}
         for rope_type, parameters in ROPES.items():
             plain: Config = {"rope_type": rope_type, **kept, **parameters}
             if rope_type == "longrope":

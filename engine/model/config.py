@@ -32,6 +32,8 @@ _CONSTANTS: dict[str, dict[str, tuple[object, ...]]] = {  # values that are in t
     "bailing_hybrid": {"norm_topk_prob": (True,)},
     "nanochat": {"final_logit_softcapping": (15.0,)},
 }
+# Values with which a token attends to later ones too: then it has no probability given the tokens before it.
+_NOT_CAUSAL: dict[str, tuple[object, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
 
 
 def load_raw_config(folder: Path) -> Config:
@@ -80,6 +82,7 @@ def refuse_ignored_settings(config: Config, known: set[str]) -> None:
             "config.json: model_type is 'bitnet': mlx-lm does not round the activations to 8 bits as the model does, "
             "and its logprobs would be wrong"
         )
+    _refuse_attention_to_later_tokens(config)
     for name, neutral_values in (_NEUTRAL_VALUES | _CONSTANTS.get(config["model_type"], {})).items():
         value = config.get(name)
         if name not in known and value is not None and value not in neutral_values:
@@ -87,6 +90,13 @@ def refuse_ignored_settings(config: Config, known: set[str]) -> None:
                 f"the configuration has {name} {value}, which mlx-lm's {config['model_type']} does not read: "
                 "its logprobs would be wrong"
             )
+
+
+def _refuse_attention_to_later_tokens(config: Config) -> None:
+    for section in (config, config.get("text_config") or {}):
+        for name, values in _NOT_CAUSAL.items():
+            if section.get(name) in values:
+                raise LoadError(f"the configuration has {name} {section[name]!r}: scoring needs causal attention")
 
 
 def _old_names(config: Config) -> Config:
@@ -101,7 +111,9 @@ def _old_names(config: Config) -> Config:
     old["rope_theta"] = old["rotary_emb_base"] = rope.get("rope_theta")
     old["n_ctx"] = config.get("n_positions")
     old["num_experts"] = config.get("num_local_experts")
-    old["sliding_window_pattern"] = _sliding_window_pattern(config.get("layer_types") or [])
+    old["sliding_window_pattern"] = period = _sliding_window_pattern(config.get("layer_types") or [])
+    if config.get("model_type") == "exaone4":  # it spells the period, and has no word for one without a window
+        old["sliding_window_pattern"] = "L" * (period - 1) + "G" if period and period > 1 else None
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     is_gemma = str(config.get("model_type")).startswith("gemma")  # its head_dim is not hidden_size / heads
     if isinstance(heads, int) and isinstance(width, int) and not is_gemma:
@@ -116,7 +128,15 @@ def _old_names(config: Config) -> Config:
 
 
 def _sliding_window_pattern(layer_types: list[str]) -> int | None:
-    """Return n if every n-th layer has full attention and the others slide, else None."""
-    if "full_attention" not in layer_types or "sliding_attention" not in layer_types:
+    """Return n if every n-th layer has full attention and the others slide; 1 if the layers have no such period.
+
+    With 1 no layer of mlx-lm's slides: windows.py makes those slide that should, or ends the context. None if all
+    layers slide, or some are of another kind.
+    """
+    if "full_attention" not in layer_types or not {"full_attention", "sliding_attention"}.issuperset(layer_types):
         return None
-    return layer_types.index("full_attention") + 1
+    period = layer_types.index("full_attention") + 1
+    is_periodic = all(
+        (kind == "full_attention") == (place % period == 0) for place, kind in enumerate(layer_types, start=1)
+    )
+    return period if is_periodic else 1

@@ -14,7 +14,7 @@ from scorepool.engine.model import kv_cache
 Config = dict[str, Any]
 
 # Architectures whose attention is `self_attn(hidden, mask, cache)`, and whose numbers were compared with transformers.
-_PATCHABLE = {"dots1", "gemma2", "mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen3", "starcoder2"}
+_PATCHABLE = {"cohere2", "dots1", "gemma2", "mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen3", "starcoder2"}
 
 
 def check_or_patch(model: Any, config: Config) -> int | None:
@@ -23,7 +23,7 @@ def check_or_patch(model: Any, config: Config) -> int | None:
     Raise LoadError if other layers slide than the configured ones.
     """
     config = {**config, **(config.get("text_config") or {})}
-    window, layer_types = config.get("sliding_window"), config.get("layer_types")
+    window, layer_types = _window(config), config.get("layer_types")
     if not window or config.get("use_sliding_window") is False:
         return None
     is_rotating = [size == window for size in kv_cache.windows(kv_cache.new(model))]
@@ -46,10 +46,17 @@ def smallest_window(model: Any) -> int | None:
     return min(patched if own is None else [own, *patched], default=None)
 
 
+def _window(config: Config) -> int | None:
+    """Return the tokens that a sliding layer attends to, with the token itself. MiMo's setting counts those before."""
+    before = config.get("sliding_window_size")
+    window: int | None = config.get("sliding_window") if before is None else before + 1
+    return window
+
+
 def _patch(model: Any, config: Config, is_sliding: list[bool]) -> int | None:
     """Make layers slide, or return the window if the architecture cannot: within its length nothing slides."""
-    window = int(config["sliding_window"])
-    if config["model_type"] not in _PATCHABLE or len(is_sliding) != len(model.layers):
+    window = _window(config)
+    if window is None or config["model_type"] not in _PATCHABLE or len(is_sliding) != len(model.layers):
         return window
     kinds = {type(layer.self_attn) for layer in model.layers}
     sliding = {kind: type(kind.__name__, (_Sliding, kind), {}) for kind in kinds}

@@ -144,7 +144,6 @@ FAMILIES: tuple[Family, ...] = (
             "num_experts_per_tok": 2,
             "routed_scaling_factor": 1.5,
             "ssm_state_size": 16,
-            "time_step_min": 1e-9,  # mlx-lm ignores it, and the default, 0.001, would make every configuration wrong
         },
         others={"grouped": {"n_group": 4, "topk_group": 2}, "latent": {"moe_latent_size": 24}},
         publish=_publish_nemotron_h,

@@ -85,12 +85,18 @@ def oracle(oracle_of: Callable[[str], Oracle]) -> Oracle:
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Oracle]]:
-    """Return the folder of a tiny model of the survey, with changed settings, and transformers' model of it."""
+    """Return the folder of a tiny model of the survey, and transformers' model of it.
+
+    Settings are changed in the section that holds the family's. A tuple stands for a list.
+    """
 
     @cache
     def build(name: str, base: str = "base", **changes: object) -> tuple[Path, Oracle]:
         folder, settings = tmp_path_factory.mktemp(name), FAMILIES[name].bases()[base]
-        model = reference.build_model(reference.build_config(settings | changes), seed=0)
+        lists = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
+        section = FAMILIES[name].section
+        settings |= {section: settings[section] | lists} if section else lists
+        model = reference.build_model(reference.build_config(settings), seed=0)
         model.save_pretrained(folder)
         FAMILIES[name].convert(folder)
         build_tokenizer().save_pretrained(folder)

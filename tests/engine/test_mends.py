@@ -13,6 +13,8 @@ from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import VOCAB_SIZE
 from tests.tiny_tokenizer import BOS
 
+FULL_FIRST = ("full_attention", "sliding_attention", "sliding_attention", "sliding_attention")
+BIASED = dict.fromkeys(("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), True)
 ROUTER_BIAS = "e_score_correction_bias"
 
 
@@ -25,18 +27,29 @@ def tokens(length: int, seed: int) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "base", "changes"),
     [
+        ("cohere2", "base", {"layer_types": FULL_FIRST}),
         ("deepseek_v3", "base", {"num_experts_per_tok": 1}),
         ("deepseek_v3", "base", {"topk_group": 1, "num_experts_per_tok": 4}),
         ("dots1", "groups", {"topk_group": 1, "num_experts_per_tok": 4}),
         ("ernie4_5_moe", "base", {}),
         ("ernie4_5_moe", "base", {"moe_norm_min": 0.5}),
+        ("exaone4", "full", {"sliding_window": 16}),  # no layer slides, so none rotates
+        ("falcon_h1", "base", {**BIASED, "attention_in_multiplier": 1.7}),
+        ("falcon_h1", "base", {"time_step_limit": (0.01, 0.1)}),
         ("glm4_moe_lite", "base", {"rms_norm_eps": 0.5}),
+        ("gpt2", "base", {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True}),
+        ("gpt_bigcode", "base", {"multi_query": False, "scale_attn_weights": False}),
+        ("gpt_oss", "base", {"swiglu_limit": 0.5, "swiglu_alpha": 1.1}),
         ("jamba", "experts", {"num_experts_per_tok": 3}),
         ("kimi_linear", "base", {"rms_norm_eps": 0.5}),
         ("kimi_linear", "grouped", {"topk_group": 1}),
+        ("llama4", "base", {"no_rope_layers": (0, 1, 1, 1)}),
         ("longcat_flash", "base", {}),
         ("mamba", "base", {"layer_norm_epsilon": 0.5}),
+        ("mimo_v2_flash", "base", {}),
         ("minicpm3", "base", {}),
+        ("nemotron_h", "base", {"time_step_limit": (0.01, 0.1)}),
+        ("olmoe", "base", {"clip_qkv": 0.3}),
         ("solar_open", "grouped", {"topk_group": 1}),
     ],
 )
@@ -45,7 +58,7 @@ def test_a_mended_setting_equals_transformers(
     open_engine: Callable[..., Engine],
     name: str,
     base: str,
-    changes: dict[str, float],
+    changes: dict[str, object],
 ):
     folder, oracle = family(name, base, **changes)
     engine = open_engine(folder, max_batch_tokens=50)

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from scorepool.engine.model.mends import experts, gemma, llama4, norms, positions, recurrent
+from scorepool.engine.model.mends import attention, experts, gemma, gpt_oss, llama4, norms, positions, recurrent
 
 Config = dict[str, Any]
 Mend = Callable[[Any, Config], None]
@@ -30,16 +30,26 @@ def names(model_type: str) -> list[str]:
 
 
 _MENDS: dict[str, tuple[Mend, ...]] = {
-    "falcon_h1": (recurrent.scale_keys, recurrent.group_norms),
+    "cohere2": (attention.rotate_sliding_layers,),
+    "exaone4": (attention.rotate_sliding_layers,),
+    "falcon_h1": (
+        recurrent.scale_keys,
+        recurrent.scale_values_and_biases,
+        recurrent.limit_time_steps,
+        recurrent.group_norms,
+    ),
     "gemma2": (gemma.add_axis_to_masks,),
     "gemma3": (gemma.scale_embeddings,),
     "gemma3_text": (gemma.scale_embeddings,),
     "gemma3n": (gemma.give_gemma3n_caches, gemma.part_head_of_gemma3n),
-    "gpt2": (positions.place_rows,),
-    "gpt_bigcode": (positions.place_rows,),
+    "gpt2": (positions.place_rows, attention.scale_scores),
+    "gpt_bigcode": (positions.place_rows, attention.scale_scores, attention.group_rows_by_kind),
+    "gpt_oss": (gpt_oss.limit_swiglu,),
     "granitemoehybrid": (recurrent.group_norms, positions.remove_unconfigured_rope),
     "llama4": (llama4.mask_chunks,),
     "llama4_text": (llama4.mask_chunks,),
     "mamba2": (recurrent.group_norms,),
-    "nemotron_h": (recurrent.end_states_at_lengths,),
+    "mimo_v2_flash": (attention.widen_window,),
+    "nemotron_h": (recurrent.limit_time_steps, recurrent.end_states_at_lengths),
+    "olmoe": (attention.clip_projections,),
 }

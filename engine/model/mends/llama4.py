@@ -2,6 +2,7 @@
 
 Attention within chunks gets a mask by the position of each key in its row, and caches that keep all tokens. mlx-lm's
 code for its text model alone ignores chunks, the scale by position, and that layers without positions have no norms.
+Each layer attends within chunks, and rotates, as configured: in mlx-lm all but every fourth do both.
 """
 
 from typing import Any
@@ -26,12 +27,26 @@ def _patch(backbone: Any, config: Config) -> None:
     """Replace the code of a backbone and of its attention. `config` is that of the text model."""
     backbone.__class__ = type("LlamaModel", (_Backbone, type(backbone)), {})
     backbone.attention_chunk_size = config["attention_chunk_size"] or _UNLIMITED
+    rope = next((layer.self_attn.rope for layer in backbone.layers if layer.self_attn.use_rope), None)
     attention = type("Attention", (_Attention, type(backbone.layers[0].self_attn)), {})
-    for layer in backbone.layers:
+    for layer, uses_rope, kind in zip(backbone.layers, _rotating_layers(config), config["layer_types"], strict=True):
         layer.self_attn.__class__ = attention
+        layer.self_attn.use_rope = uses_rope
+        if uses_rope:
+            layer.self_attn.rope = rope
+        layer.self_attn.is_chunked = kind == "chunked_attention"
         layer.self_attn.epsilon = config["rms_norm_eps"]
-        for name in ("attn_temperature_tuning", "attn_scale", "floor_scale"):
+        for name in ("attn_temperature_tuning", "attn_scale", "floor_scale", "use_qk_norm"):
             setattr(layer.self_attn, name, config[name])
+
+
+def _rotating_layers(config: Config) -> list[bool]:
+    """Return of each layer whether it rotates. Despite its name, no_rope_layers has 1 for a layer that does."""
+    rotates: list[int] | None = config["no_rope_layers"]
+    if rotates:
+        return [bool(layer) for layer in rotates]
+    interval = config["no_rope_layer_interval"]
+    return [place % interval != 0 for place in range(1, config["num_hidden_layers"] + 1)]
 
 
 class _Backbone:
@@ -48,7 +63,7 @@ class _Backbone:
         is_same = chunks[:, None, -length:, None] == chunks[:, None, None, :]
         chunk_mask = kv_cache.causal_mask(caches[0], length) & is_same
         for layer, layer_cache in zip(self.layers, caches, strict=True):
-            mask = chunk_mask if layer.self_attn.use_rope else kv_cache.causal_mask(layer_cache, length)
+            mask = chunk_mask if layer.self_attn.is_chunked else kv_cache.causal_mask(layer_cache, length)
             hidden = layer(hidden, mask, layer_cache)
         normed: mx.array = self.norm(hidden)
         return normed
@@ -64,6 +79,7 @@ class _Attention:
     n_kv_heads: int
     scale: float
     use_rope: bool
+    is_chunked: bool
     use_qk_norm: bool
     attn_temperature_tuning: bool
     attn_scale: float

@@ -1,12 +1,15 @@
 """Mends of architectures with state-space layers: Mamba 2 and its hybrids."""
 
 from functools import partial
+from math import inf
 from types import FunctionType
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu
 from mlx.nn.layers.base import Module
+
+from scorepool.engine.model.mends.wrap import transform_input
 
 Config = dict[str, Any]
 
@@ -15,6 +18,39 @@ def scale_keys(model: Any, config: Config) -> None:
     """Apply falcon_h1's key multiplier, which mlx-lm misses because it looks for the keys' weights by a wrong name."""
     for layer in model.layers:
         layer.self_attn.scale *= model.args.key_multiplier
+
+
+def scale_values_and_biases(model: Any, config: Config) -> None:
+    """Apply falcon_h1's multipliers to values and biases. mlx-lm multiplies the other weights alone when it loads them.
+
+    A bias is multiplied where the multiplier comes after the projection: those of queries, keys and values are not.
+    """
+    args = model.args
+    for layer in model.layers:
+        attention, mlp, mamba = layer.self_attn, layer.feed_forward, layer.mamba
+        if args.attention_in_multiplier != 1:
+            transform_input(attention.v_proj, lambda hidden: hidden * args.attention_in_multiplier)
+        for projection, multiplier in (
+            (attention.o_proj, args.attention_out_multiplier),
+            (mlp.gate_proj, args.mlp_multipliers[0]),
+            (mlp.down_proj, args.mlp_multipliers[1]),
+            (mamba.in_proj, model.model._mup_vector),
+            (mamba.out_proj, args.ssm_out_multiplier),
+        ):
+            if "bias" in projection:
+                projection.bias = (projection.bias * multiplier).astype(projection.bias.dtype)
+
+
+def limit_time_steps(model: Any, config: Config) -> None:
+    """Clamp the time steps to the configured limits: mlx-lm ignores falcon_h1's, and takes others for nemotron_h.
+
+    transformers ignores nemotron_h's time_step_limit, and clamps at time_step_min, which is not 0 by default.
+    """
+    is_nemotron = config["model_type"] == "nemotron_h"
+    low, high = (config["time_step_min"], inf) if is_nemotron else config["time_step_limit"]
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (low, high)
 
 
 class _GroupedNorm(Module):

@@ -6,9 +6,23 @@ from typing import Any
 
 import pytest
 
-from scorepool.engine.model.config import read_config
+from scorepool.engine import LoadError
+from scorepool.engine.model.config import read_config, refuse_ignored_settings
 
 YARN = {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_bidirectional_attention": True},
+        {"is_causal": False},
+        {"text_config": {"use_bidirectional_attention": "all"}},
+    ],
+)
+def test_loading_refuses_attention_to_later_tokens(settings: dict[str, Any]):
+    with pytest.raises(LoadError, match="causal"):
+        refuse_ignored_settings({"model_type": "gemma3", **settings}, set())
 
 
 def test_no_head_dim_is_derived_for_gemma(tmp_path: Path):
@@ -27,6 +41,7 @@ def test_no_head_dim_is_derived_for_gemma(tmp_path: Path):
         ({"n_positions": 64}, {"n_ctx": 64}),
         ({"hidden_size": 64, "num_attention_heads": 4}, {"head_dim": 16}),
         ({"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}, {"sliding_window_pattern": 3}),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, {"sliding_window_pattern": 1}),
         ({"text_config": {"num_local_experts": 8}}, {"text_config": {"num_local_experts": 8, "num_experts": 8}}),
     ],
 )

@@ -30,6 +30,7 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
         agreeing = [finding.value for finding in found if finding.outcome == "agrees"]
         # There are more numbers than those tried, but no more words, unless any word will do.
         is_open = not isinstance(found[0].value, str) or "unheard_of" in agreeing
+        is_open = is_open and any(finding.value is not None for finding in found)  # else nothing was tried
         if is_open and not wrong:  # what the engine refuses by itself needs no table
             followed.append(name)
             continue

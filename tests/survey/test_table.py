@@ -37,3 +37,8 @@ def test_a_word_is_followed_only_where_it_agreed_unless_any_word_does():
 
 def test_a_default_that_differs_is_named():
     assert fold([finding("scale", 1.0, "differs", is_default=True)])["not_by_default"] == ["scale"]
+
+
+def test_a_setting_for_which_nothing_was_tried_is_followed_only_where_it_is_unset():
+    table = fold([finding("layer_types", None)])
+    assert table == {"followed": [], "only": {"layer_types": [None]}, "not_by_default": []}

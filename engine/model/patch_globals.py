@@ -12,7 +12,13 @@ def patch_globals(model: Any, kind: type, name: str, **replacements: object) -> 
     """
     call: Any = kind.__call__
     patched_module = SimpleNamespace(**{**vars(call.__globals__[name]), **replacements})
-    globals_ = {**call.__globals__, name: patched_module}
+    replace_globals(model, kind, **{name: patched_module})
+
+
+def replace_globals(model: Any, kind: type, **replacements: object) -> None:
+    """Replace what global names mean in `kind.__call__`, for this model's modules of exactly `kind`."""
+    call: Any = kind.__call__
+    globals_ = {**call.__globals__, **replacements}
     patched_call = FunctionType(call.__code__, globals_, call.__name__, call.__defaults__, call.__closure__)
     patched_call.__kwdefaults__ = call.__kwdefaults__
     subclass = type(kind.__name__, (kind,), {"__call__": patched_call})

@@ -20,7 +20,7 @@ from tests.tiny_tokenizer import BOS
 
 BATCHED = [
     *("deepseek_v32", "falcon_mamba", "gemma2", "gemma3n", "gpt2", "gpt_bigcode", "jamba", "llama4", "llama4_text"),
-    *("mamba", "ministral3", "nemotron_h", "olmo_hybrid", "recurrent_gemma"),
+    *("mamba", "mimo_v2_flash", "minicpm3", "ministral3", "nanochat", "nemotron_h", "olmo_hybrid", "recurrent_gemma"),
 ]
 SEQUENTIAL = ["minimax_m3_vl"]
 CASES = [(name, base) for name in [*BATCHED, *SEQUENTIAL] for base in FAMILIES[name].bases()]

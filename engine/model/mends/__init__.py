@@ -10,7 +10,17 @@ from typing import Any
 
 import mlx.core as mx
 
-from scorepool.engine.model.mends import attention, experts, gemma, gpt_oss, llama4, norms, positions, recurrent
+from scorepool.engine.model.mends import (
+    attention,
+    constants,
+    experts,
+    gemma,
+    gpt_oss,
+    llama4,
+    norms,
+    positions,
+    recurrent,
+)
 
 Config = dict[str, Any]
 Mend = Callable[[Any, Config], None]
@@ -50,6 +60,8 @@ _MENDS: dict[str, tuple[Mend, ...]] = {
     "llama4_text": (llama4.mask_chunks,),
     "mamba2": (recurrent.group_norms,),
     "mimo_v2_flash": (attention.widen_window,),
+    "minicpm3": (constants.scale_tied_head,),
+    "nanochat": (constants.set_epsilon_of_nanochat,),
     "nemotron_h": (recurrent.limit_time_steps, recurrent.end_states_at_lengths),
     "olmoe": (attention.clip_projections,),
 }

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from scorepool.engine import Engine, LoadError, Sequence
 from scorepool.engine.model import activations
 from scorepool.engine.model.load import load_checked
+from survey.families import FAMILIES
+from survey.run import survey
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import VOCAB_SIZE, TinyModels
 
@@ -75,6 +78,13 @@ def test_the_two_gelus_differ_measurably_on_the_test_sequence(with_activation: C
     exact, tanh = (Oracle(with_activation("starcoder2", "hidden_act", name)) for name in ("gelu", "gelu_pytorch_tanh"))
     difference = abs(exact.logprobs(sequence().token_ids) - tanh.logprobs(sequence().token_ids)).max()
     assert difference > 1e-4
+
+
+def test_every_layer_that_computes_the_activation_is_patched():
+    family = FAMILIES["recurrent_gemma"]  # in its MLPs and in its recurrent blocks
+    settings = {**family.settings, "hidden_activation": "quick_gelu"}
+    base = next(survey(replace(family, settings=settings), 0, checks_settings=False))
+    assert base.outcome == "agrees", base
 
 
 def test_two_models_of_one_architecture_keep_their_own_activations(

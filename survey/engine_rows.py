@@ -36,6 +36,7 @@ class Served:
     self_test: str = ""
     context_length: int = 0  # tokens
     rows: list[Row] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)  # classes of mlx-lm whose code the engine replaces or wraps
     refusal: str = ""  # the text of the LoadError
     crash: str = ""  # any other error, or the death of the process
 
@@ -80,11 +81,20 @@ def _serve(folder: str, seed: int, settings: Any) -> Served:
     info = engine.model_info
     try:
         rows = _run(engine, seed, min(info.context_length, 512))
-        return Served(info.mode, info.self_test, info.context_length, rows)
+        return Served(info.mode, info.self_test, info.context_length, rows, replaced_classes(folder))
     except Exception as error:  # any: the survey reports it
         return Served(info.mode, info.self_test, info.context_length, crash=f"{type(error).__name__}: {error}")
     finally:
         engine.close()
+
+
+def replaced_classes(folder: str) -> list[str]:
+    """Load a checkpoint as the engine does, and name the classes of its modules that are the engine's own."""
+    from scorepool.engine.model.load import load_checked
+
+    model, _, _ = load_checked(Path(folder), "float32", checks_settings=False)
+    kinds = {type(module) for module in model.modules()}
+    return sorted({kind.__name__.lstrip("_") for kind in kinds if kind.__module__.startswith("scorepool.")})
 
 
 def _run(engine: Any, seed: int, context_length: int) -> list[Row]:

@@ -27,6 +27,7 @@ from tests.tiny_tokenizer import build_tokenizer
 RESULTS = Path(__file__).parent / "results/ways.json"
 TOLERANCE_NATS = 1e-4  # float32, the largest error of all tokens
 MAX_RATIO_16_BITS = 1.5  # root mean square of the error, relative to transformers' own in 16 bits
+_CRASHES = "crashes: "
 _DTYPES_OF_16_BITS = ("bfloat16", "float16")
 
 
@@ -38,10 +39,13 @@ class Outcome:
     note: str = ""  # the outcome of the self-test if it is not "passed"; why it is refused; how it crashed
     errors: dict[str, float] = field(default_factory=dict)  # float32, the largest error
     ratios: dict[str, float] = field(default_factory=dict)  # by dtype of 16 bits: of two root mean squares
+    replaced: list[str] = field(default_factory=list)  # classes of mlx-lm whose code the engine replaces or wraps
 
     @property
     def is_right(self) -> bool:
         """True if it is served within the tolerances, or refused with a reason."""
+        if self.note.startswith(_CRASHES):
+            return False
         within = all(error <= TOLERANCE_NATS for error in self.errors.values())
         return within and all(ratio <= MAX_RATIO_16_BITS for ratio in self.ratios.values())
 
@@ -59,21 +63,23 @@ def compare(family: Family, base: str, seed: int, process: EngineProcess, *, in_
         oracle = _Oracle(model)
         served = process.serve(folder, seed, dtype="float32")
         exact = process.serve(folder, seed, dtype="float32", mode="exact")
-        if failure := _failure(served) or _failure(exact, "exact mode: "):
-            return Outcome("", failure.replace(str(folder), "the checkpoint"))
+        if reason := failure(served) or failure(exact, "exact mode: "):
+            return Outcome("", reason.replace(str(folder), "the checkpoint"))
         errors = oracle.largest_errors(served.rows) | {
             f"exact {way}": error for way, error in oracle.largest_errors(exact.rows).items()
         }
         ratios = _ratios_in_16_bits(folder, model, oracle, seed, process) if in_16_bits else {}
-        return Outcome(served.mode, "" if served.self_test == "passed" else served.self_test, errors, ratios)
+        note = "" if served.self_test == "passed" else served.self_test
+        return Outcome(served.mode, note, errors, ratios, served.replaced)
     finally:
         shutil.rmtree(folder)
 
 
-def _failure(served: Served, where: str = "") -> str:
-    if served.refusal:
-        return f"{where}{served.refusal}"
-    return f"{where}crashes: {served.crash}" if served.crash else ""
+def failure(served: Served, where: str = "") -> str:
+    """Say why rows were not served; "" if they were."""
+    if served.crash:
+        return f"{_CRASHES}{where}{served.crash}"
+    return f"{where}{served.refusal}" if served.refusal else ""
 
 
 def _ratios_in_16_bits(
@@ -82,7 +88,7 @@ def _ratios_in_16_bits(
     ratios: dict[str, float] = {}
     for dtype in _DTYPES_OF_16_BITS:
         served = process.serve(folder, seed, dtype=dtype)
-        if _failure(served):
+        if failure(served):
             if "multiplies experts" not in served.refusal:  # MLX on a CPU cannot
                 ratios[dtype] = float("inf")
             continue
@@ -115,8 +121,9 @@ class _Oracle:
     def largest_errors(self, rows: list[Row]) -> dict[str, float]:
         errors: dict[str, float] = {}
         for row in rows:
-            error = float(np.abs(np.array(row.logprobs) - self.of(row)).max(initial=0.0))
-            errors[row.way] = max(errors.get(row.way, 0.0), error)
+            found, expected = np.array(row.logprobs), self.of(row)
+            error = np.abs(np.where(found == expected, 0, found - expected)).max(initial=0.0)
+            errors[row.way] = float(np.maximum(errors.get(row.way, 0.0), error))  # NaN if either is
         return {way: float(f"{error:.1e}") for way, error in errors.items()}
 
 
@@ -127,7 +134,17 @@ def write(name: str, outcomes: dict[str, Outcome]) -> None:
         base: {key: value for key, value in asdict(found).items() if value} for base, found in outcomes.items()
     }
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    RESULTS.write_text(_one_line_per_base(dict(sorted(known.items()))))
+
+
+def _one_line_per_base(findings: dict[str, dict[str, Any]]) -> str:
+    families = [
+        f" {json.dumps(name)}: {{\n"
+        + ",\n".join(f"  {json.dumps(base)}: {json.dumps(found)}" for base, found in bases.items())
+        + "\n }"
+        for name, bases in findings.items()
+    ]
+    return "{\n" + ",\n".join(families) + "\n}\n"
 
 
 def _line(name: str, base: str, outcome: Outcome) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from scorepool import store
 from scorepool.wire.comparison import ROUNDING_NATS
+from survey import document as survey_document
 
 DOCUMENTS = (
     "README.md",
@@ -33,6 +34,11 @@ def test_every_setting_is_documented_with_its_default(root: Path):
 def test_the_tolerances_of_the_modes_are_documented(root: Path):
     rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", (root / "docs/numbers.md").read_text(), re.MULTILINE)
     assert {dtype: float(nats) for dtype, nats in rows} == ROUNDING_NATS
+
+
+def test_the_tables_of_the_survey_follow_from_its_files():
+    text = survey_document.DOCUMENT.read_text()
+    assert survey_document.render(text) == text, "run `python -m survey.document`"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

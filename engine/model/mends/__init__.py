@@ -34,11 +34,6 @@ def apply(model: Any, config: Config, stored: dict[str, mx.array]) -> None:
         mend(model, config)
 
 
-def names(model_type: str) -> list[str]:
-    """Return what is mended in a model type, in words for the documents."""
-    return [mend.__name__.replace("_", " ") for mend in _MENDS.get(model_type, ())]
-
-
 _MENDS: dict[str, tuple[Mend, ...]] = {
     "cohere2": (attention.rotate_sliding_layers,),
     "exaone4": (attention.rotate_sliding_layers,),

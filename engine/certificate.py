@@ -8,9 +8,10 @@ whoever can write the folder of certificates can write one, just as whoever can 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from hashlib import sha256
-from math import isfinite
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 from scorepool.engine.model_info import Verification
@@ -22,6 +23,7 @@ PEER_RMS_RATIO = 1.5  # in 16 bits: the error's root mean square, relative to tr
 PEER_MAX_RATIO = 2.0  # in 16 bits: the largest error; the largest of a few hundred is random
 MIN_TOKENS = 256
 NO_CERTIFICATE = "no certificate; `scorepool certify` makes one"
+_LARGEST = float_info.max
 _DIGEST_LENGTH = 16  # hex digits that a result repeats
 
 
@@ -123,6 +125,8 @@ class Certificate:
             raise CertificateError(f"{unknown[0]} is {'missing' if unknown[0] in names else 'unknown'}")
         for field in fields(cls):
             _check(field.name, content[field.name], field.type)
+        if not _is_time(content["at"]):
+            raise CertificateError(f"at is {content['at']!r:.80}, expected a time as in 2026-01-31T12:00:00+00:00")
         certificate = cls(**content)
         if certificate.digest != digest:
             raise CertificateError("changed after it was written: the digest is not that of the content")
@@ -163,7 +167,7 @@ def verify(served: Identity, files: Iterable[Path]) -> Verification:
         else:
             fitting.append(certificate)
     if not fitting:
-        return Verification(reason=max(reasons)[1])
+        return Verification(reason=" ".join(max(reasons)[1].encode(errors="replace").decode().split()))
     newest = max(fitting, key=lambda certificate: certificate.at)
     return Verification(
         reason=None,
@@ -183,14 +187,26 @@ def _excess(what: str, error: float, limit: float) -> str | None:
 
 def _check(name: str, value: Any, kind: Any) -> None:
     """Raise CertificateError if a value is not of its field's type. Numbers are finite and not negative."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST
     is_right: dict[Any, bool] = {
-        str: isinstance(value, str),
-        str | None: isinstance(value, str | None),
+        str: _is_text(value),
+        str | None: value is None or _is_text(value),
         int: is_number and isinstance(value, int),
         float: is_number,
         float | None: is_number or value is None,
-        dict[str, str]: isinstance(value, dict) and all(isinstance(item, str) for item in value.values()),
+        dict[str, str]: isinstance(value, dict) and all(map(_is_text, value.values())),
     }
     if not is_right[kind]:
         raise CertificateError(f"{name} is {value!r:.80}, expected {getattr(kind, '__name__', kind)}")
+
+
+def _is_text(value: object) -> bool:
+    """True for text that every format can hold: JSON can spell half a pair of UTF-16."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False

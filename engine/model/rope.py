@@ -33,7 +33,8 @@ _PAIR_NEIGHBOURS = {
 }
 # Architectures whose configuration decides about it; mlx-lm reads it in some.
 _READ_ROPE_INTERLEAVE = {"deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", "youtu", "youtu_llm"}
-_ROTATE_PART = {"glm", "minimax_m2"}  # of each head; mlx-lm rotates all of it, or reads another setting
+# Architectures that rotate a part of each head; mlx-lm rotates all of it, or reads another setting.
+_ROTATE_PART = {"glm", "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "recurrent_gemma"}
 
 
 def check_or_patch(model: Any, config: Config) -> int | None:

@@ -58,10 +58,13 @@ def _trained_length(config: Config) -> int | None:
 
 
 def _dense_length(config: Config) -> int | None:
-    """Return the length up to which Phi-3-small attends to all tokens.
+    """Return the length up to which Phi-3-small and MiniCPM 4.1 attend to all tokens.
 
-    Beyond it mlx-lm cuts the blocks of its sparse attention at other tokens, depending on the length of a forward pass.
+    Beyond it mlx-lm cuts the blocks of Phi-3-small's sparse attention at other tokens, depending on the length of a
+    forward pass. It has none of MiniCPM's, which begins when a row reaches dense_len.
     """
+    if (config.get("sparse_config") or {}).get("dense_len"):
+        return int(config["sparse_config"]["dense_len"]) - 1
     if config["model_type"] != "phi3small":
         return None
     return int(config.get("blocksparse_block_size") or 64) * int(config.get("blocksparse_num_local_blocks") or 16)

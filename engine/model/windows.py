@@ -49,8 +49,8 @@ def smallest_window(model: Any) -> int | None:
 def _window(config: Config) -> int | None:
     """Return the tokens that a sliding layer attends to, with the token itself. MiMo's setting counts those before."""
     before = config.get("sliding_window_size")
-    window: int | None = config.get("sliding_window") if before is None else before + 1
-    return window
+    window: int | None = config.get("sliding_window", config.get("attention_window_size"))
+    return window if before is None else before + 1
 
 
 def _patch(model: Any, config: Config, is_sliding: list[bool]) -> int | None:

@@ -56,10 +56,18 @@ def test_a_window_that_mlx_lm_ignores_is_applied(
     assert (engine.model_info.mode, engine.model_info.self_test) == (mode, "passed")
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("qwen3_moe", {"sliding_window": SLIDING_WINDOW, "use_sliding_window": True}),
+        ("llama", {"attention_window_size": SLIDING_WINDOW}),  # PLaMo 2's name
+        ("llama", {"sparse_config": {"dense_len": SLIDING_WINDOW + 1}}),  # MiniCPM 4.1's
+    ],
+)
 def test_a_window_that_cannot_be_applied_limits_the_context(
-    edited: Callable[..., Path], open_engine: Callable[..., Engine]
+    edited: Callable[..., Path], open_engine: Callable[..., Engine], name: str, settings: dict[str, object]
 ):
-    folder = edited("qwen3_moe", sliding_window=SLIDING_WINDOW, use_sliding_window=True)
+    folder = edited(name, **settings)
     engine, oracle = open_engine(folder), Oracle(folder)
     longest = Sequence(token_ids=tokens(SLIDING_WINDOW), score_from=0)
 

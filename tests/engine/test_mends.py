@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, LoadError, Sampling, Sequence
+from scorepool.engine.model.load import load_checked
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import VOCAB_SIZE
 from tests.tiny_tokenizer import BOS
@@ -44,10 +45,8 @@ def tokens(length: int, seed: int) -> list[int]:
         ("kimi_linear", "base", {"rms_norm_eps": 0.5}),
         ("kimi_linear", "grouped", {"topk_group": 1}),
         ("llama4", "base", {"no_rope_layers": (0, 1, 1, 1)}),
-        ("longcat_flash", "base", {}),
         ("mamba", "base", {"layer_norm_epsilon": 0.5}),
         ("mimo_v2_flash", "base", {}),
-        ("minicpm3", "base", {}),
         ("nemotron_h", "base", {"time_step_limit": (0.01, 0.1)}),
         ("olmoe", "base", {"clip_qkv": 0.3}),
         ("solar_open", "grouped", {"topk_group": 1}),
@@ -73,6 +72,21 @@ def test_a_mended_setting_equals_transformers(
 
     for sequence in sequences:
         assert_agrees(sequence, oracle)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [
+        ("bailing_hybrid", "kv_a_layernorm"),
+        ("deepseek_v32", "k_norm"),
+        ("longcat_flash", "q_a_layernorm"),
+        ("minicpm3", "kv_a_layernorm"),
+    ],
+)
+def test_norms_have_the_epsilon_of_transformers(family: Callable[..., tuple[Path, Oracle]], name: str, norm: str):
+    model, _, _ = load_checked(family(name, rms_norm_eps=0.25)[0], "float32")
+
+    assert {module[norm].eps for module in model.modules() if norm in module} == {1e-6}
 
 
 def test_a_router_without_the_bias_that_mlx_lm_drops_is_refused(

@@ -28,9 +28,13 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
     for name, found in sorted(by_setting.items()):
         wrong = [finding for finding in found if finding.outcome in ("differs", "crashes")]
         agreeing = [finding.value for finding in found if finding.outcome == "agrees"]
-        # There are more numbers than those tried, but no more words, unless any word will do.
-        is_open = not isinstance(found[0].value, str) or "unheard_of" in agreeing
-        is_open = is_open and any(finding.value is not None for finding in found)  # else nothing was tried
+        # There are more numbers than those tried, but no more words, unless any word will do or a rule of the engine
+        # knows them: then it refused some. And if a setting was always unset, nothing was tried.
+        is_number = not isinstance(found[0].value, str)
+        has_rule = any(finding.outcome == "refused" for finding in found)
+        is_open = (is_number or has_rule or "unheard_of" in agreeing) and any(
+            finding.value is not None for finding in found
+        )
         if is_open and not wrong:  # what the engine refuses by itself needs no table
             followed.append(name)
             continue

@@ -28,9 +28,11 @@ def test_what_the_engine_refuses_by_itself_needs_no_table():
     assert fold(found)["followed"] == ["head_dim"]
 
 
-def test_a_word_is_followed_only_where_it_agreed_unless_any_word_does():
+def test_a_word_is_followed_only_where_it_agreed_unless_any_word_does_or_a_rule_refuses_others():
     known = [finding("hidden_act", "silu", is_default=True), finding("hidden_act", "swish")]
     assert fold(known)["only"] == {"hidden_act": ["swish"]}
+    by_rule = [*known, finding("hidden_act", "gelu", "refused")]
+    assert fold(by_rule)["followed"] == ["hidden_act"]
     ignored = [finding("comment", "none", is_default=True), finding("comment", "unheard_of")]
     assert fold(ignored)["followed"] == ["comment"]
 

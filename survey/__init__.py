@@ -1,1 +1,5 @@
 """Which settings of a checkpoint does the engine follow? Changes them one at a time, and compares with transformers."""
+
+from scorepool.engine.model import blas
+
+blas.load()  # before anything imports mlx

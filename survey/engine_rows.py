@@ -68,9 +68,7 @@ def _serve(folder: str, seed: int, settings: Any) -> Served:
     import logging
 
     from scorepool.engine import Engine, EngineSettings, LoadError
-    from scorepool.engine.model import blas
 
-    blas.load()  # before anything imports mlx
     logging.getLogger("scorepool.engine").setLevel(logging.CRITICAL)  # the outcome says what is logged
     try:
         engine = Engine(EngineSettings(model=folder, max_batch_tokens=MAX_BATCH_TOKENS, **settings))

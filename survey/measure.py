@@ -48,9 +48,6 @@ class Loader:
 
 
 def _serve(folder: str, rows: list[list[int]], checks_settings: bool) -> Served:
-    from scorepool.engine.model import blas
-
-    blas.load()  # before anything imports mlx
     import mlx.core as mx
 
     from scorepool.engine.errors import LoadError

@@ -183,7 +183,7 @@ class Mutator:
         for rope_type, parameters in ROPES.items():
             plain: Config = {"rope_type": rope_type, **kept, **parameters}
             if rope_type == "longrope":
-                plain |= _longrope_factors(plain, config)
+                plain |= longrope_factors(plain, config)
             if rope_type != rope.get("rope_type"):
                 yield f"{prefix}rope_type", rope_type, plain
             for key, value in plain.items():
@@ -198,11 +198,12 @@ class Mutator:
                 yield f"{prefix}rope_theta", tried, rope | {"rope_theta": tried}
 
 
-def _longrope_factors(rope: Config, config: Config) -> Config:
+def longrope_factors(rope: Config, config: Config) -> Config:
+    """Return factors for as many periods as the configuration's heads have."""
     head_dim = config.get("qk_rope_head_dim") or config.get("head_dim")
     width, heads = (next(config[key] for key in keys if key in config) for keys in (_WIDTHS, _HEADS))
     head_dim = head_dim or width // heads
-    dims = int(head_dim * rope.get("partial_rotary_factor", 1.0)) // 2
+    dims = int(head_dim * rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) // 2
     return {
         "short_factor": [1 + 0.1 * place for place in range(dims)],
         "long_factor": [1.0 + place for place in range(dims)],

@@ -16,19 +16,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_map
+from mlx_lm.convert import mixed_quant_predicate_builder
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from scorepool.engine import Engine, EngineSettings, Sequence
-from scorepool.engine.model import blas
 from survey import reference
 from tests.tiny_tokenizer import build_tokenizer
-
-blas.load()  # before anything imports mlx
-
-import mlx.core as mx  # noqa: E402
-from mlx.utils import tree_map  # noqa: E402
-from mlx_lm.convert import mixed_quant_predicate_builder  # noqa: E402
-from mlx_lm.utils import load_model, quantize_model, save_config, save_model  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results/quantised.json"
 TOLERANCE_NATS = 1e-5

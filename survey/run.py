@@ -54,7 +54,7 @@ def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") 
     first: Flat = {}
     with Loader() as loader:
         for base_name, settings in family.bases().items():
-            base = _Measured(family, settings, seed, loader, checks_settings)
+            base = Measured(family, settings, seed, loader, checks_settings)
             found = base.finding(base_name, "", None, None)
             yield found
             canonical = {"model_type": settings["model_type"], **base.config.to_dict()}
@@ -67,19 +67,19 @@ def survey(family: Family, seed: int, *, checks_settings: bool, only: str = "") 
                 continue
             first = first or flat
             defaults = reference.build_config({"model_type": settings["model_type"]}).to_dict()
-            known: dict[str, _Measured | None] = {}
+            known: dict[str, Measured | None] = {}
             mutator = Mutator(seed, defaults, own_settings(base.published), family.section)
             for setting, value, changed in mutator.mutations(canonical):
                 if only and not setting.startswith(only):
                     continue
                 key = json.dumps(changed, sort_keys=True, default=str)
                 if key not in known:  # one configuration shows several parameters of a rotary scaling
-                    known[key] = _Measured.of(family, changed, seed, loader, checks_settings, base)
+                    known[key] = Measured.of(family, changed, seed, loader, checks_settings, base)
                 if (measured := known[key]) is not None:
                     yield measured.finding(base_name, setting, value, base)
 
 
-class _Measured:
+class Measured:
     """One configuration in transformers and in the engine."""
 
     def __init__(
@@ -89,7 +89,7 @@ class _Measured:
         seed: int,
         loader: Loader,
         checks_settings: bool,
-        base: "_Measured | None" = None,
+        base: "Measured | None" = None,
     ) -> None:
         self.family = family
         self.settings = settings
@@ -119,7 +119,7 @@ class _Measured:
         except NotBuilt:
             return None
 
-    def finding(self, base_name: str, setting: str, value: object, base: "_Measured | None") -> Finding:
+    def finding(self, base_name: str, setting: str, value: object, base: "Measured | None") -> Finding:
         matters = base is None or not self.has_bases_weights or _difference(self.right, base.right) > 1e-7
         is_default = bool(setting) and default_of(self.settings, setting) == value
         name = self.family.prefix + setting if setting else ""

@@ -8,6 +8,7 @@
 import argparse
 import json
 import time
+from collections import Counter
 from dataclasses import asdict
 
 from survey import table
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--json", help="append the findings to this file")
     arguments = parser.parse_args()
     for name in arguments.families or FAMILIES:
-        started_at, counts = time.monotonic(), dict.fromkeys(("agrees", "differs", "refused", "crashes"), 0)
+        started_at, counts = time.monotonic(), Counter[str]()
         try:
             raw = arguments.raw or arguments.write
             findings = []
@@ -43,7 +44,7 @@ def main() -> None:
                 table.write(name, findings)
         except NotBuilt as error:
             print(f"{name}: the base cannot be built: {error}")
-        print(f"{name}: {counts}, {time.monotonic() - started_at:.0f} s", flush=True)
+        print(f"{name}: {dict(counts)}, {time.monotonic() - started_at:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

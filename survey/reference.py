@@ -1,5 +1,6 @@
 """The reference: tiny models with drawn weights in transformers on torch, alone, without a cache, in float32."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,23 @@ def logprobs(model: Any, token_ids: list[int]) -> np.ndarray:
         model(torch.tensor([token_ids[:1]]), use_cache=False)  # a short row ends the dynamic scaling of a longer one
         logits = model(torch.tensor([token_ids]), use_cache=False).logits[0].double()
     return torch.log_softmax(logits, dim=-1).numpy()
+
+
+def other_roundings(model: Any, rows: list[list[int]]) -> Iterator[list[np.ndarray]]:
+    """Yield the rows' logprobs with weights that differ by rounding.
+
+    Where these differ by nats, the model chooses an expert or a key among equals, and no computation is the right one.
+    """
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    torch.manual_seed(0)
+    for _ in range(4):
+        changed = {
+            name: weight * (1 + 1e-6 * torch.randn_like(weight)) if weight.is_floating_point() else weight
+            for name, weight in weights.items()
+        }
+        model.load_state_dict(changed)
+        yield [logprobs(model, row) for row in rows]
+    model.load_state_dict(weights)
 
 
 def has_same_weights(model: Any, other: Any) -> bool:

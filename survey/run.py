@@ -33,12 +33,12 @@ class Finding:
     value: object
     is_default: bool  # the value that it has if config.json leaves it out
     matters: bool  # transformers computes something else than for the base
-    outcome: str  # "agrees", "differs", "refused", "crashes"
+    outcome: str  # "agrees", "differs", "refused", "crashes", or "ambiguous"
     detail: str  # nats, or the reason
 
     @property
     def is_wrong(self) -> bool:
-        return self.outcome == "differs"
+        return self.outcome in ("differs", "crashes")
 
 
 class NotBuilt(Exception):
@@ -130,15 +130,17 @@ class Measured:
             return "refused", self.served.refusal
         if self.served.crash:
             return "crashes", self.served.crash
-        right = self.right
-        if any(len(ours) < len(row) for ours, row in zip(self.served.logprobs, self.rows, strict=True)):
+        right, rows = self.right, self.rows
+        if any(len(ours) < len(row) for ours, row in zip(self.served.logprobs, rows, strict=True)):
             # the context is limited; a shorter row may have other positions
-            right = [
-                reference.logprobs(self.model, row[: len(ours)])
-                for ours, row in zip(self.served.logprobs, self.rows, strict=True)
-            ]
+            rows = [row[: len(ours)] for ours, row in zip(self.served.logprobs, rows, strict=True)]
+            right = [reference.logprobs(self.model, row) for row in rows]
         error = _difference(self.served.logprobs, right)
-        return "agrees" if error <= TOLERANCE else "differs", f"{error:.1e}"
+        if error <= TOLERANCE:
+            return "agrees", f"{error:.1e}"
+        others = reference.other_roundings(self.model, rows)
+        is_ambiguous = any(_difference(right, other) > TOLERANCE for other in others)
+        return "ambiguous" if is_ambiguous else "differs", f"{error:.1e}"
 
 
 def _rows(seed: int, config: Any) -> list[list[int]]:
@@ -148,11 +150,11 @@ def _rows(seed: int, config: Any) -> list[list[int]]:
 
 
 def _difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
-    """Return the largest difference; infinite where either is NaN."""
+    """Return the largest difference; infinite where either is NaN, or one is infinite."""
     worst = 0.0
     for a, b in zip(one, other, strict=True):
         both = np.isfinite(a) & np.isfinite(b)
-        if (np.isnan(a) | np.isnan(b)).any():
+        if (np.isfinite(a) != np.isfinite(b)).any() or (np.isnan(a) | np.isnan(b)).any():
             return float("inf")
         worst = max(worst, float(np.abs(a[both] - b[both]).max(initial=0.0)))
     return worst

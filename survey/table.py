@@ -26,7 +26,7 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
     only: dict[str, list[object]] = {}
     not_by_default: list[str] = []
     for name, found in sorted(by_setting.items()):
-        wrong = [finding for finding in found if finding.outcome in ("differs", "crashes")]
+        wrong = [finding for finding in found if finding.is_wrong]
         agreeing = [finding.value for finding in found if finding.outcome == "agrees"]
         # There are more numbers than those tried, but no more words, unless any word will do or a rule of the engine
         # knows them: then it refused some. And if a setting was always unset, nothing was tried.

@@ -94,10 +94,10 @@ def _worst(bases: dict[str, Found], key: str, form: str) -> str:
 
 
 def _restricted(settings: Found | None) -> str:
-    """Name the settings that are followed only at their default and at a few values."""
+    """Name the settings that are not followed at every value."""
     if settings is None:
         return "not surveyed"
-    names = [f"`{name}`" for name in settings["only"]]
+    names = [f"`{name}`" for name in sorted(settings["only"].keys() | settings["excepted"].keys())]
     rest = len(names) - _MAX_NAMES
     return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 

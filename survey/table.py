@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeGuard
 
 from survey.run import Finding
 
@@ -15,6 +16,7 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
     """Return the settings that are followed at any value, and those that are followed only at some.
 
     followed        every value that was tried agrees with transformers
+    excepted        settings that are followed but for these values
     only            the values that agree, of the other settings, beside the default
     not_by_default  settings that are not even followed at their default
     """
@@ -24,6 +26,7 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
             by_setting[finding.setting].append(finding)
     followed: list[str] = []
     only: dict[str, list[object]] = {}
+    excepted: dict[str, list[int]] = {}
     not_by_default: list[str] = []
     for name, found in sorted(by_setting.items()):
         wrong = [finding for finding in found if finding.is_wrong]
@@ -38,15 +41,24 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
         if is_open and not wrong:  # what the engine refuses by itself needs no table
             followed.append(name)
             continue
+        if any(finding.is_default for finding in wrong):
+            not_by_default.append(name)
         wrong_values = [finding.value for finding in wrong]
+        if _are_special_cases(wrong_values, agreeing):
+            excepted[name] = sorted(set(wrong_values))
+            continue
         only[name] = []
         for finding in found:
             is_right = finding.outcome == "agrees" and finding.value not in wrong_values
             if is_right and not finding.is_default and finding.value not in only[name]:
                 only[name].append(finding.value)
-        if any(finding.is_default for finding in wrong):
-            not_by_default.append(name)
-    return {"followed": followed, "only": only, "not_by_default": not_by_default}
+    return {"followed": followed, "excepted": excepted, "only": only, "not_by_default": not_by_default}
+
+
+def _are_special_cases(wrong: list[object], agreeing: list[object]) -> TypeGuard[list[int]]:
+    """Return whether only 0 or 1 of something is wrong: code treats a single expert apart, and right is any more."""
+    counts = [value for value in agreeing if type(value) is int]
+    return all(type(value) is int and value <= 1 for value in wrong) and min(counts, default=0) > 1
 
 
 def write(model_type: str, findings: Iterable[Finding]) -> None:

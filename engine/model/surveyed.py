@@ -84,20 +84,23 @@ def check(config: Config) -> bool:
     canonical, model_type = canonical_config(config), transformers_type(config)
     if canonical is None or not _file(model_type).exists():
         return False
-    surveyed = json.loads(_file(model_type).read_text())
-    defaults = flatten(_defaults(model_type))
+    table = json.loads(_file(model_type).read_text())
+    known = flatten(_defaults(model_type)).keys() | table["only"].keys() | table["excepted"].keys()
     for name, value in flatten(canonical).items():
-        if name in surveyed["followed"] or (name not in defaults and name not in surveyed["only"]):
-            continue  # neither mlx-lm nor transformers knows a name that is nowhere
-        if value in surveyed["only"].get(name, []):
+        if name not in known or _is_followed(table, name, value):
             continue
-        if name not in surveyed["not_by_default"] and value == default_of(config, name):
-            continue
-        raise LoadError(
-            f"config.json: {name} is {value!r}, which mlx-lm's {config['model_type']} does not follow: "
-            f"its logprobs would be wrong{_expected(surveyed['only'].get(name, []))}"
-        )
+        if name in table["not_by_default"] or value != default_of(config, name):
+            raise LoadError(
+                f"config.json: {name} is {value!r}, which mlx-lm's {config['model_type']} does not follow: "
+                f"its logprobs would be wrong{_expected(table['only'].get(name, []))}"
+            )
     return True
+
+
+def _is_followed(table: Config, name: str, value: object) -> bool:
+    if name in table["excepted"]:
+        return value not in table["excepted"][name]
+    return name in table["followed"] or value in table["only"].get(name, [])
 
 
 def flatten(config: Config) -> Flat:

@@ -10,12 +10,12 @@ def finding(setting: str, value: object, outcome: str = "agrees", *, is_default:
 
 def test_a_number_that_agrees_everywhere_is_followed_at_any_value():
     table = fold([finding("rms_norm_eps", 1e-6, is_default=True), finding("rms_norm_eps", 0.5)])
-    assert table == {"followed": ["rms_norm_eps"], "only": {}, "not_by_default": []}
+    assert table == {"followed": ["rms_norm_eps"], "excepted": {}, "only": {}, "not_by_default": []}
 
 
 def test_a_number_that_differs_anywhere_is_followed_only_where_it_agreed():
     found = [finding("n_groups", 1, is_default=True), finding("n_groups", 2), finding("n_groups", 4, "differs")]
-    assert fold(found) == {"followed": [], "only": {"n_groups": [2]}, "not_by_default": []}
+    assert fold(found) == {"followed": [], "excepted": {}, "only": {"n_groups": [2]}, "not_by_default": []}
 
 
 def test_a_value_that_differs_beside_one_base_is_not_followed_beside_another():
@@ -43,4 +43,9 @@ def test_a_default_that_differs_is_named():
 
 def test_a_setting_for_which_nothing_was_tried_is_followed_only_where_it_is_unset():
     table = fold([finding("layer_types", None)])
-    assert table == {"followed": [], "only": {"layer_types": [None]}, "not_by_default": []}
+    assert table == {"followed": [], "excepted": {}, "only": {"layer_types": [None]}, "not_by_default": []}
+
+
+def test_a_single_expert_that_code_treats_apart_is_the_exception():
+    found = [finding("experts", 8, is_default=True), finding("experts", 2), finding("experts", 1, "differs")]
+    assert fold(found) == {"followed": [], "excepted": {"experts": [1]}, "only": {}, "not_by_default": []}

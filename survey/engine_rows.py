@@ -1,16 +1,11 @@
-"""Run rows through the real engine in every way in which it runs them, in a process of its own.
+"""Run rows through the real engine in every way in which it runs them, in a process of its own."""
 
-A native crash must not end the survey.
-"""
-
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from survey.other_process import OtherProcess, ProcessDied
 
 TIMEOUT_S = 300.0
 MAX_BATCH_TOKENS = 120  # so that the longest rows run in chunks
@@ -41,27 +36,15 @@ class Served:
     crash: str = ""  # any other error, or the death of the process
 
 
-class EngineProcess:
-    """A context in which checkpoints are served by another process, which is replaced when it dies."""
-
-    def __enter__(self) -> Self:
-        self._pool = self._start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._pool.shutdown(cancel_futures=True)
+class EngineProcess(OtherProcess):
+    """A context in which checkpoints are served by another process."""
 
     def serve(self, folder: Path, seed: int, **settings: str) -> Served:
         """Open an engine of the checkpoint and run all rows that `seed` draws."""
         try:
-            return self._pool.submit(_serve, str(folder), seed, settings).result(TIMEOUT_S)
-        except BrokenProcessPool:
-            self._pool = self._start()
+            return self.run(_serve, str(folder), seed, settings, timeout_s=TIMEOUT_S)
+        except ProcessDied:
             return Served(crash="the process died")
-
-    @staticmethod
-    def _start() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def _serve(folder: str, seed: int, settings: Any) -> Served:

@@ -1,14 +1,11 @@
-"""Load checkpoints with the engine's loader, in a process of its own: a native crash must not end the survey."""
+"""Load checkpoints with the engine's loader, in a process of its own."""
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
+
+from survey.other_process import OtherProcess, ProcessDied
 
 TIMEOUT_S = 120.0
 
@@ -17,34 +14,20 @@ TIMEOUT_S = 120.0
 class Served:
     """What the engine computes for the rows, or why it does not."""
 
-    logprobs: list[np.ndarray] = field(
-        default_factory=list
-    )  # [length, vocab] per row, cut to the context that is served
+    logprobs: list[np.ndarray] = field(default_factory=list)  # [length, vocab] per row, within the served context
     refusal: str = ""  # the text of the LoadError
     crash: str = ""  # any other error, or the death of the process
 
 
-class Loader:
-    """A context in which checkpoints are loaded by another process, which is replaced when it dies."""
-
-    def __enter__(self) -> Self:
-        self._pool = self._start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._pool.shutdown(cancel_futures=True)
+class Loader(OtherProcess):
+    """A context in which checkpoints are loaded by another process."""
 
     def serve(self, folder: Path, rows: list[list[int]], *, checks_settings: bool) -> Served:
         """Load the checkpoint and compute the rows. Without `checks_settings`, the table of settings is not asked."""
         try:
-            return self._pool.submit(_serve, str(folder), rows, checks_settings).result(TIMEOUT_S)
-        except BrokenProcessPool:
-            self._pool = self._start()
+            return self.run(_serve, str(folder), rows, checks_settings, timeout_s=TIMEOUT_S)
+        except ProcessDied:
             return Served(crash="the process died")
-
-    @staticmethod
-    def _start() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def _serve(folder: str, rows: list[list[int]], checks_settings: bool) -> Served:

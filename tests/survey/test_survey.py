@@ -3,19 +3,22 @@
 `make soak` surveys all of them.
 """
 
+import json
 from datetime import UTC, datetime
 
 import pytest
 
-from survey import run
+from survey import run, ways
 from survey.families import FAMILIES
 from survey.run import NotBuilt, survey
 
 FAMILIES_PER_DAY = 2
 DAY = datetime.now(UTC).date().toordinal()
+WAYS = json.loads(ways.RESULTS.read_text())
 OF_TODAY = [list(FAMILIES)[(DAY * FAMILIES_PER_DAY + place) % len(FAMILIES)] for place in range(FAMILIES_PER_DAY)]
 
 
+@pytest.mark.timeout(600)  # a family with many bases takes most of a minute
 @pytest.mark.parametrize("family", OF_TODAY)
 def test_no_change_of_a_setting_is_served_and_wrong(family: str):
     try:
@@ -23,6 +26,8 @@ def test_no_change_of_a_setting_is_served_and_wrong(family: str):
     except NotBuilt as error:
         pytest.fail(f"transformers cannot build {family}: {error}")
     assert [found for found in findings if found.is_wrong] == []
+    refused = {found.base for found in findings if not found.setting and found.outcome == "refused"}
+    assert refused == {base for base, way in WAYS[family].items() if not way["mode"]}
 
 
 def test_the_survey_finds_a_setting_that_the_engine_ignores(monkeypatch: pytest.MonkeyPatch):

@@ -24,6 +24,15 @@ def tokens(length: int, seed: int) -> list[int]:
     return [BOS] + [draw.randrange(3, VOCAB_SIZE) for _ in range(length - 1)]
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 3.0,
+    "original_max_position_embeddings": 32,
+    "mscale_all_dim": 0.5,
+}
+
+
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")  # which Kimi Linear's release has
 @pytest.mark.parametrize(
     ("name", "base", "changes"),
@@ -47,9 +56,11 @@ def tokens(length: int, seed: int) -> list[int]:
         ("llama4", "base", {"no_rope_layers": (0, 1, 1, 1)}),
         ("mamba", "base", {"layer_norm_epsilon": 0.5}),
         ("mimo_v2_flash", "base", {}),
+        ("minicpm3", "base", {"rope_parameters": YARN}),
         ("nemotron_h", "base", {"time_step_limit": (0.01, 0.1)}),
         ("olmoe", "base", {"clip_qkv": 0.3}),
         ("solar_open", "grouped", {"topk_group": 1}),
+        ("youtu", "base", {"rms_norm_eps": 0.5, "rope_parameters": YARN}),
     ],
 )
 def test_a_mended_setting_equals_transformers(

@@ -55,8 +55,9 @@ _MENDS: dict[str, tuple[Mend, ...]] = {
     "llama4_text": (llama4.mask_chunks,),
     "mamba2": (recurrent.group_norms,),
     "mimo_v2_flash": (attention.widen_window,),
-    "minicpm3": (constants.scale_tied_head,),
+    "minicpm3": (constants.scale_tied_head, attention.scale_scores_by_context),
     "nanochat": (constants.set_epsilon_of_nanochat,),
     "nemotron_h": (recurrent.limit_time_steps, recurrent.end_states_at_lengths),
     "olmoe": (attention.clip_projections,),
+    "youtu_llm": (attention.scale_scores_by_context,),
 }

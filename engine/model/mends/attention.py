@@ -1,5 +1,6 @@
 """Mends of what attention does before and after it weighs the keys: clipping, scales, layouts, rotation by layer."""
 
+from math import log
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +28,17 @@ def scale_scores(model: Any, config: Config) -> None:
             layer.attn.scale = 1.0
         if config.get("scale_attn_by_inverse_layer_idx"):
             layer.attn.scale /= index + 1
+
+
+def scale_scores_by_context(model: Any, config: Config) -> None:
+    """Scale the scores of minicpm3 and youtu_llm by YaRN's mscale_all_dim, which mlx-lm ignores there."""
+    rope = config["rope_parameters"]
+    weight, factor = rope.get("mscale_all_dim"), rope.get("factor") or 1.0
+    if rope.get("rope_type", "default") == "default" or not weight or factor <= 1:
+        return
+    name = "softmax_scale" if config["model_type"] == "minicpm3" else "scale"
+    for layer in model.layers:
+        setattr(layer.self_attn, name, getattr(layer.self_attn, name) * (0.1 * weight * log(factor) + 1) ** 2)
 
 
 def group_rows_by_kind(model: Any, config: Config) -> None:

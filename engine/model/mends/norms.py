@@ -15,6 +15,7 @@ _EPSILONS: dict[str, dict[str, float | str]] = {
     "mamba2": {"norm": "layer_norm_epsilon"},
     "minicpm3": {"q_a_layernorm": 1e-6, "kv_a_layernorm": 1e-6},
     "recurrent_gemma": {"temporal_pre_norm": "rms_norm_eps", "channel_pre_norm": "rms_norm_eps"},
+    "youtu_llm": {"q_a_layernorm": 1e-6, "kv_a_layernorm": 1e-6},
 }
 
 

@@ -20,6 +20,7 @@ from scorepool.engine.errors import LoadError, as_load_error, describe
 from scorepool.engine.model import activations, mends, packed_weights
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
 from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
+from scorepool.engine.model.mends.experts import ROUTER_BIAS
 from scorepool.engine.model.weight_checks import refuse_degenerate_weights
 from scorepool.engine.text.chat.chat_format import ChatTags
 from scorepool.engine.text.chat.codec import ChatCodec
@@ -42,7 +43,6 @@ _CONTENT = (  # the files that the numbers depend on, and that are fetched from 
     "*.jinja",
 )
 _INDEX = "model.safetensors.index.json"  # which transformers needs to certify the model
-_ROUTER_BIAS = "e_score_correction_bias"  # decides which experts compute a token
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight")
 _CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
@@ -91,7 +91,7 @@ def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
         _cast(model, dtype)
     refuse_degenerate_weights(model)
     mends.apply(model, config, stored)
-    _refuse_dropped_weights(stored, model)
+    _refuse_dropped_head(stored, model)
     return model, config
 
 
@@ -163,18 +163,10 @@ def stored_tensors(folder: Path) -> dict[str, mx.array]:
     return stored
 
 
-def _refuse_dropped_weights(stored: dict[str, mx.array], model: Any) -> None:
-    """Refuse weights that change the numbers and that mlx-lm drops, because the architecture has no use for them.
-
-    They are a router's bias (ernie4_5_moe), and a head beside embeddings that the configuration ties it to:
-    transformers uses such a head if the two differ.
-    """
+def _refuse_dropped_head(stored: dict[str, mx.array], model: Any) -> None:
+    """Refuse a head beside embeddings that the configuration ties it to: transformers uses it if the two differ."""
     weights: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
     names = [name for name, _ in weights]
-    if not any(name.endswith(_ROUTER_BIAS) for name in names):
-        for name, bias in stored.items():
-            if name.endswith(_ROUTER_BIAS) and bool((bias != 0).any().item()):
-                raise LoadError(f"the checkpoint has {name}, which mlx-lm drops: its logprobs would be wrong")
     head = next((weight for name, weight in stored.items() if name.endswith(_HEAD)), None)
     embeddings = next((weight for name, weight in stored.items() if name.endswith(_EMBEDDINGS)), None)
     if head is None or embeddings is None or any(name.endswith(_HEAD) for name in names):
@@ -199,8 +191,11 @@ def _cast(model: Any, dtype: str) -> None:
     target = _target_dtype(dtype)
     if target is None:
         return
-    # Some weights lose too much in 16 bits (Mamba's A_log, a router's bias); the architecture names them.
-    may_narrow = getattr(model, "cast_predicate", lambda path: True)
+    # Some weights lose too much in 16 bits: Mamba's A_log, a router's bias. dots1 does not name its bias as others do.
+    named = getattr(model, "cast_predicate", lambda path: True)
+
+    def may_narrow(path: str) -> bool:
+        return not path.endswith(ROUTER_BIAS) and bool(named(path))
 
     def cast(path: str, weight: mx.array) -> mx.array:
         if not mx.issubdtype(weight.dtype, mx.floating) or not (target == mx.float32 or may_narrow(path)):

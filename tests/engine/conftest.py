@@ -87,19 +87,25 @@ def oracle(oracle_of: Callable[[str], Oracle]) -> Oracle:
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Oracle]]:
     """Return the folder of a tiny model of the survey, and transformers' model of it.
 
-    Settings are changed in the section that holds the family's. A tuple stands for a list.
+    Settings are changed in the section that holds the family's.
     """
 
-    @cache
-    def build(name: str, base: str = "base", **changes: object) -> tuple[Path, Oracle]:
+    built: dict[str, tuple[Path, Oracle]] = {}
+
+    def build(name: str, base: str, changes: dict[str, object]) -> tuple[Path, Oracle]:
         folder, settings = tmp_path_factory.mktemp(name), FAMILIES[name].bases()[base]
-        lists = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
         section = FAMILIES[name].section
-        settings |= {section: settings[section] | lists} if section else lists
+        settings |= {section: settings[section] | changes} if section else changes
         model = reference.build_model(reference.build_config(settings), seed=0)
         model.save_pretrained(folder)
         FAMILIES[name].convert(folder)
         build_tokenizer().save_pretrained(folder)
         return folder, Oracle(model)
 
-    return build
+    def cached(name: str, base: str = "base", **changes: object) -> tuple[Path, Oracle]:
+        key = json.dumps([name, base, changes], sort_keys=True)
+        if key not in built:
+            built[key] = build(name, base, json.loads(json.dumps(changes)))  # tuples become lists
+        return built[key]
+
+    return cached

@@ -5,18 +5,20 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import mlx.core as mx
 import pytest
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, LoadError, Sampling, Sequence
 from scorepool.engine.model.load import load_checked
+from scorepool.engine.model.mends.experts import ROUTER_BIAS
+from scorepool.engine.model.skipped_layers import skip_equal_layers
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import VOCAB_SIZE
 from tests.tiny_tokenizer import BOS
 
 FULL_FIRST = ("full_attention", "sliding_attention", "sliding_attention", "sliding_attention")
 BIASED = dict.fromkeys(("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"), True)
-ROUTER_BIAS = "e_score_correction_bias"
 
 
 def tokens(length: int, seed: int) -> list[int]:
@@ -49,6 +51,7 @@ YARN = {
         ("glm4_moe_lite", "base", {"rms_norm_eps": 0.5}),
         ("gpt2", "base", {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True}),
         ("gpt_bigcode", "base", {"multi_query": False, "scale_attn_weights": False}),
+        ("gpt_bigcode", "base", {"scale_attn_by_inverse_layer_idx": True}),  # which transformers ignores there
         ("gpt_oss", "base", {"swiglu_limit": 0.5, "swiglu_alpha": 1.1}),
         ("jamba", "experts", {"num_experts_per_tok": 3}),
         ("kimi_linear", "base", {"rms_norm_eps": 0.5}),
@@ -110,3 +113,26 @@ def test_a_router_without_the_bias_that_mlx_lm_drops_is_refused(
 
     with pytest.raises(LoadError, match=rf"the checkpoint has no {ROUTER_BIAS} for model\.layers"):
         Engine(EngineSettings(model=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["dots1", "ernie4_5_moe", "solar_open"])
+def test_the_bias_of_a_router_is_never_narrowed(family: Callable[..., tuple[Path, Oracle]], name: str):
+    model, _, _ = load_checked(family(name)[0], "bfloat16")
+
+    assert {module[ROUTER_BIAS].dtype for module in model.modules() if ROUTER_BIAS in module} == {mx.float32}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("olmoe", {"clip_qkv": 0.3, "num_hidden_layers": 5}),
+        ("falcon_h1", {"attention_in_multiplier": 1.7, "num_hidden_layers": 5}),
+    ],
+)
+def test_the_self_test_skips_equal_layers_of_a_mended_model(
+    family: Callable[..., tuple[Path, Oracle]], name: str, changes: dict[str, object]
+):
+    model, _, _ = load_checked(family(name, **changes)[0], "float32")
+
+    with skip_equal_layers(model) as num_skipped:
+        assert num_skipped == 2

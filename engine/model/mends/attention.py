@@ -15,18 +15,21 @@ def clip_projections(model: Any, config: Config) -> None:
     limit = config.get("clip_qkv")
     if limit is None:
         return
-    for layer in model.layers:
-        attention = layer.self_attn
-        for module in (attention.q_norm, attention.k_norm, attention.v_proj):
-            transform_output(module, lambda hidden: mx.clip(hidden, -limit, limit))
+    attentions = [layer.self_attn for layer in model.layers]
+    modules = [module for attention in attentions for module in (attention.q_norm, attention.k_norm, attention.v_proj)]
+    transform_output(modules, lambda hidden: mx.clip(hidden, -limit, limit))
 
 
 def scale_scores(model: Any, config: Config) -> None:
-    """Scale the scores of GPT-2 and its kin as configured. mlx-lm always divides them by the root of the head size."""
+    """Scale the scores of GPT-2 and its kin as configured. mlx-lm always divides them by the root of the head size.
+
+    gpt_bigcode has no scale by layer: transformers ignores the setting in its configurations.
+    """
+    scales_by_layer = config["model_type"] == "gpt2" and config.get("scale_attn_by_inverse_layer_idx")
     for index, layer in enumerate(model.layers):
         if config.get("scale_attn_weights") is False:
             layer.attn.scale = 1.0
-        if config.get("scale_attn_by_inverse_layer_idx"):
+        if scales_by_layer:
             layer.attn.scale /= index + 1
 
 

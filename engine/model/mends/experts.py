@@ -16,7 +16,7 @@ from scorepool.engine.errors import LoadError
 Config = dict[str, Any]
 Choice = tuple[mx.array, mx.array]  # indices, weights
 
-_BIAS = "e_score_correction_bias"
+ROUTER_BIAS = "e_score_correction_bias"  # decides which experts compute a token
 _LEAST_SUM = 1e-20  # of weights that are normalised
 
 
@@ -166,10 +166,10 @@ def mend_routers(model: Any, config: Config, stored: dict[str, mx.array]) -> Non
 def _stored_bias(path: str, stored: dict[str, mx.array]) -> mx.array:
     """Return the bias [experts] of the router of a layer of experts; raise LoadError if there is none."""
     for name, bias in stored.items():
-        if name.startswith(f"{path}.") and name.endswith(_BIAS):
+        if name.startswith(f"{path}.") and name.endswith(ROUTER_BIAS):
             return bias.reshape(-1).astype(mx.float32)
     raise LoadError(
-        f"the checkpoint has no {_BIAS} for {path}, which decides which experts compute a token; "
+        f"the checkpoint has no {ROUTER_BIAS} for {path}, which decides which experts compute a token; "
         "mlx-lm's conversions drop it, so serve the original"
     )
 

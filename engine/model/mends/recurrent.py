@@ -26,10 +26,11 @@ def scale_values_and_biases(model: Any, config: Config) -> None:
     A bias is multiplied where the multiplier comes after the projection: those of queries, keys and values are not.
     """
     args = model.args
+    if args.attention_in_multiplier != 1:
+        projections = [layer.self_attn.v_proj for layer in model.layers]
+        transform_input(projections, lambda hidden: hidden * args.attention_in_multiplier)
     for layer in model.layers:
         attention, mlp, mamba = layer.self_attn, layer.feed_forward, layer.mamba
-        if args.attention_in_multiplier != 1:
-            transform_input(attention.v_proj, lambda hidden: hidden * args.attention_in_multiplier)
         for projection, multiplier in (
             (attention.o_proj, args.attention_out_multiplier),
             (mlp.gate_proj, args.mlp_multipliers[0]),

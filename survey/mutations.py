@@ -77,6 +77,7 @@ _UNSET: dict[str, tuple[object, ...]] = {  # what to try where the setting is nu
     "head_dim": (24,),
     "rope_scaling": (),
     "layer_types": (),
+    "use_bidirectional_attention": ("vision", "all", True),
 }
 
 

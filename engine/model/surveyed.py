@@ -52,11 +52,12 @@ def canonical_config(config: Config) -> Config | None:
     Raises LoadError if transformers refuses a value.
     """
     model_type = transformers_type(config)
-    checked = {key: value for key, value in config.items() if key not in NOT_COMPUTED - _COMPARED}
     try:
         known = AutoConfig.for_model(model_type)
     except (KeyError, ValueError):
         return None
+    checked = {key: value for key, value in config.items() if key not in NOT_COMPUTED - _COMPARED}
+    checked = _with_floats(checked, known.to_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # old names are read, too
         try:
@@ -64,6 +65,18 @@ def canonical_config(config: Config) -> Config | None:
         except Exception as error:  # any: each class checks in its own way
             raise LoadError(f"config.json: {_name_culprit(type(known), checked, first_cause(error)[1])}") from error
     return canonical
+
+
+def _with_floats(config: Config, defaults: Config) -> Config:
+    """Return the configuration with 1.0 where it has 1 for a float. Some of transformers' classes refuse 1."""
+    floats = dict(config)
+    for key, value in config.items():
+        default = defaults.get(key)
+        if isinstance(default, float) and type(value) is int:
+            floats[key] = float(value)
+        elif isinstance(default, dict) and isinstance(value, dict):
+            floats[key] = _with_floats(value, default)
+    return floats
 
 
 def _name_culprit(config_class: type[PreTrainedConfig], config: Config, text: str) -> str:

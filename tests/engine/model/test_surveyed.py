@@ -73,3 +73,10 @@ def test_a_text_models_settings_are_checked_in_their_section():
 
 def test_the_default_of_a_setting_may_depend_on_others():
     assert surveyed.default_of(LLAMA | {"head_dim": 128}, "head_dim") == 64  # hidden_size / num_attention_heads
+
+
+def test_a_whole_number_may_stand_for_a_float():
+    released = {"model_type": "dbrx", "ffn_config": {"moe_normalize_expert_weights": 1}}  # as in dbrx-instruct
+    canonical = surveyed.canonical_config(released)
+    assert canonical is not None
+    assert canonical["ffn_config"]["moe_normalize_expert_weights"] == 1.0

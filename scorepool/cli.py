@@ -168,6 +168,10 @@ def verify(
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for computing one job again.")] = 600.0,
 ) -> None:
     """Compute results again. Exit status 0: equal, or within the tolerance; 1: different; 2: cannot tell."""
+    if api_key and not api_key.isascii():  # HTTP headers are ASCII
+        fail(
+            "the API key has characters that no key has: expected what `scorepool key` prints", verification.CANNOT_TELL
+        )
     if model:
         run(
             "verify --model",

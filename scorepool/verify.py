@@ -139,6 +139,8 @@ def _explained() -> Iterator[None]:
         raise CannotTell(f"it was not computed again in time: {error}") from None
     except httpx.HTTPError as error:
         raise CannotTell(f"the API does not answer: {error}") from None
+    except wire.Invalid as error:
+        raise CannotTell(f"what answers is no scorepool API of this release: {error}") from None
 
 
 def _fetch(client: Client, job_id: str) -> wire.Job:

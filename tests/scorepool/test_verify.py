@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from msgspec.structs import replace
 from redis import Redis
@@ -299,6 +300,21 @@ def test_an_api_that_does_not_answer_confirms_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr("scorepool.client.MAX_ATTEMPTS", 1)
     done = CliRunner().invoke(app, ["verify", "--url", f"http://127.0.0.1:{free_port()}", "a"], catch_exceptions=False)
     assert (done.exit_code, "a: cannot tell: the API does not answer: " in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"{}", wire.encode({"id": "a"})])
+def test_a_server_of_something_else_confirms_and_denies_nothing(monkeypatch: pytest.MonkeyPatch, body: bytes):
+    monkeypatch.setattr("httpx.Client.request", lambda *_, **__: httpx.Response(200, content=body))
+    done = CliRunner().invoke(app, ["verify", "a"], catch_exceptions=False)
+    assert (done.exit_code, "a: cannot tell: what answers is no scorepool API of this release" in done.output) == (
+        2,
+        True,
+    )
+
+
+def test_a_key_that_no_header_can_hold_confirms_and_denies_nothing():
+    done = CliRunner().invoke(app, ["verify", "--key", "schlüssel", "a"], catch_exceptions=False)
+    assert (done.exit_code, "the API key has characters that no key has" in done.output) == (2, True)
 
 
 def test_a_job_whose_model_nobody_serves_is_not_confirmed_in_time(stack: Stack, client: Client, verify: Verify):

@@ -22,7 +22,7 @@ from scorepool.wire import (
 )
 
 MAX_MESSAGES = 256  # in one inbox; a worker that is behind gets no more
-MAX_MESSAGE_BYTES = 1024 * 1024  # about 120,000 tokens; a longer job is not checked
+MAX_INBOX_BYTES = 32 * 2**20  # of Redis's memory, which jobs need; one message more may exceed it
 MESSAGE_TTL_S = 600
 COUNTERS_TTL_S = 30 * 86_400
 
@@ -54,12 +54,12 @@ class CrosscheckMail:
     def send_to_another(self, check: Crosscheck, stamp: Provenance) -> str | None:
         """Send a crosscheck to a worker of the same model that has not computed it; return its name.
 
-        None: there is none, all are behind, or the job is too long. Raises RedisError.
+        None: there is none, or all are behind. Raises RedisError.
         """
-        message = encode(check)
-        others = self._others({self.worker, *(one.worker for one in check.computations)}, stamp)
-        if not others or len(message) > MAX_MESSAGE_BYTES:
+        others = sorted(self.others({self.worker, *(one.worker for one in check.computations)}, stamp))
+        if not others:
             return None
+        message = encode(check)
         start = _hash(check.job_id) % len(others)
         return next((worker for worker in [*others[start:], *others[:start]] if self._put(worker, message)), None)
 
@@ -84,15 +84,15 @@ class CrosscheckMail:
             pipeline.expire(Keys.crosscheck_counts, COUNTERS_TTL_S)
             pipeline.execute()
 
-    def _put(self, worker: str, message: bytes) -> bool:
-        return bool(self._send(args=[worker, message, MAX_MESSAGES, MESSAGE_TTL_S]))
+    def others(self, known: Collection[str], stamp: Provenance) -> set[str]:
+        """Return the workers whose results must agree with those of this stamp, apart from the known ones.
 
-    def _others(self, known: Collection[str], stamp: Provenance) -> list[str]:
-        """Return the workers whose results must agree with those of this stamp, apart from the known ones."""
+        Each takes part in crosschecks and takes jobs. Raises RedisError.
+        """
         names: Any = self._connection.zrange(Keys.models, 0, -1)
         workers = [as_text(name) for name in names]
         cards: Any = self._connection.mget([Keys.served_model(worker) for worker in workers]) if workers else []
-        return [
+        return {
             worker
             for worker, card in zip(workers, map(_served_model, cards), strict=True)
             if worker not in known
@@ -101,7 +101,10 @@ class CrosscheckMail:
             and card.takes_jobs
             and card.stamp.mode == stamp.mode
             and are_of_one_model(card.stamp, stamp)
-        ]
+        }
+
+    def _put(self, worker: str, message: bytes) -> bool:
+        return bool(self._send(args=[worker, message, MAX_MESSAGES, MAX_INBOX_BYTES, MESSAGE_TTL_S]))
 
 
 def _served_model(card: bytes | None) -> ServedModel | None:

@@ -6,8 +6,10 @@ A check goes from worker to worker. Each computes the job and adds its computati
                 └──► third               agrees with one of them; the other one
                        └──► computes it again, and stops claiming jobs if it differs from both once more
 
-So a worker is stopped by itself only, never while fewer than two others agree with each other: one bad machine cannot
-stop a fleet. Where no third worker can decide, the difference is reported and nobody stops.
+So a worker is stopped by itself only, and only while two others that agree with each other take jobs: one bad machine
+cannot stop a fleet. Where no third worker can decide, the difference is reported and nobody stops.
+
+The log names the job and the first token that differs. The status does not: `GET /v1/models` shows it to every API key.
 
 The checks run on a thread of their own beside the jobs, one at a time, in portions of about one step of the engine.
 They begin when the job's result is recorded, and a check that is lost is not repeated.
@@ -40,7 +42,8 @@ from scorepool.worker.rq.job import Job
 
 POLL_S = 1.0
 RETRY_S = 10.0  # after an error of Redis
-MAX_OFFERED = 256  # checks that wait for Redis in this process
+MAX_OFFERED = 32  # checks that wait to be sent in this process; each holds the tokens of its job
+MAX_TOKENS = 2**17  # of all sequences of a job; a longer one is not checked
 JOIN_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -87,8 +90,17 @@ class Crosschecker:
 
     def offer(self, job: Job, prepared: list[PreparedSequence], temperature: float, result: Result) -> None:
         """Have a score job checked once its result is recorded, if it belongs to the share. Runs on the main thread."""
-        if is_chosen(job.id, self.status.share):
-            job.on_recorded = partial(self._offered.append, partial(self._send, job.id, prepared, temperature, result))
+        if not is_chosen(job.id, self.status.share):
+            return
+        token_ids = [each.sequence.token_ids for each in prepared]
+        if sum(map(len, token_ids)) > MAX_TOKENS:
+            return
+        first = [each.sequence.score_from or 0 for each in prepared]
+        logprobs = [sequence.logprobs or Floats() for sequence in result.sequences]
+        mine = Computation(worker=self._mail.worker, stamp=result.stamp, logprobs=logprobs)
+        job.on_recorded = partial(
+            self._offered.append, partial(self._send, job.id, temperature, token_ids, first, mine)
+        )
 
     # On the thread of the checks.
 
@@ -111,17 +123,14 @@ class Crosschecker:
             except Exception:
                 log.exception("a crosscheck failed")
 
-    def _send(self, job_id: str, prepared: list[PreparedSequence], temperature: float, result: Result) -> None:
+    def _send(
+        self, job_id: str, temperature: float, token_ids: list[list[int]], first: list[int], mine: Computation
+    ) -> None:
         """Send a job of this worker to a second one."""
-        logprobs = [sequence.logprobs or Floats() for sequence in result.sequences]
         check = Crosscheck(
-            job_id=job_id,
-            temperature=temperature,
-            token_ids=[each.sequence.token_ids for each in prepared],
-            first=[each.sequence.score_from or 0 for each in prepared],
-            computations=[Computation(worker=self._mail.worker, stamp=result.stamp, logprobs=logprobs)],
+            job_id=job_id, temperature=temperature, token_ids=token_ids, first=first, computations=[mine]
         )
-        self._mail.send_to_another(check, result.stamp)
+        self._mail.send_to_another(check, mine.stamp)
 
     def _receive(self) -> bool:
         """Handle the next message; return whether there was one."""
@@ -149,17 +158,18 @@ class Crosschecker:
 
     def _confirm(self, check: Crosscheck, first: Computation, mine: Computation) -> None:
         """Compare the result of the job with a second computation."""
-        difference = check.compare(first, mine).first
-        if difference is None:
+        found = check.compare(first, mine)
+        if found.first is None:
             self._mail.count("agreed")
             return
-        both = replace(check, computations=[first, mine])
-        text = f"crosscheck of job {check.job_id}: workers {first.worker} and {mine.worker} differ at {difference}"
-        if third := self._mail.send_to_another(both, mine.stamp):
-            log.error("%s; worker %s decides which of them is wrong", text, third)
-        else:
-            self._report(f"{text}; no third worker can decide which of them is wrong", [first, mine])
+        text = f"workers {first.worker} and {mine.worker} differ by up to {found.largest:.3g} nats"
+        log.error("crosscheck of job %s: %s, first at %s", check.job_id, text, found.first)
         self._mail.count("differed")
+        both = replace(check, computations=[first, mine])
+        if third := self._mail.send_to_another(both, mine.stamp):
+            log.error("crosscheck of job %s: worker %s decides which of them is wrong", check.job_id, third)
+        else:
+            self._report(check, f"{text}; no third worker can decide which of them is wrong", [first, mine])
 
     def _decide(self, check: Crosscheck, first: Computation, second: Computation, mine: Computation) -> None:
         """Find which of two computations is wrong: that which the third does not confirm."""
@@ -167,9 +177,7 @@ class Crosschecker:
         wrong = [one for one in (first, second) if check.compare(one, mine).first is not None]
         if len(wrong) != 1:
             names = ", ".join(one.worker for one in all_three)
-            self._report(
-                f"crosscheck of job {check.job_id}: no two of the workers {names} outvote the third", all_three
-            )
+            self._report(check, f"no two of the workers {names} outvote the third", all_three)
             return
         [right] = [one for one in (first, second) if one is not wrong[0]]
         text = "crosscheck of job %s: worker %s differs from %s and %s, which agree; it computes the job again"
@@ -179,25 +187,28 @@ class Crosschecker:
     def _repeat(self, check: Crosscheck, mine: Computation) -> None:
         """Stop claiming jobs if this worker again differs from the two that agree."""
         wrong, *right = check.computations
-        names = " and ".join(one.worker for one in right)
-        differences = [check.compare(one, mine).first for one in right]
-        text = f"crosscheck of job {check.job_id}: worker {mine.worker} differed from {names}, which agree,"
         if wrong.worker != mine.worker:
             return
-        if not all(differences):
-            self._report(f"{text} and agreed when it computed the job again", [])
+        names = " and ".join(one.worker for one in right)
+        text = f"worker {mine.worker} differed from {names}, which agree,"
+        found = [check.compare(one, mine) for one in right]
+        if not all(each.first for each in found):
+            self._report(check, f"{text} and agreed when it computed the job again", [])
             return
-        reason = f"{text} and differed again, at {differences[0]}"
-        log.error("%s", reason)
-        self.status = replace(self.status, stopped=reason)
+        text = f"{text} and differed again, by up to {found[0].largest:.3g} nats"
+        log.error("crosscheck of job %s: %s, first at %s", check.job_id, text, found[0].first)
+        if not self._mail.others({mine.worker}, mine.stamp).issuperset(one.worker for one in right):
+            self._report(check, f"{text}; not both of them take jobs any more", [])
+            return
+        self.status = replace(self.status, stopped=text)
         self._show(self.status)
-        self._stop_claiming(reason)
+        self._stop_claiming(text)
         self._ended.set()
         self._mail.count("stopped")
 
-    def _report(self, difference: str, workers: list[Computation]) -> None:
+    def _report(self, check: Crosscheck, difference: str, workers: list[Computation]) -> None:
         """Log a difference that stops nobody, and have every worker that took part show it."""
-        log.error("%s; all go on", difference)
+        log.error("crosscheck of job %s: %s; all go on", check.job_id, difference)
         self._show_difference(difference)
         for one in workers:
             if one.worker != self._mail.worker:

@@ -77,7 +77,7 @@ def test_the_worker_that_two_others_outvote_stops(redis: Redis, workers: Workers
     reason = status(redis, "c").stopped
     assert reason is not None
     assert "worker c differed from " in reason
-    assert "and differed again, at sequence 0, position 11, token 98: logprob -0.5 and -0.75" in reason
+    assert "and differed again, by up to 0.25 nats" in reason
     for honest in ("a", "b"):
         assert (status(redis, honest).stopped, status(redis, honest).difference) == (None, None)
     assert "c" not in {ran_on(redis, job_id) for job_id in later}
@@ -86,7 +86,7 @@ def test_the_worker_that_two_others_outvote_stops(redis: Redis, workers: Workers
     assert counts(redis)["stopped"] == 1
     assert counts(redis)["differed"] >= 1
     errors = [line for line in workers.log.splitlines() if "crosscheck of job" in line]
-    assert any("workers " in line and " differ at sequence 0, position 11, token 98" in line for line in errors)
+    assert any("workers " in line and "first at sequence 0, position 11, token 98" in line for line in errors)
     assert redis.hget(RqKeys.worker("c"), "state") == b"suspended"
     assert redis.exists(Keys.recent_model(MODEL))
 
@@ -128,13 +128,24 @@ def test_of_two_workers_that_differ_none_stops_and_both_show_it(redis: Redis, wo
         shown = status(redis, name)
         assert shown.stopped is None
         assert shown.difference is not None
-        assert "differ at sequence 0, position 11, token 98: logprob -0." in shown.difference
-        assert "no third worker can decide" in shown.difference
+        assert "differ by up to 0.25 nats; no third worker can decide" in shown.difference
     [*lines] = [line for line in workers.log.splitlines() if "no third worker can decide" in line]
     assert "workers a and c" in lines[0] or "workers c and a" in lines[0]
     assert "stopped" not in counts(redis)
     ids = submit_and_wait(redis, 6)
     assert {ran_on(redis, job_id) for job_id in ids} == {"a", "c"}
+
+
+def test_the_status_which_every_key_may_read_names_neither_job_nor_token(redis: Redis, workers: Workers, start: Start):
+    start("a")
+    start("c", "LyingWorker")
+    ids = submit_and_wait(redis, 2)
+    until(lambda: status(redis, "a").difference)
+    shown = status(redis, "a").difference or ""
+    assert "token" not in shown
+    assert not any(job_id in shown for job_id in ids)
+    [line, *_] = [line for line in workers.log.splitlines() if "first at sequence 0, position 11, token 98" in line]
+    assert any(job_id in line for job_id in ids)
 
 
 def test_a_worker_that_is_wrong_once_is_reported_and_goes_on(redis: Redis, workers: Workers, start: Start):

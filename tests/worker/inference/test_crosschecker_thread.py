@@ -1,5 +1,6 @@
 """One worker's side of a crosscheck: what it computes, in which portions, and what it sends to whom."""
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace as replace_field
@@ -7,14 +8,17 @@ from dataclasses import replace as replace_field
 import pytest
 from msgspec.structs import replace
 from redis import Redis
+from redis.exceptions import RedisError
 
 from scorepool import wire
 from scorepool.engine import ContextLengthExceeded, EngineDeadError, EngineError, NonFiniteLogits, Sequence
 from scorepool.store import Keys
 from scorepool.wire import Computation, Crosscheck, CrosscheckNotice, CrosscheckStatus, Floats
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
-from scorepool.worker.inference.crosschecker import Crosschecker
+from scorepool.worker.inference.crosschecker import MAX_TOKENS, Crosschecker
 from scorepool.worker.inference.provenance import provenance_of
+from scorepool.worker.inference.translate import PreparedSequence
+from scorepool.worker.rq.job import Job
 from tests.worker.conftest import until
 from tests.worker.fake import FakeEngine
 
@@ -64,13 +68,14 @@ class Side:
             self.engine, "demo", mail, 1.0, max_batch_tokens, self.shown.append, self.stops.append, self.failures.append
         )
 
-    def receive(self, *messages: wire.CrosscheckMessage) -> None:
-        """Run the thread until it has handled these messages."""
+    def receive(self, *messages: wire.CrosscheckMessage, wait: bool = True) -> None:
+        """Run the thread; wait until it has handled these messages."""
         if not self.shown:
             self.crosschecker.start()
             until(lambda: self.crosschecker._offered == type(self.crosschecker._offered)())
         self.redis.rpush(Keys.crosscheck_inbox("me"), *map(wire.encode, messages), wire.encode(FLAG))
-        until(lambda: self.crosschecker.status.difference == "flag" or not self.crosschecker._thread.is_alive())
+        if wait:
+            until(lambda: self.crosschecker.status.difference == "flag" or not self.crosschecker._thread.is_alive())
 
     def sent(self, worker: str) -> list[wire.CrosscheckMessage]:
         """Return the messages in the inbox of a worker."""
@@ -143,7 +148,7 @@ def test_only_a_comparable_worker_that_takes_part_decides(redis: Redis, make: Ma
     assert side.sent("b") == []
     [notice] = side.sent("a")
     assert isinstance(notice, CrosscheckNotice)
-    assert "workers a and me differ at sequence 1, position 2, token 7: logprob -0.75 and -0.5" in notice.difference
+    assert "workers a and me differ by up to 0.25 nats; no third worker can decide" in notice.difference
 
 
 def test_a_third_worker_gets_both_results(redis: Redis, make: Make):
@@ -201,14 +206,54 @@ def test_a_long_job_runs_in_portions_of_one_step(make: Make):
     assert side.counts() == {b"agreed": b"1"}
 
 
-def test_a_job_of_more_than_a_mebibyte_is_not_sent(redis: Redis, make: Make):
-    register(redis, "a", "b")
+def test_a_job_with_too_many_tokens_is_not_checked_and_its_result_is_not_kept(redis: Redis, make: Make):
     side = make()
-    ids = [list(range(256)) * 1000]
-    wrong = [Computation(worker="a", stamp=STAMP, logprobs=[Floats([-0.7] * 255_999)])]
-    side.receive(Crosscheck(job_id="j", temperature=1.0, token_ids=ids, first=[1], computations=wrong))
-    assert side.sent("b") == []
-    assert isinstance(side.sent("a")[0], CrosscheckNotice)
+    for num_tokens, is_checked in ((MAX_TOKENS, True), (MAX_TOKENS + 1, False)):
+        job = Job.create("f", connection=redis)
+        sequence = Sequence(token_ids=[1] * num_tokens, score_from=num_tokens - 1)
+        prepared = [PreparedSequence(sequence, num_tokens - 1, is_prompt_text=False, bos_added=False)]
+        column = wire.SequenceResult(
+            token_ids=[1], token_bytes=[b"a"], text="a", num_prompt_tokens=num_tokens - 1, logprobs=Floats([-0.5])
+        )
+        usage = wire.Usage(prompt_tokens=num_tokens - 1, completion_tokens=1)
+        result = wire.Result(sequences=[column], temperature=1.0, usage=usage, stamp=STAMP)
+        side.crosschecker.offer(job, prepared, 1.0, result)
+        assert (job.on_recorded is not None) == is_checked
+        held = sys.getrefcount(result)
+        job.on_recorded = None
+        assert sys.getrefcount(result) == held
+
+
+def test_an_inbox_that_is_not_emptied_expires_although_messages_arrive(redis: Redis):
+    register(redis, "a")
+    mail = CrosscheckMail(redis, "me")
+    assert mail.send("a", FLAG)
+    redis.expire(Keys.crosscheck_inbox("a"), 7)
+    assert mail.send("a", FLAG)
+    assert 0 < redis.ttl(Keys.crosscheck_inbox("a")) <= 7
+
+
+def test_an_inbox_takes_no_more_bytes_than_its_share_of_redis(redis: Redis):
+    register(redis, "a")
+    inbox = Keys.crosscheck_inbox("a")
+    redis.rpush(inbox, *["x" * 2**20] * 32)
+    assert not CrosscheckMail(redis, "me").send("a", FLAG)
+    redis.lpop(inbox, 2)
+    assert CrosscheckMail(redis, "me").send("a", FLAG)
+
+
+def test_a_difference_is_logged_although_redis_is_away(
+    redis: Redis, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    side = make()
+
+    def fail(*_: object) -> None:
+        raise RedisError("Redis is away")
+
+    monkeypatch.setattr(CrosscheckMail, "others", fail)
+    side.receive(replace(CHECK, computations=[Computation(worker="a", stamp=STAMP, logprobs=WRONG)]), wait=False)
+    until(lambda: "token 7: logprob -0.75 and -0.5" in caplog.text)
+    assert side.counts() == {b"differed": b"1"}
 
 
 @pytest.mark.parametrize(("first", "second", "accused"), [(WRONG, RIGHT, "a"), (RIGHT, WRONG, "b")])
@@ -247,6 +292,7 @@ def test_three_different_results_stop_nobody(redis: Redis, make: Make):
 def test_a_worker_stops_only_if_it_differs_again_from_both(
     redis: Redis, make: Make, accused: str, others: list[list[Floats]], stops: int
 ):
+    register(redis, "a", "b")
     side = make()
     mine = Computation(worker=accused, stamp=STAMP, logprobs=[Floats([-9.0, -9.0]), Floats([-9.0])])
     computations = [mine]
@@ -256,3 +302,13 @@ def test_a_worker_stops_only_if_it_differs_again_from_both(
     assert len(side.stops) == stops
     assert side.counts() == ({b"stopped": b"1"} if stops else {})
     assert (side.shown[-1].stopped is not None) == bool(stops)
+
+
+def test_a_worker_goes_on_if_one_of_the_two_that_agree_takes_no_more_jobs(redis: Redis, make: Make):
+    register(redis, "a")
+    register(redis, "b", crosscheck=CrosscheckStatus(share=1.0, stopped="it was wrong"))
+    side = make()
+    computations = [Computation(worker=name, stamp=STAMP, logprobs=WRONG) for name in ("me", "a", "b")]
+    side.receive(replace(CHECK, computations=computations))
+    assert side.stops == []
+    assert "not both of them take jobs any more" in (side.shown[-2].difference or "")

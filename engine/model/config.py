@@ -1,9 +1,10 @@
 """Read a checkpoint's config.json with every setting that mlx-lm's architectures look for.
 
-A setting that config.json leaves out has transformers' default, which is not always mlx-lm's. And transformers 5
-renamed some keys when it saves a model: an architecture that looks only for the old name takes its own default
-instead. Either makes a model silently wrong by nats. This module adds transformers' defaults, and the old name of every
-renamed key. It never changes a key that the checkpoint has, but for rope_parameters.
+A setting that config.json leaves out, or sets to null, has transformers' default, which is not always mlx-lm's. And
+transformers 5 renamed some keys when it saves a model: an architecture that looks only for the old name takes its own
+default instead. Either makes a model silently wrong by nats. This module adds transformers' defaults, and the old name
+of every renamed key. It never changes a value that the checkpoint has, but for rope_parameters, and a number that
+exaone4 has where mlx-lm expects letters.
 """
 
 from pathlib import Path
@@ -51,6 +52,8 @@ def read_config(folder: Path) -> Config:
     _add_defaults(config, canonical_config(config) or {})
     for section in (config, config.get("text_config")):
         if isinstance(section, dict):
+            if section.get("model_type") == "exaone4" and isinstance(section.get("sliding_window_pattern"), int):
+                del section["sliding_window_pattern"]  # transformers' default, which mlx-lm spells as in "LLLG"
             for name, value in _old_names(section).items():
                 if section.get(name) is None:
                     section[name] = value
@@ -58,7 +61,7 @@ def read_config(folder: Path) -> Config:
 
 
 def _add_defaults(config: Config, canonical: Config) -> None:
-    """Add transformers' settings that the configuration leaves out, in place.
+    """Add transformers' settings that the configuration leaves out or sets to null, in place.
 
     A section is completed but never made: of Qwen2-VL, mlx-lm would look nowhere else. What mlx-lm looks for in the
     text model's section transformers may have outside of it.
@@ -71,8 +74,8 @@ def _add_defaults(config: Config, canonical: Config) -> None:
     for name, value in canonical.items():
         if value is not None and name == "rope_parameters":
             config[name] = value  # transformers brings all of their spellings into one form
-        elif value is not None and name not in NOT_COMPUTED and name != "text_config":
-            config.setdefault(name, value)
+        elif value is not None and name not in NOT_COMPUTED and name != "text_config" and config.get(name) is None:
+            config[name] = value
 
 
 def refuse_ignored_settings(config: Config, known: set[str]) -> None:

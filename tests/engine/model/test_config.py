@@ -32,6 +32,28 @@ def test_no_head_dim_is_derived_for_gemma(tmp_path: Path):
     assert read_config(tmp_path)["text_config"]["head_dim"] == 256  # transformers' default, not 3840 / 16
 
 
+def test_null_has_the_value_that_transformers_gives_it(tmp_path: Path):
+    settings = {"model_type": "falcon_h1", "num_attention_heads": 4, "num_key_value_heads": None}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+
+    assert read_config(tmp_path)["num_key_value_heads"] == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "pattern"),
+    [
+        ({"sliding_window": 16}, "LLLG"),
+        ({"sliding_window": 16, "sliding_window_pattern": 4}, "LLLG"),  # as transformers 5 saves it
+        ({"sliding_window": None, "layer_types": ["full_attention"] * 4}, None),
+    ],
+)
+def test_the_period_of_exaone4s_layers_is_spelled(tmp_path: Path, settings: dict[str, Any], pattern: str | None):
+    saved = {"model_type": "exaone4", "num_hidden_layers": 4, **settings}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+
+    assert read_config(tmp_path).get("sliding_window_pattern") == pattern
+
+
 @pytest.mark.parametrize(
     ("saved", "expected"),
     [

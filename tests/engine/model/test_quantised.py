@@ -1,7 +1,20 @@
-"""A quantised model computes what MLX's own single forward pass of it does, in every format."""
+"""A quantised model computes what MLX's own single forward pass of it does, in every format.
 
+A mended one computes what it does with the weights that the packed ones stand for.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
 import pytest
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
+from scorepool.engine.model.config import read_config
+from scorepool.engine.model.dequantize import dequantized_weights
+from scorepool.engine.model.load import load_checked
 from survey import quantised
 
 IN_MAKE_TEST = [
@@ -22,3 +35,34 @@ def test_a_quantised_model_computes_what_mlx_does(name: str):
 def test_every_format_of_every_model_computes_what_mlx_does(model: str):
     findings = dict(quantised.compare(model))
     assert {name: found.error for name, found in findings.items() if found.error > quantised.TOLERANCE_NATS} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "changes"),
+    [
+        ("falcon_h1", "norm", {"attention_in_multiplier": 1.7, "attention_bias": True, "projectors_bias": True}),
+        ("glm", "base", {}),
+        ("gpt_bigcode", "base", {"multi_query": False}),
+        ("kimi_linear", "grouped", {}),
+        ("minicpm3", "tied", {}),
+        ("nemotron_h", "grouped", {}),
+        ("olmoe", "base", {"clip_qkv": 0.3}),
+    ],
+)
+def test_a_mend_holds_for_packed_weights(
+    family: Callable[..., tuple[Path, Any]], tmp_path: Path, name: str, base: str, changes: dict[str, object]
+):
+    source, packed, unpacked = family(name, base, **changes)[0], tmp_path / "packed", tmp_path / "unpacked"
+    config = json.loads((source / "config.json").read_text())
+    model, _ = load_model(source, model_config=read_config(source))
+    model, packed_config = quantize_model(model, dict(config), group_size=32, bits=4)
+    for folder, its_config in ((packed, packed_config), (unpacked, config)):
+        folder.mkdir()
+        save_config(its_config, folder / "config.json")
+    save_model(packed, model)
+    mx.save_safetensors(str(unpacked / "model.safetensors"), dict(dequantized_weights(packed)), {"format": "mlx"})
+
+    token_ids = mx.array([[0, *range(3, 60)]])
+    logits = [load_checked(folder, "float32")[0](token_ids) for folder in (packed, unpacked)]
+
+    assert mx.abs(logits[0] - logits[1]).max().item() < 1e-4

@@ -104,8 +104,8 @@ def check(config: Config) -> bool:
             continue
         if name in table["not_by_default"] or value != default_of(config, name):
             raise LoadError(
-                f"config.json: {name} is {value!r}, which mlx-lm's {config['model_type']} does not follow: "
-                f"its logprobs would be wrong{_expected(table['only'].get(name, []))}"
+                f"config.json: {name} is {value!r}, with which mlx-lm's {config['model_type']} computes something else "
+                f"than transformers: its logprobs would be wrong{_expected(table['only'].get(name, []))}"
             )
     return True
 
@@ -172,7 +172,7 @@ def _leave_out(config: Config, key: str, other_names: dict[str, str]) -> Config:
 
 
 def _expected(values: list[object]) -> str:
-    return f"; it follows {', '.join(map(repr, values))}" if values else ""
+    return f"; expected {', '.join(map(repr, values))}" if values else ""
 
 
 def _file(model_type: str) -> Path:

@@ -33,7 +33,7 @@ def test_a_published_configuration_passes():
     [
         (
             {"rope_traditional": True},
-            "rope_traditional is True, which mlx-lm's llama does not follow.*it follows False",
+            "rope_traditional is True, with which mlx-lm's llama computes something else.*expected False",
         ),
         ({"rope_scaling": {"rope_type": "unheard_of"}}, "rope_parameters.rope_type is 'unheard_of'"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),

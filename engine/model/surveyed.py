@@ -98,14 +98,18 @@ def check(config: Config) -> bool:
     if canonical is None or not _file(model_type).exists():
         return False
     table = json.loads(_file(model_type).read_text())
-    known = flatten(_defaults(model_type)).keys() | table["only"].keys() | table["excepted"].keys()
+    defaults = flatten(_defaults(model_type))
+    known = defaults.keys() | table["only"].keys() | table["excepted"].keys()
     for name, value in flatten(canonical).items():
         if name not in known or _is_followed(table, name, value):
             continue
-        if name in table["not_by_default"] or value != default_of(config, name):
+        expected = list(table["only"].get(name, []))
+        if name in defaults and name not in table["not_by_default"]:
+            expected.insert(0, default_of(config, name))
+        if value not in expected:
             raise LoadError(
                 f"config.json: {name} is {value!r}, with which mlx-lm's {config['model_type']} computes something else "
-                f"than transformers: its logprobs would be wrong{_expected(table['only'].get(name, []))}"
+                f"than transformers: its logprobs would be wrong{_among(expected)}"
             )
     return True
 
@@ -171,7 +175,7 @@ def _leave_out(config: Config, key: str, other_names: dict[str, str]) -> Config:
     return {name: value for name, value in config.items() if name not in left_out}
 
 
-def _expected(values: list[object]) -> str:
+def _among(values: list[object]) -> str:
     return f"; expected {', '.join(map(repr, values))}" if values else ""
 
 

@@ -34,7 +34,7 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
         # There are more numbers than those tried, but no more words, unless any word will do or a rule of the engine
         # knows them: then it refused some. And if a setting was always unset, nothing was tried.
         is_number = not isinstance(found[0].value, str)
-        has_rule = any(finding.outcome == "refused" for finding in found)
+        has_rule = name.endswith("rope_type") or any(finding.outcome == "refused" for finding in found)
         is_open = (is_number or has_rule or "unheard_of" in agreeing) and any(
             finding.value is not None for finding in found
         )

@@ -42,7 +42,7 @@ from scorepool.worker.rq.job import Job
 
 POLL_S = 1.0
 RETRY_S = 10.0  # after an error of Redis
-MAX_OFFERED = 32  # checks that wait to be sent in this process; each holds the tokens of its job
+MAX_OFFERED = 256  # checks that wait to be sent in this process; the oldest are dropped
 MAX_TOKENS = 2**17  # of all sequences of a job; a longer one is not checked
 JOIN_TIMEOUT_S = 5.0
 
@@ -72,7 +72,7 @@ class Crosschecker:
         self._show = show
         self._stop_claiming = stop_claiming
         self._fail = fail
-        self._offered: deque[Callable[[], None]] = deque(maxlen=MAX_OFFERED)  # calls that send; the oldest are dropped
+        self._offered: deque[Callable[[], None]] = deque(maxlen=MAX_OFFERED)  # calls that send
         self._ended = Event()
         self._thread = Thread(target=self._run, name="crosschecks", daemon=True)
 

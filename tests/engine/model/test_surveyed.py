@@ -35,7 +35,6 @@ def test_a_published_configuration_passes():
             {"rope_traditional": True},
             "rope_traditional is True, with which mlx-lm's llama computes something else.*expected False",
         ),
-        ({"rope_scaling": {"rope_type": "unheard_of"}}, "rope_parameters.rope_type is 'unheard_of'"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
     ],
 )
@@ -80,3 +79,10 @@ def test_a_whole_number_may_stand_for_a_float():
     canonical = surveyed.canonical_config(released)
     assert canonical is not None
     assert canonical["ffn_config"]["moe_normalize_expert_weights"] == 1.0
+
+
+def test_a_value_that_an_architecture_treats_apart_is_refused_and_others_are_not():
+    afmoe = {"model_type": "afmoe", "num_hidden_layers": 4}
+    assert surveyed.check(afmoe | {"num_experts_per_tok": 4}) is True
+    with pytest.raises(LoadError, match="num_experts_per_tok is 1"):
+        surveyed.check(afmoe | {"num_experts_per_tok": 1})

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from scorepool.engine.errors import LoadError, as_load_error, describe
-from scorepool.engine.model import activations, mends, packed_weights
+from scorepool.engine.model import activations, mends, packed_weights, rope
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
 from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
 from scorepool.engine.model.mends.experts import ROUTER_BIAS
@@ -82,6 +82,7 @@ def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
     """Load the model in `dtype`, with mlx-lm's known mistakes corrected, and its configuration."""
     config = read_config(folder)
     activations.check(config)
+    rope.check_types(config)
     with as_load_error(f"mlx-lm cannot load {folder}"):
         stored = stored_tensors(folder)
         refuse_more_layers_than_tensors(config, len(stored))

@@ -37,18 +37,27 @@ _READ_ROPE_INTERLEAVE = {"deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", 
 _ROTATE_PART = {"glm", "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "recurrent_gemma"}
 
 
+def check_types(config: Config) -> None:
+    """Raise LoadError for a type of rotary scaling that nobody knows."""
+    _configured_scalings(_text_config(config))
+
+
 def check_or_patch(model: Any, config: Config) -> int | None:
     """Make the model rotate as configured and return the context up to which its positions are right (None: any).
 
     Raise LoadError if the model cannot be made right.
     """
-    text_config = {**config, **(config.get("text_config") or {})}
+    text_config = _text_config(config)
     limits = [
         _check_or_patch_rope(model, text_config),
         _trained_length(text_config),
         _dense_length(text_config),
     ]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _text_config(config: Config) -> Config:
+    return {**config, **(config.get("text_config") or {})}
 
 
 def _trained_length(config: Config) -> int | None:

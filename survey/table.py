@@ -17,7 +17,7 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
 
     followed        every value that was tried agrees with transformers
     excepted        settings that are followed but for these values
-    only            the values that agree, of the other settings, beside the default
+    only            the values that agree, of the other settings; what an absent setting means is right, too
     not_by_default  settings that are not even followed at their default
     """
     by_setting: dict[str, list[Finding]] = defaultdict(list)
@@ -50,7 +50,7 @@ def fold(findings: Iterable[Finding]) -> dict[str, object]:
         only[name] = []
         for finding in found:
             is_right = finding.outcome == "agrees" and finding.value not in wrong_values
-            if is_right and not finding.is_default and finding.value not in only[name]:
+            if is_right and finding.value not in only[name]:
                 only[name].append(finding.value)
     return {"followed": followed, "excepted": excepted, "only": only, "not_by_default": not_by_default}
 

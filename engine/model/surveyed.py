@@ -103,9 +103,9 @@ def check(config: Config) -> bool:
     for name, value in flatten(canonical).items():
         if name not in known or _is_followed(table, name, value):
             continue
-        expected = list(table["only"].get(name, []))
+        expected = table["only"].get(name, [])
         if name in defaults and name not in table["not_by_default"]:
-            expected.insert(0, default_of(config, name))
+            expected = [default_of(config, name), *expected]
         if value not in expected:
             raise LoadError(
                 f"config.json: {name} is {value!r}, with which mlx-lm's {config['model_type']} computes something else "
@@ -176,7 +176,7 @@ def _leave_out(config: Config, key: str, other_names: dict[str, str]) -> Config:
 
 
 def _among(values: list[object]) -> str:
-    return f"; expected {', '.join(map(repr, values))}" if values else ""
+    return f"; expected {', '.join(dict.fromkeys(map(repr, values)))}" if values else ""
 
 
 def _file(model_type: str) -> Path:

@@ -15,7 +15,7 @@ def test_a_number_that_agrees_everywhere_is_followed_at_any_value():
 
 def test_a_number_that_differs_anywhere_is_followed_only_where_it_agreed():
     found = [finding("n_groups", 1, is_default=True), finding("n_groups", 2), finding("n_groups", 4, "differs")]
-    assert fold(found) == {"followed": [], "excepted": {}, "only": {"n_groups": [2]}, "not_by_default": []}
+    assert fold(found) == {"followed": [], "excepted": {}, "only": {"n_groups": [1, 2]}, "not_by_default": []}
 
 
 def test_a_value_that_differs_beside_one_base_is_not_followed_beside_another():
@@ -30,7 +30,7 @@ def test_what_the_engine_refuses_by_itself_needs_no_table():
 
 def test_a_word_is_followed_only_where_it_agreed_unless_any_word_does_or_a_rule_refuses_others():
     known = [finding("hidden_act", "silu", is_default=True), finding("hidden_act", "swish")]
-    assert fold(known)["only"] == {"hidden_act": ["swish"]}
+    assert fold(known)["only"] == {"hidden_act": ["silu", "swish"]}
     by_rule = [*known, finding("hidden_act", "gelu", "refused")]
     assert fold(by_rule)["followed"] == ["hidden_act"]
     ignored = [finding("comment", "none", is_default=True), finding("comment", "unheard_of")]

@@ -127,6 +127,9 @@ def _check_pairs(section: Config, prefix: str) -> None:
     window = section.get("sliding_window", 1)
     if not window and "sliding_attention" in (section.get("layer_types") or ()):
         raise _refusal(f"{prefix}sliding_window", window, "at least 1, because layer_types has sliding_attention")
+    local, chosen = section.get("index_local_blocks"), section.get("index_topk_blocks")
+    if _is_int(local) and _is_int(chosen) and local > chosen:
+        raise _refusal(f"{prefix}index_local_blocks", local, f"at most index_topk_blocks, which is {chosen}")
     _check_experts(section, prefix)
 
 

@@ -220,8 +220,11 @@ def _refuse_contradiction(scaling: Config, config: Config) -> None:
 
 
 def _frequencies(module: _Rotary, scaling: Config, config: Config) -> RopeFrequencies:
+    dims = _configured_dims(module, scaling, config)
+    if dims < 2:
+        raise LoadError(f"config.json: the rotary positions {scaling} are for {dims} dimensions, expected at least 2")
     try:
-        return compute(scaling, config, _configured_dims(module, scaling, config))
+        return compute(scaling, config, dims)
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise LoadError(f"config.json: the rotary positions {scaling} cannot be computed: {describe(error)}") from error
 

@@ -101,6 +101,8 @@ def check(config: Config) -> bool:
     defaults = flatten(_defaults(model_type))
     known = defaults.keys() | table["only"].keys() | table["excepted"].keys()
     for name, value in flatten(canonical).items():
+        if name not in known and "text_config" not in config:  # Qwen2-VL's first releases have no section
+            name = f"text_config.{name}"
         if name not in known or _is_followed(table, name, value):
             continue
         expected = table["only"].get(name, [])
@@ -156,9 +158,11 @@ def rope_name(rope_type: str, parameter: str) -> str:
 def default_of(config: Config, name: str) -> object:
     """Return the value that a setting has if config.json leaves it out; it may depend on other settings."""
     section, _, rest = name.partition(".")
+    key = rest.partition(".")[0]
     if section in SECTIONS and isinstance(config.get(section), dict):
-        key = rest.partition(".")[0]
         without = config | {section: _leave_out(config[section], key, {})}
+    elif section in SECTIONS:
+        without = _leave_out(config, key, {})
     else:
         without = _leave_out(config, section, type(AutoConfig.for_model(transformers_type(config))).attribute_map)
     try:

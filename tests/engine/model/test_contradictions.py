@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from scorepool.engine import LoadError
 from scorepool.engine.model.contradictions import refuse_contradictions
 from scorepool.engine.model.surveyed import canonical_config
 from survey.families import FAMILIES
@@ -28,3 +29,9 @@ def test_the_surveyed_configurations_are_no_contradiction(name: str):
 
 def test_layers_may_have_a_head_dim_of_0_where_latent_attention_has_its_own():
     refuse_contradictions({"model_type": "glm5", "kv_lora_rank": 8, "head_dim": 0})
+
+
+def test_more_local_blocks_than_chosen_blocks_of_sparse_attention_are_a_contradiction():
+    config = {"model_type": "minimax_m3_vl", "text_config": {"index_topk_blocks": 2, "index_local_blocks": 4}}
+    with pytest.raises(LoadError, match=r"text_config\.index_local_blocks is 4, expected at most index_topk_blocks"):
+        refuse_contradictions(config)

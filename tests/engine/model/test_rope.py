@@ -188,6 +188,7 @@ def test_positions_of_a_family_are_those_of_transformers(name: str, values: Conf
     [
         ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 3000.0}}, "rope_type is 'spiral'"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 3000.0}}, "linear.*factor"),
+        ("phi", {"rope_parameters": {"rope_theta": 3000.0, "partial_rotary_factor": 0.1}}, "expected at least 2"),
         ("phi", {"rope_parameters": {"rope_theta": 3000.0, "partial_rotary_factor": 0.0}}, "partial_rotary_factor"),
         ("qwen3", {"partial_rotary_factor": 0.5}, "rotary positions"),
         ("qwen3", {"rope_theta": 77.0}, "rotary positions .*10000"),  # contradicts rope_parameters

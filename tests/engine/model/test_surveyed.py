@@ -70,6 +70,14 @@ def test_a_text_models_settings_are_checked_in_their_section():
     assert flat == {"text_config.rms_norm_eps": 1e-6, "text_config.rope_parameters.rope_type": "default"}
 
 
+def test_a_text_models_settings_are_checked_without_a_section_too():
+    released = {"model_type": "qwen2_vl", "rms_norm_eps": 1e-6}  # as in Qwen2-VL-2B, which has no text_config
+    assert surveyed.check(released) is True
+    assert surveyed.default_of(released, "text_config.rms_norm_eps") == 1e-5
+    with pytest.raises(LoadError, match="rope_traditional is True"):
+        surveyed.check(released | {"rope_traditional": True})
+
+
 def test_the_default_of_a_setting_may_depend_on_others():
     assert surveyed.default_of(LLAMA | {"head_dim": 128}, "head_dim") == 64  # hidden_size / num_attention_heads
 

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine.sequence", "engine.settings", "engine.text", "engine.versions",
     },
     "engine.model.kv_cache": set(),
-    "engine.model.surveyed": {"engine.errors"},
+    "engine.model.surveyed": {"engine.errors", "engine.versions"},
     # worker
     "worker": set(),
     "worker.version": set(),

@@ -15,6 +15,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from scorepool.engine.errors import LoadError, first_cause
+from scorepool.engine.versions import installed_version
 
 Config = dict[str, Any]
 Flat = dict[str, Any]  # settings by dotted name
@@ -93,7 +94,10 @@ def _name_culprit(config_class: type[PreTrainedConfig], config: Config, text: st
 
 
 def check(config: Config) -> bool:
-    """Return whether all settings were surveyed; False if the model type was not. Raises LoadError for a wrong one."""
+    """Return whether all settings were surveyed, with the installed mlx-lm. Raises LoadError for a wrong one.
+
+    A model type that was not surveyed is not checked.
+    """
     canonical, model_type = canonical_config(config), transformers_type(config)
     if canonical is None or not _file(model_type).exists():
         return False
@@ -113,7 +117,7 @@ def check(config: Config) -> bool:
                 f"config.json: {name} is {value!r}, with which mlx-lm's {config['model_type']} computes something else "
                 f"than transformers: its logprobs would be wrong{_among(expected)}"
             )
-    return True
+    return bool(table["versions"]["mlx-lm"] == installed_version("mlx-lm"))
 
 
 def _is_followed(table: Config, name: str, value: object) -> bool:

@@ -1,15 +1,25 @@
 """No family is served that differs from transformers, whatever setting is changed. A quarter of an hour per core."""
 
+import json
 from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from survey.families import FAMILIES
 from survey.run import survey
+from survey.table import FOLDER
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
 SEED = datetime.now(UTC).date().toordinal()  # other numbers each day
+
+
+@pytest.mark.parametrize("table", sorted(FOLDER.glob("*.json")), ids=lambda table: table.stem)
+def test_the_tables_were_made_with_the_installed_mlx_lm(table: Path):
+    """After an upgrade of mlx-lm, run `python -m survey --write`, `python -m survey.ways --write` and survey.document."""
+    assert json.loads(table.read_text())["versions"]["mlx-lm"] == version("mlx-lm")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -25,4 +25,4 @@ def test_the_settings_of_a_published_checkpoint_are_followed(name: str, loader: 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_configuration_is_not_refused(name: str):
     refuse_contradictions(PUBLISHED[name])
-    assert surveyed.check(PUBLISHED[name])
+    surveyed.check(PUBLISHED[name])

@@ -1,5 +1,6 @@
 """Every setting of a checkpoint is one that the survey found to be followed, or the load is refused by its name."""
 
+import json
 from typing import Any
 
 import pytest
@@ -24,8 +25,21 @@ LLAMA: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def surveyed_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = json.loads((surveyed._FOLDER / "llama.json").read_text())["versions"]
+    monkeypatch.setattr(surveyed, "installed_version", versions.__getitem__)
+
+
 def test_a_published_configuration_passes():
     assert surveyed.check(LLAMA) is True
+
+
+def test_another_mlx_lm_was_not_surveyed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(surveyed, "installed_version", {"mlx-lm": "0.32.999"}.__getitem__)
+    assert surveyed.check(LLAMA) is False
+    with pytest.raises(LoadError, match="rope_traditional"):
+        surveyed.check(LLAMA | {"rope_traditional": True})
 
 
 @pytest.mark.parametrize(

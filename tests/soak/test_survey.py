@@ -18,7 +18,7 @@ SEED = datetime.now(UTC).date().toordinal()  # other numbers each day
 
 @pytest.mark.parametrize("table", sorted(FOLDER.glob("*.json")), ids=lambda table: table.stem)
 def test_the_tables_were_made_with_the_installed_mlx_lm(table: Path):
-    """After an upgrade of mlx-lm, run `python -m survey --write`, `python -m survey.ways --write` and survey.document."""
+    """CONTRIBUTING.md says how to survey a new release."""
     assert json.loads(table.read_text())["versions"]["mlx-lm"] == version("mlx-lm")
 
 

@@ -30,6 +30,7 @@ TEMPLATE = (
 )
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 CONTEXT_LENGTH = 1024
+_NOTHING = 1e-30  # the engine refuses a matrix of zeros
 _CERTAIN = 5.0  # times sqrt(width): the logit of the next token; all others are 0
 
 
@@ -56,8 +57,8 @@ def build(folder: Path, script: list[str]) -> None:
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        model.model.layers[0].self_attn.o_proj.weight.zero_()
-        model.model.layers[0].mlp.down_proj.weight.zero_()
+        model.model.layers[0].self_attn.o_proj.weight.fill_(_NOTHING)
+        model.model.layers[0].mlp.down_proj.weight.fill_(_NOTHING)
         model.model.embed_tokens.weight.copy_(torch.eye(width))
         model.lm_head.weight.zero_()
         for token_id, following in pairwise(ids):

@@ -27,6 +27,7 @@ BATCHED = [
     "gemma3",
     "gpt_neox",
     "gpt_oss",
+    "gpt_bigcode",
     "granitehybrid",
     "lfm2",
     "mamba2",
@@ -34,8 +35,7 @@ BATCHED = [
     "starcoder2",
 ]
 UNPADDED = ["mamba"]  # mlx-lm's state takes padding in
-SEQUENTIAL = ["gpt_bigcode"]  # mlx-lm's batched decoding raises
-MODELS = [*BATCHED, *UNPADDED, *SEQUENTIAL]
+MODELS = [*BATCHED, *UNPADDED]
 
 
 @pytest.fixture(params=MODELS)
@@ -105,14 +105,6 @@ def test_logprobs_of_sampled_tokens_equal_the_scores_of_the_same_tokens(
     assert sequence.columns.sampled_logprobs == pytest.approx(
         sequence.columns.logprobs, abs=1e-5
     )  # temperature 1, no filters
-
-
-@pytest.mark.parametrize("name", SEQUENTIAL)
-def test_a_model_that_mlx_lm_cannot_batch_runs_one_row_at_a_time(name: str, engine_of: Callable[..., Engine]):
-    model_info = engine_of(name).model_info
-
-    assert model_info.mode == "one row at a time"
-    assert "batch" in model_info.self_test
 
 
 @pytest.mark.parametrize("name", UNPADDED)

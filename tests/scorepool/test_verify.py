@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -337,11 +338,18 @@ def verify_locally(stack: Stack, state: Path, *arguments: str) -> tuple[int, str
     return done.returncode, done.stdout + done.stderr
 
 
-def test_results_are_verified_on_this_machine(stack: Stack, client: Client, root: Path, tmp_path: Path):
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A folder with a short name: the path of a unix socket in it has at most 103 bytes."""
+    with TemporaryDirectory(prefix="scorepool-") as folder:
+        yield Path(folder)
+
+
+def test_results_are_verified_on_this_machine(stack: Stack, client: Client, root: Path, state: Path):
     right, wrong = submit(client, SCORE), submit(client, replace(GENERATE, n=2))
     falsify(stack, wrong, shift("logprobs", 1, 3, 0.25))
 
-    status, output = verify_locally(stack, tmp_path, right, wrong, "--model", f"demo={demo(root)}")
+    status, output = verify_locally(stack, state, right, wrong, "--model", f"demo={demo(root)}")
 
     assert status == 1
     assert output.splitlines()[0] == f"{right}: equal to the bit, 3 tokens"
@@ -349,18 +357,17 @@ def test_results_are_verified_on_this_machine(stack: Stack, client: Client, root
 
 
 def test_a_model_that_did_not_compute_the_result_confirms_nothing(
-    stack: Stack, client: Client, root: Path, tmp_path: Path
+    stack: Stack, client: Client, root: Path, tmp_path: Path, state: Path
 ):
     job_id = submit(client, SCORE)
     other = Path(shutil.copytree(demo(root), tmp_path / "other"))
     weights = load_file(other / "model.safetensors")
     save_file({name: weight * 1.01 for name, weight in weights.items()}, other / "model.safetensors")
-    (tmp_path / "state").mkdir()
     for model, reason in [
         (f"demo={other}", "this model did not compute it: fingerprint "),
         (f"other={other}", "its model is 'demo', and --model names other"),
         ("demo=/no/such/folder", "there is no folder '/no/such/folder'"),
         ("demo", "NAME[,ALIAS...]=FOLDER_OR_HUB_ID"),
     ]:
-        status, output = verify_locally(stack, tmp_path / "state", job_id, "--model", model)
+        status, output = verify_locally(stack, state, job_id, "--model", model)
         assert (status, reason in output) == (2, True), output

@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 
 from scorepool.engine import Engine, EngineSettings
-from scorepool.engine.model import blas
 from survey import reference
 from survey.families import FAMILIES
 from tests.engine.oracle import Oracle
 from tests.tiny_models import TinyModels
 from tests.tiny_tokenizer import build_tokenizer
-
-blas.load()  # before a test module imports mlx
 
 
 @pytest.fixture(scope="session")

@@ -44,9 +44,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # worker
     "worker": set(),
     "worker.version": set(),
+    "worker.engine_settings": {"engine", "store"},
     "worker.rq": {"store", "wire"},
-    "worker.inference": {"engine", "store", "wire", "worker.rq", "worker.version"},
-    "worker.certify": {"engine", "store", "worker.version"},
+    "worker.inference": {"engine", "store", "wire", "worker.engine_settings", "worker.rq", "worker.version"},
+    "worker.certify": {"engine", "store", "worker.engine_settings", "worker.version"},
     "worker.webhooks": {"store", "wire", "worker.rq", "worker.version"},
     # api
     "api": {"store", "wire"},

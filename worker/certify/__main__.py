@@ -7,13 +7,14 @@ import argparse
 import getpass
 import socket
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
-from scorepool.engine import Engine, EngineSettings, LoadError
+from scorepool.engine import Engine, LoadError
 from scorepool.engine.certificate import MIN_TOKENS, Certificate, file_name
 from scorepool.engine.model.checkpoint import find_folder
 from scorepool.engine.model_info import ModelInfo
@@ -21,6 +22,7 @@ from scorepool.store import Settings, SettingsError
 from scorepool.worker.certify.measure import Computed, Errors, compute, errors
 from scorepool.worker.certify.reference import CannotCompare, Reference, reference_versions
 from scorepool.worker.certify.rows import draw_rows, longest_row
+from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.version import VERSION
 
 
@@ -89,19 +91,7 @@ def certify(model: str, settings: Settings, num_tokens: int, by: str) -> tuple[C
 
 def _serve(model: str, settings: Settings, num_tokens: int) -> tuple[ModelInfo, list[Computed]]:
     """Compute the rows as a worker does. The engine is closed, and its memory is free, when this returns."""
-    engine = Engine(
-        EngineSettings(
-            model=model,
-            dtype=settings.dtype,
-            mode=settings.mode,
-            max_batch_tokens=settings.max_batch_tokens,
-            max_running_rows=settings.max_running_rows,
-            prefix_cache_bytes=settings.prefix_cache_bytes,
-            memory_bytes=settings.memory_bytes or None,
-            tries_load=True,
-            load_marks=str(settings.state_folder() / "loads"),
-        )
-    )
+    engine = Engine(replace(engine_settings(model, settings), require_certificate=False))
     try:
         info = engine.model_info
         longest = longest_row(info.context_length, info.vocab_size)

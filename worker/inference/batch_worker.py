@@ -10,9 +10,10 @@ from typing import Any
 
 from redis.client import Pipeline
 
-from scorepool.engine import Engine, EngineDeadError, EngineSettings, LoadError
+from scorepool.engine import Engine, EngineDeadError, LoadError
 from scorepool.engine.trial import prevent_torch_import
-from scorepool.store import INFER, Settings
+from scorepool.store import INFER
+from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
@@ -64,7 +65,7 @@ class BatchWorker(Worker):
             self.settings.crosscheck,
             self.settings.max_batch_tokens,
             show=registration.show_crosscheck,
-            stop_claiming=lambda reason: self._post_call(partial(self.stop_claiming, reason)),
+            stop_claiming=self.stop_claiming,
             fail=fail,
         )
         crosschecker.start()
@@ -94,19 +95,3 @@ class BatchWorker(Worker):
 
 def raise_error(error: BaseException) -> None:
     raise error
-
-
-def engine_settings(source: str, settings: Settings) -> EngineSettings:
-    return EngineSettings(
-        model=source,
-        dtype=settings.dtype,
-        mode=settings.mode,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_running_rows=settings.max_running_rows,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
-        memory_bytes=settings.memory_bytes or None,
-        tries_load=True,
-        load_marks=str(settings.state_folder() / "loads"),
-        certificates=str(settings.certificate_folder()),
-        require_certificate=settings.require_certificate,
-    )

@@ -200,9 +200,9 @@ class Crosschecker:
         if not self._mail.others({mine.worker}, mine.stamp).issuperset(one.worker for one in right):
             self._report(check, f"{text}; not both of them take jobs any more", [])
             return
+        self._stop_claiming(text)  # before it is shown: whoever sees the reason gets no more from this worker
         self.status = replace(self.status, stopped=text)
         self._show(self.status)
-        self._stop_claiming(text)
         self._ended.set()
         self._mail.count("stopped")
 

@@ -317,12 +317,15 @@ class Worker(WorkerProcess):
             inflight.async_result.future.add_done_callback(lambda _: self._post_call(inflight.collect))
 
     def stop_claiming(self, reason: str) -> None:
-        """Claim no more jobs until the process is restarted, and put those in flight back. Called on the main thread.
+        """Claim no more jobs until the process is restarted, and put those in flight back. Any thread may call it.
 
         The process stays alive, so that it can be seen with its reason.
         """
-        self.log.error("Worker %s claims no more jobs until it is restarted: %s", self.name, reason)
         self._stopped_because = reason
+        self._post_call(self._show_stop)
+
+    def _show_stop(self) -> None:
+        self.log.error("Worker %s claims no more jobs until it is restarted: %s", self.name, self._stopped_because)
         self.set_state(WorkerStatus.SUSPENDED)
         with self.connection.pipeline() as pipeline:
             self.register(pipeline)

@@ -65,14 +65,19 @@ class Side:
         self.failures: list[EngineDeadError] = []
         mail = CrosscheckMail(redis, "me")
         self.crosschecker = Crosschecker(
-            self.engine, "demo", mail, 1.0, max_batch_tokens, self.shown.append, self.stops.append, self.failures.append
+            self.engine, "demo", mail, 1.0, max_batch_tokens, self.shown.append, self._stop, self.failures.append
         )
+
+    def _stop(self, reason: str) -> None:
+        assert self.shown[-1].stopped is None, "shown before the worker stopped: it may get another job"
+        self.stops.append(reason)
 
     def receive(self, *messages: wire.CrosscheckMessage, wait: bool = True) -> None:
         """Run the thread; wait until it has handled these messages."""
         if not self.shown:
+            self.redis.rpush(Keys.crosscheck_inbox("me"), b"to an earlier worker of this name")
             self.crosschecker.start()
-            until(lambda: self.crosschecker._offered == type(self.crosschecker._offered)())
+            until(lambda: not self.redis.exists(Keys.crosscheck_inbox("me")))
         self.redis.rpush(Keys.crosscheck_inbox("me"), *map(wire.encode, messages), wire.encode(FLAG))
         if wait:
             until(lambda: self.crosschecker.status.difference == "flag" or not self.crosschecker._thread.is_alive())

@@ -53,9 +53,8 @@ def canonical_config(config: Config) -> Config | None:
     Raises LoadError if transformers refuses a value.
     """
     model_type = transformers_type(config)
-    try:
-        known = AutoConfig.for_model(model_type)
-    except (KeyError, ValueError):
+    known = _known(model_type)
+    if known is None:
         return None
     checked = {key: value for key, value in config.items() if key not in NOT_COMPUTED - _COMPARED}
     checked = _with_floats(checked, known.to_dict())
@@ -99,10 +98,11 @@ def check(config: Config) -> bool:
     A model type that was not surveyed is not checked.
     """
     canonical, model_type = canonical_config(config), transformers_type(config)
-    if canonical is None or not _file(model_type).exists():
+    known_type = _known(model_type)
+    if canonical is None or known_type is None or not _file(model_type).exists():
         return False
     table = json.loads(_file(model_type).read_text())
-    defaults = flatten(_defaults(model_type))
+    defaults = flatten(known_type.to_dict())
     known = defaults.keys() | table["only"].keys() | table["excepted"].keys()
     for name, value in flatten(canonical).items():
         if name not in known and "text_config" not in config:  # Qwen2-VL's first releases have no section
@@ -168,7 +168,8 @@ def default_of(config: Config, name: str) -> object:
     elif section in SECTIONS:
         without = _leave_out(config, key, {})
     else:
-        without = _leave_out(config, section, type(AutoConfig.for_model(transformers_type(config))).attribute_map)
+        known = _known(transformers_type(config))
+        without = _leave_out(config, section, {} if known is None else type(known).attribute_map)
     try:
         canonical = canonical_config(without)
     except LoadError:
@@ -192,6 +193,10 @@ def _file(model_type: str) -> Path:
 
 
 @cache
-def _defaults(model_type: str) -> Config:
-    defaults: Config = AutoConfig.for_model(model_type).to_dict()
-    return defaults
+def _known(model_type: str) -> PreTrainedConfig | None:
+    """Return transformers' configuration with its defaults; None if it does not know the model type."""
+    try:
+        known: PreTrainedConfig = AutoConfig.for_model(model_type)
+    except (KeyError, ValueError):
+        return None
+    return known

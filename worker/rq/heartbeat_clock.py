@@ -5,13 +5,9 @@ well, so nobody's jobs are taken before all have had time to extend their leases
 """
 
 import math
-import time
 from collections.abc import Callable
 
-
-def clock_s() -> float:
-    """Return a monotonic time that goes on while a Mac sleeps, like that of Redis and unlike time.monotonic()."""
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
+from scorepool.worker.rq.clock import clock_s
 
 
 class HeartbeatClock:

@@ -1,6 +1,7 @@
 """The Redis client of workers and of RQ's tools: `--connection-class scorepool.worker.Redis`, or RQ_CONNECTION_CLASS.
 
-The class extends redis-py's own by URLs that name the master through Sentinel.
+The class extends redis-py's own by URLs that name the master through Sentinel, and by timeouts that count from the last
+progress (progress_connection.py).
 """
 
 from typing import Any
@@ -15,8 +16,20 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from scorepool.store import SentinelUrl, SettingsError
+from scorepool.worker.rq.progress_connection import (
+    Connection,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 
 SENTINEL_TIMEOUT_S = 1.0  # after it, the next sentinel is asked
+CONNECTION_CLASSES: dict[type, type] = {
+    redis.Connection: Connection,
+    redis.SSLConnection: SSLConnection,
+    redis.UnixDomainSocketConnection: UnixDomainSocketConnection,
+}
 LOGIN_OPTIONS: dict[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
 
 
@@ -54,10 +67,11 @@ class Redis(redis.Redis):
         """Make a client of the server, or of the master that Sentinel names. Raises ValueError."""
         sentinel = SentinelUrl.parse(url)
         if sentinel is None:
-            return super().from_url(url, **kwargs)
+            connection_class = CONNECTION_CLASSES[parse_url(url).get("connection_class", redis.Connection)]
+            return super().from_url(url, connection_class=connection_class, **kwargs)
         options: dict[str, Any] = parse_url(sentinel.master) | kwargs
         del options["host"]
-        options.pop("connection_class", None)
+        options["connection_class"] = SentinelManagedSSLConnection if sentinel.is_tls else SentinelManagedConnection
         tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
         asked = {
             "socket_timeout": SENTINEL_TIMEOUT_S,
@@ -67,7 +81,7 @@ class Redis(redis.Redis):
             **tls,
         }
         sentinels = Sentinel(sentinel.sentinels, sentinel_kwargs=asked)
-        return cls.from_pool(SentinelConnectionPool(sentinel.service, sentinels, ssl=sentinel.is_tls, **options))
+        return cls.from_pool(SentinelConnectionPool(sentinel.service, sentinels, **options))
 
 
 def _check_login(client: redis.Redis) -> None:

@@ -6,7 +6,6 @@ from itertools import chain
 from redis import Redis
 from rq.job import Job, JobStatus, Retry
 from rq.serializers import JSONSerializer
-from rq.utils import now, utcformat
 
 from scorepool import wire
 from scorepool.store.job_fields import JobField
@@ -31,14 +30,12 @@ def new_job(
 ) -> list[str | bytes]:
     """Return the hash of the job that runs a request: name, value, name, value, ...
 
-    The request itself has a key of its own.
+    The request itself has a key of its own, and the script adds the times.
     """
     kind = wire.kind_of(request)
-    now_ = iso_now()
     field = JobField
     flat = [
         *_rq_fields(kind, request.model, queue_name(request.model, request.priority), request.timeout_s, ttl_s),
-        *(field.CREATED_AT, now_, field.ENQUEUED_AT, now_),
         *(field.OWNER, owner, field.MODEL, request.model, field.KIND, kind),
     ]
     if weight != 1:
@@ -79,8 +76,3 @@ def _redis_value(value: object) -> str | bytes:
     if isinstance(value, JobStatus):
         return str(value.value)
     return value if isinstance(value, bytes) else str(value)
-
-
-def iso_now() -> str:
-    """Return the time in the form in which RQ writes it."""
-    return str(utcformat(now()))

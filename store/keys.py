@@ -46,9 +46,7 @@ class Keys:
         f"{PREFIX}:indexes"  # zset: keys of jobs_of and deliveries_of by the time (unix, s) of their next sweep
     )
     crosscheck_counts = f"{PREFIX}:crosschecks"  # hash: how many crosschecks there were, by outcome
-    recent_models = (
-        f"{PREFIX}:recent_models"  # zset: models by the time (unix, s; a worker's clock) at which they were last served
-    )
+    recent_models = f"{PREFIX}:recent_models"  # zset: models by the time (unix, s) at which they were last served
 
     @staticmethod
     def recent_model(model: str) -> str:

@@ -17,7 +17,6 @@ from scorepool.api.dialects.openai.batch import BatchError, BatchErrors, Request
 from scorepool.api.dialects.openai.files import FILE_KEPT_S
 from scorepool.api.repositories.files import publish_file
 from scorepool.api.repositories.pages import add_to_list
-from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 
 BUSY_S, IDLE_S = 0.05, 0.5  # until the batch is due again
@@ -97,7 +96,7 @@ async def _finish(lease: BatchLease, status: wire.BatchEnd, errors: Sequence[Bat
         error_file_id=error_id if progress.error_chunks else None,
         **{f"{status}_at": int(lease.now)},
     )
-    announcement = (batch_id, owner, f"batch.{status}", iso_now(), FILE_KEPT_S)
+    announcement = (batch_id, owner, f"batch.{status}", FILE_KEPT_S)
 
     def write(pipeline: Pipeline) -> None:
         for file_id, kind, num_chunks, num_bytes in (
@@ -106,7 +105,9 @@ async def _finish(lease: BatchLease, status: wire.BatchEnd, errors: Sequence[Bat
         ):
             if num_chunks:
                 name = f"{batch_id}_{kind}.jsonl"
-                publish_file(pipeline, owner, file_id, name, "batch_output", num_bytes, progress.output_ttl_s)
+                publish_file(
+                    pipeline, owner, file_id, name, "batch_output", num_bytes, progress.output_ttl_s, lease.now
+                )
         pipeline.hdel(store.Keys.file(batch.input_file_id), f"batch:{batch_id}")
         pipeline.unlink(store.Keys.batch_lines(batch_id))
         pipeline.zrem(store.Keys.batches, batch_id)

@@ -1,6 +1,5 @@
 """Lease a batch to one driver. Every write is fenced: of two drivers that hold a lease, the late one writes nothing."""
 
-import time
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -11,6 +10,7 @@ from redis.exceptions import WatchError
 from scorepool import store, wire
 from scorepool.api.dialects.openai.batch import Batch
 from scorepool.api.repositories.batches import BatchProgress
+from scorepool.store.clock import clock_s
 from scorepool.store.scripts import load
 
 CLAIM = load("claim_batch.lua")
@@ -42,8 +42,8 @@ class BatchLease:
         self.progress = progress
         self.cancel_at = cancel_at  # unix, s
         self._fencing_token = turn
-        self._clock_offset_s = claimed_at - time.monotonic()
-        self._renewed_at = time.monotonic()
+        self._clock_offset_s = claimed_at - clock_s()
+        self._renewed_at = clock_s()
 
     @classmethod
     async def claim(cls, redis: Redis, lease_s: float) -> Self | None:
@@ -66,7 +66,7 @@ class BatchLease:
     @property
     def now(self) -> float:
         """Return the unix time in seconds, by Redis's clock at the claim."""
-        return time.monotonic() + self._clock_offset_s
+        return clock_s() + self._clock_offset_s
 
     @property
     def batch(self) -> Batch:
@@ -79,13 +79,13 @@ class BatchLease:
 
         A driver that works until the lease is lost has written nothing, and the next driver would not be faster.
         """
-        return time.monotonic() - self._renewed_at > self._lease_s / 3
+        return clock_s() - self._renewed_at > self._lease_s / 3
 
     async def extend(self) -> None:
         """Renew the lease; raise LeaseLost."""
         if not await self._set_due(self._lease_s):
             raise LeaseLost
-        self._renewed_at = time.monotonic()
+        self._renewed_at = clock_s()
 
     async def release(self, due_in_s: float) -> None:
         """Make the batch due again. A batch that has ended, or that another driver has claimed, stays unchanged.
@@ -111,7 +111,7 @@ class BatchLease:
             except WatchError:  # also after a lost connection, when it is not known whether this was written
                 raise LeaseLost from None
         self.progress = progress
-        self._renewed_at = time.monotonic()
+        self._renewed_at = clock_s()
 
     async def _set_due(self, in_s: float) -> bool:
         """Set when the batch is due; return False if the lease is lost."""

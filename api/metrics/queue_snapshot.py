@@ -1,6 +1,5 @@
 """Read what an operator watches of the queue, once, as plain data. Knows no Prometheus."""
 
-import time
 from collections.abc import Sequence
 from typing import Any, Self, get_args
 
@@ -37,12 +36,13 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         keys: Any = await redis.smembers(store.RqKeys.queues)
         queues = sorted({queue for queue in map(_queue_of, keys) if store.is_own_queue(queue)} | served)
         labels = [queue if queue in served else UNSERVED for queue in queues]
-        workers, heartbeat_age_s = await _read_workers(redis, [*models, store.WEBHOOKS])
+        now = await decode.now_s(redis)
+        workers, heartbeat_age_s = await _read_workers(redis, [*models, store.WEBHOOKS], now)
         counts: Any = await redis.hgetall(store.Keys.outcome_counts)
         checks: Any = await redis.hgetall(store.Keys.crosscheck_counts)
         return cls(
             jobs=await _read_jobs(redis, queues, labels),
-            oldest_s=await _read_oldest(redis, queues, labels),
+            oldest_s=await _read_oldest(redis, queues, labels, now),
             workers=workers,
             heartbeat_age_s=heartbeat_age_s,
             stopped={model: sum(one.id == model and not one.takes_jobs for one in live) for model in models},
@@ -69,7 +69,7 @@ async def _read_jobs(redis: Redis, queues: Sequence[str], labels: Sequence[str])
     return jobs
 
 
-async def _read_oldest(redis: Redis, queues: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
+async def _read_oldest(redis: Redis, queues: Sequence[str], labels: Sequence[str], now: float) -> dict[str, float]:
     async with redis.pipeline(transaction=False) as pipeline:
         for queue in queues:
             pipeline.lindex(store.RqKeys.queue(queue), 0)
@@ -79,11 +79,11 @@ async def _read_oldest(redis: Redis, queues: Sequence[str], labels: Sequence[str
         times = await decode.execute(pipeline)
     ages_s = dict.fromkeys(labels, 0.0)
     for label, enqueued_at in zip(labels, times, strict=True):
-        ages_s[label] = max(ages_s[label], _age_s(enqueued_at))
+        ages_s[label] = max(ages_s[label], _age_s(enqueued_at, now))
     return ages_s
 
 
-async def _read_workers(redis: Redis, names: Sequence[str]) -> tuple[dict[str, int], dict[str, float]]:
+async def _read_workers(redis: Redis, names: Sequence[str], now: float) -> tuple[dict[str, int], dict[str, float]]:
     """Count the live workers of each model, and return the age of their oldest heartbeat."""
     async with redis.pipeline(transaction=False) as pipeline:
         for name in names:
@@ -96,7 +96,7 @@ async def _read_workers(redis: Redis, names: Sequence[str]) -> tuple[dict[str, i
     workers: dict[str, int] = {}
     heartbeat_age_s: dict[str, float] = {}
     for name, keys in zip(names, members, strict=True):
-        ages_s = [_age_s(beat) for beat in (next(heartbeats) for _ in keys) if beat]  # a dead worker has none
+        ages_s = [_age_s(beat, now) for beat in (next(heartbeats) for _ in keys) if beat]  # a dead worker has none
         workers[name] = len(ages_s)
         if ages_s:
             heartbeat_age_s[name] = max(ages_s)
@@ -112,10 +112,13 @@ async def _read_deliveries(redis: Redis) -> dict[str, int]:
     return {state: size or 0 for state, size in zip(("queued", *DELIVERY_STATES), sizes, strict=True)}
 
 
-def _age_s(iso_time: bytes | None) -> float:
-    """Return the seconds since a time that RQ wrote; 0.0 if it cannot be parsed, so that no record fails a scrape."""
+def _age_s(iso_time: bytes | None, now: float) -> float:
+    """Return the seconds from a time that RQ wrote to `now`, unix, s, both by Redis's clock.
+
+    Returns 0.0 if the time cannot be parsed, so that no record fails a scrape.
+    """
     since = decode.parse_iso(iso_time)
-    return 0.0 if since is None else max(0.0, time.time() - since)
+    return 0.0 if since is None else max(0.0, now - since)
 
 
 assert {"queued", *REGISTRIES} == set(get_args(wire.Status))

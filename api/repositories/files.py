@@ -6,7 +6,6 @@ memory of Redis. A chunk is about CHUNK_BYTES of whole lines, compressed (JSONL 
 """
 
 import logging
-import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
@@ -51,8 +50,9 @@ class Files:
                 pipeline.expire(key, UPLOAD_TTL_S)
                 await pipeline.execute()
             num_bytes, num_chunks = num_bytes + len(chunk), num_chunks + 1
+        now = await decode.now_s(self._redis)
         async with self._redis.pipeline() as pipeline:
-            file = publish_file(pipeline, owner, file_id, filename, "batch", num_bytes, ttl_s)
+            file = publish_file(pipeline, owner, file_id, filename, "batch", num_bytes, ttl_s, now)
             await pipeline.execute()
         return file
 
@@ -125,9 +125,9 @@ def publish_file(
     purpose: Purpose,
     num_bytes: int,
     ttl_s: int,
+    now: float,
 ) -> FileObject:
-    """Add the commands that make a file of chunks that exist, and list it."""
-    now = time.time()
+    """Add the commands that make a file of chunks that exist, and list it. `now` is a unix time, s."""
     file = FileObject(
         id=file_id,
         bytes=num_bytes,

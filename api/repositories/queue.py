@@ -13,7 +13,7 @@ from scorepool import store, wire
 from scorepool.api.http.errors import Conflict, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.jobs import ENDED, EXPIRED, check_id, job_not_found, status_of
-from scorepool.store.job_hash import iso_now, new_job
+from scorepool.store.job_hash import new_job
 from scorepool.store.keys import DEFAULT_PREFIX, PREFIX
 from scorepool.store.scripts import load
 
@@ -155,7 +155,7 @@ class Queue:
         Raises NotFound, Conflict.
         """
         check_id(job_id)
-        args = (job_id, owner, CANCELED, self._settings.result_ttl_s, iso_now(), wire.encode(EXPIRED))
+        args = (job_id, owner, CANCELED, self._settings.result_ttl_s, wire.encode(EXPIRED))
         match await self._cancel(args=args):
             case [b"absent"]:
                 raise job_not_found(job_id)

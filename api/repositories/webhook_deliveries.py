@@ -1,7 +1,6 @@
 """Read, list and replay webhook deliveries in Redis for their owners, and send test events."""
 
 import re
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -13,7 +12,6 @@ from scorepool.api.http.errors import Conflict, NotFound
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
-from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 
 FIELDS = (
@@ -103,12 +101,12 @@ class WebhookDeliveries:
         if endpoint.disabled_at is not None:
             raise Conflict(f"the endpoint is disabled: {endpoint.disabled_reason}; enable it first", "endpoint_id")
         delivery_id = store.Keys.delivery(uuid4().hex)
-        await self._deliver(args=[delivery_id, owner, endpoint.id, iso_now(), self._settings.result_ttl_s])
+        await self._deliver(args=[delivery_id, owner, endpoint.id, self._settings.result_ttl_s])
         return await self.read(owner, delivery_id)
 
     async def _requeue(self, owner: str, ids: Sequence[str], only_failed: bool) -> list[str]:
-        args: list[str | int] = [owner, f"{time.time():.6f}", iso_now(), int(only_failed)]
-        return [answer.decode() for answer in await self._replay(args=[*args, *ids])]
+        answers = await self._replay(args=[owner, int(only_failed), *ids])
+        return [answer.decode() for answer in answers]
 
     async def _scan(self, owner: str, before: str | None, since: float | None = None) -> list[tuple[str, str]]:
         """Return up to SCAN_SIZE deliveries of the owner, newest first: id and position in the list."""

@@ -2,7 +2,6 @@
 
 import base64
 import secrets
-import time
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
@@ -47,7 +46,7 @@ class WebhookEndpoints:
             url=registration.url,
             events=registration.events,
             description=registration.description,
-            created_at=time.time(),
+            created_at=await decode.now_s(self._redis),
         )
         secret = new_secret()
         subscriber = wire.Subscriber(endpoint=endpoint, secrets=[wire.SigningSecret(secret=secret)])
@@ -78,6 +77,7 @@ class WebhookEndpoints:
         """Change the given fields of an endpoint; raise BadRequest or NotFound."""
         if change.url is not UNSET:
             self.check_url(change.url, "url")
+        now = await decode.now_s(self._redis)
 
         def changed(before: wire.Subscriber) -> wire.Subscriber:
             given = {name: getattr(change, name) for name in ("url", "events", "description")}
@@ -86,14 +86,14 @@ class WebhookEndpoints:
             if change.disabled is False:
                 return after.as_enabled()
             if change.disabled is True and endpoint.disabled_at is None:
-                return after.as_disabled(time.time(), "its owner disabled it")
+                return after.as_disabled(now, "its owner disabled it")
             return after
 
         return (await self._update(owner, endpoint_id, changed)).endpoint
 
     async def rotate(self, owner: str, endpoint_id: str) -> wire.WebhookSecret:
         """Replace the secret; the previous one stays valid for ROTATION_S. Raises NotFound."""
-        secret, until = new_secret(), time.time() + ROTATION_S
+        secret, until = new_secret(), await decode.now_s(self._redis) + ROTATION_S
 
         def rotated(before: wire.Subscriber) -> wire.Subscriber:
             previous = [replace(old, expires_at=until) for old in before.secrets[:1]]

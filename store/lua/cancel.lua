@@ -3,10 +3,10 @@
 -- Cancel one job: at once if it waits, through its worker if it runs. A waiting job past its expires_at has failed, as the
 -- API shows it.
 --
--- ARGV  id, owner, outcome to record (wire.Failure), seconds for which it is kept if the job does not say, now (ISO),
---       outcome of a job that has expired
+-- ARGV  id, owner, outcome to record (wire.Failure), seconds for which it is kept if the job does not say, outcome of
+--       a job that has expired
 -- Returns {'absent'} | {'canceled'} | {'asked'} | {'ended', RQ status}
-local id, owner, failure, default_ttl_s, iso, expired = unpack(ARGV)
+local id, owner, failure, default_ttl_s, expired = unpack(ARGV)
 local job = JOB_ .. id
 local known = redis.pcall('HMGET', job, F_OWNER, F_STATUS, F_ORIGIN, F_WORKER_NAME, F_FAILURE_TTL, F_EXPIRES_AT)
 local status, queue, worker = known[2] or '', known[3] or '', known[4]
@@ -27,8 +27,8 @@ if status ~= 'queued' and status ~= 'deferred' and status ~= 'scheduled' then
 end
 remove_from_queue(id, queue, owner)
 if has_expired(known[6]) then
-  end_waiting_job(id, queue, 'failed', expired, failure_ttl_s(known[5], default_ttl_s), iso)
+  end_waiting_job(id, queue, 'failed', expired, failure_ttl_s(known[5], default_ttl_s))
   return {'ended', 'failed'}
 end
-end_waiting_job(id, queue, 'canceled', failure, failure_ttl_s(known[5], default_ttl_s), iso)
+end_waiting_job(id, queue, 'canceled', failure, failure_ttl_s(known[5], default_ttl_s))
 return {'canceled'}

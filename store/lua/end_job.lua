@@ -3,13 +3,13 @@
 -- End a job: everything that its end leaves in Redis is written here. finish.lua, cancel.lua and empty.lua call `end_job`.
 -- RQ's own methods, which end the other jobs, set status and registry themselves and call `record_outcome`.
 
-local now_s = tonumber(redis.call('TIME')[1])
+local now_s = math.floor(now)
 local REGISTRIES = {finished = FINISHED_, failed = FAILED_, canceled = CANCELED_}
 
 -- Write the outcome of a job whose status is set, count it, wake the clients that wait for it, and report it by webhooks.
 -- `ttl_s` 0 keeps the outcome for ever. Nothing is written twice: an outcome that exists is that of this run, because a
 -- claim deletes the outcome of an earlier run.
-local function record_outcome(id, body, ttl_s, keep_request, iso)
+local function record_outcome(id, body, ttl_s, keep_request)
   local job, outcome, request = JOB_ .. id, OUTCOME_ .. id, REQUEST_ .. id
   local expiry = ttl_s > 0 and {'EX', ttl_s} or {}
   if not redis.call('SET', outcome, body, 'NX', unpack(expiry)) then
@@ -29,7 +29,7 @@ local function record_outcome(id, body, ttl_s, keep_request, iso)
   elseif ttl_s > 0 then
     redis.call('EXPIRE', request, ttl_s)
   end
-  report_end(id, iso, ttl_s > 0 and ttl_s or DELIVERY_KEPT_S)
+  report_end(id, ttl_s > 0 and ttl_s or DELIVERY_KEPT_S)
 end
 
 -- List a canceled job for as long as it is kept; RQ would list it for ever. Each canceled job checks two ids of the list at
@@ -47,7 +47,7 @@ end
 
 -- End a job that is in no list of its queue. `fields` of its hash are set with its status. `outcome` is nil for a job that
 -- is not of the API.
-local function end_job(id, queue, status, fields, outcome, ttl_s, iso)
+local function end_job(id, queue, status, fields, outcome, ttl_s)
   local job = JOB_ .. id
   redis.call('HSET', job, F_STATUS, status, unpack(fields))
   if status == 'canceled' then
@@ -57,16 +57,16 @@ local function end_job(id, queue, status, fields, outcome, ttl_s, iso)
     redis.call('EXPIRE', job, ttl_s)
   end
   if outcome then
-    record_outcome(id, outcome, ttl_s, status == 'failed', iso)  -- a failed job keeps its request, for `rq requeue`
+    record_outcome(id, outcome, ttl_s, status == 'failed')  -- a failed job keeps its request, for `rq requeue`
   else
     redis.call('HDEL', job, F_CRASHES, F_MAX_CONCURRENCY)
   end
 end
 
 -- End a job of the API that was waiting. The caller removes it from the lists of its queue.
-local function end_waiting_job(id, queue, status, outcome, ttl_s, iso)
+local function end_waiting_job(id, queue, status, outcome, ttl_s)
   redis.call('DEL', OUTCOME_ .. id)  -- the outcome of an earlier run
-  end_job(id, queue, status, {F_ENDED_AT, iso}, outcome, ttl_s, iso)
+  end_job(id, queue, status, {F_ENDED_AT, iso_now}, outcome, ttl_s)
 end
 
 -- Remove a waiting job from every list of its queue.
@@ -85,6 +85,6 @@ end
 
 -- True if `text`, the field `expires_at` of a waiting job, is a time in the past.
 local function has_expired(text)
-  local time, expires_at = redis.call('TIME'), tonumber(text or '')
-  return expires_at ~= nil and expires_at <= tonumber(time[1]) + tonumber(time[2]) / 1e6
+  local expires_at = tonumber(text or '')
+  return expires_at ~= nil and expires_at <= now
 end

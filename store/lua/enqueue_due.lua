@@ -1,26 +1,25 @@
+-- include: clock.lua
 -- include: wrong_types.lua
 --
 -- Put scheduled jobs whose time has come on their queues, each in one step: two schedulers cannot both queue it.
 --
--- ARGV  now (ISO), then the name of each queue
+-- ARGV  the name of each queue
 -- Returns the keys of a wrong type.
-local now, iso = redis.call('TIME')[1], ARGV[1]
-
 local function is_at_front(job)  -- as rq.job.Job.should_enqueue_at_front
   local always, on_retry, ended_at =
     unpack(redis.call('HMGET', job, F_ENQUEUE_AT_FRONT, F_ENQUEUE_AT_FRONT_ON_RETRY, F_ENDED_AT))
   return always == '1' or (on_retry == '1' and ended_at and ended_at ~= '')
 end
 
-for i = 2, #ARGV do
+for i = 1, #ARGV do
   local name = ARGV[i]
   local scheduled, list = SCHEDULED_ .. name, QUEUE_ .. name
-  local ids = is_type(list, 'list') and try('zset', 'ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, 1000) or {}
+  local ids = is_type(list, 'list') and try('zset', 'ZRANGEBYSCORE', scheduled, '-inf', string.format('%.6f', now), 'LIMIT', 0, 1000) or {}
   for _, id in ipairs(ids) do
     local job = JOB_ .. id
     redis.call('ZREM', scheduled, id)
     if redis.pcall('HGET', job, F_STATUS) == 'scheduled' then  -- skip jobs that expired or were canceled in between
-      redis.call('HSET', job, F_STATUS, 'queued', F_ENQUEUED_AT, iso)
+      redis.call('HSET', job, F_STATUS, 'queued', F_ENQUEUED_AT, iso_now)
       try('set', 'SADD', QUEUES, list)
       redis.call(is_at_front(job) and 'LPUSH' or 'RPUSH', list, id)
       redis.call('PUBLISH', WAKEUP_ .. name, id)

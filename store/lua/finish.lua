@@ -8,12 +8,12 @@
 -- outcome replaces a key of any type. Bookkeeping in a key of a wrong type is left out (wrong_types.lua).
 --
 -- KEYS  wip registry of each job
--- ARGV  key of the worker, now (ISO), state of the idle worker, current job or ''; then for each job: see
+-- ARGV  key of the worker, state of the idle worker, current job or ''; then for each job: see
 --       worker/rq/success_writer.py
 -- Returns {answers, keys of a wrong type}; for each job 'recorded'; 'lost': its worker lost the lease; or 'awaited':
 -- another job depends on it, and nothing was written.
-local worker, iso, state, current_job = unpack(ARGV)
-local at = 5
+local worker, state, current_job = unpack(ARGV)
+local at = 4
 
 -- Return the next `count` arguments. Without `count`, the next argument is the count.
 local function read_args(count)
@@ -31,7 +31,7 @@ local function finish(wip, lease_key, outcome, ttl_s, fields, result)
   if (try('set', 'SCARD', job .. _DEPENDENTS) or 0) > 0 then return 'awaited' end
 
   if try('stream', 'XADD', results, 'MAXLEN', '~', 10, '*', unpack(result)) then redis.call('EXPIRE', results, ttl_s) end
-  end_job(id, string.sub(wip, #WIP_ + 1), 'finished', fields, outcome ~= '' and outcome or nil, ttl_s, iso)
+  end_job(id, string.sub(wip, #WIP_ + 1), 'finished', fields, outcome ~= '' and outcome or nil, ttl_s)
   redis.call('DEL', EXECUTION_ .. lease_key, EXECUTIONS_ .. id)
   try('zset', 'ZREM', wip, lease_key)  -- last, because a job whose end an error cuts short must keep its lease
   return 'recorded'

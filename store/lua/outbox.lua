@@ -1,3 +1,4 @@
+-- include: clock.lua
 -- include: push_job.lua
 --
 -- Create deliveries: RQ jobs on the queue of webhooks. A delivery holds all that its attempts need, because it may outlive
@@ -15,7 +16,6 @@ local SWEEP_S = 60  -- until the first sweep of a new list of ids (see sweep.lua
 -- Return a unix time, s, in whole microseconds. It is later than that of every delivery in the owner's list, because the
 -- cursor of a page is such a time.
 local function creation_time(list)
-  local time = redis.call('TIME')
   local us = tonumber(time[1]) * 1e6 + tonumber(time[2])
   local last = try('zset', 'ZREVRANGE', list, 0, 0, 'WITHSCORES')
   local newest = tonumber(last and last[2] or 0)
@@ -24,14 +24,14 @@ local function creation_time(list)
 end
 
 -- Create and queue one delivery. `fields` are those of what is reported and of the receiver.
-local function create_delivery(id, owner, ttl_s, iso, fields)
+local function create_delivery(id, owner, ttl_s, fields)
   local list = DELIVERIES_OF_ .. owner
   local now = creation_time(list)
   local key = JOB_ .. id
   if not is_type(key, 'hash') then return end
   redis.call('HSET', key,
     F_DATA, '["' .. DELIVER .. '", null, [], {}]', F_ORIGIN, WEBHOOKS, F_DESCRIPTION, 'webhook ' .. fields[F_EVENT],
-    F_CREATED_AT, iso, F_ENQUEUED_AT, iso, F_TIMEOUT, 120,
+    F_CREATED_AT, iso_now, F_ENQUEUED_AT, iso_now, F_TIMEOUT, 120,
     F_RETRIES_LEFT, 9, F_RETRY_INTERVALS, '[60]',  -- for failures of the worker; failures of receivers have their own schedule
     F_RESULT_TTL, ttl_s, F_FAILURE_TTL, math.max(ttl_s, DELIVERY_KEPT_S), F_OWNER, owner, F_SCHEDULED_FROM, now)
   for name, value in pairs(fields) do
@@ -60,7 +60,7 @@ end
 -- Create the deliveries that report the end of a job: to its own webhook, and to the endpoints of its owner that subscribe
 -- to the event. Endpoints get no event for a synchronous request, because its client has the answer and the result expires
 -- within a minute.
-local function report_end(id, iso, ttl_s)
+local function report_end(id, ttl_s)
   local job = JOB_ .. id
   local owner, url, status, model, ended_at, batch, is_synchronous =
     unpack(redis.call('HMGET', job, F_OWNER, F_WEBHOOK, F_STATUS, F_MODEL, F_ENDED_AT, F_BATCH, F_SYNCHRONOUS), 1, 7)
@@ -70,12 +70,12 @@ local function report_end(id, iso, ttl_s)
   local endpoints = not is_synchronous and try('hash', 'HVALS', ENDPOINTS_OF_ .. owner) or {}
   if not event or (not url and #endpoints == 0) then return end
 
-  local at = ended_at and ended_at ~= '' and ended_at or iso
+  local at = ended_at and ended_at ~= '' and ended_at or iso_now
   local num_ends = tonumber(try('hash', 'HINCRBY', job, F_NUM_ENDS, 1)) or 1  -- each end of a job that `rq requeue` ran again is another event
   local event_id = DELIVERY_ID_ .. id .. (num_ends > 1 and '-' .. num_ends or '')
   local ids = {}
   local function report(delivery_id, receiver, value)
-    create_delivery(delivery_id, owner, ttl_s, iso,
+    create_delivery(delivery_id, owner, ttl_s,
       {[F_EVENT] = event, [F_MODEL] = model or '', [F_EVENT_AT] = at, [F_JOB] = id, [receiver] = value})
     ids[#ids + 1] = delivery_id
   end

@@ -1,12 +1,13 @@
+-- include: clock.lua
 -- include: push_job.lua
 --
 -- Put deliveries back on their queue, to begin their schedule anew.
 --
--- ARGV  owner, now (unix, s), now (ISO), '1': only those that failed; then the deliveries' ids
+-- ARGV  owner, '1': only those that failed; then the deliveries' ids
 -- Returns for each: 'absent', 'replayed', 'not failed' (only with '1'), or RQ's status of a delivery that has not ended.
-local owner, now, iso, only_failed = unpack(ARGV, 1, 4)
+local owner, only_failed = unpack(ARGV, 1, 2)
 local answers = {}
-for i = 5, #ARGV do
+for i = 3, #ARGV do
   local id = ARGV[i]
   local key = JOB_ .. id
   local known = redis.pcall('HMGET', key, F_OWNER, F_STATUS, F_EVENT)
@@ -21,7 +22,7 @@ for i = 5, #ARGV do
     for _, registry in ipairs({FINISHED_, FAILED_, CANCELED_, DEFERRED_, SCHEDULED_}) do
       try('zset', 'ZREM', registry .. WEBHOOKS, id)
     end
-    redis.call('HSET', key, F_ENQUEUED_AT, iso, F_SCHEDULED_FROM, now, F_NUM_ATTEMPTS, '0', F_REASON, '',
+    redis.call('HSET', key, F_ENQUEUED_AT, iso_now, F_SCHEDULED_FROM, string.format('%.6f', now), F_NUM_ATTEMPTS, '0', F_REASON, '',
       F_RETRIES_LEFT, '9', F_ENDED_AT, '')
     redis.call('HDEL', key, F_NUMBER_OF_RETRIES, F_CRASHES, F_CANCEL_REQUESTED)
     redis.call('PERSIST', key)

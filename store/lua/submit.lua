@@ -1,3 +1,4 @@
+-- include: clock.lua
 -- include: wrong_types.lua
 --
 -- Put one or many jobs on their queues: all of them, or none.
@@ -82,7 +83,6 @@ end
 
 -- The time of submission, in whole microseconds. The cursor of a page is such a time, so no two jobs of an owner have the
 -- same. It is Redis's clock, because those of the API processes differ.
-local time = redis.call('TIME')
 local created = tonumber(time[1]) * 1e6 + tonumber(time[2])
 local last = try('zset', 'ZREVRANGE', owned, 0, 0, 'WITHSCORES')
 local newest = tonumber(last and last[2] or 0)
@@ -95,8 +95,9 @@ for job, at in ipairs(starts) do
   if statuses[job] == '' then
     local id, queue, fingerprint, body, num_fields = unpack(ARGV, at, at + NUM_FIXED - 1)
     local created_at = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
-    redis.call('HSET', JOB_ .. id, F_FINGERPRINT, fingerprint, F_CREATED, created_at,
-      unpack(ARGV, at + NUM_FIXED, at + NUM_FIXED - 1 + num_fields))
+    local iso = iso_time(created / 1e6)
+    redis.call('HSET', JOB_ .. id, F_FINGERPRINT, fingerprint, F_CREATED, created_at, F_CREATED_AT, iso,
+      F_ENQUEUED_AT, iso, unpack(ARGV, at + NUM_FIXED, at + NUM_FIXED - 1 + num_fields))
     redis.call('SET', REQUEST_ .. id, body)
     try('zset', 'ZADD', owned, created_at, id)
     if goes_to_backlog(queue) then

@@ -125,5 +125,5 @@ class FakeWorker:
             pipeline.set(store.Keys.outcome(job_id), wire.encode(outcome), ex=100)
             pipeline.xadd(f"rq:results:{job_id}", {"type": "1"})
             pipeline.xadd(store.DONE, {"id": job_id}, maxlen=10_000)
-            pipeline.eval(f"{load('outbox.lua')}\nreport_end(ARGV[1], ARGV[2], 100)", 0, job_id, utcformat(now()))
+            pipeline.eval(f"{load('outbox.lua')}\nreport_end(ARGV[1], 100)", 0, job_id)
             pipeline.execute()

@@ -1,12 +1,15 @@
 """Redis's clock decides: an API process whose own clock is hours off accepts and expires the same jobs."""
 
 import asyncio
+import re
 import time
+from datetime import UTC, datetime
 
 import pytest
 from redis import Redis
 
 from scorepool import store
+from scorepool.api.repositories.webhook_endpoints import ROTATION_S
 from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import FakeWorker
 
@@ -113,3 +116,54 @@ async def test_a_job_that_is_shown_as_expired_can_be_deleted(serving: Serving, w
     assert (deleted.status_code, after.status_code) == (204, 404)
     assert worker.waiting() == set()
     assert not redis.exists(store.Keys.request(id_), store.RqKeys.job(id_))
+
+
+async def test_all_times_of_jobs_and_deliveries_are_by_the_clock_of_redis(
+    serving: Serving, redis: Redis, worker: FakeWorker, right: float
+):
+    async with serving() as http:
+        job_id = (await http.post("/v1/jobs", json=score(webhook="https://hooks.example/"))).json()["id"]
+        assert (await http.post(f"/v1/jobs/{job_id}/cancel")).is_success
+        endpoint = (await http.post("/v1/webhooks/endpoints", json={"url": "https://hooks.example/"})).json()
+        path = f"/v1/webhooks/endpoints/{endpoint['endpoint']['id']}"
+        to_test = {"endpoint_id": endpoint["endpoint"]["id"]}
+        rotated = (await http.post(f"{path}/secret")).json()
+        delivery = (await http.post("/v1/webhooks/test", json=to_test)).json()
+        disabled = (await http.patch(path, json={"disabled": True})).json()
+        worker.fail_delivery(delivery["id"])
+        assert (await http.post(f"/v1/webhooks/deliveries/{delivery['id']}/replay")).is_success
+
+    jobs = [store.RqKeys.job(job_id), store.RqKeys.job(store.Keys.delivery(job_id)), store.RqKeys.job(delivery["id"])]
+    times = [redis.hget(job, field) for job in jobs for field in ("created_at", "enqueued_at", "ended_at", "at")]
+    shown = [datetime.fromisoformat(text.decode()).timestamp() for text in times if text]
+    shown += [float(redis.hget(jobs[2], "since")), endpoint["endpoint"]["created_at"], disabled["disabled_at"]]
+    shown += [rotated["previous_expires_at"] - ROTATION_S]
+    assert len(shown) >= 12
+    assert shown == pytest.approx([redis_time(redis)] * len(shown), abs=30)
+
+
+async def test_files_and_batches_show_the_time_of_redis(serving: Serving, redis: Redis, right: float):
+    async with serving() as http:
+        upload = {"files": {"file": ("f.jsonl", b"no line\n")}, "data": {"purpose": "batch"}}
+        file = (await http.post("/v1/files", **upload)).json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "30m"}
+        batch_id = (await http.post("/v1/batches", json=body)).json()["id"]
+        await eventually(lambda: redis.zcard(store.Keys.batches) == 0)
+        batch = (await http.get(f"/v1/batches/{batch_id}")).json()
+
+    shown = [file["created_at"], batch["created_at"], batch["failed_at"]]
+    assert shown == pytest.approx([redis_time(redis)] * len(shown), abs=30)
+
+
+async def test_the_ages_in_the_metrics_are_right(serving: Serving, redis: Redis, worker: FakeWorker, right: float):
+    """An alert compares the age of heartbeats with 30 s."""
+    redis.sadd("rq:workers:demo", "rq:worker:w1")
+    redis.hset("rq:worker:w1", "last_heartbeat", datetime.fromtimestamp(redis_time(redis) - 40, UTC).isoformat())
+    async with serving() as http:
+        assert (await http.post("/v1/jobs", json=score())).is_success
+        text = (await http.get("/metrics")).text
+
+    [beat_age_s] = re.findall(r'scorepool_worker_heartbeat_age_seconds{model="demo"} (\S+)', text)
+    [oldest_s] = re.findall(r'scorepool_queue_oldest_seconds{queue="demo"} (\S+)', text)
+    assert 40 <= float(beat_age_s) < 70
+    assert 0 <= float(oldest_s) < 30

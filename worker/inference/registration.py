@@ -1,6 +1,5 @@
 """Register the model that a worker serves. The registration expires unless the worker renews it."""
 
-import time
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -9,6 +8,7 @@ from redis.client import Pipeline
 from scorepool.engine import ChatCodec, ModelInfo
 from scorepool.store import Keys, Settings, SettingsError, parse_model, queue_names
 from scorepool.wire import CrosscheckStatus, Provenance, ServedModel, TokenizerInfo, encode
+from scorepool.worker.rq.clock import REDIS_CLOCK
 
 
 def configured_model(settings: Settings, queues: Iterable[str]) -> tuple[list[str], str]:
@@ -35,7 +35,7 @@ def served_model_of(
         surveyed=model_info.surveyed,
         worker=worker,
         aliases=aliases,
-        created=int(time.time()),
+        created=int(REDIS_CLOCK.now_s()),
         tokenizer=TokenizerInfo(
             bos_token=codec.tokenizer.bos_token,
             eos_token=codec.tokenizer.eos_token,
@@ -48,7 +48,7 @@ def served_model_of(
 class WorkerRegistration:
     """Keep what this worker serves in Redis: as live while the worker is, and as recent for `model_grace_s` after.
 
-    The keys of both expire by Redis's clock; sweep.lua drops names without a key. Workers' clocks do not decide.
+    The keys of both expire in Redis; sweep.lua drops names without a key. Times are by Redis's clock.
     """
 
     def __init__(self, served_model: ServedModel, lease_s: float, model_grace_s: int) -> None:
@@ -64,10 +64,10 @@ class WorkerRegistration:
         """Write the registration. Due every fifth of a lease."""
         worker, model, packed = self.served_model.worker, self.served_model.id, encode(self.served_model)
         pipeline.set(Keys.served_model(worker), packed, px=int(self.ttl_s * 1000))
-        pipeline.zadd(Keys.models, {worker: time.time() + self.ttl_s})
+        pipeline.zadd(Keys.models, {worker: REDIS_CLOCK.now_s() + self.ttl_s})
         if self.model_grace_s and self.served_model.takes_jobs:
             pipeline.set(Keys.recent_model(model), packed, ex=self.model_grace_s)
-            pipeline.zadd(Keys.recent_models, {model: time.time()})
+            pipeline.zadd(Keys.recent_models, {model: REDIS_CLOCK.now_s()})
             pipeline.expire(Keys.recent_models, self.model_grace_s)
 
     def remove(self, pipeline: Pipeline) -> None:

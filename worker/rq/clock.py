@@ -1,24 +1,38 @@
-"""The two clocks of a machine that sleeps. They agree while it is awake, and a test replaces both through `time` here.
+"""Redis's clock for a worker and for RQ's own methods. See store/clock.py for the clocks of the machine."""
 
-    clock_s()  goes on during sleep, like Redis's clock: leases, deadlines that clients know, intervals of tasks
-    awake_s()  stops during sleep: how long this process has worked on something (time-outs of jobs, the watchdog)
+from types import ModuleType
 
-A wait of a thread (`Event.wait`, `Queue.get`, `time.sleep`) stands still during sleep, so a loop that waits for a
-time of `clock_s` waits a second at most, and looks again.
-"""
+import rq.executions
+import rq.intermediate_queue
+import rq.job
+import rq.queue
+import rq.registry
+import rq.results
+import rq.scheduler
+import rq.utils
+import rq.worker.base
+import rq.worker.worker_classes
 
-import time
+from scorepool.store.clock import RedisClock, awake_s, clock_s
 
-# On Linux CLOCK_MONOTONIC stops during sleep and CLOCK_BOOTTIME goes on; macOS has no CLOCK_BOOTTIME, and its
-# CLOCK_MONOTONIC goes on.
-_GOES_ON = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+__all__ = ["REDIS_CLOCK", "awake_s", "clock_s"]
 
+REDIS_CLOCK = RedisClock()  # one for the process: a worker has one Redis. Its heartbeats measure it (process.py)
 
-def clock_s() -> float:
-    """Return a monotonic time, s, that goes on while the machine sleeps."""
-    return time.clock_gettime(_GOES_ON)
-
-
-def awake_s() -> float:
-    """Return a monotonic time, s, that stops while the machine sleeps."""
-    return time.monotonic()
+# RQ writes times to Redis, and compares them with its own, in thirty places of these modules: births and heartbeats,
+# scores of registries and what their cleaners take, times of enqueueing. Each module holds the function `now` by name,
+# and RQ has no other hook: overriding the methods would mean a copy of each.
+_MODULES: tuple[ModuleType, ...] = (
+    rq.executions,
+    rq.intermediate_queue,
+    rq.job,
+    rq.queue,
+    rq.registry,
+    rq.results,
+    rq.scheduler,
+    rq.utils,
+    rq.worker.base,
+    rq.worker.worker_classes,
+)
+for _module in _MODULES:
+    vars(_module)["now"] = REDIS_CLOCK.now

@@ -7,7 +7,7 @@ well, so nobody's jobs are taken before all have had time to extend their leases
 import math
 from collections.abc import Callable
 
-from scorepool.worker.rq.clock import clock_s
+from scorepool.store.clock import clock_s
 
 
 class HeartbeatClock:

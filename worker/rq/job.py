@@ -1,6 +1,5 @@
 """RQ's Job and Queue, made safe: no pickle, nothing imported because Redis names it, and an outcome with every end."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from scorepool.store import INFER, JobField, Keys, rq_queue
-from scorepool.store.job_hash import iso_now
+from scorepool.store.clock import clock_s
 from scorepool.store.scripts import load
 from scorepool.wire import Failure, encode
 from scorepool.worker.rq.leases import ClaimedJob, record_outcome
@@ -62,7 +61,7 @@ class Job(rq.job.Job):
     cancel_requested = False
     expires_at: float | None = None  # unix, s
     leased_at = 0.0  # unix, s, by Redis's clock, like `expires_at`
-    claimed_at = 0.0  # time.monotonic() at that time
+    claimed_at = 0.0  # clock_s() at that time
     parse_error: Exception | None = None
     fields: Mapping[str, bytes] = MappingProxyType({})  # all fields of its hash, as they were read
     extra_fields: Mapping[str, str] = MappingProxyType({})  # fields that are written with its end, set by its function
@@ -90,7 +89,7 @@ class Job(rq.job.Job):
             job.has_outcome = JobField.KIND.encode() in claimed.fields
             job.parse_error = error
         job.request = claimed.request
-        job.leased_at, job.claimed_at = claimed.leased_at, time.monotonic()
+        job.leased_at, job.claimed_at = claimed.leased_at, clock_s()
         job.callbacks = callbacks
         job.origin = claimed.queue.name
         job._status = rq.job.JobStatus.STARTED
@@ -202,7 +201,7 @@ class Job(rq.job.Job):
 
     def redis_now(self) -> datetime:
         """Return the time by Redis's clock, counted on from the claim: never before the job's start."""
-        return datetime.fromtimestamp(self.leased_at + time.monotonic() - self.claimed_at, UTC)
+        return datetime.fromtimestamp(self.leased_at + clock_s() - self.claimed_at, UTC)
 
 
 @contextmanager
@@ -243,7 +242,7 @@ class Queue(rq.queue.Queue):
         Return how many there were.
         """
         script = self.connection.register_script(load("empty.lua"))
-        return int(script(args=[self.name, CANCELED_BY_EMPTY, iso_now(), DEFAULT_TTL_S]))
+        return int(script(args=[self.name, CANCELED_BY_EMPTY, DEFAULT_TTL_S]))
 
     @classmethod
     def from_rq(cls, queue: rq.queue.Queue) -> "Queue":

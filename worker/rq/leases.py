@@ -21,7 +21,6 @@ from rq.queue import Queue
 from rq.utils import as_text
 
 from scorepool.store import JobField, RqKeys
-from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 from scorepool.worker.rq.wrong_types import WrongTypeLog, is_wrong_type
 
@@ -181,7 +180,7 @@ def record_outcome(
     `canceled_queue` is the queue of a job that its owner canceled. EVAL, not EVALSHA: in a MULTI a script that
     Redis has forgotten (it was restarted) would fail alone, and the rest would go through.
     """
-    pipeline.eval(RECORD_OUTCOME, 0, job_id, outcome, max(0, ttl_s), int(keep_request), iso_now(), canceled_queue)
+    pipeline.eval(RECORD_OUTCOME, 0, job_id, outcome, max(0, ttl_s), int(keep_request), canceled_queue)
 
 
 def _queue_keys(queues: Iterable[Queue]) -> list[str]:

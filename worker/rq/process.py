@@ -24,10 +24,10 @@ from rq.command import parse_payload
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.group import Group
 from rq.serializers import JSONSerializer
-from rq.utils import now
 from rq.worker import BaseWorker
 
 from scorepool.store import Keys, Settings, SettingsError, rq_queue
+from scorepool.worker.rq.clock import REDIS_CLOCK
 from scorepool.worker.rq.dead_workers import is_dead, machine_id
 from scorepool.worker.rq.job import Job, Queue
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
@@ -90,6 +90,7 @@ class WorkerProcess(BaseWorker):
 
     def register_birth(self) -> None:
         """Register this worker. A worker restarted under its --name replaces the killed one."""
+        REDIS_CLOCK.measure(self.connection, num_samples=3)
         if not has_type(self.connection, self.key, "hash") or is_dead(self.connection, self.name):
             self.connection.delete(self.key)
         try:
@@ -101,7 +102,11 @@ class WorkerProcess(BaseWorker):
             ) from None
 
     def heartbeat(self, timeout: int | None = None, pipeline: Pipeline | None = None) -> None:
-        """Write the whole registration, which may have expired while this process or Redis stood still."""
+        """Write the whole registration, which may have expired while this process or Redis stood still.
+
+        Measure Redis's clock, too: the heartbeat is a time of that clock.
+        """
+        REDIS_CLOCK.measure(self.connection)
         super().heartbeat(timeout, pipeline)
         connection = self.connection if pipeline is None else pipeline
         connection.hset(self.key, mapping=self.serialize())  # type: ignore[arg-type]
@@ -162,7 +167,7 @@ class WorkerProcess(BaseWorker):
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Drain. Only sets flags, because a signal can interrupt any statement."""
-        self._shutdown_requested_date = now()
+        self._shutdown_requested_date = REDIS_CLOCK.now()
         self._stop_requested_at = time.monotonic()
         self._stop_requested = True
         self._drain_deadline = time.monotonic() + self.settings.drain_timeout_s
@@ -209,7 +214,7 @@ class WorkerProcess(BaseWorker):
         except REDIS_UNAVAILABLE:
             raise
         except Exception as error:
-            self.last_cleaned_at = now()  # type: ignore[assignment] # without it, RQ retries at once, again and again
+            self.last_cleaned_at = REDIS_CLOCK.now()  # type: ignore[assignment] # without it, RQ retries at once, again and again
             self.log.error("RQ's registries are not cleaned: %s: %s", type(error).__name__, error)
 
     def _tick_scheduler(self) -> None:

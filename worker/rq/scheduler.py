@@ -10,7 +10,6 @@ from typing import Any
 from redis import Redis
 from rq.scheduler import RQScheduler
 
-from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 from scorepool.worker.rq.wrong_types import WrongTypeLog
 
@@ -48,5 +47,5 @@ class Scheduler(RQScheduler):
 
     def enqueue_scheduled_jobs(self) -> None:
         """Put the jobs that are due on their queues."""
-        wrong_types = self._due(args=[iso_now(), *sorted(self._queue_names)])
+        wrong_types = self._due(args=sorted(self._queue_names))
         self._wrong_types.report(wrong_types)

@@ -8,7 +8,6 @@ from rq.utils import utcformat
 from rq.worker import WorkerStatus
 
 from scorepool.store import JobField
-from scorepool.store.job_hash import iso_now
 from scorepool.store.scripts import load
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import elapsed_s
@@ -36,9 +35,7 @@ class SuccessWriter:
         left = [inflight for inflight in jobs if not self._is_plain_success(inflight)]
         for batch in _batches([inflight for inflight in jobs if self._is_plain_success(inflight)]):
             current_job = "" if current is None else current.job.id
-            args: list[str | bytes | int | float] = [
-                *(self._leases.worker_key, iso_now(), idle_state.value, current_job)
-            ]
+            args: list[str | bytes | int | float] = [*(self._leases.worker_key, idle_state.value, current_job)]
             for inflight in batch:
                 args += self._arguments(inflight)
             keys = [inflight.queue.started_job_registry.key for inflight in batch]

@@ -1,11 +1,11 @@
 """Idle HTTP connections to receivers, kept for reuse: saves a name lookup and a TLS handshake per delivery."""
 
-import time
 from dataclasses import dataclass
 from threading import Lock
 
 import httpcore
 
+from scorepool.store.clock import clock_s
 from scorepool.worker.webhooks.ssrf_guard import SsrfGuard
 
 IDLE_TIMEOUT_S = 15.0  # an idle connection is closed after this time
@@ -21,7 +21,7 @@ class Connection:
     origin: Origin
     http: httpcore.HTTPConnection
     guard: SsrfGuard
-    opened_at: float  # time.monotonic()
+    opened_at: float  # clock_s(): a connection does not outlive a sleep
     idle_since: float
 
     def is_usable(self, now: float) -> bool:
@@ -50,13 +50,13 @@ class ConnectionPool:
                 if not idle:
                     return None
                 connection = idle.pop()
-            if connection.is_usable(time.monotonic()):
+            if connection.is_usable(clock_s()):
                 return connection
             connection.http.close()
 
     def release(self, connection: Connection) -> None:
         """Put a connection back after its use, or close it if it cannot be used again."""
-        connection.idle_since = time.monotonic()
+        connection.idle_since = clock_s()
         if not connection.is_usable(connection.idle_since):
             connection.http.close()
             return
@@ -65,7 +65,7 @@ class ConnectionPool:
 
     def evict_idle(self) -> None:
         """Close the connections that were idle for too long. Call it every IDLE_TIMEOUT_S."""
-        now = time.monotonic()
+        now = clock_s()
         for connection in self._remove_all():
             if connection.is_usable(now):
                 with self._lock:

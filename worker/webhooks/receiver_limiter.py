@@ -39,7 +39,10 @@ CircuitState = Literal["closed", "open", "half_open"]
 
 @dataclass(slots=True)
 class ReceiverState:
-    """The limit, the circuit breaker and the recent answers of one receiver. Times are time.monotonic()."""
+    """The limit, the circuit breaker and the recent answers of one receiver.
+
+    Times are time.monotonic(), which stops while a Mac sleeps: a receiver is not silent in that time.
+    """
 
     limit: int  # most deliveries in flight while the circuit is closed
     in_flight: int = 0

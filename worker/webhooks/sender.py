@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 import certifi
@@ -18,6 +18,7 @@ import httpcore
 from standardwebhooks import Webhook
 
 from scorepool.store import Settings, SettingsError, WebhookUrl
+from scorepool.worker.rq.clock import REDIS_CLOCK, clock_s
 from scorepool.worker.version import VERSION
 from scorepool.worker.webhooks.connection_pool import Connection, ConnectionPool
 from scorepool.worker.webhooks.ssrf_guard import SsrfGuard, resolve
@@ -104,7 +105,7 @@ class Sender:
         guard = SsrfGuard(deadline, lambda host, port: self._lookups.submit(resolve, host, port), self._allow_private)
         origin = httpcore.Origin(receiver.scheme.encode(), receiver.host.encode(), receiver.port)
         http = httpcore.HTTPConnection(origin, ssl_context=self._tls, network_backend=guard)
-        now = time.monotonic()
+        now = clock_s()
         return Connection((receiver.scheme, receiver.host, receiver.port), http, guard, opened_at=now, idle_since=now)
 
     def _exchange(
@@ -121,7 +122,7 @@ class Sender:
             self._connections.release(connection)
 
     def _headers(self, receiver: WebhookUrl, message_id: str, body: bytes, signers: Sequence[Webhook]) -> Headers:
-        now = datetime.now(UTC)
+        now = REDIS_CLOCK.now()  # receivers refuse a time that is minutes off
         is_default_port = receiver.port == (443 if receiver.scheme == "https" else 80)
         host = f"[{receiver.host}]" if ":" in receiver.host else receiver.host
         return {
@@ -170,7 +171,7 @@ def parse_retry_after(headers: list[tuple[bytes, bytes]]) -> int | None:
         until = parsedate_to_datetime(value)
     except (ValueError, OverflowError):
         return None
-    wait_s = (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    wait_s = (until.replace(tzinfo=until.tzinfo or UTC) - REDIS_CLOCK.now()).total_seconds()
     return min(max(0, round(wait_s)), MAX_RETRY_AFTER_S)
 
 

@@ -1,12 +1,11 @@
 """Registered endpoints, read from Redis when a delivery to them is due."""
 
-import time
-
 from redis import Redis
 from redis.client import Pipeline
 
 from scorepool.store import Keys
 from scorepool.wire import Invalid, Subscriber, encode_json, parse
+from scorepool.worker.rq.clock import REDIS_CLOCK, clock_s
 
 CACHE_TTL_S = 1.0
 MAX_CACHED = 10_000
@@ -22,11 +21,11 @@ class Subscribers:
     def get(self, owner: str, endpoint_id: str) -> Subscriber | None:
         """Return the endpoint, or None if its owner deleted it."""
         read_at, subscriber = self._cache.get((owner, endpoint_id), (float("-inf"), None))
-        if time.monotonic() - read_at > CACHE_TTL_S:
+        if clock_s() - read_at > CACHE_TTL_S:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
             subscriber = _decode(self._connection.hget(Keys.endpoints_of(owner), endpoint_id))
-            self._cache[owner, endpoint_id] = (time.monotonic(), subscriber)
+            self._cache[owner, endpoint_id] = (clock_s(), subscriber)
         return subscriber
 
     def disable(self, owner: str, endpoint_id: str, reason: str) -> None:
@@ -37,7 +36,7 @@ class Subscribers:
             subscriber = _decode(pipeline.hget(key, endpoint_id))
             pipeline.multi()
             if subscriber is not None and subscriber.endpoint.disabled_at is None:
-                pipeline.hset(key, endpoint_id, encode_json(subscriber.as_disabled(time.time(), reason)))
+                pipeline.hset(key, endpoint_id, encode_json(subscriber.as_disabled(REDIS_CLOCK.now_s(), reason)))
 
         self._connection.transaction(write, key)
 

@@ -21,6 +21,7 @@ from rq.job import Retry
 
 from scorepool.store import DELIVER, Settings
 from scorepool.wire import DeliveryAttempt, Subscriber
+from scorepool.worker.rq.clock import REDIS_CLOCK
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 from scorepool.worker.rq.periodic_tasks import PeriodicTask
@@ -96,7 +97,7 @@ class Deliverer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _attempt(self, record: DeliveryRecord, url: str, subscriber: Subscriber | None) -> Attempt:
-        secrets = " ".join(subscriber.valid_secrets(time.time())) if subscriber else ""
+        secrets = " ".join(subscriber.valid_secrets(REDIS_CLOCK.now_s())) if subscriber else ""
         signers = parse_secrets(secrets) if secrets else ()
         attempt = self._sender.send(url, record.delivery_id, record.payload(self._settings), signers)
         if subscriber is not None and attempt.status == GONE:
@@ -111,7 +112,7 @@ class Deliverer:
         """Return what RQ records: a report, or RetryLater; raise Undeliverable if the delivery has failed for good."""
         number = record.num_attempts + 1
         recorded = DeliveryAttempt(
-            at=round(time.time() - attempt.elapsed_ms / 1000, 3),
+            at=round(REDIS_CLOCK.now_s() - attempt.elapsed_ms / 1000, 3),
             elapsed_ms=attempt.elapsed_ms,
             status=attempt.status,
             error=attempt.error,
@@ -136,7 +137,7 @@ class Deliverer:
 
     def _postpone(self, job: Job, record: DeliveryRecord, wait_s: float) -> RetryLater:
         """Queue the delivery again later, without an attempt: see receiver_limiter.py."""
-        if record.scheduled_from and time.time() - record.scheduled_from > MAX_DELIVERY_AGE_S:
+        if record.scheduled_from and REDIS_CLOCK.now_s() - record.scheduled_from > MAX_DELIVERY_AGE_S:
             message = f"given up after {record.num_attempts} attempts: its receiver has not answered for days"
             raise self._give_up(job, message)
         delay_s = math.ceil(wait_s)

@@ -1,5 +1,6 @@
-"""Workers whose clocks are wrong by an hour: Redis's clock decides when a job starts, expires or is due."""
+"""Workers whose clocks are wrong: Redis's clock decides when a job starts, expires or is due, and is what they show."""
 
+import sys
 import time
 from datetime import datetime, timedelta
 
@@ -8,7 +9,9 @@ from redis import Redis
 from rq import Retry
 
 from scorepool import wire
+from scorepool.store import Keys
 from scorepool.worker import Queue
+from scorepool.worker.rq.clock import REDIS_CLOCK
 from scorepool.worker.rq.leases import GRACE_S
 from tests.worker.conftest import Workers, failure, generate, outcome, status, submit, until
 
@@ -68,3 +71,57 @@ def test_a_job_starts_by_the_clock_of_redis_and_never_before_it_was_created(redi
     assert float(created) <= started_at + 0.001
     assert started_at <= ended_at < time.time() + 1
     assert 0 < float(redis.hget("rq:worker:mac", "total_working_time")) < 60
+
+
+def redis_time(redis: Redis) -> float:
+    seconds, microseconds = redis.time()
+    return seconds + microseconds / 1e6
+
+
+def unix_s(text: bytes) -> float:
+    return datetime.fromisoformat(text.decode()).timestamp()
+
+
+@pytest.mark.parametrize("ahead_s", [300, -300], ids=["ahead", "behind"])
+def test_all_times_that_a_worker_writes_are_by_the_clock_of_redis(redis: Redis, workers: Workers, ahead_s: int):
+    """Check a success, a failure that RQ's methods record, a retry, the worker's own record and its registration."""
+    before = redis_time(redis)
+    good, bad = submit(redis, generate()), submit(redis, b"not a request")
+    flaky = Queue("demo", connection=redis).enqueue("flaky", retry=Retry(max=3))
+    process = workers.start("--name", "mac", worker="FunctionsWorker", FAKE_CLOCK_AHEAD_S=str(ahead_s))
+    until(lambda: {status(redis, one) for one in (good, bad, flaky.id)} == {"finished", "failed"})
+    birth = unix_s(redis.hget("rq:worker:mac", "birth"))
+    beat = redis.hget("rq:worker:mac", "last_heartbeat")
+    until(lambda: redis.hget("rq:worker:mac", "last_heartbeat") != beat)
+    beat_age_s = redis_time(redis) - unix_s(redis.hget("rq:worker:mac", "last_heartbeat"))
+    served = wire.parse(redis.get(Keys.served_model("mac")), wire.ServedModel, "msgpack")
+    expires_in_s = redis.zscore(Keys.models, "mac") - redis_time(redis)
+    recent_age_s = redis_time(redis) - redis.zscore(Keys.recent_models, "demo")
+    process.terminate()
+    assert process.wait(60) == 0
+    after = redis_time(redis)
+
+    assert before - 2 < birth < after + 2
+    assert -2 < beat_age_s < 10
+    assert before - 2 < served.created < after + 2
+    assert 0 < expires_in_s < 60
+    assert -2 < recent_age_s < 10
+    for field in ("shutdown_requested_date", "death"):
+        assert before - 2 < unix_s(redis.hget("rq:worker:mac", field)) < after + 2, field
+    for job_id in (good, bad, flaky.id):
+        times = redis.hmget(f"rq:job:{job_id}", "created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
+        assert all(before - 2 < unix_s(text) < after + 2 for text in times), times
+        [(_, result), *_] = redis.xrevrange(f"rq:results:{job_id}")
+        started, ended = float(result[b"execution_started_at"]), float(result[b"execution_ended_at"])
+        assert before - 2 < started <= ended < after + 2
+    for registry, job_id in (("finished", good), ("finished", flaky.id), ("failed", bad)):
+        ttl_s = redis.ttl(f"rq:job:{job_id}")
+        kept_until = redis.zscore(f"rq:{registry}:demo", job_id)
+        assert kept_until == pytest.approx(redis_time(redis) + ttl_s, abs=5), registry
+
+
+def test_no_module_of_rq_reads_the_clock_of_the_machine():
+    """RQ's modules hold `now` by name; a module that a new release of RQ adds must be added to worker/rq/clock.py."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("rq.") and hasattr(module, "now")]
+    assert len(modules) > 5
+    assert {module.__name__ for module in modules if module.now != REDIS_CLOCK.now} <= {"rq.cron"}

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from redis import Redis
 from rq.serializers import JSONSerializer
-from rq.utils import now, utcformat
 
 from scorepool import store, wire
 from scorepool.local.stack import webhook_command
@@ -48,7 +47,7 @@ def deliverer(redis: Redis) -> Iterator[Deliverer]:
 def report_end(redis: Redis, job_id: str, status: str = "finished") -> None:
     """Create the deliveries of a job that has ended, as the scripts that end a job do."""
     redis.hset(f"rq:job:{job_id}", mapping={"status": status, "model": "demo", "ended_at": ENDED_AT, "owner": "alice"})
-    redis.eval(f"{scripts.load('outbox.lua')}\nreport_end(ARGV[1], ARGV[2], 600)", 0, job_id, utcformat(now()))
+    redis.eval(f"{scripts.load('outbox.lua')}\nreport_end(ARGV[1], 600)", 0, job_id)
 
 
 def delivery(redis: Redis, url: str, job_id: str = JOB_ID, status: str = "finished") -> Job:

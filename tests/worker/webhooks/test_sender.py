@@ -5,7 +5,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 import scorepool.worker.webhooks.sender
 from scorepool.store import Settings, SettingsError
+from scorepool.worker.rq.clock import REDIS_CLOCK
 from scorepool.worker.webhooks.sender import MAX_RESPONSE_BYTES, Sender, parse_retry_after, parse_secrets
 from tests.worker.receiver import Receiver, raw_server, receiver
 
@@ -59,12 +60,7 @@ def test_the_headers_are_those_of_standard_webhooks(sender: Sender, hook: Receiv
 def test_the_signature_matches_the_published_test_vector_of_standard_webhooks(
     hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ):
-    class FixedTime(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> "FixedTime":
-            return cls.fromtimestamp(1614265330, tz)
-
-    monkeypatch.setattr(scorepool.worker.webhooks.sender, "datetime", FixedTime)
+    monkeypatch.setattr(REDIS_CLOCK, "now", lambda: datetime.fromtimestamp(1614265330, UTC))
     sender = Sender(Settings(webhook_secret="whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", webhook_allow_private=True))
     sender.send(hook.url, "msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}')
     sender.close()

@@ -57,7 +57,7 @@ def naps(folder: Path, *, num_naps: int = 6, lease_s: float = 1.0, last_s: float
             name = fleet.holder(job_id) or ""
             time.sleep(0.3)
             hosts[name].stop()
-            until(lambda name=name: fleet.holder(job_id) != name or job_id in fleet.ends(), 30 * lease_s)  # type: ignore[misc]
+            until(lambda name=name: fleet.holder(job_id) not in (name, None) or job_id in fleet.ends(), 30 * lease_s)  # type: ignore[misc]
             hosts[name].wake()
         fleet.wait_until_done([job_id], 60)
         outcome = fleet.outcome(job_id)

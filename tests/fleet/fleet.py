@@ -106,8 +106,8 @@ class Fleet:
 
     def holder(self, job_id: str) -> str | None:
         """Return the name of the worker that holds a job."""
-        for lease_key in self.redis.zrange(store.RqKeys.executions(job_id), 0, -1):
-            name = self.redis.hget(store.RqKeys.execution(lease_key.decode()), "worker_name")
+        for execution in self.redis.zrange(store.RqKeys.executions(job_id), 0, -1):
+            name = self.redis.hget(store.RqKeys.execution(f"{job_id}:{execution.decode()}"), "worker_name")
             if name:
                 return str(name.decode())
         return None

@@ -17,10 +17,12 @@ Row = tuple[str, str, str, bool]  # what, measured, target, and whether it is me
 
 
 def uplink(folder: Path) -> Iterator[Row]:
-    found = throughput.uplink(folder)
-    measured = f"{found['ended']:.0f} of {found['jobs']:.0f} in {found['seconds']:.1f} s"
-    target = f"{found['jobs']:.0f} in {1.25 * found['link_s']:.1f} s: the link needs {found['link_s']:.1f} s"
-    yield "64 results of 1,000 tokens, top-20, 4 Mbit/s", measured, target, found["seconds"] <= 1.25 * found["link_s"]
+    for mbit_s in (4, 2):
+        found = throughput.uplink(folder / str(mbit_s), mbit_s=mbit_s, timeout_s=100)
+        measured = f"{found['ended']:.0f} of {found['jobs']:.0f} in {found['seconds']:.1f} s"
+        limit_s = 1.25 * found["link_s"]
+        target = f"<= {limit_s:.1f} s: the link needs {found['link_s']:.1f} s"
+        yield f"64 results of 1,000 tokens, top-20, {mbit_s} Mbit/s", measured, target, found["seconds"] <= limit_s
 
 
 def slow_host(folder: Path) -> Iterator[Row]:

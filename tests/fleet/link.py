@@ -7,7 +7,7 @@ It imitates what TCP shows to a program, not packets:
 
     delay, jitter    each byte comes later; a new connection also pays a round trip. Throughput stays what it was
     rate             bytes per second of all connections of a direction together, which take turns. A connection has
-                     room for BUFFER_BYTES in front of the narrow link; then its sender waits
+                     room for `buffer_bytes` in front of the narrow link; then its sender waits
     paused           nothing passes, and nothing is lost: TCP sends it again when the hole is over
     dropping         nothing passes, and what is under way is lost. Connections of that time stay open and silent for
                      ever, also afterwards, as behind a router that has forgotten them: they are half-open
@@ -30,7 +30,6 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-BUFFER_BYTES = 256 * 1024  # of one connection and direction, in front of the narrow link
 KERNEL_BUFFER_BYTES = 64 * 1024  # of the proxy's sockets, so that a sender notices soon that the link is narrow
 PIECE_BYTES = 4096  # that a connection may send before others have their turn
 CATCH_UP_S = 0.005  # of the wire's time that a late timer may make up for
@@ -45,6 +44,7 @@ class LinkSettings:
     jitter_s: float = 0.0  # at most so much more, at random. The order of bytes is kept
     up_bytes_s: float | None = None  # from the worker to Redis; None: not limited
     down_bytes_s: float | None = None
+    buffer_bytes: int = 256 * 1024  # of one connection and direction, in front of the narrow link
     largest_burst: int | None = None  # bytes that the worker may write at once
     is_paused: bool = False
     is_dropping: bool = False
@@ -279,7 +279,8 @@ class Stream:
 
     def _hold_source(self) -> None:
         if self.source is not None:
-            self.source.hold(self._is_dead or self._is_sink_full or len(self._waiting) >= BUFFER_BYTES)
+            is_full = len(self._waiting) >= self._link.settings.buffer_bytes
+            self.source.hold(self._is_dead or self._is_sink_full or is_full)
 
 
 class End(asyncio.Protocol):

@@ -4,7 +4,6 @@ Each runs a fleet of its own in an empty folder and returns what was measured.
 """
 
 import math
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -130,17 +129,11 @@ def round_trips(folder: Path, *, rtt_s: float, num_jobs: int = 2000, num_lone: i
 
 
 def _lone_s(fleet: Fleet) -> float:
+    """Return the seconds from the submission of a job, when Redis has it, to its outcome. The worker is idle."""
     time.sleep(0.3)
-    last_id = (fleet.redis.xrevrange(store.DONE, count=1) or [(b"0-0", {})])[0][0]
-    started_at = time.monotonic()
-    submitting = threading.Thread(target=fleet.submit, args=[score(20)])
-    with Redis.from_url(fleet.server.url) as connection:
-        connection.ping()
-        submitting.start()
-        assert connection.xread({store.DONE: last_id}, block=20_000)
-        seconds = time.monotonic() - started_at
-    submitting.join()
-    return seconds
+    (job_id,) = fleet.submit(score(20))
+    ended_at = fleet.wait_until_done([job_id])
+    return ended_at - float(fleet.fields(job_id)["created"])
 
 
 def herd(folder: Path, *, num_workers: int = 30, num_jobs: int = 20, every_s: float = 0.3) -> dict[str, float]:

@@ -30,6 +30,7 @@ WEBHOOKS_NAME = "webhooks"
 WEBHOOKS = f"{_QUEUE_PREFIX}{WEBHOOKS_NAME}"  # the queue of webhook deliveries
 TOKENS = f"{PREFIX}:tokens"  # stream: one entry {step} per step of a worker with streaming requests; not persisted
 DONE = f"{PREFIX}:done"  # stream: one entry {id} per job that ended
+LIST_LENGTH = 64  # jobs in RQ's list of a queue that owners share; the rest is in their backlogs (lua/backlog.lua)
 DELIVERY_KEPT_S = 14 * 86_400  # a delivery that was given up, so that it can be replayed
 
 _JOB = "rq:job:" if PREFIX == DEFAULT_PREFIX else f"rq:job:{PREFIX}:"
@@ -135,8 +136,23 @@ class Keys:
 
     @staticmethod
     def wakeup(queue: str) -> str:
-        """Channel: a message wakes the workers of the queue."""
+        """Channel: a message wakes all workers of the queue. Our scripts wake single ones (store/lua/wake.lua)."""
         return f"{PREFIX}:bell:{queue}"
+
+    @staticmethod
+    def wake(worker: str) -> str:
+        """Channel: an empty message wakes the worker; another is the key of a lease that was taken from it."""
+        return f"{PREFIX}:wake:{worker}"
+
+    @staticmethod
+    def waiting_workers(queue: str) -> str:
+        """zset: workers that wait for jobs of the queue, by their speed, see store/lua/wake.lua."""
+        return f"{PREFIX}:waiting:{queue}"
+
+    @staticmethod
+    def speeds(queue: str) -> str:
+        """hash: how fast the workers of the queue are, see store/lua/speeds.lua."""
+        return f"{PREFIX}:speeds:{queue}"
 
 
 class RqKeys:
@@ -234,7 +250,9 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "JOBS_OF_": Keys.jobs_of(""),
     "BACKLOG_": Keys.backlog("", "")[:-1],  # <queue>:<owner> follows
     "FAIR_SHARE_": Keys.fair_share(""),
-    "WAKEUP_": Keys.wakeup(""),
+    "WAKE_": Keys.wake(""),
+    "WAITING_WORKERS_": Keys.waiting_workers(""),
+    "SPEEDS_": Keys.speeds(""),
     "DONE": DONE,
     "OUTCOME_COUNTS": Keys.outcome_counts,
     "SWEEP_SCHEDULE": Keys.sweep_schedule,

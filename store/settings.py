@@ -74,7 +74,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     mode: Literal["default", "exact"] = "default"  # exact: bit for bit the same in any batch, slower
     require_certificate: bool = False  # serve no model without a certificate that fits
-    max_jobs_in_flight: Count = 64
+    max_jobs_in_flight: Count = 512  # and results that wait to be recorded; the worker claims as few as it needs
     max_batch_tokens: Count = 2048
     prefix_cache_bytes: Annotated[int, Meta(ge=0)] = 2**30  # of KV caches of prompts that several jobs begin with
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has

@@ -67,7 +67,7 @@ class Queue:
         """
         submission_fingerprint = submission_fingerprint or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
-        list_length = self._settings.max_jobs_in_flight if self._has_several_owners else 0
+        list_length = min(store.LIST_LENGTH, self._settings.max_jobs_in_flight) if self._has_several_owners else 0
         args: list[str | bytes | int | float] = [owner, self._settings.max_queue_depth, list_length]
         weight = self._weight(owner)
         for job_id, request in zip(job_ids, requests, strict=True):

@@ -13,6 +13,13 @@ local function can_top_up(list)
   return is_type(FAIR_SHARE_ .. queue, 'zset')
 end
 
+-- Return how many jobs wait in a queue. RQ's `deferred` also holds jobs that wait for others; they count only beside a backlog.
+local function num_queued(list)
+  local queue = string.sub(list, #QUEUE_ + 1)
+  local has_backlog = redis.call('EXISTS', FAIR_SHARE_ .. queue) == 1
+  return redis.call('LLEN', list) + (has_backlog and try('zset', 'ZCARD', DEFERRED_ .. queue) or 0)
+end
+
 -- Fill the list up to `length` jobs, or until no owner has a backlog. Ids of jobs that were canceled or deleted in between
 -- are dropped.
 local function top_up(list, length)

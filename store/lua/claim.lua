@@ -1,83 +1,162 @@
--- include: lease.lua
--- include: backlog.lua
+-- include: next_job.lua
+-- include: speeds.lua
 --
--- Take jobs off the queues and lease them, in one step, so that a job is always in the list or in the registry.
+-- Lease jobs to a worker: those that wait, at most its share; if none wait and it has nothing to do, those that other
+-- workers have claimed and not begun.
 --
 -- KEYS  list and wip registry of each queue, the first to be drained first
--- ARGV  max_jobs, jobs in flight, max_in_flight, '1': round robin, key of the worker, claim id, '1': the answer of an
---       earlier claim of this id was lost, list length, then worker, lease_ms, grace_s
--- Returns {rows (see lease.lua), keys of a wrong type}, or false while `rq suspend` holds. A queue with a key of a wrong
--- type is left alone.
-local max_jobs, in_flight, max_in_flight = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local round_robin, worker_key, claim_id, is_repeated = ARGV[4] == '1', ARGV[5], ARGV[6], ARGV[7] == '1'
-local list_length = tonumber(ARGV[8])
-local worker, lease_ms, grace_s = ARGV[9], ARGV[10], ARGV[11]
+-- ARGV  worker, its key, lease_ms, grace_s; session of the worker and number of the claim in it;
+--       max_jobs, jobs in flight, max_in_flight, '1': round robin, list length, most bytes of requests in the reply;
+--       speed ('' if not measured, '-' to leave it as it is), '1': claim also more than the share,
+--       '1': wait for a message if there are fewer than max_jobs, '1': take what others have not begun;
+--       number of leases whose jobs have begun, their keys;
+--       number of leases that the worker knows, their keys, or -1. With them, the reply holds the leases under the
+--       worker's name that it does not know, because a reply or a message to it was lost.
+-- Returns {rows (see lease.lua), keys of a wrong type, number of jobs that wait}, or false while `rq suspend` holds.
+local worker, worker_key, lease_ms, grace_s, session, number = unpack(ARGV, 1, 6)
+local max_jobs, in_flight, max_in_flight, round_robin = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] == '1'
+local list_length, max_bytes, speed = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
+local keeps_to_share, waits, takes_over = ARGV[14] ~= '1', ARGV[15] == '1', ARGV[16] == '1'
 local num_queues = #KEYS / 2
-
-if is_repeated then
-  local rows = leased_under(claim_id, num_queues, worker, lease_ms, grace_s)
-  if #rows > 0 then return {rows, wrong_types} end
-end
-if redis.call('EXISTS', SUSPENDED) == 1 then return false end
-
 local rows, num_bytes = {}, 0
-local max_bytes = 64 * 1024 * 1024  -- of requests in one reply; the next claim takes what is left
 
-local is_usable = {}
-for index = 1, num_queues do
-  local list, wip = KEYS[2 * index - 1], KEYS[2 * index]
-  is_usable[index] = is_type(list, 'list') and is_type(wip, 'zset') and can_top_up(list)
+-- A claim that the network has delivered late must lease nothing, because its worker no longer waits for the reply.
+local last_session, last_number = string.match(try('hash', 'HGET', worker_key, 'last_claim') or '', '^(.*):(%d+)$')
+if last_session == session and tonumber(last_number) >= tonumber(number) then return {rows, wrong_types, 0} end
+try('hash', 'HSET', worker_key, 'last_claim', session .. ':' .. number)
+
+local queues, usable = {}, {}
+for i = 1, num_queues do
+  queues[i] = string.sub(KEYS[2 * i - 1], #QUEUE_ + 1)
+  usable[i] = is_usable(KEYS[2 * i - 1], KEYS[2 * i])
+  if speed ~= '-' then write_speed(queues[i], worker, speed, now) end
 end
 
--- Return the id at the head of the queue whose job still exists, and the job's max_concurrency (see reclaim.lua). Ids of
--- jobs that expired or were deleted are dropped.
-local function head(list)
-  while true do
-    local id = redis.call('LINDEX', list, 0)
-    if not id then
-      top_up(list, list_length)
-      id = redis.call('LINDEX', list, 0)
-      if not id then return nil end
+local at = 17
+-- Return the next list of arguments, which follows its length; nil for the length -1.
+local function read_list()
+  local count, list = tonumber(ARGV[at]), {}
+  for i = 1, count do list[i] = ARGV[at + i] end
+  at = at + 1 + math.max(0, count)
+  return count >= 0 and list or nil
+end
+
+for _, lease_key in ipairs(read_list()) do
+  local execution = EXECUTION_ .. lease_key
+  if redis.pcall('HGET', execution, 'worker_name') == worker then redis.call('HSET', execution, 'begun', 1) end
+end
+
+local function add(row)
+  rows[#rows + 1] = row
+  num_bytes = num_bytes + #(row[5] or '')
+end
+
+local function new_execution()
+  return string.format('%s%08x%04x', session, number, #rows)
+end
+
+local known = read_list()
+if known then
+  local is_known = {}
+  for _, lease_key in ipairs(known) do is_known[lease_key] = true end
+  for i = 1, num_queues do
+    for _, lease_key in ipairs(usable[i] and redis.call('ZRANGE', KEYS[2 * i], 0, -1) or {}) do
+      local id, execution = string.match(lease_key, '^(.*):(.*)$')
+      if id and not is_known[lease_key] and redis.pcall('HGET', EXECUTION_ .. lease_key, 'worker_name') == worker
+        and redis.pcall('HEXISTS', JOB_ .. id, F_DATA) == 1 then
+        add(lease(i, id, execution, KEYS[2 * i], worker, lease_ms, grace_s))
+      end
     end
-    if string.match(id, '^[%w_-]+$') then
-      local known = redis.pcall('HMGET', JOB_ .. id, F_DATA, F_MAX_CONCURRENCY)  -- an error if the key is no hash: then there is no job
-      if known[1] then return id, tonumber(known[2] or '') end
-    end
-    redis.call('LPOP', list)
   end
+  table.sort(rows, function(one, other) return one[3] < other[3] end)  -- execution ids count up
+  in_flight = in_flight + #rows
+end
+
+if redis.call('EXISTS', SUSPENDED) == 1 then return #rows > 0 and {rows, wrong_types, 0} end
+
+-- Return how many jobs wait in the queues, and how many are leased.
+local function count_jobs()
+  local num_waiting, num_leased = 0, 0
+  for i = 1, num_queues do
+    if usable[i] then
+      num_waiting = num_waiting + num_queued(KEYS[2 * i - 1])
+      num_leased = num_leased + redis.call('ZCARD', KEYS[2 * i])
+    end
+  end
+  return num_waiting, num_leased
+end
+
+local num_waiting, num_leased = count_jobs()
+local num_workers = 0
+for i = 1, num_queues do num_workers = math.max(num_workers, try('hash', 'HLEN', SPEEDS_ .. queues[i]) or 0) end
+-- The share of a deep queue is more than any worker claims, so it need not be computed.
+if keeps_to_share and max_jobs > 0 and num_workers > 1 and num_waiting < 16 * num_workers * (max_jobs + in_flight) then
+  local share = (num_waiting + num_leased) * share_of(worker, queues, now)
+  max_jobs = math.min(max_jobs, math.floor(share + 0.5) - in_flight)
 end
 
 -- Lease the next job of a queue. Return 'leased'; 'empty'; or 'full': the next job may not join those in flight.
-local function lease_next(index)
-  if not is_usable[index] then return 'empty' end
-  local list, wip = KEYS[2 * index - 1], KEYS[2 * index]
-  local id, max_concurrency = head(list)
+local function lease_next(i)
+  if not usable[i] then return 'empty' end
+  local list, wip = KEYS[2 * i - 1], KEYS[2 * i]
+  local id, max_concurrency = head(list, list_length)
   if not id then return 'empty' end
   local allowed = math.min(max_in_flight, math.max(1, max_concurrency or max_in_flight))
   if in_flight + 1 > allowed then return 'full' end
   max_in_flight = allowed
   in_flight = in_flight + 1
-  redis.call('LPOP', list)
-  redis.call('DEL', OUTCOME_ .. id)  -- of an earlier run, when the job was queued again by hand
-  local row = lease(index, id, string.format('%s%08x', claim_id, #rows), wip, worker, lease_ms, grace_s)
-  rows[#rows + 1] = row
-  num_bytes = num_bytes + #(row[5] or '')
+  add(take(i, list, wip, id, new_execution(), worker, lease_ms, grace_s))
   return 'leased'
 end
 
-local index, num_empty = 1, 0
-while #rows < max_jobs and num_bytes < max_bytes and num_empty < num_queues do
-  local found = lease_next(index)
+local index, num_empty, found, num_before = 1, 0, nil, #rows
+while #rows - num_before < max_jobs and num_bytes < max_bytes and num_empty < num_queues do
+  found = lease_next(index)
   if found == 'full' then break end
   if found == 'empty' then num_empty = num_empty + 1 else num_empty = 0 end
   if round_robin or found == 'empty' then index = index % num_queues + 1 end
 end
+num_waiting = math.max(0, num_waiting - (#rows - num_before))
 
 for i = 1, num_queues do
-  if is_usable[i] then top_up(KEYS[2 * i - 1], list_length) end
+  if usable[i] then top_up(KEYS[2 * i - 1], list_length) end
+end
+
+-- Take jobs that other workers have claimed and not begun, the last ones first: their workers begin with the others. A job
+-- changes its worker in this way once, so that slow workers do not pass it back and forth.
+local UNBEGUN_S = 0.5  -- until a worker has had time to report that it has begun the job
+local MAX_SEEN = 500
+local function take_over()
+  for i = 1, num_queues do
+    local wip = KEYS[2 * i]
+    for _, lease_key in ipairs(usable[i] and redis.call('ZREVRANGE', wip, 0, MAX_SEEN - 1) or {}) do
+      if #rows >= max_jobs then return end
+      local id, execution = string.match(lease_key, '^(.*):(.*)$')
+      local holder, begun, since = unpack(redis.pcall('HMGET', EXECUTION_ .. lease_key, 'worker_name', 'begun', 'created_at'), 1, 3)
+      local is_free = holder and holder ~= worker and not begun and (tonumber(since or '') or now) <= now - UNBEGUN_S
+      if is_free and redis.pcall('HEXISTS', JOB_ .. id, F_KIND) == 1 and not redis.call('HGET', JOB_ .. id, F_MAX_CONCURRENCY) then
+        end_lease(id, execution, wip)
+        add(lease(i, id, new_execution(), wip, worker, lease_ms, grace_s))
+        redis.call('HSET', EXECUTION_ .. id .. ':' .. rows[#rows][3], 'begun', 1)
+        redis.call('PUBLISH', WAKE_ .. holder, lease_key)
+      end
+    end
+  end
+end
+if takes_over and #rows == 0 and num_waiting == 0 then take_over() end
+
+local WAITING_S = 60  -- a worker that waits claims much more often than that
+for i = 1, num_queues do
+  if waits and num_waiting == 0 and #rows - num_before < max_jobs then
+    local waiting = WAITING_WORKERS_ .. queues[i]
+    try('zset', 'ZADD', waiting, speed_of(queues[i], worker) or 0, worker)
+    redis.call('EXPIRE', waiting, WAITING_S)
+  elseif waits then
+    try('zset', 'ZREM', WAITING_WORKERS_ .. queues[i], worker)
+  end
 end
 
 if #rows > 0 then
   try('hash', 'HSET', worker_key, 'state', 'busy', 'current_job', rows[#rows][2])
 end
-return {rows, wrong_types}
+return {rows, wrong_types, num_waiting}

@@ -1,5 +1,5 @@
 -- include: clock.lua
--- include: wrong_types.lua
+-- include: wake.lua
 --
 -- Put scheduled jobs whose time has come on their queues, each in one step: two schedulers cannot both queue it.
 --
@@ -14,6 +14,7 @@ end
 for i = 1, #ARGV do
   local name = ARGV[i]
   local scheduled, list = SCHEDULED_ .. name, QUEUE_ .. name
+  local num_queued = 0
   local ids = is_type(list, 'list') and try('zset', 'ZRANGEBYSCORE', scheduled, '-inf', string.format('%.6f', now), 'LIMIT', 0, 1000) or {}
   for _, id in ipairs(ids) do
     local job = JOB_ .. id
@@ -22,8 +23,9 @@ for i = 1, #ARGV do
       redis.call('HSET', job, F_STATUS, 'queued', F_ENQUEUED_AT, iso_now)
       try('set', 'SADD', QUEUES, list)
       redis.call(is_at_front(job) and 'LPUSH' or 'RPUSH', list, id)
-      redis.call('PUBLISH', WAKEUP_ .. name, id)
+      num_queued = num_queued + 1
     end
   end
+  wake(name, num_queued)
 end
 return wrong_types

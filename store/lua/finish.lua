@@ -12,7 +12,7 @@
 --       worker/rq/success_writer.py
 -- Returns {answers, keys of a wrong type}; for each job 'recorded'; 'lost': its worker lost the lease; or 'awaited':
 -- another job depends on it, and nothing was written.
-local worker, state, current_job = unpack(ARGV)
+local worker, state, current_job = unpack(ARGV, 1, 3)
 local at = 4
 
 -- Return the next `count` arguments. Without `count`, the next argument is the count.

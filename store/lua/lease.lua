@@ -43,19 +43,9 @@ local function lease(index, id, execution, wip, worker, lease_ms, grace_s)
   return {index, id, execution, fields, request, string.format('%.6f', now)}
 end
 
--- Return the rows that were leased under a claim id whose answer the caller did not get. The leases are renewed, so the
--- worker holds them even if Redis's clock was changed. Leases that were taken away in between are left out.
-local function leased_under(claim_id, num_queues, worker, lease_ms, grace_s)
-  local rows = {}
-  for index = 1, num_queues do
-    local wip = KEYS[2 * index]
-    for _, lease_key in ipairs(try('zset', 'ZRANGE', wip, 0, -1) or {}) do
-      local id, execution = string.match(lease_key, '^(.*):(.*)$')
-      if id and string.sub(execution, 1, #claim_id) == claim_id and redis.pcall('HEXISTS', JOB_ .. id, F_DATA) == 1 then
-        rows[#rows + 1] = lease(index, id, execution, wip, worker, lease_ms, grace_s)
-      end
-    end
-  end
-  table.sort(rows, function(one, other) return one[3] < other[3] end)  -- execution ids count up
-  return rows
+-- Take a lease away from its worker. The caller has checked the type of the registry.
+local function end_lease(id, execution, wip)
+  redis.call('ZREM', wip, id .. ':' .. execution)
+  redis.call('DEL', EXECUTION_ .. id .. ':' .. execution)
+  try('zset', 'ZREM', EXECUTIONS_ .. id, execution)
 end

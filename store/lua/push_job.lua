@@ -1,4 +1,4 @@
--- include: wrong_types.lua
+-- include: wake.lua
 --
 -- A job waits on the list of its queue, or in the registry of scheduled jobs, from which enqueue_due.lua puts it on the list. If
 -- one of the two keys has a wrong type, the job goes to the other, because a job that is in neither never runs.
@@ -14,5 +14,5 @@ local function push_job(queue, id, delay_s, is_at_front)
   local status
   if delay_s > 0 then status = schedule() or push() else status = push() or schedule() end
   if status then try('hash', 'HSET', JOB_ .. id, F_STATUS, status) end
-  if status == 'queued' then redis.call('PUBLISH', WAKEUP_ .. queue, id) end
+  if status == 'queued' then wake(queue, 1) end
 end

@@ -1,4 +1,4 @@
--- include: wrong_types.lua
+-- include: wake.lua
 --
 -- Put jobs that a worker holds back at the front of their queues, as if it had never claimed them.
 --
@@ -18,6 +18,7 @@ for i, lease_key in ipairs(ARGV) do
       redis.call('HSET', job, F_STATUS, 'queued', F_STARTED_AT, '', F_WORKER_NAME, '')
       redis.call('LPUSH', list, id)
       num_back = num_back + 1
+      wake(string.sub(list, #QUEUE_ + 1), 1)
     end
   end
 end

@@ -1,5 +1,5 @@
 -- include: clock.lua
--- include: wrong_types.lua
+-- include: wake.lua
 --
 -- Put one or many jobs on their queues: all of them, or none.
 --
@@ -115,7 +115,7 @@ if num_new == 0 and starts[1] then
 end
 for queue, count in pairs(new_in) do
   try('set', 'SADD', QUEUES, QUEUE_ .. queue)
-  redis.call('PUBLISH', WAKEUP_ .. queue, count)
+  wake(queue, count)
 end
 
 -- A job expires by itself, but its id in the owner's list does not. Each new job checks two ids at random, which keeps

@@ -27,6 +27,8 @@ from scorepool.worker.rq.worker import Worker
 
 
 class BatchWorker(Worker):
+    takes_over = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.engine: Engine | None = None
@@ -45,6 +47,9 @@ class BatchWorker(Worker):
         self.functions[INFER] = self.inference = InferenceRunner(
             self.engine, model, TokenPublisher(self.connection), self.crosschecker
         )
+
+    def num_wanted(self) -> int:
+        return self.plan.num_wanted(self.settings.max_running_rows)
 
     def start_engine(self, source: str) -> Engine:
         """Start the engine; block until the model is loaded. Raises StartError."""
@@ -78,10 +83,6 @@ class BatchWorker(Worker):
             self.engine.close()
         if self.crosschecker is not None:
             self.crosschecker.close()
-        if self.registration is not None:
-            with self.wrong_types.tolerate("unregister the model"), self.connection.pipeline() as pipeline:
-                self.registration.remove(pipeline)
-                pipeline.execute()
 
     def watched_operations(self) -> WatchedOperations:
         step = None if self.engine is None else self.engine.step_started_at
@@ -91,6 +92,10 @@ class BatchWorker(Worker):
     def register(self, pipeline: Pipeline) -> None:
         if self.registration is not None:
             self.registration.renew(pipeline)
+
+    def unregister(self, pipeline: Pipeline) -> None:
+        if self.registration is not None:
+            self.registration.remove(pipeline)
 
 
 def raise_error(error: BaseException) -> None:

@@ -51,7 +51,13 @@ class InferenceRunner:
         job.request = None  # it may be large, and Redis has it
         run = InferenceRun(self.engine, request, job.id, self.publisher)
         self._tokenizer_thread.submit(self._start, run)
-        return AsyncResult(run.ended, finish=partial(self._finish, job, request), cancel=run.cancel)
+        return AsyncResult(
+            run.ended,
+            finish=partial(self._finish, job, request),
+            cancel=run.cancel,
+            num_rows=num_rows(request),
+            has_begun=run.has_begun,
+        )
 
     def _start(self, run: "InferenceRun") -> None:
         self.tokenizing_since = time.monotonic()
@@ -65,6 +71,7 @@ class InferenceRunner:
             result = to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
         except EngineError as error:
             raise map_engine_error(error) from error
+        job.work = result.usage.prompt_tokens + result.usage.completion_tokens
         if self.crosschecker is not None and isinstance(request, wire.Score):
             self.crosschecker.offer(job, prepared, request.temperature, result)
         return result
@@ -72,6 +79,17 @@ class InferenceRunner:
     def close(self) -> None:
         self._tokenizer_thread.shutdown(wait=False, cancel_futures=True)
         self.publisher.close()
+
+
+def num_rows(request: wire.Request) -> int:
+    """Return how many rows of a batch the request fills."""
+    match request:
+        case wire.Score(items=items):
+            return len(items)
+        case wire.Generate(n=n):
+            return n
+        case _:
+            return 1
 
 
 class InferenceRun:
@@ -83,6 +101,7 @@ class InferenceRun:
         self._request = request
         self._job_id = job_id
         self._publisher = publisher
+        self._sequences: list[Sequence] = []
         self._lock = Lock()  # guards the two below
         self._is_canceled = False
         self._added: Future[list[Sequence]] | None = None
@@ -102,6 +121,7 @@ class InferenceRun:
                 if self._is_canceled:
                     return
                 self._added = self._add(prepared)
+            self._sequences = [each.sequence for each in prepared]
         except BaseException as error:  # the main thread decides what any error means
             self.ended.set_exception(map_engine_error(error))
         else:
@@ -114,6 +134,12 @@ class InferenceRun:
             return self._engine.add(sequences)
         stream = JobStream(self._job_id, prepared, request.logprobs, self._engine.chat)
         return self._engine.add(sequences, on_step=lambda advanced: self._publisher.put(stream.on_step(advanced)))
+
+    def has_begun(self) -> bool:
+        """True if a part of it has been computed."""
+        return self.ended.done() or any(
+            sequence.num_computed or sequence.num_generated or sequence.columns.logprobs for sequence in self._sequences
+        )
 
     def cancel(self) -> None:
         with self._lock:

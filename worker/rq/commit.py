@@ -7,7 +7,8 @@ Each write is fenced. Every job's hash is watched before its lease is looked up,
 writes its hash, so the transaction goes through only if all its leases are still ours. It may be repeated at any time,
 even after a lost connection: a job that was recorded is no longer held.
 
-Deciding and writing are separate: `_decide` runs once per job and calls its callbacks; `_write` may run several times.
+Deciding and writing are separate: `decide` runs once per job, on the main thread, and calls its callbacks; `write` may
+run several times, on another.
 """
 
 import traceback
@@ -36,7 +37,7 @@ from scorepool.worker.rq.wrong_types import drop_wrong_types
 
 
 class ResultCommitter:
-    """Record the ends of one worker's jobs. Used by the worker's main thread only."""
+    """Record the ends of one worker's jobs."""
 
     def __init__(
         self,
@@ -63,10 +64,16 @@ class ResultCommitter:
         `current` is what RQ shows as the worker's current job afterwards; without one, its state is `idle_state`.
         """
         for inflight in jobs:
-            if not inflight.is_decided:
-                self._decide(inflight)
-                inflight.is_decided = True
+            self.decide(inflight)
         recorded, left = self.successes.write(jobs, current, idle_state)
+        return recorded + self.write(left, current, idle_state)
+
+    def write(
+        self, jobs: Sequence[InFlightJob], current: InFlightJob | None, idle_state: WorkerStatus
+    ) -> list[InFlightJob]:
+        """Write decided ends by RQ's own methods; return the jobs whose lease was still ours."""
+        recorded: list[InFlightJob] = []
+        left = list(jobs)
         while left:
             try:
                 ours, left = self._commit(left, current, idle_state)
@@ -111,7 +118,11 @@ class ResultCommitter:
 
     # Decide: once, before the first attempt to write.
 
-    def _decide(self, inflight: InFlightJob) -> None:
+    def decide(self, inflight: InFlightJob) -> None:
+        """Decide what the job's end is: call its callbacks, count its retries. Later calls do nothing."""
+        if inflight.is_decided:
+            return
+        inflight.is_decided = True
         job = inflight.job
         job.ended_at = job.redis_now()
         if inflight.error is None and not isinstance(inflight.value, Retry):

@@ -22,22 +22,31 @@ def machine_id() -> str:
     return "" if node >> 40 & 1 else f"{socket.gethostname()}/{node:012x}"
 
 
-def orphaned_leases(connection: Redis, queues: Sequence[Queue]) -> list[str]:
-    """Return the keys of leases whose worker ran on this machine, in a process that is gone.
+def leases_of_dead(connection: Redis, queues: Sequence[Queue], name: str, *, is_starting: bool) -> list[list[str]]:
+    """Return the keys of the leases of each worker that ran on this machine, in a process that is gone.
 
-    Call it before the first claim: a lease under the worker's own name is then one of its predecessor.
+    `name` is that of the calling worker. Before its first claim (`is_starting`), leases under it are those of its
+    predecessor.
     """
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues:
+            pipeline.smembers(RqKeys.workers_of(queue.name))
+        found = {as_text(key) for keys in execute_reads(pipeline) for key in keys or ()}
+    workers = {key.removeprefix(RqKeys.worker("")) for key in found}
+    dead = [worker for worker in sorted(workers) if (worker != name or is_starting) and is_dead(connection, worker)]
+    if not dead:
+        return []
+    with connection.pipeline(transaction=False) as pipeline:
+        for queue in queues:
             pipeline.zrange(queue.started_job_registry.key, 0, -1)
-        found = [lease_key for lease_keys in execute_reads(pipeline) for lease_key in lease_keys or ()]
-    lease_keys = [lease_key.decode() for lease_key in found if lease_key.isascii()]  # keys of leases are ASCII
+        keys = [lease_key for lease_keys in execute_reads(pipeline) for lease_key in lease_keys or ()]
+    lease_keys = [lease_key.decode() for lease_key in keys if lease_key.isascii()]  # keys of leases are ASCII
     with connection.pipeline(transaction=False) as pipeline:
         for lease_key in lease_keys:
             pipeline.hget(RqKeys.execution(lease_key), "worker_name")
         owners = [as_text(owner) if owner else None for owner in execute_reads(pipeline)]
-    dead = {owner for owner in set(owners) if owner is not None and is_dead(connection, owner)}
-    return [lease_key for lease_key, owner in zip(lease_keys, owners, strict=True) if owner in dead]
+    held = [[key for key, owner in zip(lease_keys, owners, strict=True) if owner == worker] for worker in dead]
+    return [lease_keys for lease_keys in held if lease_keys]
 
 
 def is_dead(connection: Redis, name: str) -> bool:

@@ -6,10 +6,10 @@
 It is over exactly once, with a value or with an error; what comes later is dropped. Only the main thread touches it.
 """
 
-import time
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -29,6 +29,15 @@ class AsyncResult:
     future: "Future[Any]"
     finish: Callable[[Any], object]  # makes the job's result from the future's; called on the main thread
     cancel: Callable[[], object]
+    num_rows: int = 1  # of a batch, that the job fills
+    has_begun: Callable[[], bool] = lambda: True  # False while another worker can take the job without a loss
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    clock: Callable[[], float]  # one of clock.py
+    at: float
+    error: Exception
 
 
 @dataclass(eq=False, slots=True)
@@ -37,8 +46,8 @@ class InFlightJob:
     queue: Queue
     execution: Execution
     async_result: AsyncResult | None = None
-    deadline: float | None = None  # time.monotonic()
-    deadline_error: Exception | None = None  # the error with which it fails at the deadline
+    deadlines: list[Deadline] = field(default_factory=list)
+    has_begun: bool = False
 
     is_over: bool = False
     value: object = None
@@ -72,15 +81,30 @@ class InFlightJob:
             return self.error.failure.code
         return type(self.error).__name__ if self.error else "done"
 
-    def set_deadline(self, seconds: float, deadline_error: Exception) -> None:
-        """Set a deadline. If there are several, the earliest one counts."""
-        deadline = time.monotonic() + seconds
-        if self.deadline is None or deadline < self.deadline:
-            self.deadline, self.deadline_error = deadline, deadline_error
+    def set_deadline(self, seconds: float, error: Exception, clock: Callable[[], float]) -> None:
+        """Let the job fail with this error unless it is over in time. If there are several, the earliest one counts."""
+        self.deadlines.append(Deadline(clock, clock() + seconds, error))
 
-    def check_deadline(self) -> None:
-        if self.deadline is not None and self.deadline_error is not None and time.monotonic() >= self.deadline:
-            self.fail(self.deadline_error)
+    def check_deadlines(self) -> float:
+        """Fail the job if a deadline is over. Return the seconds until the next one, inf without one."""
+        left_s = math.inf
+        for deadline in self.deadlines:
+            left_s = min(left_s, deadline.at - deadline.clock())
+            if deadline.at <= deadline.clock():
+                self.fail(deadline.error)
+        return left_s
+
+    def begins(self) -> bool:
+        """True if the job has begun since the last call."""
+        if self.has_begun or self.is_over:
+            return False
+        self.has_begun = self.async_result is None or self.async_result.has_begun()
+        return self.has_begun
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of a batch that the job fills."""
+        return self.async_result.num_rows if self.async_result is not None else 1
 
     def run(self, function: Callable[[Job], object]) -> None:
         """Call the job's function. The job is over when it returns, unless it returns a Future or an AsyncResult."""

@@ -66,6 +66,7 @@ class Job(rq.job.Job):
     fields: Mapping[str, bytes] = MappingProxyType({})  # all fields of its hash, as they were read
     extra_fields: Mapping[str, str] = MappingProxyType({})  # fields that are written with its end, set by its function
     on_recorded: Callable[[], object] | None = None  # called when its success is recorded, set by its function
+    work = 1.0  # how much it was, to compare workers' speeds by; set by its function
 
     def __init__(
         self,

@@ -4,8 +4,9 @@ A lease lives in RQ's own keys (drawn in store/lua/lease.lua). It ends when the 
 the clocks of the Macs need not agree. A worker that lost its lease cannot write results: see `check_leases` and
 commit.py.
 
-The answer of a claim can be lost with the connection, after Redis has leased the jobs. So a claim has an id, and calls
-repeat it until one of them is answered. That answer holds the jobs that were leased under the id.
+The reply of a claim can be lost with the connection, after Redis has leased the jobs, and the network can deliver a
+claim so late that nobody waits for its reply. So claims are numbered: Redis runs none after a later one. A claim after
+a lost reply names the leases that the worker knows, and its reply holds the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,15 +17,15 @@ from uuid import uuid4
 
 from redis import Redis
 from redis.client import Pipeline
-from redis.commands.core import Script
 from rq.queue import Queue
 from rq.utils import as_text
 
-from scorepool.store import JobField, RqKeys
+from scorepool.store import LIST_LENGTH, JobField, Keys, RqKeys
 from scorepool.store.scripts import load
-from scorepool.worker.rq.wrong_types import WrongTypeLog, is_wrong_type
+from scorepool.worker.rq.wrong_types import WrongTypeLog, execute_reads, is_wrong_type
 
 GRACE_S = 86_400  # beyond a lease's end, before RQ's own cleaners may take the job
+MAX_BYTES = 64 * 1024 * 1024
 RECORD_OUTCOME = load("record_outcome.lua")
 
 
@@ -49,24 +50,46 @@ class LeaseHolder(Protocol):
     def queue(self) -> Queue: ...
 
 
-class _ClaimScript:
-    """A script that leases jobs. A call repeats the claim id of the previous one if that got no answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a worker asks for."""
 
-    def __init__(self, connection: Redis, name: str) -> None:
-        self._script: Script = connection.register_script(load(name))
-        self._id = ""
+    max_jobs: int
+    num_in_flight: int
+    max_in_flight: int  # below the worker's capacity while a job in flight may have killed a worker (reclaim.lua)
+    list_length: int = LIST_LENGTH
+    max_bytes: int = MAX_BYTES  # of requests in the reply; the last one may exceed it
+    round_robin: bool = False
+    speed: float | None = None  # work per second, by the worker's own measure (store/lua/speeds.lua)
+    writes_speed: bool = False
+    exceeds_share: bool = False  # claim also what should be left to other workers
+    waits: bool = False  # get a message when there are jobs (store/lua/wake.lua)
+    takes_over: bool = False  # take what other workers have claimed and not begun
+    begun: Sequence[str] = ()  # keys of leases whose jobs have begun since the last claim
+    known: Sequence[str] | None = None  # keys of all leases that the worker knows, after a lost reply or message
 
-    def __call__(self, keys: list[str], before: list[Any], after: list[Any]) -> Any:
-        """Call the script with its claim id, and whether that is repeated, between the arguments."""
-        is_repeated = bool(self._id)
-        self._id = self._id or uuid4().hex[:24]
-        answer = self._script(keys=keys, args=[*before, self._id, int(is_repeated), *after])
-        self._id = ""
-        return answer
+    def arguments(self) -> list[str | int | float]:
+        """Return the arguments of store/lua/claim.lua from `max_jobs` on."""
+        speed = "-" if not self.writes_speed else "" if self.speed is None else f"{self.speed:.6g}"
+        args: list[str | int | float] = [self.max_jobs, self.num_in_flight, self.max_in_flight, int(self.round_robin)]
+        args += [self.list_length, self.max_bytes, speed]
+        args += [int(flag) for flag in (self.exceeds_share, self.waits, self.takes_over)]
+        args += [len(self.begun), *self.begun]
+        args += [-1] if self.known is None else [len(self.known), *self.known]
+        return args
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The reply to a claim."""
+
+    jobs: list[ClaimedJob]
+    num_waiting: int = 0  # jobs that wait in the queues
+    is_suspended: bool = False  # by `rq suspend`
 
 
 class Leases:
-    """The leases of one worker. `claim` and `reclaim` are for its main thread; the rest is thread-safe."""
+    """The leases of one worker. `claim` and `reclaim` are for its link (link.py); the rest is thread-safe."""
 
     def __init__(
         self,
@@ -81,42 +104,52 @@ class Leases:
         self.worker_key = worker_key
         self.lease_ms = int(lease_s * 1000)
         self.wrong_types = wrong_types or WrongTypeLog(getLogger(__name__))
-        self._claim = _ClaimScript(connection, "claim.lua")
-        self._reclaim = _ClaimScript(connection, "reclaim.lua")
+        self._session = uuid4().hex[:12]
+        self._num_claims = 0
+        self.claim_script = connection.register_script(load("claim.lua"))
+        self._reclaim = connection.register_script(load("reclaim.lua"))
         self._extend = connection.register_script(load("extend.lua"))
         self._release = connection.register_script(load("release.lua"))
 
-    def claim(
-        self,
-        queues: Sequence[Queue],
-        max_jobs: int,
-        num_in_flight: int,
-        max_in_flight: int,
-        list_length: int,
-        round_robin: bool,
-    ) -> list[ClaimedJob] | None:
-        """Lease at most `max_jobs` jobs, in one round trip; return None while workers are suspended.
+    def claim(self, queues: Sequence[Queue], claim: Claim) -> Claimed:
+        """Lease jobs, in one round trip."""
+        return self.read_claim(queues, self.claim_script(*self.claim_arguments(queues, claim)))
 
-        `max_in_flight` is below the worker's capacity while a job in flight may have killed a worker (see
-        store/lua/reclaim.lua); the script also applies the limit of each job that it claims. `list_length` is how many
-        jobs each queue holds in RQ's list afterwards, if so many wait (see store/lua/backlog.lua).
-        """
-        answer = self._claim(
-            _queue_keys(queues),
-            [max_jobs, num_in_flight, max_in_flight, int(round_robin), self.worker_key],
-            [list_length, *self._lease_args()],
-        )
-        if answer is None:
-            return None
-        rows, wrong_types = answer
+    def claim_arguments(self, queues: Sequence[Queue], claim: Claim) -> tuple[list[str], list[str | int | float]]:
+        """Return the keys and arguments of a new claim, for `claim_script`."""
+        self._num_claims += 1
+        args: list[str | int | float] = [self.worker_name, self.worker_key, self.lease_ms, GRACE_S]
+        return _queue_keys(queues), [*args, self._session, self._num_claims, *claim.arguments()]
+
+    def read_claim(self, queues: Sequence[Queue], reply: Any) -> Claimed:
+        """Read the reply of `claim_script`."""
+        if reply is None:
+            return Claimed([], is_suspended=True)
+        rows, wrong_types, num_waiting = reply
         self.wrong_types.report(wrong_types)
-        return _claimed_jobs(queues, rows)
+        return Claimed(_claimed_jobs(queues, rows), num_waiting)
 
-    def reclaim(self, queues: Sequence[Queue], crash_limit: int) -> tuple[int, list[ClaimedJob]]:
-        """Put the jobs of dead workers back on their queues. Return how many, and the jobs that the caller must end."""
-        num_back, rows, wrong_types = self._reclaim(_queue_keys(queues), [crash_limit], self._lease_args())
+    def reclaim(
+        self, queues: Sequence[Queue], crash_limit: int, held_by_dead: Sequence[str] = ()
+    ) -> tuple[int, list[ClaimedJob]]:
+        """Put the jobs of silent workers, and of one dead worker, back on their queues.
+
+        `held_by_dead` are the keys of the leases of the dead one. Return how many jobs were put back, and the jobs that
+        the caller must end.
+        """
+        call_id = f"{self._session}{uuid4().hex[:12]}"
+        args = [crash_limit, call_id, *self._lease_args(), *held_by_dead]
+        num_back, rows, wrong_types = self._reclaim(keys=_queue_keys(queues), args=args)
         self.wrong_types.report(wrong_types)
         return int(num_back), _claimed_jobs(queues, rows)
+
+    def leave(self, queues: Sequence[Queue]) -> None:
+        """Wait for no more messages about jobs, and leave no share to this worker."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for queue in queues:
+                pipeline.zrem(Keys.waiting_workers(queue.name), self.worker_name)
+                pipeline.hdel(Keys.speeds(queue.name), self.worker_name)
+            execute_reads(pipeline)
 
     def extend(self, jobs: Sequence[LeaseHolder]) -> tuple[set[str], set[str]]:
         """Extend leases. Return the keys of those that were taken away, and of those whose job's owner canceled it."""
@@ -139,12 +172,6 @@ class Leases:
             return 0
         keys = [key for job in last_first for key in _queue_keys([job.queue])]
         return int(self._release(keys=keys, args=[job.lease_key for job in last_first]))
-
-    def expire(self, lease_keys: Iterable[str]) -> None:
-        """End leases now: the next reclaim finds them."""
-        keys = [RqKeys.execution(lease_key) for lease_key in lease_keys]
-        if keys:
-            self.connection.delete(*keys)
 
     def check_leases(self, jobs: Sequence[LeaseHolder]) -> list[tuple[bool, bool]]:
         """Return for each job whether this worker holds it and it still exists, and whether other jobs depend on it.

@@ -9,6 +9,8 @@ from types import TracebackType
 
 from redis.exceptions import RedisError
 
+JOIN_S = 1.0  # a task that waits for a Redis that does not answer is not waited for
+
 
 @dataclass(slots=True)
 class PeriodicTask:
@@ -33,7 +35,7 @@ class PeriodicTasks:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(JOIN_S)
 
     def _run(self) -> None:
         while not self._stop.wait(max(0.0, min(task.due_at for task in self.periodic_tasks) - time.monotonic())):

@@ -7,8 +7,7 @@ import logging
 import math
 import queue
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from types import FrameType
@@ -24,15 +23,18 @@ from rq.command import parse_payload
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.group import Group
 from rq.serializers import JSONSerializer
+from rq.utils import as_text
 from rq.worker import BaseWorker
 
 from scorepool.store import Keys, Settings, SettingsError, rq_queue
-from scorepool.worker.rq.clock import REDIS_CLOCK
+from scorepool.worker.rq.clock import REDIS_CLOCK, clock_s
 from scorepool.worker.rq.dead_workers import is_dead, machine_id
 from scorepool.worker.rq.job import Job, Queue
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 from scorepool.worker.rq.scheduler import Scheduler
 from scorepool.worker.rq.wrong_types import WrongTypeLog, has_type
+
+RELEASE_S = 5.0  # of the time to drain is kept to put jobs back
 
 
 class WorkerProcess(BaseWorker):
@@ -49,8 +51,9 @@ class WorkerProcess(BaseWorker):
         self.connection.set_retry(Retry(NoBackoff(), 0))  # a claim whose answer was lost must be repeated as such
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._is_interruptible = False  # the main thread runs code that may take long: a second signal ends it there
-        self._drain_deadline: float | None = None  # time.monotonic(), once it is asked to stop
-        self._stop_requested_at = math.inf  # time.monotonic()
+        self._release_at = math.inf  # clock_s(), when what is not over is put back; once it is asked to stop
+        self._drain_deadline: float | None = None  # clock_s(), when the process ends; once it is asked to stop
+        self._stop_requested_at = math.inf  # clock_s()
 
     @cached_property
     def settings(self) -> Settings:
@@ -68,8 +71,22 @@ class WorkerProcess(BaseWorker):
         finally:
             self._is_interruptible = False
 
+    # A subclass defines what these do, on the main thread.
+
     def _stop_job(self, job_id: str) -> None:
-        """Stop one job. Called on the main thread."""
+        """Stop one job."""
+        raise NotImplementedError
+
+    def _wake_up(self) -> None:
+        """Look for jobs."""
+        raise NotImplementedError
+
+    def _lose_leases(self, lost: Iterable[str]) -> None:
+        """Drop the jobs of these leases, which another worker has."""
+        raise NotImplementedError
+
+    def _lose_messages(self) -> None:
+        """Find out what messages would have told that were lost."""
         raise NotImplementedError
 
     def _post_call(self, call: Callable[[], object]) -> None:
@@ -134,8 +151,9 @@ class WorkerProcess(BaseWorker):
     def subscribe(self) -> None:
         """Subscribe to RQ's commands, and to the wake-up channels of our queues."""
         self.pubsub = self.connection.pubsub()
-        wake_ups = {Keys.wakeup(name): self._wake_up for name in self.queue_names()}
-        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload}, **wake_ups)
+        wake_ups = {Keys.wakeup(name): self._take_message for name in self.queue_names()}
+        own = {self.pubsub_channel_name: self.handle_payload, Keys.wake(self.name): self._take_message}
+        self.pubsub.subscribe(**own, **wake_ups)
         self.pubsub_thread = self.pubsub.run_in_thread(  # type: ignore[assignment]
             sleep_time=60, daemon=True, exception_handler=self._pubsub_exception_handler
         )
@@ -147,8 +165,12 @@ class WorkerProcess(BaseWorker):
             self.pubsub.unsubscribe()
             self.pubsub_thread.join(timeout=1)
 
-    def _wake_up(self, message: Mapping[str, object]) -> None:
-        self._post_call(lambda: None)
+    def _take_message(self, message: Mapping[str, object]) -> None:
+        """Take a message about jobs. One that comes to this worker alone may name a lease that it has lost."""
+        if message["channel"] == Keys.wake(self.name).encode() and message["data"]:
+            self._post_call(partial(self._lose_leases, [as_text(message["data"])]))  # type: ignore[arg-type]
+        else:
+            self._post_call(self._wake_up)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
         try:
@@ -162,26 +184,33 @@ class WorkerProcess(BaseWorker):
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
         """Let RQ retry after a time-out, too, by passing it on as a ConnectionError, the only error that RQ retries."""
+        self._post_call(self._lose_messages)
         error = RedisConnectionError(str(exc)) if isinstance(exc, RedisTimeoutError) else exc
         super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Drain. Only sets flags, because a signal can interrupt any statement."""
         self._shutdown_requested_date = REDIS_CLOCK.now()
-        self._stop_requested_at = time.monotonic()
+        self._stop_requested_at = clock_s()
         self._stop_requested = True
-        self._drain_deadline = time.monotonic() + self.settings.drain_timeout_s
+        self._end_in(self.settings.drain_timeout_s)
         signal.signal(signal.SIGINT, self.request_force_stop)
         signal.signal(signal.SIGTERM, self.request_force_stop)
         self.handle_warm_shutdown_request()
         self._post_call(self.set_shutdown_requested_date)
 
+    def _end_in(self, seconds: float, release_s: float | None = None) -> None:
+        """End the process then at the latest. Before that, put jobs back for `release_s`."""
+        release_s = min(RELEASE_S, seconds / 5) if release_s is None else release_s
+        self._drain_deadline = clock_s() + seconds
+        self._release_at = self._drain_deadline - release_s
+
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """Put everything back now. Two signals within a second count as one: `rq worker-pool` sends each twice."""
-        if time.monotonic() - self._stop_requested_at < 1:
+        if clock_s() - self._stop_requested_at < 1:
             return
         self.log.warning("Worker %s: cold shut down", self.name)
-        self._drain_deadline = time.monotonic()
+        self._end_in(RELEASE_S, RELEASE_S)
         self._post_call(lambda: None)
         if self._is_interruptible:
             raise SystemExit

@@ -1,6 +1,7 @@
 """Write the usual end: a job succeeded, and no other job depends on it. One script writes a whole batch of them."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from redis import Redis
 from rq.results import Result as RqResult
@@ -22,7 +23,7 @@ class SuccessWriter:
     def __init__(self, connection: Redis, leases: Leases, default_result_ttl_s: int) -> None:
         self._leases = leases
         self._default_result_ttl_s = default_result_ttl_s
-        self._finish = connection.register_script(load("finish.lua"))
+        self.script = connection.register_script(load("finish.lua"))
 
     def write(
         self, jobs: Sequence[InFlightJob], current: InFlightJob | None, idle_state: WorkerStatus
@@ -32,23 +33,39 @@ class SuccessWriter:
         A job in neither list has lost its lease.
         """
         recorded: list[InFlightJob] = []
-        left = [inflight for inflight in jobs if not self._is_plain_success(inflight)]
-        for batch in _batches([inflight for inflight in jobs if self._is_plain_success(inflight)]):
-            current_job = "" if current is None else current.job.id
-            args: list[str | bytes | int | float] = [*(self._leases.worker_key, idle_state.value, current_job)]
-            for inflight in batch:
-                args += self._arguments(inflight)
-            keys = [inflight.queue.started_job_registry.key for inflight in batch]
-            answers, wrong_types = self._finish(keys=keys, args=args)
-            self._leases.wrong_types.report(wrong_types)
-            for inflight, answer in zip(batch, answers, strict=True):
-                if answer == b"recorded":
-                    recorded.append(inflight)
-                elif answer == b"awaited":
-                    left.append(inflight)
+        left = [inflight for inflight in jobs if not self.is_plain_success(inflight)]
+        for batch in _batches([inflight for inflight in jobs if self.is_plain_success(inflight)]):
+            keys, args = self.message(batch, current, idle_state)
+            ours, awaited = self.read(batch, self.script(keys=keys, args=args))
+            recorded += ours
+            left += awaited
         return recorded, left
 
-    def _is_plain_success(self, inflight: InFlightJob) -> bool:
+    def next_batch(self, jobs: Sequence[InFlightJob]) -> list[InFlightJob]:
+        """Return the first jobs, as many as fit one message."""
+        return next(_batches(jobs), [])
+
+    def message(
+        self, batch: Sequence[InFlightJob], current: InFlightJob | None, idle_state: WorkerStatus
+    ) -> tuple[list[str], list[str | bytes | int | float]]:
+        """Return the keys and arguments with which `script` writes these successes."""
+        current_job = "" if current is None else current.job.id
+        args: list[str | bytes | int | float] = [self._leases.worker_key, idle_state.value, current_job]
+        for inflight in batch:
+            args += self._arguments(inflight)
+        return [inflight.queue.started_job_registry.key for inflight in batch], args
+
+    def read(self, batch: Sequence[InFlightJob], reply: Any) -> tuple[list[InFlightJob], list[InFlightJob]]:
+        """Read the reply of `script`. Return the jobs recorded, and those that the caller must end."""
+        answers, wrong_types = reply
+        self._leases.wrong_types.report(wrong_types)
+        by_answer: dict[bytes, list[InFlightJob]] = {b"recorded": [], b"awaited": [], b"lost": []}
+        for inflight, answer in zip(batch, answers, strict=True):
+            by_answer[answer].append(inflight)
+        return by_answer[b"recorded"], by_answer[b"awaited"]
+
+    def is_plain_success(self, inflight: InFlightJob) -> bool:
+        """True if the script can write this end."""
         is_last = inflight.error is None and inflight.retry_delay_s is None
         return is_last and not inflight.job._dependency_ids and self._ttl_s(inflight) > 0
 

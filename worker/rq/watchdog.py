@@ -13,9 +13,16 @@ WatchedOperations = Mapping[str, float | None]  # when each began (time.monotoni
 
 
 class Watchdog:
-    def __init__(self, timeout_s: float, watched_operations: Callable[[], WatchedOperations], log: Logger) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        watched_operations: Callable[[], WatchedOperations],
+        report_death: Callable[[], None],
+        log: Logger,
+    ) -> None:
         self.timeout_s = timeout_s
         self._watched_operations = watched_operations
+        self._report_death = report_death
         self._log = log
 
     def check(self) -> None:
@@ -28,4 +35,5 @@ class Watchdog:
                     what,
                     self.timeout_s,
                 )
+                self._report_death()
                 os._exit(STALLED)

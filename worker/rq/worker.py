@@ -1,11 +1,13 @@
 """The loop of a worker that keeps many jobs in flight in one process, without a fork.
 
 It replaces rq.Worker: same command line, same keys in Redis, same commands and signals. It does not know what a job
-computes (`functions`), how leases work (leases.py), how an end is written (commit.py).
+computes (`functions`), how leases work (leases.py), how an end is written (commit.py), how many jobs a worker should
+have (claim_plan.py).
 
 Threads, and what each may touch:
 
-    main            the loop; the only one that changes `in_flight`
+    main            the loop; the only one that changes `in_flight`. It waits for no reply of Redis
+    link            records ended jobs and claims new ones, one exchange after the other (exchange.py)
     periodic tasks  heartbeat (leases, registration), scheduler, sweep, a subclass's tasks; reads `in_flight`
     pubsub          RQ's commands and the wake-up channels; posts calls to the main thread
     others          run what jobs compute; their futures post calls to the main thread
@@ -15,8 +17,9 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,14 +30,18 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
+from scorepool.worker.rq.claim_plan import LOOK_S, ClaimPlan
+from scorepool.worker.rq.clock import awake_s, clock_s
 from scorepool.worker.rq.commit import ResultCommitter
-from scorepool.worker.rq.dead_workers import orphaned_leases
+from scorepool.worker.rq.dead_workers import leases_of_dead
 from scorepool.worker.rq.errors import Expired, FatalError, JobError, Stopped
+from scorepool.worker.rq.exchange import Exchange, Exchanged, Exchanger
 from scorepool.worker.rq.heartbeat_clock import HeartbeatClock
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import Callback, Job, Queue
 from scorepool.worker.rq.job_functions import function_of
-from scorepool.worker.rq.leases import ClaimedJob, Leases
+from scorepool.worker.rq.leases import Claim, Claimed, ClaimedJob, Leases
+from scorepool.worker.rq.link import Link
 from scorepool.worker.rq.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_message
@@ -42,26 +49,45 @@ from scorepool.worker.rq.sweep import Sweep
 from scorepool.worker.rq.watchdog import Watchdog, WatchedOperations
 from scorepool.worker.rq.wrong_types import drop_wrong_types, is_wrong_type
 
-POLL_S = 1.0  # between looks at the queues when no message wakes the loop
+GOODBYE_S = 10.0  # to unregister at the end, if Redis answered the last call
+
+
+@dataclass(slots=True)
+class Reclaimed:
+    """What came of a reclaim."""
+
+    num_back: int = 0  # jobs put back on their queues
+    to_end: list[ClaimedJob] = field(default_factory=list)  # jobs that this worker must end
+    from_silent: bool = False  # silent workers were looked for; not if this worker was silent itself
 
 
 class Worker(WorkerProcess):
     """The loop, for any kind of job. A subclass overrides `open`, where it fills `functions`."""
+
+    takes_over = False  # take jobs that other workers have claimed and not begun: only jobs that do nothing but compute
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.functions: dict[str, Callable[[Job], object]] = {}  # the job functions that may run, by name
         self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
         self.in_flight: dict[str, InFlightJob] = {}  # by the key of their lease, in the order of their claims
+        self.plan = ClaimPlan()
         self._num_claimed = 0
-        self._queues_are_empty = True  # the last claim found no more jobs
+        self._num_wanted = 0
+        self._is_exchanging = False
         self._is_suspended = False
         self._stopped_because: str | None = None  # set once it claims no more jobs until it is restarted
-        self._idle_since = time.monotonic()  # the time since which no job has been in flight
-        self._iteration_started_at: float | None = None  # time.monotonic(), of the loop; in the future while it waits
-        self._reclaim_at = 0.0
-        self._has_reclaimed = False  # jobs of dead workers have been reclaimed once
+        self._idle_since = awake_s()  # the time since which no job has been in flight
+        self._iteration_started_at: float | None = None  # awake_s(), of the loop; in the future while it waits
+        self._reclaim_at = 0.0  # clock_s()
+        self._is_starting = True  # no claim was sent
+        self._has_reclaimed = False  # jobs of silent workers have been reclaimed once
+        self._try_again_at = 0.0  # clock_s(): Redis was away, so no exchange before
         self._backoff_s = 0.1
+
+    @cached_property
+    def link(self) -> Link:
+        return Link(self._post_call)
 
     @cached_property
     def leases(self) -> Leases:
@@ -82,12 +108,20 @@ class Worker(WorkerProcess):
             self.log,
         )
 
+    @cached_property
+    def exchanger(self) -> Exchanger:
+        return Exchanger(self.connection, self.leases, self.committer)
+
     # A subclass may override these.
 
     @property
     def capacity(self) -> int:
         """The most jobs in flight."""
         return self.settings.max_jobs_in_flight
+
+    def num_wanted(self) -> int:
+        """Return how many more jobs this worker should have. The loop claims no more than `capacity` allows."""
+        return self.capacity
 
     def open(self) -> None:
         """Get ready to work. Called once, after RQ's bootstrap, so never before a fork."""
@@ -105,6 +139,9 @@ class Worker(WorkerProcess):
 
     def register(self, pipeline: Pipeline) -> None:
         """Write what this worker serves, with every heartbeat."""
+
+    def unregister(self, pipeline: Pipeline) -> None:
+        """Remove what `register` wrote."""
 
     # The loop.
 
@@ -127,7 +164,7 @@ class Worker(WorkerProcess):
         self._num_claimed = 0
         with exit_with_message(), ExitStack() as stack:
             logging_level = logging_level or self.settings.log_level  # RQ's own options take precedence
-            watchdog = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self.log)
+            watchdog = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self._report_death, self.log)
             heartbeat = PeriodicTask(self._send_heartbeat, every_s=self.settings.lease_s / 5)
             sweep = Sweep(self.connection, self.queue_names(), self.settings.lease_s * 3)
             tasks = [
@@ -137,7 +174,7 @@ class Worker(WorkerProcess):
                 *self.periodic_tasks(),
             ]
             self.bootstrap(logging_level, date_format, log_format)
-            stack.callback(self.teardown)
+            stack.callback(self._say_goodbye)
             self._share_log()
             self._install_signal_handlers()
             if with_scheduler:
@@ -149,106 +186,62 @@ class Worker(WorkerProcess):
             with self._interruptible():
                 self.open()
             heartbeat.due_at = 0.0  # `register` writes what it serves at once
-            self.leases.expire(orphaned_leases(self.connection, self.queues))
             self.set_state(WorkerStatus.IDLE)
             try:
                 self._run(burst, math.inf if max_jobs is None else max_jobs, max_idle_time or math.inf)
             except SystemExit:  # the second signal came while a job function ran on this thread
                 self._release()
                 raise
+            except FatalError:
+                self._report_death()
+                raise
         return self._num_claimed > 0
 
     def _run(self, burst: bool, max_jobs: float, max_idle_s: float) -> None:
         while True:
-            self._iteration_started_at = time.monotonic()
-            try:
-                if self._stopped_because is not None:
-                    self._release()
-                self._commit_ended()
-                if self._drain_deadline is not None and time.monotonic() >= self._drain_deadline:
-                    self._release()
-                self._maintain()
-                self._claim(max_jobs)
-                if not self.in_flight and self._should_quit(burst, max_jobs, max_idle_s):
-                    return
-                self._wait()
-                self._backoff_s = 0.1
-            except RedisError as error:
-                if not (isinstance(error, REDIS_UNAVAILABLE) or is_wrong_type(error)):
-                    raise
-                self._wait_for_redis(error)
+            self._iteration_started_at = awake_s()
+            self._commit_ended()
+            if self._must_release:
+                self._release()
+            self._maintain()
+            self._exchange(max_jobs)
+            if self._should_quit(burst, max_jobs, max_idle_s):
+                return
+            self._wait()
 
     def _commit_ended(self) -> None:
-        over = [inflight for inflight in self.in_flight.values() if inflight.is_over]
-        if not over:
-            return
-        current = next((inflight for inflight in self.in_flight.values() if not inflight.is_over), None)
-        idle_state = WorkerStatus.SUSPENDED if self._is_suspended else WorkerStatus.IDLE
-        recorded = set(self.committer.commit(over, current, idle_state))
-        for inflight in over:
-            del self.in_flight[inflight.lease_key]
-            if inflight in recorded:
-                level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
-                self.log.log(level, "job %s: %s", inflight.job.id, inflight.end)
-                if inflight.error is None and inflight.job.on_recorded is not None:
-                    inflight.job.on_recorded()
-            else:
-                self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
+        """Decide the ends of the jobs that are over. The next exchange writes them."""
+        for inflight in self.in_flight.values():
+            if inflight.is_over:
+                self.committer.decide(inflight)
 
     def _maintain(self) -> None:
-        is_due = self._stopped_because is None and time.monotonic() >= self._reclaim_at
-        if is_due and self.heartbeat_clock.is_on_time(self.connection.ping):
-            self._reclaim_at = time.monotonic() + self.settings.lease_s / 4
-            num_back, claimed = self.leases.reclaim(self.queues, self.settings.crash_limit)
-            self._has_reclaimed = True
-            if num_back:
-                self.log.warning("took %d jobs back from workers that are gone", num_back)
-            self._admit(claimed)
-        if self.should_run_maintenance_tasks:
-            self.run_maintenance_tasks()
-
-    def _claim(self, max_jobs: float) -> None:
-        num_free = min(self.capacity - len(self.in_flight), max_jobs - self._num_claimed)
-        self._queues_are_empty = True
-        if num_free <= 0 or self._stop_requested or self._stopped_because is not None:
-            return
-        limits = [inflight.job.max_concurrency or self.capacity for inflight in self.in_flight.values()]
-        round_robin = self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN
-        if self._dequeue_strategy == DequeueStrategy.RANDOM:
-            random.shuffle(self._ordered_queues)
-        claimed = self.leases.claim(
-            self._ordered_queues,
-            int(num_free),
-            len(self.in_flight),
-            min([self.capacity, *limits]),
-            self.capacity,
-            round_robin,
-        )
-        self._set_suspended(claimed is None)
-        self._queues_are_empty = not claimed
-        if not claimed:
-            return
-        if round_robin:
-            self.reorder_queues(claimed[-1].queue)
-        self._num_claimed += len(claimed)
-        self._admit(claimed)
-
-    def _set_suspended(self, is_suspended: bool) -> None:
-        if is_suspended != self._is_suspended:
-            self._is_suspended = is_suspended
-            self.log.info("Worker %s: %s", self.name, "suspended, until `rq resume`" if is_suspended else "resumed")
-            awake = WorkerStatus.BUSY if self.in_flight else WorkerStatus.IDLE
-            self.set_state(WorkerStatus.SUSPENDED if is_suspended else awake)
+        if self._stopped_because is None and not self._stop_requested and clock_s() >= self._reclaim_at:
+            self._reclaim_at = math.inf  # until this one has ended
+            self.link.call(self._reclaim, self._take_reclaimed, self._lose_redis)
+        if self.should_run_maintenance_tasks and not self._stop_requested and clock_s() >= self._try_again_at:
+            try:
+                self.run_maintenance_tasks()
+            except REDIS_UNAVAILABLE as error:
+                self._lose_redis(error)
 
     def _should_quit(self, burst: bool, max_jobs: float, max_idle_s: float) -> bool:
-        """True if a worker with nothing in flight ends now."""
-        if self._stop_requested:
+        """True if the worker ends now."""
+        if self._drain_deadline is not None and clock_s() >= self._drain_deadline:
+            if self.in_flight:
+                self.log.warning(
+                    "Worker %s: %d jobs come back when their leases expire", self.name, len(self.in_flight)
+                )
+            reason = "the time to drain is over"
+        elif self.in_flight or self._is_exchanging:
+            return False
+        elif self._stop_requested:
             reason = "asked to stop"
         elif self._num_claimed >= max_jobs:
             reason = f"{self._num_claimed} jobs done"
-        elif burst and self._queues_are_empty and self._has_reclaimed:
+        elif burst and self.plan.queues_are_empty and self._has_reclaimed:
             reason = "suspended" if self._is_suspended else "the queues are empty"
-        elif time.monotonic() - self._idle_since >= max_idle_s:
+        elif awake_s() - self._idle_since >= max_idle_s:
             reason = f"idle for {max_idle_s:g} seconds"
         else:
             return False
@@ -258,41 +251,147 @@ class Worker(WorkerProcess):
     def _wait(self) -> None:
         """Wait for a call that another thread posted, or for a deadline."""
         timeout_s = self._poll_timeout_s()
-        self._iteration_started_at = time.monotonic() + timeout_s
+        self._iteration_started_at = awake_s() + timeout_s
         for call in self._posted_calls(timeout_s):
             call()
         if self.in_flight:
-            self._idle_since = time.monotonic()
-        for inflight in self.in_flight.values():
-            inflight.check_deadline()
+            self._idle_since = awake_s()
 
     def _poll_timeout_s(self) -> float:
-        if not self._queues_are_empty or any(inflight.is_over for inflight in self.in_flight.values()):
+        due_s = [inflight.check_deadlines() for inflight in self.in_flight.values()]
+        if any(inflight.is_over and not inflight.is_decided for inflight in self.in_flight.values()):
             return 0.0
-        deadlines = [inflight.deadline for inflight in self.in_flight.values() if inflight.deadline is not None]
-        drain = [] if self._drain_deadline is None else [self._drain_deadline]
-        return max(0.0, min([POLL_S, *(at - time.monotonic() for at in deadlines + drain)]))
+        if any(not inflight.has_begun for inflight in self.in_flight.values()):
+            due_s.append(LOOK_S)
+        if not self._is_exchanging:
+            due_s.append(max(self.plan.due_in_s(self._num_wanted), self._try_again_at - clock_s()))
+        if self._drain_deadline is not None:
+            due_s += [at - clock_s() for at in (self._release_at, self._drain_deadline) if at > clock_s()]
+        return max(0.0, min([1.0, *due_s]))
 
-    def _wait_for_redis(self, error: RedisError) -> None:
+    # Exchanges with Redis.
+
+    def _exchange(self, max_jobs: float) -> None:
+        """Begin to record ended jobs and to claim new ones, if there is anything to send and nothing under way."""
+        if self._is_exchanging:
+            return
+        ended = [inflight for inflight in self.in_flight.values() if inflight.is_decided]
+        self.plan.see(
+            self.in_flight.values(), [inflight.lease_key for inflight in self.in_flight.values() if inflight.begins()]
+        )
+        is_claiming = not self._stop_requested and self._stopped_because is None
+        num_free = min(self.capacity + len(ended) - len(self.in_flight), max_jobs - self._num_claimed)
+        self._num_wanted = max(0, int(min(self.num_wanted(), num_free))) if is_claiming else 0
+        is_due = is_claiming and self.plan.is_due(self._num_wanted)
+        if clock_s() < self._try_again_at or not (ended or is_due):
+            return
+        if self._dequeue_strategy == DequeueStrategy.RANDOM:
+            random.shuffle(self._ordered_queues)
+        running = [inflight for inflight in self.in_flight.values() if not inflight.is_over]
+        exchange = Exchange(
+            ended,
+            current=running[0] if running else None,
+            idle_state=WorkerStatus.SUSPENDED if self._is_suspended else WorkerStatus.IDLE,
+            queues=list(self._ordered_queues),
+            claim=self._claim(running) if is_claiming else None,
+        )
+        self._is_exchanging = True
+        self.link.call(partial(self.exchanger.run, exchange), self._take_exchanged, self._lose_exchange)
+
+    def _claim(self, running: Sequence[InFlightJob]) -> Claim:
+        wanted = Claim(
+            max_jobs=self._num_wanted,
+            num_in_flight=len(running),
+            max_in_flight=min([self.capacity, *(job.job.max_concurrency or self.capacity for job in running)]),
+            list_length=self.capacity,
+            round_robin=self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN,
+            takes_over=self.takes_over,
+        )
+        return self.plan.claim(wanted, known=self.in_flight)
+
+    def _take_exchanged(self, exchanged: Exchanged) -> None:
+        self._is_exchanging = False
+        self._backoff_s = 0.1
+        for inflight in exchanged.recorded:
+            self.in_flight.pop(inflight.lease_key, None)
+            self.plan.end(inflight)
+            level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
+            self.log.log(level, "job %s: %s", inflight.job.id, inflight.end)
+            if inflight.error is None and inflight.job.on_recorded is not None:
+                inflight.job.on_recorded()
+        for inflight in exchanged.lost:
+            self.in_flight.pop(inflight.lease_key, None)
+            self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
+        if exchanged.claimed is not None:
+            self._take_claimed(exchanged.claimed, exchanged.elapsed_s)
+
+    def _take_claimed(self, claimed: Claimed, elapsed_s: float) -> None:
+        self._set_suspended(claimed.is_suspended)
+        self.plan.take(claimed, elapsed_s)
+        if not claimed.jobs:
+            return
+        if self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN:
+            self.reorder_queues(claimed.jobs[-1].queue)
+        self._admit(claimed.jobs)
+
+    def _lose_exchange(self, error: Exception) -> None:
+        self._is_exchanging = False
+        self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)
+        self._lose_redis(error)
+
+    def _lose_redis(self, error: Exception) -> None:
         """Wait before the next attempt. Jobs in flight go on, and their ends are kept until Redis takes them.
 
         Other workers lost Redis as well, so no jobs are reclaimed before all have had time to extend their leases.
         """
+        if not (isinstance(error, REDIS_UNAVAILABLE) or (isinstance(error, RedisError) and is_wrong_type(error))):
+            raise error
         self.log.error("Redis is away (%s); %d jobs are kept, trying again", error, len(self.in_flight))
-        if self._drain_deadline is not None and time.monotonic() >= self._drain_deadline:
-            raise error  # the process ends now: the jobs come back when the leases expire
-        self._reclaim_at = time.monotonic() + self.settings.lease_s
-        self._iteration_started_at = time.monotonic() + self._backoff_s
-        time.sleep(self._backoff_s)
+        self._reclaim_at = clock_s() + self.settings.lease_s
+        self._try_again_at = clock_s() + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, 2.0)
+
+    def _reclaim(self) -> Reclaimed:
+        """Take jobs back from dead workers of this machine, and from silent ones. Runs on the link."""
+        reclaimed = Reclaimed()
+        held = leases_of_dead(self.connection, self.queues, self.name, is_starting=self._is_starting)
+        self._is_starting = False
+        if self.heartbeat_clock.is_on_time(self.connection.ping):
+            reclaimed.from_silent = True
+            held.append([])
+        for lease_keys in held:
+            num_back, to_end = self.leases.reclaim(self.queues, self.settings.crash_limit, lease_keys)
+            reclaimed.num_back += num_back
+            reclaimed.to_end += to_end
+        return reclaimed
+
+    def _take_reclaimed(self, reclaimed: Reclaimed) -> None:
+        every_s = self.settings.lease_s / 4
+        self._reclaim_at = clock_s() + (every_s if reclaimed.from_silent else min(every_s, 1.0))
+        self._has_reclaimed = self._has_reclaimed or reclaimed.from_silent
+        if reclaimed.num_back:
+            self.log.warning("took %d jobs back from workers that are gone", reclaimed.num_back)
+            self.plan.wake()
+        self._admit(reclaimed.to_end)
+
+    def _set_suspended(self, is_suspended: bool) -> None:
+        if is_suspended != self._is_suspended:
+            self._is_suspended = is_suspended
+            self.log.info("Worker %s: %s", self.name, "suspended, until `rq resume`" if is_suspended else "resumed")
+            awake = WorkerStatus.BUSY if self.in_flight else WorkerStatus.IDLE
+            state = WorkerStatus.SUSPENDED if is_suspended else awake
+            self.link.call(partial(self.set_state, state), lambda _: None, self._lose_redis)
 
     # Claimed jobs.
 
-    def _admit(self, claimed_jobs: list[ClaimedJob]) -> None:
+    def _admit(self, claimed_jobs: Sequence[ClaimedJob]) -> None:
         """Start jobs. All are in `in_flight`, where their leases are extended, before the first of them starts."""
         jobs = [InFlightJob.from_claimed(job, self.connection, self.name, self.callbacks) for job in claimed_jobs]
         admitted = [inflight for inflight in jobs if inflight.lease_key not in self.in_flight]
         self.in_flight |= {inflight.lease_key: inflight for inflight in admitted}
+        self._num_claimed += len(admitted)
+        if self._must_release:
+            return
         for inflight in admitted:
             self._start(inflight)
 
@@ -301,9 +400,10 @@ class Worker(WorkerProcess):
         self.log.info("%s: %s (%s)", inflight.queue.name, job.description if self.log_job_description else "", job.id)
         timeout_s = max(0, int(job.timeout or Queue.DEFAULT_TIMEOUT))
         if timeout_s:
-            inflight.set_deadline(timeout_s, JobTimeoutException(f"ran longer than its timeout of {job.timeout} s"))
+            error = JobTimeoutException(f"ran longer than its timeout of {job.timeout} s")
+            inflight.set_deadline(timeout_s, error, awake_s)
         if job.expires_at is not None:
-            inflight.set_deadline(job.expires_at - job.leased_at, Expired())
+            inflight.set_deadline(job.expires_at - job.leased_at, Expired(), clock_s)
         try:
             function = function_of(job, self.functions, self.settings.crash_limit)
             death_penalty = self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id)
@@ -326,6 +426,10 @@ class Worker(WorkerProcess):
 
     def _show_stop(self) -> None:
         self.log.error("Worker %s claims no more jobs until it is restarted: %s", self.name, self._stopped_because)
+        self.link.call(self._write_stop, lambda _: None, self._lose_redis)
+
+    def _write_stop(self) -> None:
+        self.leases.leave(self.queues)
         self.set_state(WorkerStatus.SUSPENDED)
         with self.connection.pipeline() as pipeline:
             self.register(pipeline)
@@ -336,23 +440,65 @@ class Worker(WorkerProcess):
             if inflight.job.id == job_id:
                 inflight.fail(Stopped())
 
+    def _wake_up(self) -> None:
+        self.plan.wake()
+
+    def _lose_messages(self) -> None:
+        self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)
+
+    def _lose_leases(self, lost: Iterable[str]) -> None:
+        """Drop jobs whose lease was lost."""
+        for lease_key in lost:
+            if inflight := self.in_flight.pop(lease_key, None):
+                self.log.warning("job %s was taken away", inflight.job.id)
+                inflight.abandon()
+
     def _apply_lease_changes(self, lost: set[str], canceled: set[str]) -> None:
         """Drop jobs whose lease was lost; stop jobs that their owner canceled."""
-        for lease_key in lost & self.in_flight.keys():
-            self.log.warning("job %s was taken away", self.in_flight[lease_key].job.id)
-            self.in_flight.pop(lease_key).abandon()
+        self._lose_leases(lost)
         for lease_key in canceled & self.in_flight.keys():
             self.in_flight[lease_key].fail(Stopped())
 
+    # The end.
+
+    @property
+    def _must_release(self) -> bool:
+        return self._stopped_because is not None or (self._drain_deadline is not None and clock_s() >= self._release_at)
+
     def _release(self) -> None:
-        """Put everything in flight back on the queues, with all its retries."""
-        jobs = list(self.in_flight.values())
+        """Put everything that is not over back on the queues, with all its retries."""
+        jobs = [inflight for inflight in self.in_flight.values() if not inflight.is_over]
+        if not jobs:
+            return
         for inflight in jobs:
+            del self.in_flight[inflight.lease_key]
             inflight.abandon()
-        num_back = self.leases.release(jobs)
-        self.in_flight.clear()
-        if num_back:
-            self.log.warning("Worker %s: %d jobs in flight put back", self.name, num_back)
+        self.log.warning("Worker %s: %d jobs in flight put back", self.name, len(jobs))
+        self.link.call(partial(self.leases.release, jobs), lambda _: None, self._lose_redis)
+
+    def _report_death(self) -> None:
+        """Let others know that the jobs that were running may have ended this process: see store/lua/reclaim.lua."""
+        held = [lease_key for lease_key, inflight in self.in_flight.items() if not inflight.is_over]
+        report = partial(self.leases.reclaim, self.queues, self.settings.crash_limit, held)
+        self.link.call(report, lambda _: None, lambda _: None)
+        self.link.wait(2.0)
+
+    def _say_goodbye(self) -> None:
+        """Unregister, if Redis answers in time."""
+        timeout_s = GOODBYE_S if self._backoff_s <= 0.1 else 1.0
+        if self._drain_deadline is not None:
+            timeout_s = min(timeout_s, max(1.0, self._drain_deadline - clock_s()))
+        self.link.call(self._unregister, lambda _: None, lambda _: None)
+        if not self.link.wait(timeout_s):
+            self.log.warning("Worker %s: Redis does not answer, so what it holds of this worker expires", self.name)
+
+    def _unregister(self) -> None:
+        """Remove what Redis holds of this worker. Runs on the link."""
+        self.leases.leave(self.queues)
+        with self.wrong_types.tolerate("unregister"), self.connection.pipeline() as pipeline:
+            self.unregister(pipeline)
+            pipeline.execute()
+        self.teardown()
 
     # On the thread of the periodic tasks.
 

@@ -20,7 +20,7 @@ from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.lines import job_id_of
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import Leases
+from scorepool.worker.rq.leases import Claim, Leases
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
 from tests.api.fake_worker import COMPLETED, FakeWorker
 
@@ -323,10 +323,9 @@ async def test_a_cancelled_batch_leaves_nothing_in_a_shared_queue(serving: Servi
         http.headers.update(bearer(BOB))
         batch_id = await start(http, jsonl(2))
         await eventually(lambda: redis.zcard(f"rq:deferred:{low}") == 2)  # after alice's jobs
-        rows = Leases(redis, "mac", "rq:worker:mac", 60.0).claim(
-            [Queue(low, connection=redis)], 10, 0, 10, list_length=4, round_robin=False
-        )
-    assert [row.job_id for row in rows or ()] == [job_id_of(batch_id, 1, 0), job_id_of(batch_id, 2, 0)]
+        claim = Claim(max_jobs=10, num_in_flight=0, max_in_flight=10, list_length=4)
+        rows = Leases(redis, "mac", "rq:worker:mac", 60.0).claim([Queue(low, connection=redis)], claim).jobs
+    assert [row.job_id for row in rows] == [job_id_of(batch_id, 1, 0), job_id_of(batch_id, 2, 0)]
     assert not list(redis.scan_iter("scorepool:backlog:*")) + list(redis.scan_iter("scorepool:turns:*"))
 
 

@@ -18,7 +18,7 @@ from scorepool import store
 from scorepool.api.auth import Keyring
 from scorepool.api.http.errors import QueueFull
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import ClaimedJob, Leases
+from scorepool.worker.rq.leases import Claim, ClaimedJob, Leases
 from tests.worker.conftest import Workers, done, generate, status, until
 
 WEIGHTS = {"alice": 1, "bob": 3, "carol": 1}
@@ -103,8 +103,8 @@ class Line:
 
     def claim(self, room: int) -> None:
         num_waiting = sum(map(len, self.waiting.values()))
-        rows = self.leases.claim([self.queue], room, 0, 1000, BATCH, round_robin=False)
-        assert rows is not None
+        claim = Claim(max_jobs=room, num_in_flight=0, max_in_flight=1000, list_length=BATCH)
+        rows = self.leases.claim([self.queue], claim).jobs
         assert len(rows) == min(room, num_waiting)
         for row in rows:
             owner = row.fields.get(b"owner", b"plain").decode()
@@ -202,9 +202,9 @@ def test_an_invalid_weight_counts_as_one(shared: Api, redis: Redis, weight: str)
         redis.hset(f"rq:job:{id_}", "weight", weight)
 
     leases = Leases(redis, "mac", "rq:worker:mac", 60.0)
-    rows = leases.claim([Queue("demo", connection=redis)], 64, 0, 100, 64, round_robin=False)
+    rows = leases.claim([Queue("demo", connection=redis)], Claim(max_jobs=64, num_in_flight=0, max_in_flight=100)).jobs
 
-    assert [row.job_id for row in rows or []] == ids[:64]
+    assert [row.job_id for row in rows] == ids[:64]
     assert redis.zscore(store.Keys.fair_share("demo"), "alice") == 64
 
 
@@ -225,8 +225,9 @@ def test_a_job_in_the_backlog_is_deferred_in_rq_and_can_be_canceled(shared: Api,
     assert redis.zcard("rq:deferred:demo") == 5
     assert redis.llen("rq:queue:demo") == 64
     leases = Leases(redis, "mac", "rq:worker:mac", 60.0)
-    rows = leases.claim([Queue("demo", connection=redis)], 100, 0, 100, 64, round_robin=False)
-    assert [row.job_id for row in rows or []] == [*ids[:64], *ids[65:]]
+    claim = Claim(max_jobs=100, num_in_flight=0, max_in_flight=100)
+    rows = leases.claim([Queue("demo", connection=redis)], claim).jobs
+    assert [row.job_id for row in rows] == [*ids[:64], *ids[65:]]
 
 
 def test_rq_info_counts_jobs_in_the_backlog(shared: Api, workers: Workers):
@@ -261,7 +262,7 @@ def test_many_jobs_of_one_owner_delay_a_single_job_of_another_by_at_most_a_batch
     shared: Api, redis: Redis, workers: Workers
 ):
     shared.submit("alice", 2000)
-    workers.start(FAKE_STEP_S="0.02")
+    workers.start(FAKE_STEP_S="0.02", SCOREPOOL_MAX_JOBS_IN_FLIGHT="64")
     until(lambda: len(done(redis)) >= 200)
     (single,) = shared.submit("bob")
     num_before = len(done(redis))

@@ -214,7 +214,7 @@ def test_a_hanging_loop_ends_the_worker_and_its_jobs_run_again(redis: Redis, wor
 
 
 def test_a_dead_engine_ends_the_worker_and_its_jobs_run_again(redis: Redis, workers: Workers):
-    ids = [submit(redis, generate(max_tokens=100)), submit(redis, generate("FAULT"))]
+    ids = [submit(redis, generate(max_tokens=400)), submit(redis, generate("FAULT"))]
 
     worker = workers.start()
 

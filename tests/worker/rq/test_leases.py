@@ -1,18 +1,20 @@
 """The scripts that lease jobs, called without a worker."""
 
+import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 from rq.utils import utcformat
 
-from scorepool import wire
+from scorepool import store, wire
 from scorepool.store import JobField
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import ClaimedJob, Leases
+from scorepool.worker.rq.leases import Claim, ClaimedJob, Leases
 from scorepool.worker.rq.process import WorkerProcess
 from tests.worker.conftest import generate, status, submit
 
@@ -26,12 +28,15 @@ def leases(redis: Redis, name: str = "mac", lease_s: float = 60.0) -> Leases:
     return Leases(redis, name, f"rq:worker:{name}", lease_s)
 
 
+def ask(held: Leases, queue: Queue, max_jobs: int = 32, **options: Any) -> list[ClaimedJob]:
+    wanted = {"max_jobs": max_jobs, "num_in_flight": 0, "max_in_flight": 32, "list_length": 32, **options}
+    return held.claim([queue], Claim(**wanted)).jobs
+
+
 def claim(
     redis: Redis, queue: Queue, max_jobs: int = 32, in_flight: int = 0, max_in_flight: int = 32
 ) -> list[ClaimedJob]:
-    rows = leases(redis).claim([queue], max_jobs, in_flight, max_in_flight, list_length=32, round_robin=False)
-    assert rows is not None
-    return rows
+    return ask(leases(redis), queue, max_jobs, num_in_flight=in_flight, max_in_flight=max_in_flight)
 
 
 def test_a_claim_returns_jobs_with_their_requests_in_queue_order(redis: Redis, queue: Queue):
@@ -57,10 +62,13 @@ def test_a_claim_respects_the_max_concurrency_of_quarantined_jobs(
     assert len(claim(redis, queue, in_flight=others)) == taken
 
 
+def keys(rows: list[ClaimedJob]) -> list[str]:
+    return [f"{row.job_id}:{row.execution_id}" for row in rows]
+
+
 def expire_leases(redis: Redis, rows: list[ClaimedJob]) -> None:
-    """Expire the leases of a dead worker, and let the next worker reclaim its jobs."""
-    for row in rows:
-        redis.delete(f"rq:execution:{row.job_id}:{row.execution_id}")
+    for key in keys(rows):
+        redis.delete(f"rq:execution:{key}")
 
 
 def test_a_shared_death_halves_max_concurrency_and_only_a_death_alone_counts_as_a_crash(redis: Redis, queue: Queue):
@@ -68,8 +76,7 @@ def test_a_shared_death_halves_max_concurrency_and_only_a_death_alone_counts_as_
     seen = []
     while True:
         rows = claim(redis, queue)
-        expire_leases(redis, rows)
-        _, to_end = leases(redis, "other").reclaim([queue], crash_limit=2)
+        _, to_end = leases(redis, "other").reclaim([queue], 2, keys(rows))
         if to_end:
             break
         first = redis.hmget(f"rq:job:{rows[0].job_id}", JobField.MAX_CONCURRENCY, "crashes")
@@ -80,16 +87,25 @@ def test_a_shared_death_halves_max_concurrency_and_only_a_death_alone_counts_as_
     assert sorted(i.decode() for i in redis.lrange(queue.key, 0, -1)) == sorted(set(ids) - {to_end[0].job_id})
 
 
-def test_jobs_of_one_death_share_it_even_if_their_leases_expire_one_by_one(redis: Redis, queue: Queue):
-    first, second = [submit(redis, generate()) for _ in range(2)]
-    rows = claim(redis, queue)
+def test_the_silence_of_a_worker_says_nothing_about_its_jobs(redis: Redis, queue: Queue):
+    """A worker that sleeps, or is cut off, looks like one that was killed on a machine where nobody sees it."""
+    ids = [submit(redis, generate()) for _ in range(3)]
+    for _ in range(12):
+        expire_leases(redis, claim(redis, queue))
+        assert leases(redis, "other").reclaim([queue], crash_limit=1) == (3, [])
 
-    for row in rows:
-        expire_leases(redis, [row])
-        leases(redis, "other").reclaim([queue], crash_limit=1)
+    assert [redis.hmget(f"rq:job:{id_}", JobField.MAX_CONCURRENCY, "crashes") for id_ in ids] == [[None, None]] * 3
+    assert len(claim(redis, queue)) == 3
 
-    assert redis.hmget(f"rq:job:{first}", JobField.MAX_CONCURRENCY, "crashes") == [b"1", None]
-    assert redis.hmget(f"rq:job:{second}", JobField.MAX_CONCURRENCY, "crashes") == [b"1", None]
+
+def test_the_leases_of_a_dead_worker_need_not_expire(redis: Redis, queue: Queue):
+    for _ in range(2):
+        submit(redis, generate())
+    dead = claim(redis, queue)
+
+    assert leases(redis, "other").reclaim([queue], 5, keys(dead)) == (2, [])
+    assert redis.llen("rq:queue:demo") == 2
+    assert len(claim(redis, queue)) == 1  # each of the two may have killed the worker, so it runs alone
 
 
 def test_a_claim_is_bounded_in_bytes(redis: Redis, queue: Queue):
@@ -108,7 +124,7 @@ def test_a_job_whose_lease_expired_goes_back_to_the_front_of_its_queue(redis: Re
 
     assert (num_back, to_end) == (1, [])
     assert [i.decode() for i in redis.lrange(queue.key, 0, -1)] == [first, second]
-    assert redis.hmget(f"rq:job:{first}", JobField.MAX_CONCURRENCY, "retries_left") == [b"1", b"3"]
+    assert redis.hmget(f"rq:job:{first}", JobField.MAX_CONCURRENCY, "retries_left") == [None, b"3"]
 
 
 def test_a_job_with_a_live_lease_is_not_reclaimed(redis: Redis, queue: Queue):
@@ -119,32 +135,31 @@ def test_a_job_with_a_live_lease_is_not_reclaimed(redis: Redis, queue: Queue):
     assert status(redis, job_id) == "started"
 
 
-def test_a_repeated_claim_returns_the_jobs_of_the_lost_answer(redis: Redis, queue: Queue):
-    """Redis's clock is set back by an hour between the calls, so the leases still have an hour to live."""
-    ids = [submit(redis, generate(f"prompt {i}")) for i in range(3)]
+def test_a_claim_after_a_lost_reply_returns_the_jobs_that_its_worker_does_not_know(redis: Redis, queue: Queue):
+    ids = [submit(redis, generate(f"prompt {i}")) for i in range(5)]
     held = leases(redis)
-    script = held._claim._script
+    known = ask(held, queue, 1)
+    ask(held, queue, 2)  # the reply is lost
 
-    def lose_the_answer(**arguments: object) -> object:
-        script(**arguments)  # type: ignore[arg-type]
-        raise RedisConnectionError("the connection was closed")
+    repeated = ask(held, queue, 1, known=keys(known), num_in_flight=1)
+    rest = ask(held, queue, 2)
 
-    held._claim._script = lose_the_answer  # type: ignore[assignment]
-    with pytest.raises(RedisConnectionError):
-        held.claim([queue], 2, 0, 32, 32, round_robin=False)
-    held._claim._script = script
-    for key in redis.scan_iter("rq:execution:*"):
-        redis.expire(key, 3600)
-
-    repeated = held.claim([queue], 2, 0, 32, 32, round_robin=False)
-    rest = held.claim([queue], 2, 0, 32, 32, round_robin=False)
-
-    assert repeated is not None
-    assert rest is not None
-    assert [row.job_id for row in repeated] == ids[:2]
+    assert [row.job_id for row in repeated] == [ids[1], ids[2], ids[3]]
     assert all(row.request is not None for row in repeated)
-    assert [row.job_id for row in rest] == ids[2:]
-    assert redis.zcard("rq:wip:demo") == 3
+    assert [row.job_id for row in rest] == ids[4:]
+    assert redis.zcard("rq:wip:demo") == 5
+
+
+def test_a_claim_that_is_delivered_after_a_later_one_leases_nothing(redis: Redis, queue: Queue):
+    for _ in range(3):
+        submit(redis, generate())
+    held = leases(redis)
+    late = held.claim_arguments([queue], Claim(max_jobs=1, num_in_flight=0, max_in_flight=32))
+    assert len(ask(held, queue, 1)) == 1
+
+    assert held.read_claim([queue], held.claim_script(*late)).jobs == []
+    assert redis.zcard("rq:wip:demo") == 1
+    assert len(ask(held, queue, 1)) == 1
 
 
 def test_the_redis_client_of_a_worker_does_not_retry_commands(redis_url: str):
@@ -154,18 +169,84 @@ def test_the_redis_client_of_a_worker_does_not_retry_commands(redis_url: str):
         assert worker.connection.connection_pool.get_connection().retry.get_retries() == 0
 
 
-def test_a_repeated_claim_does_not_return_a_job_that_was_reclaimed(redis: Redis, queue: Queue):
+def test_a_claim_after_a_lost_reply_does_not_return_a_job_that_was_reclaimed(redis: Redis, queue: Queue):
     submit(redis, generate())
-    first = leases(redis)
-    [row] = first.claim([queue], 1, 0, 32, 32, round_robin=False) or []
-    first._claim._id = row.execution_id[:24]  # as if the claim's answer had been lost
-    first.expire([f"{row.job_id}:{row.execution_id}"])
-    assert Leases(redis, "other", "rq:worker:other", 10).reclaim([queue], 5)[0] == 1
-    other = Leases(redis, "other", "rq:worker:other", 10).claim([queue], 1, 0, 32, 32, round_robin=False)
+    first, other = leases(redis), leases(redis, "other")
+    rows = ask(first, queue)
+    expire_leases(redis, rows)
+    assert other.reclaim([queue], 5)[0] == 1
 
-    assert other is not None
-    assert [taken.job_id for taken in other] == [row.job_id]
-    assert first.claim([queue], 1, 0, 32, 32, round_robin=False) == []
+    assert [row.job_id for row in ask(other, queue)] == [row.job_id for row in rows]
+    assert ask(first, queue, known=[]) == []
+
+
+def test_an_idle_worker_takes_the_last_jobs_that_another_has_not_begun(redis: Redis, queue: Queue):
+    ids = [submit(redis, generate()) for _ in range(4)]
+    slow, idle = leases(redis, "slow"), leases(redis, "idle")
+    rows = ask(slow, queue)
+    ask(slow, queue, 0, begun=keys(rows)[:2])
+    assert ask(idle, queue, takes_over=True) == []  # the slow one has had no time to begin with them
+    age(redis, rows)
+
+    assert [row.job_id for row in ask(idle, queue, 1, takes_over=True)] == ids[3:]
+    assert [row.job_id for row in ask(idle, queue, takes_over=True)] == ids[2:3]
+    assert ask(idle, queue, takes_over=True) == []
+    assert slow.extend([InFlight(queue, key) for key in keys(rows)])[0] == set(keys(rows)[2:])
+
+
+def test_a_job_is_taken_over_once(redis: Redis, queue: Queue):
+    submit(redis, generate())
+    age(redis, ask(leases(redis, "slow"), queue))
+    rows = ask(leases(redis, "idle"), queue, takes_over=True)
+    assert len(rows) == 1
+    age(redis, rows)
+
+    assert ask(leases(redis, "slow"), queue, takes_over=True) == []
+
+
+@dataclass
+class InFlight:
+    queue: Queue
+    lease_key: str
+
+
+def age(redis: Redis, rows: list[ClaimedJob]) -> None:
+    for key in keys(rows):
+        redis.hincrbyfloat(f"rq:execution:{key}", "created_at", -10)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "waiting", "claimed"),
+    [
+        ({"mac": 10.0, "slow": 1.0}, 11, 10),
+        ({"slow": 10.0, "mac": 1.0}, 11, 1),
+        ({"slow": 10.0, "mac": 1.0}, 4, 0),  # the faster one ends all four before this one would end the first
+        ({"slow": 10.0, "mac": None}, 10, 5),
+        ({"mac": 1.0}, 11, 11),
+        ({"slow": 10.0, "mac": 1.0}, 1100, 32),
+    ],
+)
+def test_a_worker_gets_its_share_of_what_waits_by_speed(
+    redis: Redis, queue: Queue, speeds: dict[str, float | None], waiting: int, claimed: int
+):
+    for name, speed in speeds.items():
+        ask(leases(redis, name), queue, 0, speed=speed, writes_speed=True)
+    for _ in range(waiting):
+        submit(redis, generate())
+
+    assert len(ask(leases(redis), queue)) == claimed
+    if claimed == 0:
+        assert len(ask(leases(redis), queue, 1, exceeds_share=True)) == 1
+
+
+def test_a_silent_worker_has_no_share(redis: Redis, queue: Queue):
+    ask(leases(redis, "asleep"), queue, 0, speed=10.0, writes_speed=True)
+    ask(leases(redis), queue, 0, speed=1.0, writes_speed=True)
+    redis.hset(store.Keys.speeds("demo"), "asleep", f"10:{time.time() - 60:.3f}")
+    for _ in range(4):
+        submit(redis, generate())
+
+    assert len(ask(leases(redis), queue)) == 4
 
 
 @pytest.mark.parametrize("unix_s", [0.0, 951_782_400.5, 1_709_164_800.25, 1_735_689_599.75, 4_107_542_400.0])

@@ -13,7 +13,7 @@ from scorepool.worker import Queue
 from scorepool.worker.rq import success_writer as success
 from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.in_flight import InFlightJob
-from scorepool.worker.rq.leases import Leases
+from scorepool.worker.rq.leases import Claim, Leases
 from tests.worker.conftest import done, generate, outcome, status, submit
 
 ENDPOINT = b'{"endpoint": {"id": "e1", "events": ["job.finished"]}}'
@@ -46,9 +46,9 @@ def record(redis: Redis, leases: Leases) -> ResultCommitter:
 
 def claim_and_succeed(redis: Redis, leases: Leases, value: object = RESULT) -> list[InFlightJob]:
     """Claim all waiting jobs, as a worker does, and let them succeed."""
-    rows = leases.claim([Queue("demo", connection=redis)], 32, 0, 32, list_length=32, round_robin=False)
+    rows = leases.claim([Queue("demo", connection=redis)], Claim(max_jobs=32, num_in_flight=0, max_in_flight=32)).jobs
     jobs = []
-    for row in rows or []:
+    for row in rows:
         inflight = InFlightJob.from_claimed(row, redis, "mac", {})
         inflight.job.extra_fields = {"tries": "1"}
         inflight.succeed(value)
@@ -67,7 +67,7 @@ def contents(redis: Redis, job_id: str) -> dict[str, Any]:
         b"stream": lambda key: [fields for _, fields in redis.xrange(key)],
     }
     # Fields that differ between runs: times, ids, and a job's data, which RQ compresses when it writes the job again.
-    passing = (b"at", b"last_heartbeat", b"since", b"execution_id", b"total_working_time", b"data")
+    passing = (b"at", b"last_heartbeat", b"last_claim", b"since", b"execution_id", b"total_working_time", b"data")
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -87,10 +87,10 @@ def test_the_script_leaves_the_same_keys_as_rqs_own_methods(
     redis: Redis, leases: Leases, record: ResultCommitter, monkeypatch: pytest.MonkeyPatch, is_of_the_api: bool
 ):
     left = []
-    for takes in (lambda self, inflight: False, success.SuccessWriter._is_plain_success):
+    for takes in (lambda self, inflight: False, success.SuccessWriter.is_plain_success):
         redis.flushdb()
         redis.hset(store.Keys.endpoints_of("alice"), "e1", ENDPOINT)
-        monkeypatch.setattr(success.SuccessWriter, "_is_plain_success", takes)
+        monkeypatch.setattr(success.SuccessWriter, "is_plain_success", takes)
         if is_of_the_api:
             job_id = submit(redis, generate(), webhook=True, fields={store.JobField.MAX_CONCURRENCY: 4, "crashes": 1})
         else:

@@ -1,0 +1,34 @@
+-- include: lease.lua
+-- include: backlog.lua
+--
+-- Take the next job off a queue and lease it, in one step, so that a job is always in the list or in the registry.
+
+-- True if jobs can be taken off the queue. A queue with a key of a wrong type is left alone.
+local function is_usable(list, wip)
+  return is_type(list, 'list') and is_type(wip, 'zset') and can_top_up(list)
+end
+
+-- Return the id at the head of the queue whose job still exists, and the job's max_concurrency (see reclaim.lua). Ids of
+-- jobs that expired or were deleted are dropped. `list_length`: see backlog.lua.
+local function head(list, list_length)
+  while true do
+    local id = redis.call('LINDEX', list, 0)
+    if not id then
+      top_up(list, list_length)
+      id = redis.call('LINDEX', list, 0)
+      if not id then return nil end
+    end
+    if string.match(id, '^[%w_-]+$') then
+      local known = redis.pcall('HMGET', JOB_ .. id, F_DATA, F_MAX_CONCURRENCY)  -- an error if the key is no hash: then there is no job
+      if known[1] then return id, tonumber(known[2] or '') end
+    end
+    redis.call('LPOP', list)
+  end
+end
+
+-- Lease the job at the head of the queue. Return its row.
+local function take(index, list, wip, id, execution, worker, lease_ms, grace_s)
+  redis.call('LPOP', list)
+  redis.call('DEL', OUTCOME_ .. id)  -- of an earlier run, when the job was queued again by hand
+  return lease(index, id, execution, wip, worker, lease_ms, grace_s)
+end

@@ -1,0 +1,141 @@
+"""Decide when a worker claims, and how many jobs. Sends no command to Redis.
+
+A worker should always have work and hoard none, because another may be idle or faster. So it keeps what it needs until
+the next but one reply of Redis, by its own measured speed; and Redis gives it no more than its share, by the measured
+speeds of all, of what waits and is in flight (store/lua/speeds.lua).
+"""
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from scorepool.store import LIST_LENGTH
+from scorepool.worker.rq.clock import clock_s
+from scorepool.worker.rq.in_flight import InFlightJob
+from scorepool.worker.rq.leases import Claim, Claimed
+from scorepool.worker.rq.speed import Speed
+
+POLL_S = 1.0  # between claims when no message wakes the worker
+LOOK_S = 0.02  # between looks whether claimed jobs have begun
+REPORT_S = 0.1  # at least, between exchanges that only report which jobs have begun
+AHEAD_S = 0.1  # seconds of work that wait in the worker beyond what the exchanges with Redis need
+UNSENT_S = 2.0  # seconds of ended jobs that wait to be recorded, above which the network is what limits the worker
+DOUBLING_S = 0.25  # until a worker that has not ended a job yet may have twice as many
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker has in flight."""
+
+    num_jobs: int = 0  # that are not over
+    num_unbegun: int = 0
+    num_rows: int = 0  # of the jobs that are not over
+    num_ended: int = 0  # that have yet to be recorded
+
+
+class ClaimPlan:
+    """What one worker has and will claim. Used by its main thread."""
+
+    def __init__(self) -> None:
+        self.speed = Speed()
+        self.load = Load()
+        self.queues_are_empty = True  # the last claim found no more jobs
+        self.round_trip_s = 0.0  # of an exchange, smoothed
+        self._is_refused = False  # the last claim found jobs and got none
+        self._must_reconcile = False
+        self._unreported: list[str] = []  # keys of leases whose jobs have begun
+        self._rows_per_job = 1.0  # smoothed
+        self._max_jobs = 0  # of the last claim
+        self._sent_at = -math.inf  # clock_s() of the last exchange, like those below
+        self._is_woken = True
+        self._speed_written_at = -math.inf
+
+    def see(self, in_flight: Collection[InFlightJob], begun: Iterable[str]) -> None:
+        """Look at the jobs in flight, of which some have begun since the last call."""
+        self._unreported += begun
+        running = [inflight for inflight in in_flight if not inflight.is_over]
+        self.load = Load(
+            num_jobs=len(running),
+            num_unbegun=sum(not inflight.has_begun for inflight in running),
+            num_rows=sum(inflight.num_rows for inflight in running),
+            num_ended=len(in_flight) - len(running),
+        )
+        self.speed.advance(clock_s(), bool(in_flight))
+
+    def end(self, inflight: InFlightJob) -> None:
+        """Count a job whose end is recorded."""
+        self.speed.advance(clock_s(), is_busy=True)
+        self.speed.end(inflight.job.work)
+        self._rows_per_job = 0.9 * self._rows_per_job + 0.1 * inflight.num_rows
+
+    def num_wanted(self, max_rows: int) -> int:
+        """Return how many more jobs a worker should have that runs at most `max_rows` rows at once.
+
+        Rows are filled only while all jobs have begun: else something other than rows is what the engine lacks. A
+        worker without a measure begins with one job and doubles.
+        """
+        load, jobs_per_s = self.load, self.speed.jobs_per_s
+        if load.num_ended > max(4, (jobs_per_s or max_rows / UNSENT_S) * UNSENT_S):
+            return 0
+        num_ahead = max(1, math.ceil((jobs_per_s or 0.0) * (2 * self.round_trip_s + AHEAD_S)))
+        wanted = num_ahead - load.num_unbegun
+        if not load.num_unbegun:
+            wanted += math.ceil(max(0, max_rows - load.num_rows) / max(1.0, self._rows_per_job))
+        if jobs_per_s is None:
+            num_allowed: int = 2 ** min(16, int(self.speed.busy_s / DOUBLING_S))
+            wanted = min(wanted, num_allowed - load.num_jobs)
+        return max(0, wanted)
+
+    def is_due(self, num_wanted: int) -> bool:
+        """True if an exchange is due, also without the end of a job."""
+        return self.due_in_s(num_wanted) <= 0
+
+    def due_in_s(self, num_wanted: int) -> float:
+        """Return the seconds until the next exchange or look, if no job ends before."""
+        if self._is_woken or (num_wanted > 0 and not self.queues_are_empty and not self._is_refused):
+            return 0.0
+        after_s = REPORT_S if self._unreported else POLL_S
+        return self._sent_at + after_s - clock_s()
+
+    def claim(self, wanted: Claim, known: Iterable[str]) -> Claim:
+        """Return the next claim: `wanted`, with what this plan adds. `known` are the keys of all leases."""
+        now_s = clock_s()
+        exceeds_share = self._is_refused and not self.load.num_jobs and now_s >= self._sent_at + POLL_S
+        writes_speed = now_s >= self._speed_written_at + POLL_S
+        claim = replace(
+            wanted,
+            max_jobs=min(1, wanted.max_jobs) if exceeds_share else wanted.max_jobs,
+            list_length=min(wanted.list_length, LIST_LENGTH),
+            exceeds_share=exceeds_share,
+            waits=wanted.max_jobs > 0,
+            takes_over=wanted.takes_over and not self.load.num_jobs,
+            speed=self.speed.work_per_s,
+            writes_speed=writes_speed,
+            begun=self._unreported,
+            known=list(known) if self._must_reconcile else None,
+        )
+        if writes_speed:
+            self._speed_written_at = now_s
+        self._unreported, self._must_reconcile, self._is_woken = [], False, False
+        self._max_jobs, self._sent_at = claim.max_jobs, now_s
+        return claim
+
+    def take(self, claimed: Claimed, elapsed_s: float) -> None:
+        """Look at the reply to the last claim, and at how long it took."""
+        self.round_trip_s = 0.8 * self.round_trip_s + 0.2 * elapsed_s if self.round_trip_s else elapsed_s
+        has_less = len(claimed.jobs) < self._max_jobs
+        self.queues_are_empty = claimed.num_waiting == 0 and (has_less or not self._max_jobs)
+        self._is_refused = claimed.num_waiting > 0 and not claimed.jobs and self._max_jobs > 0
+
+    def wake(self) -> None:
+        """Claim at once: there may be jobs."""
+        self._is_woken = True
+
+    def reconcile(self, lease_keys: Iterable[str] = ()) -> None:
+        """Ask with the next claim for leases that this worker does not know, because a reply or message was lost.
+
+        `lease_keys` are those whose jobs have begun: that report was lost too.
+        """
+        self._must_reconcile = self._is_woken = True
+        self._unreported = list(lease_keys)
+        self._speed_written_at = -math.inf

@@ -1,0 +1,60 @@
+"""Measure how fast a worker ends jobs while it has any. Pure: no clock, no Redis."""
+
+from collections import deque
+from dataclasses import dataclass
+
+MAX_ENDS = 64
+MAX_BUSY_S = 30.0  # of the measure, if it holds at least MIN_ENDS ends
+MIN_ENDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    busy_s: float  # of the worker, since its start
+    work: float
+
+
+class Speed:
+    """The jobs and the work of the last ends, per second in which the worker had jobs.
+
+    Call `advance` with a time before each change of what it has.
+    """
+
+    def __init__(self) -> None:
+        self._busy_s = 0.0
+        self._at: float | None = None  # the time of the last call, s, if there were jobs
+        self._ends: deque[End] = deque([End(0.0, 0.0)])  # the first one begins the measure
+
+    def advance(self, now_s: float, is_busy: bool) -> None:
+        """Count the time since the last call if there were jobs then. `is_busy`: there are jobs from now on."""
+        if self._at is not None:
+            self._busy_s += now_s - self._at
+        self._at = now_s if is_busy else None
+
+    def end(self, work: float) -> None:
+        """Count a job that has just ended."""
+        self._ends.append(End(self._busy_s, work))
+        while len(self._ends) > MAX_ENDS or (
+            len(self._ends) > MIN_ENDS and self._busy_s - self._ends[0].busy_s > MAX_BUSY_S
+        ):
+            self._ends.popleft()
+
+    @property
+    def busy_s(self) -> float:
+        """How long the worker had jobs, since its start."""
+        return self._busy_s
+
+    @property
+    def jobs_per_s(self) -> float | None:
+        """Jobs that end per second, None before the first has ended."""
+        return self._per_second(len(self._ends) - 1)
+
+    @property
+    def work_per_s(self) -> float | None:
+        """Work that ends per second, None before the first job has ended."""
+        return self._per_second(sum(end.work for end in self._ends) - self._ends[0].work)
+
+    def _per_second(self, amount: float) -> float | None:
+        if len(self._ends) < 2:
+            return None
+        return amount / max(self._busy_s - self._ends[0].busy_s, 1e-6)

@@ -127,20 +127,29 @@ end
 local UNBEGUN_S = 0.5  -- until a worker has had time to report that it has begun the job
 local MAX_SEEN = 500
 local function take_over()
+  local unbegun = {}
   for i = 1, num_queues do
-    local wip = KEYS[2 * i]
-    for _, lease_key in ipairs(usable[i] and redis.call('ZREVRANGE', wip, 0, MAX_SEEN - 1) or {}) do
-      if #rows >= max_jobs then return end
+    for _, lease_key in ipairs(usable[i] and redis.call('ZREVRANGE', KEYS[2 * i], 0, MAX_SEEN - 1) or {}) do
       local id, execution = string.match(lease_key, '^(.*):(.*)$')
       local holder, begun, since = unpack(redis.pcall('HMGET', EXECUTION_ .. lease_key, 'worker_name', 'begun', 'created_at'), 1, 3)
-      local is_free = holder and holder ~= worker and not begun and (tonumber(since or '') or now) <= now - UNBEGUN_S
-      if is_free and redis.pcall('HEXISTS', JOB_ .. id, F_KIND) == 1 and not redis.call('HGET', JOB_ .. id, F_MAX_CONCURRENCY) then
-        end_lease(id, execution, wip)
-        add(lease(i, id, new_execution(), wip, worker, lease_ms, grace_s))
-        redis.call('HSET', EXECUTION_ .. id .. ':' .. rows[#rows][3], 'begun', 1)
-        redis.call('PUBLISH', WAKE_ .. holder, lease_key)
+      since = tonumber(since or '') or now
+      if holder and holder ~= worker and not begun and since <= now - UNBEGUN_S
+        and redis.pcall('HEXISTS', JOB_ .. id, F_KIND) == 1 and not redis.call('HGET', JOB_ .. id, F_MAX_CONCURRENCY) then
+        unbegun[#unbegun + 1] = {index = i, id = id, execution = execution, holder = holder, since = since}
       end
     end
+  end
+  table.sort(unbegun, function(one, other)
+    if one.since ~= other.since then return one.since > other.since end
+    return one.execution > other.execution  -- execution ids count up
+  end)
+  for i = 1, math.min(#unbegun, max_jobs) do
+    local found = unbegun[i]
+    local wip = KEYS[2 * found.index]
+    end_lease(found.id, found.execution, wip)
+    add(lease(found.index, found.id, new_execution(), wip, worker, lease_ms, grace_s))
+    redis.call('HSET', EXECUTION_ .. found.id .. ':' .. rows[#rows][3], 'begun', 1)
+    redis.call('PUBLISH', WAKE_ .. found.holder, found.id .. ':' .. found.execution)
   end
 end
 if takes_over and #rows == 0 and num_waiting == 0 then take_over() end

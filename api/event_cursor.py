@@ -1,18 +1,26 @@
 """Track which of a job's tokens one client of /events has received, and compute what it gets next. Pure.
 
-The cursor is the number of tokens sent of each sequence: `3,5` after three and five. It is the id of each event, so a
-client that reconnects with `Last-Event-ID` continues where it was.
+The cursor is the number of tokens sent of each sequence, `3,5` after three and five, then the run of the job that
+computed them and a checksum of their ids: `3,5@1795000000123456:9f2c11aa,0c32b5e1`. It is the id of each event, so a
+client that reconnects with `Last-Event-ID` continues where it was, and is told if another run computed other tokens
+meanwhile. The counts alone are a cursor too.
 """
 
 import re
+import zlib
+from collections.abc import Mapping
 from typing import Self
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from scorepool import wire
+from scorepool.api.delta_order import DeltaOrder
 
-LAST_EVENT_ID = re.compile(r"[0-9]{1,6}(,[0-9]{1,6}){0,127}")
+LAST_EVENT_ID = re.compile(
+    r"(?P<counts>[0-9]{1,6}(,[0-9]{1,6}){0,127})"
+    r"(@(?P<run>[0-9]{1,18}):(?P<checksums>[0-9a-f]{8}(,[0-9a-f]{8}){0,127}))?"
+)
 
 
 class CursorEvent(Struct, frozen=True, kw_only=True):
@@ -23,46 +31,108 @@ class CursorEvent(Struct, frozen=True, kw_only=True):
     restart: bool = False
 
 
-class EventCursor:
-    """Hold the ids of the tokens that the client has, by sequence."""
+class SentTokens:
+    """Hold the ids of the tokens of one sequence that the client has."""
 
-    def __init__(self, counts: list[int]) -> None:
-        self._sent: dict[int, list[int | None]] = {
-            sequence: [None] * count for sequence, count in enumerate(counts)
-        }  # token ids by sequence; None: sent on an earlier connection
+    def __init__(self, count: int = 0, checksum: int | None = 0) -> None:
+        self.checksum = checksum  # of all ids; None: the client sent none
+        self._ids: list[int | None] = [None] * count  # None: sent on an earlier connection
+        self._earlier_checksum = checksum
+        self._num_earlier = count
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def agree(self, first: int, token_ids: list[int]) -> bool:
+        """True if these tokens from index `first` on, as far as they were sent, are those that were sent."""
+        for index, token_id in enumerate(token_ids[: max(0, len(self._ids) - first)], first):
+            if self._ids[index] not in (None, token_id):
+                return False
+            self._ids[index] = token_id
+        if self._earlier_checksum is None or not first < self._num_earlier <= first + len(token_ids):
+            return True
+        earlier = self._ids[: self._num_earlier]
+        return None in earlier or _checksum(earlier) == self._earlier_checksum
+
+    def append(self, token_ids: list[int]) -> None:
+        self._ids += token_ids
+        if self.checksum is not None:
+            self.checksum = _checksum(token_ids, self.checksum)
+
+
+class EventCursor:
+    """Hold the tokens that the client has, by sequence."""
+
+    def __init__(self, sent: list[SentTokens], run: int = 0) -> None:
+        self._sent = dict(enumerate(sent))
+        self._order = DeltaOrder(run, [len(tokens) for tokens in sent])
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a `Last-Event-ID`. Raises ValueError with a sentence."""
-        if text and not LAST_EVENT_ID.fullmatch(text):
+        if not text:
+            return cls([])
+        found = LAST_EVENT_ID.fullmatch(text)
+        counts = [int(count) for count in found["counts"].split(",")] if found else []
+        checksums: list[int | None] = [None] * len(counts)
+        if found and found["run"]:
+            checksums = [int(checksum, 16) for checksum in found["checksums"].split(",")]
+        if not found or len(checksums) != len(counts):
             raise ValueError(f"Last-Event-ID: expected the id of an earlier event, like `3,5`, found {text[:80]!r}")
-        return cls([int(count) for count in text.split(",")] if text else [])
+        return cls(list(map(SentTokens, counts, checksums)), int(found["run"] or 0))
 
     def __str__(self) -> str:
-        num_sequences = max(self._sent, default=0) + 1
-        return ",".join(str(len(self._sent.get(sequence, ()))) for sequence in range(num_sequences))
+        sent = [self._sent.get(sequence, SentTokens()) for sequence in range(max(self._sent, default=0) + 1)]
+        counts = ",".join(str(len(tokens)) for tokens in sent)
+        checksums = [f"{tokens.checksum:08x}" for tokens in sent if tokens.checksum is not None]
+        if not self._order.run or len(checksums) < len(sent):
+            return counts
+        return f"{counts}@{self._order.run}:{','.join(checksums)}"
+
+    @property
+    def missing(self) -> Mapping[int, int]:
+        """The index of the first token that did not arrive, by sequence, where later ones did."""
+        return self._order.missing
 
     def advance(self, delta: wire.TokenDelta) -> list[CursorEvent]:
-        """Return the events for a delta: none if it was sent before, or if tokens before it are missing."""
-        sent = self._sent.setdefault(delta.sequence, [])
-        overlap = len(sent) - delta.first
-        if overlap < 0:
+        """Return the events for a delta: none if it was sent before, or if it must wait for others."""
+        if not self._order.admit(delta):
             return []
-        resent = sent[delta.first :]
-        if any(old not in (None, new) for old, new in zip(resent, delta.token_ids, strict=False)):
-            self._sent = {}
-            return [CursorEvent(event_cursor=str(self), restart=True), *self.advance(delta)]
-        if overlap >= len(delta.token_ids):
-            return []
-        sent += delta.token_ids[overlap:]
-        return [CursorEvent(event_cursor=str(self), delta=_drop_first(delta, overlap))]
+        if self._agrees(delta):
+            return self._send(delta)
+        return [self._restart(), *self.advance(delta)]
 
     def finish(self, job_id: str, result: wire.Result) -> list[CursorEvent]:
         """Return the events for the tokens of every sequence that were not sent yet."""
-        events = []
-        for index, sequence in enumerate(result.sequences):
-            events += self.advance(_generated_tokens(job_id, index, sequence))
-        return events
+        deltas = [_generated_tokens(job_id, index, sequence) for index, sequence in enumerate(result.sequences)]
+        agree = all(self._agrees(delta) and len(self._tokens(delta)) <= len(delta.token_ids) for delta in deltas)
+        events = [] if agree else [self._restart()]
+        return events + [event for delta in deltas for event in self._send(delta)]
+
+    def _tokens(self, delta: wire.TokenDelta) -> SentTokens:
+        return self._sent.setdefault(delta.sequence, SentTokens())
+
+    def _agrees(self, delta: wire.TokenDelta) -> bool:
+        return self._tokens(delta).agree(delta.first, delta.token_ids)
+
+    def _restart(self) -> CursorEvent:
+        self._sent = {}
+        self._order.begin_again()
+        return CursorEvent(event_cursor=str(self), restart=True)
+
+    def _send(self, delta: wire.TokenDelta) -> list[CursorEvent]:
+        """Return the event for the tokens of a delta that were not sent, if there are any."""
+        sent = self._tokens(delta)
+        num_known = len(sent) - delta.first
+        if num_known >= len(delta.token_ids):
+            return []
+        sent.append(delta.token_ids[num_known:])
+        return [CursorEvent(event_cursor=str(self), delta=_drop_first(delta, num_known))]
+
+
+def _checksum(token_ids: list[int | None] | list[int], before: int = 0) -> int:
+    """Return the checksum of ids that follow those with the checksum `before`."""
+    return zlib.crc32("".join(f"{token_id}," for token_id in token_ids).encode(), before)
 
 
 def _generated_tokens(job_id: str, index: int, sequence: wire.SequenceResult) -> wire.TokenDelta:

@@ -1,9 +1,11 @@
 """Stream the events of jobs while they run: for synchronous requests with `stream`, and for /v1/jobs/{id}/events."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from scorepool import wire
+from scorepool.api.delta_order import DeltaOrder
 from scorepool.api.event_cursor import CursorEvent, EventCursor
 from scorepool.api.http import tasks
 from scorepool.api.http.errors import map_field_names
@@ -12,6 +14,8 @@ from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.jobs import ENDED
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.submission import Submission
+
+ASK_AGAIN_S = 3.0  # after a request for missing tokens to which none came
 
 EventQueue = asyncio.Queue[wire.TokenDelta | wire.Job | Exception]
 
@@ -42,10 +46,15 @@ class Streaming:
             await self._submission.submit(owner, requests, job_ids=job_ids, is_bulk=is_bulk, is_synchronous=True)
             waits = [asyncio.create_task(self._put_end(events, owner, job_id)) for job_id in job_ids]
             num_running = len(job_ids)
+            orders = {job_id: DeltaOrder() for job_id in job_ids}
+            gaps = {job_id: Gaps(self._waiting, job_id) for job_id in job_ids}
             try:
                 yield None
                 while num_running:
                     event = await _next_event(events)
+                    if isinstance(event, wire.TokenDelta) and not orders[event.id].admit(event):
+                        await gaps[event.id].fill(orders[event.id].missing)
+                        continue
                     if isinstance(event, wire.Job):
                         if event.result is None:
                             raise await self._submission.error_of_request(event, requests, job_ids)
@@ -64,6 +73,7 @@ class Streaming:
         The job has not ended if the server's longest wait is over first. None is yielded after KEEP_ALIVE_S of silence.
         """
         events: EventQueue = asyncio.Queue()
+        gaps = Gaps(self._waiting, job.id)
         with self._waiting.subscribe([job.id], events.put_nowait):
             wait = asyncio.create_task(self._put_end(events, owner, job.id))
             try:
@@ -71,12 +81,14 @@ class Streaming:
                     for delta in await self._waiting.backfill(job.id, job.created_at or 0.0):
                         for cursor_event in cursor.advance(delta):
                             yield cursor_event
+                    await gaps.fill(cursor.missing)
                 while not isinstance(event := await _next_event(events), wire.Job):
                     if event is None:
                         yield None
                         continue
                     for cursor_event in cursor.advance(event):
                         yield cursor_event
+                    await gaps.fill(cursor.missing)
                 if event.result is not None and event.kind == "generate":
                     for cursor_event in cursor.finish(event.id, event.result):
                         yield cursor_event
@@ -89,6 +101,26 @@ class Streaming:
             events.put_nowait(await self._submission.until_ended(owner, job_id))
         except Exception as error:  # `_next_event` raises it again
             events.put_nowait(error)
+
+
+class Gaps:
+    """Ask for the missing tokens of one job."""
+
+    def __init__(self, waiting: Waiting, job_id: str) -> None:
+        self._waiting = waiting
+        self._job_id = job_id
+        self._asked_at: dict[int, float] = {}  # loop time, by sequence
+
+    async def fill(self, missing: Mapping[int, int]) -> None:
+        """Ask the job's worker for the tokens of each sequence from an index on, unless it was asked just now."""
+        now = asyncio.get_running_loop().time()
+        due = [sequence for sequence in missing if now >= self._asked_at.get(sequence, -math.inf) + ASK_AGAIN_S]
+        for sequence in due:
+            self._asked_at[sequence] = now
+        if due:
+            await self._waiting.request_tokens(
+                [wire.MissingTokens(id=self._job_id, sequence=sequence, first=missing[sequence]) for sequence in due]
+            )
 
 
 async def _next_event(events: EventQueue) -> wire.TokenDelta | wire.Job | None:

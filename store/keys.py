@@ -28,7 +28,7 @@ INFER = "worker.infer"  # the job function that runs one wire.Request on the eng
 DELIVER = "worker.webhook.deliver"  # the job function that sends one event to one receiver
 WEBHOOKS_NAME = "webhooks"
 WEBHOOKS = f"{_QUEUE_PREFIX}{WEBHOOKS_NAME}"  # the queue of webhook deliveries
-TOKENS = f"{PREFIX}:tokens"  # stream: one entry {step} per step of a worker with streaming requests; not persisted
+TOKENS = f"{PREFIX}:tokens"  # stream: one entry {step} per write of a worker with streaming requests; not persisted
 DONE = f"{PREFIX}:done"  # stream: one entry {id} per job that ended
 LIST_LENGTH = 64  # jobs in RQ's list of a queue that owners share; the rest is in their backlogs (lua/backlog.lua)
 DELIVERY_KEPT_S = 14 * 86_400  # a delivery that was given up, so that it can be replayed
@@ -46,6 +46,7 @@ class Keys:
     sweep_schedule = (
         f"{PREFIX}:indexes"  # zset: keys of jobs_of and deliveries_of by the time (unix, s) of their next sweep
     )
+    missing_tokens = f"{PREFIX}:missing_tokens"  # set: wire.MissingTokens that a worker shall write again; expires
     crosscheck_counts = f"{PREFIX}:crosschecks"  # hash: how many crosschecks there were, by outcome
     recent_models = f"{PREFIX}:recent_models"  # zset: models by the time (unix, s) at which they were last served
 

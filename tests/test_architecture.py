@@ -52,7 +52,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # api
     "api": {"store", "wire"},
     "api.http": {"wire"},
-    "api.event_cursor": {"wire"},
+    "api.delta_order": {"wire"},
+    "api.event_cursor": {"api.delta_order", "wire"},
     "api.connection": {"store"},
     "api.auth": {"api.http", "store"},
     "api.dialects": {"wire"},
@@ -61,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.admission": {"api.http", "api.repositories", "store", "wire"},
     "api.submission": {"api.admission", "api.http", "api.metrics", "api.repositories", "store", "wire"},
     "api.streaming": {
-        "api.event_cursor", "api.http", "api.metrics", "api.repositories", "api.submission", "wire",
+        "api.delta_order", "api.event_cursor", "api.http", "api.metrics", "api.repositories", "api.submission", "wire",
     },
     "api.state": {
         "api.admission", "api.auth", "api.connection", "api.metrics", "api.repositories", "api.streaming",

@@ -64,7 +64,7 @@ from scorepool.wire.result import (
     Usage,
     Verification,
 )
-from scorepool.wire.token_delta import TokenDelta, TokenDeltas
+from scorepool.wire.token_delta import MissingTokens, TokenDelta, TokenDeltas
 from scorepool.wire.webhook import (
     ALL_EVENTS,
     BatchEnd,
@@ -120,6 +120,7 @@ __all__ = [
     "JobPage",
     "Kind",
     "Message",
+    "MissingTokens",
     "Model",
     "ModelList",
     "Outcome",

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import Meta, Struct, field
 
 from scorepool.wire.columns import StreamedColumns
 from scorepool.wire.result import CHANNELS, Channel, ToolCallResult
@@ -12,12 +12,16 @@ class TokenDelta(StreamedColumns, frozen=True, kw_only=True, omit_defaults=True)
     """Report new entries of one sequence of a job: its generated tokens from index `first` on.
 
     Every streamed entry is in the result too. Tokens that may begin a stop string, tokens of an unfinished tool call
-    and the last token are therefore held back. After a worker's death the job runs again, and its deltas start again
-    at index 0.
+    and the last token are therefore held back. When a job runs again, because its worker died or was away, the deltas
+    of the new run start again at index 0, and those of an earlier run may still come.
     """
 
     id: Annotated[str, Meta(description="Id of the job.")]
     sequence: Annotated[int, Meta(description="Index of the sequence in the job's result.")]
+    run: Annotated[
+        int,
+        Meta(description="Run of the job: a later run has a greater number. 0 if the worker is of release 0.1.0."),
+    ] = 0
     first: Annotated[int, Meta(description="Index of the first entry among the sequence's generated tokens.")]
     channels: Annotated[list[Channel] | None, Meta(description=f"One entry per token of a chat. {CHANNELS}")] = None
     tool_calls: Annotated[list[ToolCallResult], Meta(description="The calls that end in these entries.")] = field(
@@ -32,3 +36,11 @@ class TokenDelta(StreamedColumns, frozen=True, kw_only=True, omit_defaults=True)
 
 
 TokenDeltas = list[TokenDelta]  # one stream entry: every sequence of a worker with new tokens
+
+
+class MissingTokens(Struct, frozen=True, kw_only=True):
+    """Ask the worker of a job to publish generated tokens of one sequence again, from index `first` on."""
+
+    id: str  # of the job
+    sequence: Annotated[int, Meta(ge=0)]
+    first: Annotated[int, Meta(ge=0)]

@@ -4,7 +4,8 @@
     here:   1 register for J   2 read J's state once   3 wait for the entry
 
 An end before step 2 is seen by the read; an end after step 1 wakes the future. There is no gap between the two.
-Deltas of tokens are passed to the subscribers of a job and are not kept: its result holds all tokens again.
+Deltas of tokens are passed to the subscribers of a job and are not kept. A subscriber that misses some asks the job's
+worker to write them again, and gets the rest with the result, which holds all tokens.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 BLOCK_S = 5.0  # how long one read of the stream may find nothing
 READ_COUNT = 1000
+MISSING_TOKENS_TTL_S = 60  # of requests to which no worker answers
 RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # pauses after one, two, ... failures in a row; the last repeats
 
 
@@ -113,6 +115,16 @@ class Waiting:
             if len(entries) < READ_COUNT:
                 return found
             start = f"({entries[-1][0].decode()}"
+
+    async def request_tokens(self, missing: Sequence[wire.MissingTokens]) -> None:
+        """Ask the worker of a job to publish tokens again. A request that cannot be sent is logged."""
+        try:
+            async with self._commands.pipeline(transaction=False) as pipeline:
+                pipeline.sadd(store.Keys.missing_tokens, *map(wire.encode, missing))
+                pipeline.expire(store.Keys.missing_tokens, MISSING_TOKENS_TTL_S)
+                await pipeline.execute()
+        except (RedisError, OSError) as error:
+            logger.warning("missing tokens of %s cannot be requested: %r", missing[0].id, error)
 
     def _publish(self, fields: Mapping[bytes, bytes]) -> None:
         if self._subscribers:

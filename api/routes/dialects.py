@@ -156,7 +156,9 @@ async def _chunks(
             for chunk in writer.end():
                 yield chunk
         except Diverged:
-            raise Failed("the worker died and the tokens that were sent could not be computed again") from None
+            raise Failed(
+                "the job began again on another worker, which generated other tokens than those that were sent"
+            ) from None
 
 
 async def _first_events(events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str]) -> list[StreamEvent]:

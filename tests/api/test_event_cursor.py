@@ -9,7 +9,7 @@ from redis import Redis
 from starlette.types import Message
 
 from scorepool import store, wire
-from scorepool.api.event_cursor import EventCursor
+from scorepool.api.event_cursor import CursorEvent, EventCursor
 from tests.api.conftest import Serving, generate
 from tests.api.fake_worker import PROVENANCE, FakeWorker
 
@@ -110,7 +110,103 @@ def test_a_rerun_with_other_tokens_voids_those_that_were_sent():
     assert (again.event_cursor, again.delta.token_ids) == ("1", [7])
 
 
-@pytest.mark.parametrize("text", ["x", "1,", "-1", "1;2", "9999999", "1" * 500])
+def of_run(run: int, first: int, *ids: int, sequence: int = 0) -> wire.TokenDelta:
+    return replace(delta(first, *ids, sequence=sequence), run=run)
+
+
+def tokens(events: list[CursorEvent]) -> list[list[int]]:
+    """Return the tokens of each event; none of a restart."""
+    return [[] if event.restart else event.delta.token_ids for event in events]
+
+
+def test_a_restart_sends_the_tokens_of_every_sequence_again():
+    cursor = EventCursor.parse("")
+    cursor.advance(of_run(1, 0, 5, 6))
+    cursor.advance(of_run(1, 0, 9, sequence=1))
+
+    assert tokens(cursor.advance(of_run(2, 0, 9, sequence=1))) == []
+    assert tokens(cursor.advance(of_run(2, 0, 5, 7, sequence=0))) == [[], [5, 7]]
+    assert tokens(cursor.advance(of_run(2, 1, 8, sequence=1))) == []  # its first token is void, too
+    assert cursor.missing == {1: 0}
+    assert tokens(cursor.advance(of_run(2, 0, 9, 8, sequence=1))) == [[9, 8]]
+
+
+def test_a_restart_in_the_middle_of_a_run_waits_for_its_first_tokens():
+    cursor = EventCursor.parse("")
+    cursor.advance(of_run(1, 0, 5, 6, 7))
+    cursor.advance(of_run(2, 0, 5))
+
+    (restart,) = cursor.advance(of_run(2, 1, 8))
+
+    assert restart.restart
+    assert cursor.missing == {0: 0}
+    assert tokens(cursor.advance(of_run(2, 0, 5, 8))) == [[5, 8]]
+
+
+def test_late_tokens_of_an_earlier_run_are_not_sent():
+    cursor = EventCursor.parse("")
+    cursor.advance(of_run(1, 0, 5, 6))
+    cursor.advance(of_run(2, 0, 5))
+
+    assert cursor.advance(of_run(1, 2, 7)) == []
+    assert tokens(cursor.advance(of_run(2, 1, 6, 8))) == [[8]]
+
+
+def test_a_result_with_other_tokens_voids_all_sequences():
+    cursor = EventCursor.parse("")
+    cursor.advance(delta(0, 1))
+    cursor.advance(delta(0, 5, 6, sequence=1))
+
+    assert tokens(cursor.finish("j", result([1, 2], [5, 7]))) == [[], [1, 2], [5, 7]]
+
+
+def test_a_result_with_fewer_tokens_voids_those_that_were_sent():
+    cursor = EventCursor.parse("")
+    cursor.advance(delta(0, 5, 6))
+
+    assert tokens(cursor.finish("j", result([5]))) == [[], [5]]
+
+
+def reconnected(*deltas: wire.TokenDelta) -> EventCursor:
+    """Return the cursor of a client that got these deltas on an earlier connection."""
+    cursor = EventCursor.parse("")
+    events = [event for delta in deltas for event in cursor.advance(delta)]
+    return EventCursor.parse(events[-1].event_cursor)
+
+
+def test_a_client_that_reconnects_continues_in_the_same_run():
+    cursor = reconnected(of_run(1, 0, 5, 6), of_run(1, 0, 9, sequence=1), of_run(1, 2, 7))
+
+    assert tokens(cursor.advance(of_run(1, 2, 7, 8))) == [[8]]
+    assert tokens(cursor.advance(of_run(1, 1, 4, sequence=1))) == [[4]]
+    assert str(cursor) == str(reconnected(of_run(1, 0, 5, 6, 7, 8), of_run(1, 0, 9, 4, sequence=1)))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 2), (2, 2), (4,)])
+def test_a_client_that_reconnects_after_another_run_is_told_if_its_tokens_differ(sizes: tuple[int, ...]):
+    for ids, expected in ([5, 6, 7, 8], [8]), ([5, 9, 7, 8], None):
+        cursor = reconnected(of_run(1, 0, 5, 6), of_run(1, 2, 7))
+        assert cursor.advance(of_run(2, 3, 8)) == []  # nothing is sent before the tokens of the new run are compared
+        firsts = [sum(sizes[:index]) for index in range(len(sizes))]
+        events = [event for first, size in zip(firsts, sizes, strict=True)
+                  for event in cursor.advance(of_run(2, first, *ids[first : first + size]))]  # fmt: skip
+        if expected:
+            assert tokens(events) == [expected]
+        else:
+            assert events[0].restart
+
+
+def test_a_client_that_reconnects_after_the_end_is_told_if_its_tokens_differ():
+    sent = of_run(1, 0, 5, 6)
+
+    assert tokens(reconnected(sent).finish("j", result([5, 6, 7]))) == [[7]]
+    assert tokens(reconnected(sent).finish("j", result([5, 7, 8]))) == [[], [5, 7, 8]]
+    assert tokens(reconnected(sent).finish("j", result([5]))) == [[], [5]]
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "1,", "-1", "1;2", "9999999", "1" * 500, "1@", "1@5", "1@5:xyz", "1,2@5:00000000", "1@5:0000000"]
+)
 def test_a_malformed_cursor_is_refused(text: str):
     with pytest.raises(ValueError, match="Last-Event-ID"):
         EventCursor.parse(text)

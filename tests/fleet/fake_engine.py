@@ -3,6 +3,7 @@
     FLEET_STEP_S     seconds of a step without tokens
     FLEET_TOKEN_S    seconds of a token of a prompt; a generated one costs its share of the step alone
     FLEET_SPEED      divides both
+    FLEET_TEXT       what it generates, over and over
     FLEET_STATS      file that gets a line per tenth of a second in which there were steps: see EngineStats
     FLEET_MACHINE    name of the machine, so that workers of one kernel count as hosts of their own
 
@@ -39,6 +40,7 @@ from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer, FakeWork
 STEP_S = float(os.environ.get("FLEET_STEP_S", "0.02"))
 TOKEN_S = float(os.environ.get("FLEET_TOKEN_S", "0.00005"))
 SPEED = float(os.environ.get("FLEET_SPEED", "1"))
+TEXT = os.environ.get("FLEET_TEXT", "x").encode()
 VOCAB_SIZE = 320  # then 1,000 tokens with 20 top_logprobs each are a result of 190 KB
 STATS_EVERY_S = 0.1
 OnStep = Callable[[list[Sequence]], object]
@@ -110,8 +112,9 @@ class Row:
                 write_entry(sequence, position)
             return True
         assert sequence.sampling is not None
-        sequence.token_ids.append(ord("x"))
-        sequence.text += b"x"
+        token_id = TEXT[sequence.num_generated % len(TEXT)]
+        sequence.token_ids.append(token_id)
+        sequence.text.append(token_id)
         write_entry(sequence, len(sequence.token_ids) - 1)
         if sequence.num_generated >= sequence.sampling.max_tokens:
             sequence.finish_reason = "length"

@@ -49,7 +49,7 @@ class InferenceRunner:
             )
         request = with_seed(wire.decode_request(job.request), job.id)
         job.request = None  # it may be large, and Redis has it
-        run = InferenceRun(self.engine, request, job.id, self.publisher)
+        run = InferenceRun(self.engine, request, job, self.publisher)
         self._tokenizer_thread.submit(self._start, run)
         return AsyncResult(
             run.ended,
@@ -95,11 +95,11 @@ def num_rows(request: wire.Request) -> int:
 class InferenceRun:
     """One request on its way through the tokenizer and the engine."""
 
-    def __init__(self, engine: Engine, request: wire.Request, job_id: str, publisher: TokenPublisher) -> None:
+    def __init__(self, engine: Engine, request: wire.Request, job: Job, publisher: TokenPublisher) -> None:
         self.ended: Future[list[PreparedSequence]] = Future()  # never done if the run is canceled
         self._engine = engine
         self._request = request
-        self._job_id = job_id
+        self._job = job
         self._publisher = publisher
         self._sequences: list[Sequence] = []
         self._lock = Lock()  # guards the two below
@@ -132,8 +132,24 @@ class InferenceRun:
         sequences = [each.sequence for each in prepared]
         if not isinstance(request, wire.Generate) or not request.stream:
             return self._engine.add(sequences)
-        stream = JobStream(self._job_id, prepared, request.logprobs, self._engine.chat)
-        return self._engine.add(sequences, on_step=lambda advanced: self._publisher.put(stream.on_step(advanced)))
+        return self._add_streamed(prepared, request.logprobs)
+
+    def _add_streamed(self, prepared: list[PreparedSequence], with_logprobs: bool) -> "Future[list[Sequence]]":
+        run = int(self._job.leased_at * 1e6)  # by Redis's clock
+        stream = JobStream(self._job.id, prepared, with_logprobs, self._engine.chat, run)
+
+        def on_step(advanced: list[Sequence]) -> None:
+            stream.on_step(advanced)
+            self._publisher.put(stream)
+
+        self._publisher.add(stream)
+        try:
+            added = self._engine.add([each.sequence for each in prepared], on_step=on_step)
+        except BaseException:
+            self._publisher.remove(stream)
+            raise
+        added.add_done_callback(lambda _: self._publisher.remove(stream))
+        return added
 
     def has_begun(self) -> bool:
         """True if a part of it has been computed."""

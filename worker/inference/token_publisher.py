@@ -1,14 +1,17 @@
 """Publish the tokens of jobs that stream to Redis, while the jobs run.
 
-    engine's thread         put: queues the deltas of a step and returns
-    publisher's own thread  writes one entry to the Redis stream with all deltas that were queued since the last
+    engine's thread         put: notes that a stream has new tokens, and returns
+    publisher's own thread  takes the tokens of all streams that were not written yet, and writes them to Redis
 
-A slow or unavailable Redis delays no step of the engine: deltas are then joined into fewer entries, or dropped, and the
-API takes the tokens from the job's result.
+A slow or unavailable Redis delays no step of the engine. What could not be written stays in its JobStream and is
+written when Redis answers again. A write whose reply was lost is repeated: deltas carry the index of their first token,
+so the API drops what it has. With its reply, a write gets the requests of API processes that missed deltas, and those
+are written again. The tokens of a job that has ended come with its result.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 from threading import Condition, Thread
 
 from redis import Redis
@@ -16,52 +19,136 @@ from redis.exceptions import RedisError
 
 from scorepool import store, wire
 from scorepool.store.scripts import load
+from scorepool.worker.inference.job_stream import JobStream
+from scorepool.worker.inference.stream_connection import StreamConnection
 
 log = logging.getLogger(__name__)
 
 APPEND_DELTAS = load("append_deltas.lua")
 MAX_STREAM_LENGTH = 10_000  # entries, approximately: steps of all workers
-CLOSE_TIMEOUT_S = 5.0
-MAX_QUEUED = 100_000  # deltas that wait for Redis; above it new ones are dropped
+MAX_ENTRY_BYTES = 64 * 2**10  # approximately
+CLOSE_TIMEOUT_S = 2.0
+BACKOFF_S = (0.1, 1.0)  # the first and the longest pause after a failure
+
+Entry = list[tuple[JobStream, wire.TokenDelta]]
 
 
 class TokenPublisher:
-    """Write deltas from any thread to Redis, on a thread of its own."""
+    """Write the deltas of streams to Redis, on a thread of its own."""
 
     def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-        self._append = redis.register_script(APPEND_DELTAS)
-        self._changed = Condition()  # guards the two below
-        self._queued: list[Callable[[], wire.TokenDelta]] = []
+        self._connection = StreamConnection(redis)
+        self._changed = Condition()  # guards the three below
+        self._streams: dict[JobStream, None] = {}  # those of the jobs that run
+        self._pending: dict[JobStream, None] = {}  # those with new tokens, the one that waits longest first
         self._is_closed = False
+        self._is_failing = False
         self._thread = Thread(target=self._run, name="token-publisher", daemon=True)
         self._thread.start()
 
-    def put(self, deltas: Sequence[Callable[[], wire.TokenDelta]]) -> None:
-        """Queue deltas. They are made on the publisher's thread, so that the caller does no work."""
+    def add(self, stream: JobStream) -> None:
+        """Publish a stream until it is removed."""
         with self._changed:
-            if len(self._queued) < MAX_QUEUED:
-                self._queued += deltas
+            self._streams[stream] = None
+
+    def put(self, stream: JobStream) -> None:
+        """Note that a stream has new tokens. The engine may call it once more after the stream was removed."""
+        with self._changed:
+            if stream in self._streams:
+                self._pending[stream] = None
                 self._changed.notify()
 
+    def remove(self, stream: JobStream) -> None:
+        """Forget a stream, because its job runs no more. Its last tokens come with the result."""
+        with self._changed:
+            self._streams.pop(stream, None)
+            self._pending.pop(stream, None)
+
     def close(self) -> None:
-        """Write what is queued, then stop."""
+        """Try once more to write what is pending, then stop. Wait for CLOSE_TIMEOUT_S at most."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        connected: Redis | None = None  # one connection: the pool would fetch and check it for every entry
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queued or self._is_closed)
-                if not self._queued:
-                    return
-                queued, self._queued = self._queued, []
-            deltas: wire.TokenDeltas = [make_delta() for make_delta in queued]
+        backoff_s = 0.0
+        while self._wait(backoff_s):
             try:
-                connected = connected or self._redis.client()
-                self._append([store.TOKENS], [MAX_STREAM_LENGTH, wire.encode(deltas)], connected)
+                self._write(self._take())
             except RedisError as error:
-                log.warning("%d token deltas were not streamed, their jobs' results have them: %r", len(deltas), error)
+                if not self._is_failing:
+                    log.warning("token deltas cannot be written and are kept until Redis answers: %r", error)
+                if self._is_closed:
+                    break
+                self._is_failing, backoff_s = True, min(max(2 * backoff_s, BACKOFF_S[0]), BACKOFF_S[1])
+            except Exception:  # one job's deltas must not end the streams of all; an API process asks for them again
+                log.exception("token deltas were not written")
+                backoff_s = BACKOFF_S[1]
+            else:
+                if self._is_failing:
+                    log.info("token deltas are written again")
+                self._is_failing, backoff_s = False, 0.0
+        self._connection.close()
+
+    def _wait(self, backoff_s: float) -> bool:
+        """Wait for the pause, then for new tokens. Return False when it is time to stop."""
+        with self._changed:
+            if backoff_s:
+                self._changed.wait_for(lambda: self._is_closed, backoff_s)
+            self._changed.wait_for(lambda: self._pending or self._is_closed)
+            return bool(self._pending)
+
+    def _take(self) -> list[Entry]:
+        """Take tokens for one write, in entries of at most about MAX_ENTRY_BYTES."""
+        with self._changed:
+            pending = list(self._pending)
+        entries: list[Entry] = []
+        left = self._connection.max_message_bytes
+        room = 0  # in the last entry
+        for stream in pending:
+            with self._changed:
+                self._pending.pop(stream, None)  # before its tokens are taken: `put` may come meanwhile
+            while left > 0:
+                if room <= 0:
+                    entries, room = [*entries, []], MAX_ENTRY_BYTES
+                deltas, num_bytes = stream.take(min(room, left))
+                entries[-1] += [(stream, delta) for delta in deltas]
+                room, left = room - num_bytes, left - num_bytes
+                if not deltas:
+                    break
+            if left <= 0:
+                break
+        for stream in pending:
+            if stream.has_pending:
+                self.put(stream)
+        return [entry for entry in entries if entry]
+
+    def _write(self, entries: list[Entry]) -> None:
+        """Append entries to the stream of tokens, all or none. Raises RedisError: their tokens are pending again."""
+        encoded = [wire.encode([delta for _, delta in entry]) for entry in entries]
+        with self._changed:
+            job_ids = [stream.job_id for stream in self._streams]
+        arguments: list[bytes | str | int] = [MAX_STREAM_LENGTH, len(encoded), *encoded, *job_ids]
+        try:
+            missing = self._connection.run_script(APPEND_DELTAS, [store.TOKENS, store.Keys.missing_tokens], arguments)
+        except RedisError:
+            for entry in entries:
+                for stream, delta in entry:
+                    self._rewind(stream, delta.sequence, delta.first)
+            raise
+        self._repeat(missing)
+
+    def _repeat(self, missing: Iterable[bytes]) -> None:
+        """Take the tokens again that API processes miss (wire.MissingTokens). What cannot be decoded is ignored."""
+        for body in missing:
+            with suppress(wire.Invalid):
+                tokens = wire.parse(body, wire.MissingTokens, "msgpack")
+                with self._changed:
+                    streams = [stream for stream in self._streams if stream.job_id == tokens.id]
+                for stream in streams:
+                    self._rewind(stream, tokens.sequence, tokens.first)
+
+    def _rewind(self, stream: JobStream, sequence: int, first: int) -> None:
+        stream.rewind(sequence, first)
+        self.put(stream)

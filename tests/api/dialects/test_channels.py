@@ -61,7 +61,8 @@ class Run:
             if row.is_done:
                 return
             if publishes[number % len(publishes)]:
-                yield from [publish() for publish in job_stream.on_step([row])]
+                job_stream.on_step([row])
+                yield from job_stream.take(10**6)[0]
 
     @property
     def whole(self) -> ChatChoice:

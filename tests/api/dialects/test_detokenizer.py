@@ -49,7 +49,8 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
         row.columns.logprobs.append(-float(number))
         row.columns.sampled_logprobs.append(-float(number))
         check_stop(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
-        deltas += [publish() for publish in job_stream.on_step([row])]
+        job_stream.on_step([row])
+        deltas += job_stream.take(10**6)[0]
         if row.is_done:
             break
     return request, deltas, to_result(generate, [prepared], CODEC, PROVENANCE)

@@ -25,7 +25,8 @@ def step(stream: JobStream, sequence: Sequence, token: bytes) -> list[wire.Token
     sequence.columns.top_ids += [[1]] * len(token)
     sequence.columns.top_logprobs += [[-0.5]] * len(token)
     check_stop(sequence, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
-    return [make_delta() for make_delta in stream.on_step([sequence])]
+    stream.on_step([sequence])
+    return stream.take(10**6)[0]
 
 
 def stream_of(sequence: Sequence, with_logprobs: bool = True, skipped_ids: frozenset[int] = frozenset()) -> JobStream:
@@ -82,6 +83,26 @@ def test_skipped_tokens_are_emitted_with_their_indices():
         (2, [b"b", b"<"], [3]),  # "b" was held back
         (4, [b"a"], []),
     ]
+
+
+def test_tokens_are_taken_in_pieces_and_again_after_a_rewind():
+    sequence = sequence_of()
+    stream = stream_of(sequence)
+    taken = [delta for token in b"abcdef" for delta in step(stream, sequence, bytes([token]))]
+    stream.rewind(0, 2)
+    stream.rewind(0, 3)  # changes nothing
+    stream.rewind(1, 0)  # no such sequence
+
+    assert stream.has_pending
+    pieces = [delta for _ in range(9) for delta in stream.take(100)[0]]
+
+    assert [token for piece in pieces for token in piece.token_ids] == [*b"cdef"]
+    assert len(pieces) > 1
+    assert [value for piece in pieces for value in piece.logprobs.values()] == [
+        value for delta in taken[2:] for value in delta.logprobs.values()
+    ]
+    assert stream.take(100) == ([], 0)
+    assert not stream.has_pending
 
 
 @pytest.mark.parametrize(

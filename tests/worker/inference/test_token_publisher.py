@@ -1,37 +1,88 @@
-"""The publisher writes the tokens of streaming jobs to Redis without delaying the engine."""
+"""The publisher writes the tokens of streaming jobs to Redis without delaying the engine, and loses none."""
 
-import threading
+import logging
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from scorepool import store, wire
+from scorepool.engine import Sampling, Sequence
 from scorepool.local.redis_server import RedisServer
+from scorepool.worker.inference import token_publisher
+from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.inference.translate import PreparedSequence
+from tests.fleet.link import Link
 from tests.worker.conftest import Workers, submit, until
+from tests.worker.fake import FakeChatCodec, FakeTokenizer
 
-DELTA = wire.TokenDelta(id="j", sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])
+CODEC = FakeChatCodec(FakeTokenizer())
 
 
-def test_deltas_since_the_last_entry_become_one_entry(redis: Redis):
+class Running:
+    """A job of one sequence that streams."""
+
+    def __init__(self, publisher: TokenPublisher, job_id: str = "j", top_logprobs: int = 0) -> None:
+        sampling = Sampling(max_tokens=1_000_000)
+        self.sequence = Sequence(token_ids=[112], top_logprobs=top_logprobs, sampling=sampling)
+        prepared = PreparedSequence(self.sequence, 1, False, False)
+        self.stream = JobStream(job_id, [prepared], True, CODEC, run=7)
+        self.publisher = publisher
+        publisher.add(self.stream)
+
+    def generate(self, num_tokens: int = 1) -> None:
+        """Generate tokens in one step: 0, 1, 2, ..., 199, 0, ..."""
+        sequence = self.sequence
+        new = [(sequence.num_generated + index) % 200 for index in range(num_tokens)]
+        sequence.token_ids += new
+        sequence.text += bytes(new)
+        sequence.columns.logprobs += [-1.0] * num_tokens
+        sequence.columns.top_ids += [[*range(sequence.top_logprobs)]] * num_tokens if sequence.top_logprobs else []
+        sequence.columns.top_logprobs += [[-1.0] * sequence.top_logprobs] * num_tokens if sequence.top_logprobs else []
+        self.stream.on_step([sequence])
+        self.publisher.put(self.stream)
+
+
+def entries(redis: Redis) -> list[wire.TokenDeltas]:
+    return [wire.parse(fields[b"step"], wire.TokenDeltas, "msgpack") for _, fields in redis.xrange(store.TOKENS)]
+
+
+def written(redis: Redis, job_id: str = "j") -> list[int]:
+    """Return the tokens of a job. Each delta must begin where the one before it ends, or before."""
+    ids: list[int] = []
+    for delta in (delta for entry in entries(redis) for delta in entry if delta.id == job_id):
+        assert delta.first <= len(ids)
+        assert delta.run == 7
+        ids[delta.first :] = delta.token_ids
+    return ids
+
+
+def numbers(count: int) -> list[int]:
+    return [index % 200 for index in range(count)]
+
+
+@pytest.fixture
+def publisher(redis: Redis) -> Iterator[TokenPublisher]:
     publisher = TokenPublisher(redis)
-    is_writing, may_continue = threading.Event(), threading.Event()
-
-    def slow() -> wire.TokenDelta:
-        is_writing.set()
-        assert may_continue.wait(60)
-        return DELTA
-
-    publisher.put([slow])
-    assert is_writing.wait(60)
-    for _ in range(5):
-        publisher.put([lambda: DELTA])
-    may_continue.set()
+    yield publisher
     publisher.close()
 
-    steps = [wire.parse(fields[b"step"], wire.TokenDeltas, "msgpack") for _, fields in redis.xrange(store.TOKENS)]
-    assert [len(step) for step in steps] == [1, 5]
+
+def test_tokens_that_come_during_a_write_become_one_entry(redis: Redis):
+    publisher = TokenPublisher(redis)
+    jobs = [Running(publisher, name) for name in ("j", "other")]
+    redis.execute_command("CLIENT", "PAUSE", 300, "WRITE")
+    for _ in range(5):
+        for job in jobs:
+            job.generate()
+    until(lambda: sum(map(len, (written(redis, name) for name in ("j", "other")))) == 10)
+    publisher.close()
+
+    assert len(entries(redis)) <= 3
+    assert len(entries(redis)[-1]) == 2
 
 
 def test_streamed_tokens_are_not_written_to_disk(tmp_path: Path):
@@ -39,7 +90,7 @@ def test_streamed_tokens_are_not_written_to_disk(tmp_path: Path):
         publisher = TokenPublisher(redis)
         before = redis.info("persistence")["aof_current_size"]
 
-        publisher.put([lambda: DELTA])
+        Running(publisher).generate()
         publisher.close()
 
         assert redis.xlen(store.TOKENS) == 1
@@ -48,22 +99,169 @@ def test_streamed_tokens_are_not_written_to_disk(tmp_path: Path):
         assert redis.info("persistence")["aof_current_size"] > before
 
 
-def test_deltas_of_the_time_without_redis_are_dropped_and_later_ones_are_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_tokens_of_the_time_without_redis_are_written_when_it_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
     with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
         publisher = TokenPublisher(redis)
+        job = Running(publisher)
+        job.generate()
+        until(lambda: redis.xlen(store.TOKENS) == 1)
         assert server.process is not None
         server.process.kill()
         server.process.wait()
-        publisher.put([lambda: DELTA])
-        until(lambda: "1 token deltas were not streamed" in caplog.text)
+        for _ in range(5):
+            job.generate()
+        until(lambda: "are kept until Redis answers" in caplog.text)
         server.start()
-
-        publisher.put([lambda: DELTA])
+        until(lambda: redis.xlen(store.TOKENS) > 0, 3)
         publisher.close()
 
-        assert redis.xlen(store.TOKENS) == 1
+        assert [(delta.first, delta.token_ids) for entry in entries(redis) for delta in entry] == [(1, [1, 2, 3, 4, 5])]
+        until(lambda: "token deltas are written again" in caplog.text)
+    assert caplog.text.count("cannot be written") == 1
+
+
+def test_a_half_open_connection_is_given_up_soon_and_nothing_is_lost(redis: Redis, redis_url: str):
+    with Link(redis_url) as link, Redis.from_url(link.url, socket_timeout=10) as remote:
+        publisher = TokenPublisher(remote)
+        job = Running(publisher)
+        for count in range(1, 11):
+            job.generate()
+            until(lambda count=count: len(written(redis)) == count)
+        link.drop()
+        job.generate()
+        time.sleep(2)
+        link.restore()
+        restored_at = time.monotonic()
+        job.generate()
+        until(lambda: len(written(redis)) == 12)
+
+        assert time.monotonic() - restored_at < 2.5
+        publisher.close()
+    assert written(redis) == numbers(12)
+
+
+def test_a_write_whose_reply_was_lost_is_repeated(redis: Redis, redis_url: str):
+    with Link(redis_url) as link, Redis.from_url(link.url, socket_timeout=10) as remote:
+        publisher = TokenPublisher(remote)
+        job = Running(publisher)
+        job.generate()
+        until(lambda: len(written(redis)) == 1)
+        link.lose_next_reply(lambda _: True)
+        job.generate()
+        until(lambda: len(entries(redis)) == 3)
+        publisher.close()
+
+    assert [(delta.first, delta.token_ids) for entry in entries(redis) for delta in entry] == [
+        (0, [0]),
+        (1, [1]),
+        (1, [1]),
+    ]
+
+
+def test_a_backlog_is_written_in_entries_of_limited_size(redis: Redis, publisher: TokenPublisher):
+    job = Running(publisher, top_logprobs=20)
+    job.generate(10_000)  # 3 MB
+    until(lambda: len(written(redis)) == 10_000)
+
+    sizes = [len(fields[b"step"]) for _, fields in redis.xrange(store.TOKENS)]
+    assert max(sizes) <= token_publisher.MAX_ENTRY_BYTES
+    assert len(sizes) < 100
+    assert written(redis) == numbers(10_000)
+
+
+def test_a_backlog_passes_a_narrow_link(redis: Redis, redis_url: str):
+    with Link(redis_url) as link, Redis.from_url(link.url, socket_timeout=10) as remote:
+        publisher = TokenPublisher(remote)
+        job = Running(publisher)
+        job.generate()
+        until(lambda: len(written(redis)) == 1)
+        link.change(up_bytes_s=20_000.0)
+        job.generate(5_000)  # about 75 KB
+        started_at = time.monotonic()
+        until(lambda: len(written(redis)) == 5_001)
+
+        assert time.monotonic() - started_at < 15
+        publisher.close()
+    assert written(redis) == numbers(5_001)
+
+
+def test_a_long_backlog_of_one_job_does_not_hold_back_another(redis: Redis, redis_url: str):
+    with Link(redis_url) as link, Redis.from_url(link.url, socket_timeout=10) as remote:
+        publisher = TokenPublisher(remote)
+        job, other = Running(publisher), Running(publisher, "other")
+        job.generate()
+        until(lambda: len(written(redis)) == 1)
+        link.change(up_bytes_s=50_000.0)
+        job.generate(20_000)  # 300 KB
+        other.generate()
+        until(lambda: written(redis, "other"))
+
+        assert len(written(redis)) < 15_000
+        publisher.close()
+
+
+def test_missing_tokens_are_written_again(redis: Redis, publisher: TokenPublisher):
+    job = Running(publisher)
+    for count in range(1, 6):
+        job.generate()
+        until(lambda count=count: len(written(redis)) == count)
+    redis.delete(store.TOKENS)
+    asked = [("j", 0, 2), ("j", 0, 3), ("j", 5, 0), ("elsewhere", 0, 0)]
+    bodies = [wire.encode(wire.MissingTokens(id=name, sequence=index, first=first)) for name, index, first in asked]
+    redis.sadd(store.Keys.missing_tokens, *bodies, b"\xc1", wire.encode({"id": "j", "sequence": 0, "first": -1}))
+    job.generate()
+    until(lambda: len(entries(redis)) == 2)
+
+    (late,), (repeated,) = entries(redis)
+    assert (late.first, late.token_ids) == (5, [5])
+    assert (repeated.first, repeated.token_ids) == (2, [2, 3, 4, 5])
+    assert redis.smembers(store.Keys.missing_tokens) == {bodies[3], b"\xc1"}  # not of this worker, not readable
+
+
+def test_a_key_of_a_wrong_type_stops_no_tokens(redis: Redis, publisher: TokenPublisher):
+    redis.set(store.Keys.missing_tokens, "a string")
+    Running(publisher).generate()
+
+    until(lambda: written(redis) == [0])
+
+
+def test_a_removed_stream_is_written_no_more(redis: Redis, publisher: TokenPublisher):
+    job = Running(publisher)
+    publisher.remove(job.stream)
+    job.generate()
+    Running(publisher, "other").generate()
+    until(lambda: written(redis, "other"))
+
+    assert written(redis) == []
+
+
+def test_a_dead_link_delays_neither_a_step_nor_the_close(redis: Redis, redis_url: str):
+    with Link(redis_url) as link, Redis.from_url(link.url, socket_timeout=10) as remote:
+        publisher = TokenPublisher(remote)
+        job = Running(publisher)
+        link.drop()
+        started_at = time.monotonic()
+        for _ in range(100):
+            job.generate()
+        assert time.monotonic() - started_at < 0.5
+        publisher.close()
+
+        assert time.monotonic() - started_at < token_publisher.CLOSE_TIMEOUT_S + 1
+
+
+def test_an_error_in_one_stream_does_not_end_the_others(
+    redis: Redis, publisher: TokenPublisher, caplog: pytest.LogCaptureFixture
+):
+    broken, whole = Running(publisher, "broken"), Running(publisher)
+    broken.sequence.token_ids.append(97)
+    broken.sequence.text += b"a"
+    broken.sequence.columns.logprobs.append("no number")  # type: ignore[arg-type]
+    broken.generate()
+    until(lambda: "token deltas were not written" in caplog.text)
+    whole.generate()
+
+    until(lambda: written(redis) == [0])
 
 
 def test_a_job_that_does_not_stream_publishes_nothing(workers: Workers, redis: Redis):

@@ -1,6 +1,5 @@
 """Read which models are served, from the ServedModel that every worker keeps in Redis."""
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, ModelNotServed
 from scorepool.api.repositories import decode
+from scorepool.store.clock import clock_s
 
 FRESH_S = 1.0  # how long the models read last are used again
 
@@ -42,7 +42,7 @@ class Models:
         names = {model.id for model in self._live}
         recent = [model for model in served[len(workers) :] if model and model.id not in names]
         self._recent = sorted(recent, key=lambda model: model.id)
-        self._read_at = time.monotonic()
+        self._read_at = clock_s()
         return live
 
     async def serving(self, names: Iterable[str]) -> dict[str, list[wire.ServedModel]]:
@@ -53,7 +53,7 @@ class Models:
         """
         wanted = set(names)
         known = {name for model in (*self._live, *self._recent) for name in (model.id, *model.aliases)}
-        if time.monotonic() - self._read_at > FRESH_S or not wanted <= known:
+        if clock_s() - self._read_at > FRESH_S or not wanted <= known:
             await self.live()
         return {name: self._named(name) for name in wanted}
 

@@ -18,6 +18,7 @@ import rq.utils
 from redis import Redis
 from rq import get_current_job
 
+import scorepool.store.clock
 from scorepool.engine import ChatCodec, Engine, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
 from scorepool.engine.errors import EngineDeadError
 from scorepool.engine.text.chat.chat_format import ChatFormat
@@ -234,6 +235,24 @@ class LateHeartbeatWorker(FakeWorker):
         self.num_heartbeats += 1
         if self.num_heartbeats == 1:
             time.sleep(self.settings.lease_s)
+
+
+class SleepingWorker(FakeWorker):
+    """A worker on a machine that sleeps for eight hours at each SIGUSR2: only the clock that goes on shows it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.slept_s = 0.0
+        clock = scorepool.store.clock
+        clock.time = SimpleNamespace(
+            time=time.time,
+            monotonic=time.monotonic,
+            clock_gettime=lambda which: time.clock_gettime(which) + self.slept_s,
+        )
+        signal.signal(signal.SIGUSR2, self.sleep)
+
+    def sleep(self, signum: int, frame: object) -> None:
+        self.slept_s += 8 * 3600
 
 
 class LoggingEngineWorker(FakeWorker):

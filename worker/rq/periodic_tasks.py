@@ -1,7 +1,9 @@
-"""Run tasks while the main thread is busy, each at its own interval, on one thread."""
+"""Run tasks while the main thread is busy, each at its own interval, on one thread.
+
+Intervals go on while a Mac sleeps: after it wakes, what was due runs within a second.
+"""
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import Logger
@@ -9,14 +11,17 @@ from types import TracebackType
 
 from redis.exceptions import RedisError
 
+from scorepool.store.clock import clock_s
+
 JOIN_S = 1.0  # a task that waits for a Redis that does not answer is not waited for
+MAX_WAIT_S = 1.0  # a longer wait would go on after a sleep, for what was left of it
 
 
 @dataclass(slots=True)
 class PeriodicTask:
     call: Callable[[], None]
     every_s: float
-    due_at: float = 0.0  # time.monotonic()
+    due_at: float = 0.0  # clock_s()
 
 
 class PeriodicTasks:
@@ -38,11 +43,15 @@ class PeriodicTasks:
         self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        while not self._stop.wait(max(0.0, min(task.due_at for task in self.periodic_tasks) - time.monotonic())):
+        while not self._stop.wait(self._wait_s()):
             for task in self.periodic_tasks:
-                if task.due_at <= time.monotonic():
-                    task.due_at = time.monotonic() + task.every_s
+                if task.due_at <= clock_s():
+                    task.due_at = clock_s() + task.every_s
                     self._do(task)
+
+    def _wait_s(self) -> float:
+        due_in_s = min(task.due_at for task in self.periodic_tasks) - clock_s()
+        return max(0.0, min(MAX_WAIT_S, due_in_s))
 
     def _do(self, task: PeriodicTask) -> None:
         """Run a task and log its error; it runs again after its interval. The main thread handles a lost Redis."""

@@ -16,7 +16,6 @@ Threads, and what each may touch:
 import logging
 import math
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -170,7 +169,7 @@ class Worker(WorkerProcess):
             tasks = [
                 heartbeat,
                 PeriodicTask(watchdog.check, every_s=min(1.0, watchdog.timeout_s / 5)),
-                PeriodicTask(sweep.run, every_s=sweep.every_s, due_at=time.monotonic() + sweep.every_s),
+                PeriodicTask(sweep.run, every_s=sweep.every_s, due_at=clock_s() + sweep.every_s),
                 *self.periodic_tasks(),
             ]
             self.bootstrap(logging_level, date_format, log_format)

@@ -16,6 +16,7 @@ DOCUMENTS = (
     "SECURITY.md",
     "docs/architecture.md",
     "docs/deploy.md",
+    "docs/fleet.md",
     "docs/openai.md",
     "docs/operations.md",
     "docs/settings.md",

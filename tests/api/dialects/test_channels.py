@@ -1,7 +1,7 @@
 """A chat's answer from its tokens: the joined chunks of a stream equal the whole reply. No process, no model."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,7 @@ class Run:
     ) -> Iterator[wire.TokenDelta]:
         """Sample these tokens, and emit after as many as `steps` says, over and over."""
         row = prepared.sequence
-        job_stream = JobStream("j", [prepared], with_logprobs=True, codec=self.codec)
+        job_stream = self.job_stream = JobStream("j", [prepared], with_logprobs=True, codec=self.codec)
         sampling = row.sampling
         assert sampling is not None
         row.sampling = replace(sampling, max_tokens=len(token_ids))
@@ -63,6 +63,15 @@ class Run:
             if publishes[number % len(publishes)]:
                 job_stream.on_step([row])
                 yield from job_stream.take(10**6)[0]
+
+    def pieces(self, draw: Callable[[st.SearchStrategy[int]], int]) -> Iterator[wire.TokenDelta]:
+        """Take the tokens again and again, in pieces of any size. None begins after the end of those before it."""
+        self.job_stream.rewind(0, 0)
+        for _ in range(draw(st.integers(1, 8))):
+            (delta,) = self.job_stream.take(draw(st.integers(1, 200)))[0] or [None]
+            if delta is not None:
+                yield delta
+                self.job_stream.rewind(0, draw(st.integers(0, delta.first + len(delta.token_ids))))
 
     @property
     def whole(self) -> ChatChoice:
@@ -150,6 +159,10 @@ def test_a_call_is_streamed_whole():
     assert [delta.channels for delta in answered.deltas[:3]] == [["content"]] * 3
     assert len(with_calls) == 1
     assert {"tool_call", "markup"} == set(with_calls[0].channels)
+
+    answered.job_stream.rewind(0, with_calls[0].tool_calls[0].entry)  # its last token
+    (again,) = answered.job_stream.take(1)[0]
+    assert (again.tool_calls, again.first) == (with_calls[0].tool_calls, len("Hi.") + 1)  # after its marker
 
 
 def test_an_answer_cut_off_after_a_call_has_finish_reason_length():
@@ -252,6 +265,7 @@ def test_joined_chunks_equal_the_whole_answer(answer: dict[str, Any], data: st.D
     whole = answered.whole
 
     assert_same(whole, answered.chunks(answered.deltas))
+    assert_same(whole, answered.chunks(answered.pieces(data.draw)))
     kept = [delta for delta in answered.deltas if data.draw(st.booleans())]
     assert_same(whole, answered.chunks([*kept, *answered.deltas[:2]]))
 

@@ -71,6 +71,11 @@ class Keys:
         return f"{PREFIX}:outcome:{job_id}"
 
     @staticmethod
+    def outcome_upload(lease_key: str) -> str:
+        """string: the first bytes of an outcome that a worker sends in parts; expires when no part comes any more."""
+        return f"{PREFIX}:outcome_upload:{lease_key}"
+
+    @staticmethod
     def delivery(job_id: str) -> str:
         """The id of the RQ job that delivers this job's own webhook; also the `webhook-id`, constant over retries."""
         return f"wh_{job_id}"
@@ -245,6 +250,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     # ours; a name that ends in _ is a prefix
     "REQUEST_": Keys.request(""),
     "OUTCOME_": Keys.outcome(""),
+    "OUTCOME_UPLOAD_": Keys.outcome_upload(""),
     "DELIVERY_ID_": Keys.delivery(""),
     "ENDPOINTS_OF_": Keys.endpoints_of(""),
     "DELIVERIES_OF_": Keys.deliveries_of(""),

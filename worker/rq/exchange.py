@@ -1,21 +1,20 @@
 """Record ended jobs and claim new ones in one round trip. Runs on the thread of the link (link.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from redis import Redis
-from redis.commands.core import Script
-from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from rq.queue import Queue
 from rq.worker import WorkerStatus
 
-from scorepool.worker.rq.clock import awake_s
+from scorepool.worker.rq.clock import awake_s, clock_s
 from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.leases import Claim, Claimed, Leases
-
-ScriptCall = tuple[Script, list[str], Sequence[str | bytes | int | float]]
+from scorepool.worker.rq.progress_connection import socket_timeout
+from scorepool.worker.rq.script_calls import ScriptCall, run_scripts
+from scorepool.worker.rq.success_writer import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,57 +30,66 @@ class Exchange:
 
 @dataclass(slots=True)
 class Exchanged:
-    """What came of it. Ended jobs in none of the two lists are for the next exchange."""
+    """What came of it. Ended jobs in neither list are for the next exchange."""
 
     recorded: list[InFlightJob] = field(default_factory=list)
     lost: list[InFlightJob] = field(default_factory=list)  # another worker has the job: its end here does not count
+    awaited: list[InFlightJob] = field(default_factory=list)  # other jobs depend on them: RQ's own methods end them
     claimed: Claimed | None = None
     elapsed_s: float = 0.0  # of the one round trip
 
 
 class Exchanger:
-    def __init__(self, connection: Redis, leases: Leases, committer: ResultCommitter) -> None:
+    """Send exchanges. `heard_since` is true if Redis has answered others since a time (clock_s()), as a heartbeat."""
+
+    def __init__(
+        self, connection: Redis, leases: Leases, committer: ResultCommitter, heard_since: Callable[[float], bool]
+    ) -> None:
         self._connection = connection
         self._leases = leases
         self._committer = committer
+        self._heard_since = heard_since
+        self.link_speed = committer.successes.link
+        self.stuck: list[InFlightJob] = []  # of the last exchange: jobs whose end cannot be sent, to be handed back
 
     def run(self, exchange: Exchange) -> Exchanged:
-        """Send an exchange. It may be repeated after an error: an end that was recorded is lost then."""
-        done = Exchanged()
+        """Send an exchange. It may be repeated after an error: an end that was recorded is found again."""
+        self.stuck = []
         successes = self._committer.successes
-        batch = successes.next_batch([job for job in exchange.ended if successes.is_plain_success(job)])
+        plain = [job for job in exchange.ended if successes.is_plain_success(job)]
         others = [job for job in exchange.ended if not successes.is_plain_success(job)]
-        calls: list[ScriptCall] = []
-        if batch:
-            calls.append((successes.script, *successes.message(batch, exchange.current, exchange.idle_state)))
+        message = successes.next_message(plain, self.link_speed.message_bytes, exchange.current, exchange.idle_state)
+        done = Exchanged()
+        calls = list(message.calls)
         if exchange.claim is not None:
-            arguments = self._leases.claim_arguments(exchange.queues, exchange.claim)
-            calls.append((self._leases.claim_script, *arguments))
-        started_at = awake_s()
-        replies = iter(self._run_scripts(calls))
-        done.elapsed_s = awake_s() - started_at
-        if batch:
-            recorded, awaited = successes.read(batch, next(replies))
-            done.recorded += recorded
-            done.lost += [job for job in batch if job not in recorded and job not in awaited]
-            others += awaited
-        if exchange.claim is not None:
-            done.claimed = self._leases.read_claim(exchange.queues, next(replies))
+            keys, arguments = self._leases.claim_arguments(exchange.queues, exchange.claim)
+            calls.append(ScriptCall(self._leases.claim_script, keys, arguments))
+        if calls:
+            self._send(exchange, message, calls, done)
+        others += done.awaited
         if others:
             recorded = self._committer.write(others, exchange.current, exchange.idle_state)
             done.recorded += recorded
             done.lost += [job for job in others if job not in recorded]
         return done
 
-    def _run_scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Run scripts in one round trip, and those that Redis does not know once more. Raises the first error."""
-        with self._connection.pipeline(transaction=False) as pipeline:
-            for script, keys, args in calls:
-                pipeline.evalsha(script.sha, len(keys), *keys, *args)
-            replies = pipeline.execute(raise_on_error=False)
-        for index, (script, keys, args) in enumerate(calls):
-            if isinstance(replies[index], NoScriptError):
-                replies[index] = script(keys=keys, args=args)
-            if isinstance(replies[index], Exception):
-                raise replies[index]
-        return replies
+    def _send(self, exchange: Exchange, message: Message, calls: Sequence[ScriptCall], done: Exchanged) -> None:
+        """Run scripts in one round trip, which also measures the link."""
+        size_bytes = sum(call.size_bytes for call in calls)
+        sent_at, started_at = clock_s(), awake_s()
+        try:
+            with socket_timeout(self.link_speed.timeout_s(size_bytes)):
+                replies = run_scripts(self._connection, calls)
+        except RedisTimeoutError:
+            self.link_speed.record_timeout()
+            if self._heard_since(sent_at):
+                self.stuck = self._committer.successes.fail(message, awake_s() - started_at)
+            raise
+        done.elapsed_s = awake_s() - started_at
+        written = self._committer.successes.apply(message, replies)
+        done.recorded, done.lost, done.awaited = written.recorded, written.lost, written.awaited
+        reply_bytes = 0
+        if exchange.claim is not None:
+            done.claimed = self._leases.read_claim(exchange.queues, replies[-1])
+            reply_bytes = sum(len(job.request or b"") for job in done.claimed.jobs)
+        self.link_speed.record(size_bytes, done.elapsed_s, reply_bytes)

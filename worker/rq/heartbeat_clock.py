@@ -24,6 +24,10 @@ class HeartbeatClock:
             self._on_time_since = clock_s()
         self._last_at = clock_s()
 
+    def heard_since(self, at: float) -> bool:
+        """True if a heartbeat was sent after a time (clock_s())."""
+        return at < self._last_at < math.inf
+
     def is_on_time(self, ping: Callable[[], object]) -> bool:
         """True if no heartbeat was late for the length of a lease, and Redis answers a ping at once.
 

@@ -109,7 +109,7 @@ class Worker(WorkerProcess):
 
     @cached_property
     def exchanger(self) -> Exchanger:
-        return Exchanger(self.connection, self.leases, self.committer)
+        return Exchanger(self.connection, self.leases, self.committer, self.heartbeat_clock.heard_since)
 
     # A subclass may override these.
 
@@ -337,6 +337,7 @@ class Worker(WorkerProcess):
         self._is_exchanging = False
         self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)
         self._lose_redis(error)
+        self._put_back([inflight for inflight in self.exchanger.stuck if inflight.lease_key in self.in_flight])
 
     def _lose_redis(self, error: Exception) -> None:
         """Wait before the next attempt. Jobs in flight go on, and their ends are kept until Redis takes them.
@@ -466,7 +467,9 @@ class Worker(WorkerProcess):
 
     def _release(self) -> None:
         """Put everything that is not over back on the queues, with all its retries."""
-        jobs = [inflight for inflight in self.in_flight.values() if not inflight.is_over]
+        self._put_back([inflight for inflight in self.in_flight.values() if not inflight.is_over])
+
+    def _put_back(self, jobs: Sequence[InFlightJob]) -> None:
         if not jobs:
             return
         for inflight in jobs:

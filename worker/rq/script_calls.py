@@ -1,0 +1,44 @@
+"""Run several scripts in one round trip."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+from redis.commands.core import Script
+from redis.exceptions import NoScriptError
+
+ARGUMENT_BYTES = 16  # of a message around each argument, and of a number
+
+Argument = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    script: Script
+    keys: Sequence[str]
+    arguments: Sequence[Argument]
+
+    @property
+    def size_bytes(self) -> int:
+        """About how large it is on its way to Redis."""
+        return sum(map(size_bytes, self.keys)) + sum(map(size_bytes, self.arguments))
+
+
+def size_bytes(argument: Argument) -> int:
+    """Return about how many bytes an argument has on its way to Redis."""
+    return ARGUMENT_BYTES + (len(argument) if isinstance(argument, str | bytes) else 0)
+
+
+def run_scripts(connection: Redis, calls: Sequence[ScriptCall]) -> list[Any]:
+    """Run scripts in one round trip, and those that Redis does not know once more. Raises the first error."""
+    with connection.pipeline(transaction=False) as pipeline:
+        for call in calls:
+            pipeline.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
+        replies = pipeline.execute(raise_on_error=False)
+    for index, call in enumerate(calls):
+        if isinstance(replies[index], NoScriptError):
+            replies[index] = call.script(keys=call.keys, args=call.arguments)
+        if isinstance(replies[index], Exception):
+            raise replies[index]
+    return replies

@@ -54,22 +54,26 @@ class RedisClock:
         self._offset = _Offset(time.time() - clock_s(), math.inf, clock_s())
 
     def measure(self, connection: Redis, num_samples: int = 1) -> None:
-        """Ask Redis for its time. Raises RedisError.
+        """Ask Redis for its time, and use the best of the answers. Raises RedisError."""
+        for _ in range(num_samples):
+            asked_at = clock_s()
+            self.take(connection.time(), asked_at)
+
+    def take(self, answer: tuple[int, int], asked_at: float) -> None:
+        """Use an answer to TIME that has just arrived. `asked_at` is a clock_s().
 
         The answer was true at some moment between the question and its arrival, so of two measurements that agree the
         one of the shorter round trip is kept, until the drift of the clocks outweighs it. One that disagrees replaces
         it: Redis's clock was set, or another server answers.
         """
-        for _ in range(num_samples):
-            asked_at = clock_s()
-            seconds, microseconds = connection.time()
-            answered_at = clock_s()
-            offset_s = seconds + microseconds / 1e6 - (asked_at + answered_at) / 2
-            measured = _Offset(offset_s, (answered_at - asked_at) / 2, answered_at)
-            known_error_s = self._offset.error_at(answered_at)
-            agrees = abs(offset_s - self._offset.offset_s) <= measured.error_s + known_error_s
-            if measured.error_s <= known_error_s or not agrees:
-                self._offset = measured
+        seconds, microseconds = answer
+        answered_at = clock_s()
+        offset_s = seconds + microseconds / 1e6 - (asked_at + answered_at) / 2
+        measured = _Offset(offset_s, (answered_at - asked_at) / 2, answered_at)
+        known_error_s = self._offset.error_at(answered_at)
+        agrees = abs(offset_s - self._offset.offset_s) <= measured.error_s + known_error_s
+        if measured.error_s <= known_error_s or not agrees:
+            self._offset = measured
 
     def now_s(self) -> float:
         """Return Redis's unix time, s."""

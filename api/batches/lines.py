@@ -84,7 +84,7 @@ class LineCall(NamedTuple):
         body = endpoint.parse(bytes(wire.parse(text, Line).body))
         if endpoint.is_streamed(body):
             raise wire.Invalid("stream: a line of a batch is not streamed, expected false", "stream")
-        return cls(endpoint, body, Context(unique_id=unique_id, timeout_s=LINE_TIMEOUT_S))
+        return cls(endpoint, body, Context(unique_id=unique_id, timeout_s=LINE_TIMEOUT_S, created=batch.created_at))
 
     def to_requests(self, batch: Batch) -> list[wire.Request]:
         """Build the jobs. Their priority is low, so that synchronous requests come first; they wait for their model."""
@@ -95,9 +95,10 @@ class LineCall(NamedTuple):
             for request in self.endpoint.to_requests(self.body, self.context)
         ]
 
-    def to_reply(self, results: Sequence[wire.Result]) -> object:
-        """Build the endpoint's reply from the results of the line's jobs."""
-        return self.endpoint.to_reply(self.body, results, self.context)
+    def to_reply(self, results: Sequence[wire.Result], created: float | None) -> object:
+        """Build the endpoint's reply from the results of the line's jobs, which were created at that time, unix, s."""
+        context = self.context if created is None else msgspec.structs.replace(self.context, created=int(created))
+        return self.endpoint.to_reply(self.body, results, context)
 
     def field_name(self, field: str) -> str:
         """Map a field of the jobs to a field of the body."""
@@ -139,7 +140,7 @@ def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Endi
             input_tokens=sum(result.usage.prompt_tokens for result in results),
             output_tokens=sum(result.usage.completion_tokens for result in results),
         )
-        reply = LineCall.parse(text, batch, unique_id).to_reply(results)
+        reply = LineCall.parse(text, batch, unique_id).to_reply(results, jobs[0].created_at)
         return EndedLine(_output_line(text, unique_id, 200, reply), usage)
     index, failed = next((index, job) for index, job in enumerate(jobs) if job.result is None)
     assert failed.failure is not None

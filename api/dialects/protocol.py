@@ -25,6 +25,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
     unique_id: str
     timeout_s: int  # how long each job may run
+    created: int  # unix, s: the time that the reply shows
     served_model: wire.ServedModel | None = None  # set for an endpoint with `needs_model`
     encoded_texts: Sequence[list[int]] = ()  # the token ids of `texts_to_encode`
 

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, ModelNotServed
 from scorepool.api.repositories import decode
-from scorepool.store.clock import clock_s
+from scorepool.store.clock import RedisClock, clock_s
 
 FRESH_S = 1.0  # how long the models read last are used again
 
@@ -27,13 +27,18 @@ class Models:
         self._live: list[wire.ServedModel] = []  # of the workers that take jobs
         self._recent: list[wire.ServedModel] = []
         self._read_at = float("-inf")
+        self._clock = RedisClock()
 
     async def live(self) -> list[wire.ServedModel]:
         """Read what each live worker serves, stopped ones included, ordered by model, then by worker."""
         async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.time()
             pipeline.zrange(store.Keys.models, 0, -1)
             pipeline.zrange(store.Keys.recent_models, 0, -1)
-            workers, models = [[decode.text(name) for name in names or ()] for names in await decode.execute(pipeline)]
+            asked_at = clock_s()
+            time, *found = await decode.execute(pipeline)
+        self._clock.take(time, asked_at)
+        workers, models = [[decode.text(name) for name in names or ()] for names in found]
         keys = [*map(store.Keys.served_model, workers), *map(store.Keys.recent_model, models)]
         packed: Any = await self._redis.mget(keys) if keys else []
         served = [decode.message(value, wire.ServedModel) for value in packed]
@@ -44,6 +49,12 @@ class Models:
         self._recent = sorted(recent, key=lambda model: model.id)
         self._read_at = clock_s()
         return live
+
+    async def now_s(self) -> float:
+        """Return the unix time of Redis's clock. It is measured when models are read, so mostly without a command."""
+        if self._read_at < 0:
+            await self.live()
+        return self._clock.now_s()
 
     async def serving(self, names: Iterable[str]) -> dict[str, list[wire.ServedModel]]:
         """Return what serves each name or alias, or served it recently. All entries of one name are of one model.

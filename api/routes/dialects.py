@@ -97,6 +97,7 @@ async def _run(
     context = Context(
         unique_id=uuid4().hex,
         timeout_s=limit_s,
+        created=int(await models.now_s()),
         served_model=await models.find(body.model) if endpoint.needs_model else None,
         encoded_texts=[result.sequences[0].token_ids for result in encoded],
     )

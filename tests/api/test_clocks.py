@@ -11,10 +11,11 @@ from redis import Redis
 from scorepool import store
 from scorepool.api.repositories.webhook_endpoints import ROTATION_S
 from tests.api.conftest import Serving, eventually, score
-from tests.api.fake_worker import FakeWorker
+from tests.api.fake_worker import COMPLETED, FakeWorker
 
 HOUR_S = 3600
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"demo","prompt":"a"}}\n'
+MESSAGES = [{"role": "user", "content": "a"}]
 pytestmark = pytest.mark.anyio
 
 
@@ -167,3 +168,22 @@ async def test_the_ages_in_the_metrics_are_right(serving: Serving, redis: Redis,
     [oldest_s] = re.findall(r'scorepool_queue_oldest_seconds{queue="demo"} (\S+)', text)
     assert 40 <= float(beat_age_s) < 70
     assert 0 <= float(oldest_s) < 30
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions", "completions?stream"])
+async def test_openais_replies_show_the_time_of_redis(
+    serving: Serving, redis: Redis, worker: FakeWorker, right: float, route: str
+):
+    """Ask a process that has just started, and has not read its models."""
+    path, _, stream = route.partition("?")
+    body = {"model": "demo", "prompt": "a"} if path == "completions" else {"model": "demo", "messages": MESSAGES}
+    async with serving() as http:
+        asking = asyncio.create_task(http.post(f"/v1/{path}", json=body | {"stream": bool(stream)}))
+        await eventually(worker.waiting)
+        [job_id] = worker.waiting()
+        worker.end(job_id, COMPLETED)
+        reply = await asking
+
+    shown = [float(text) for text in re.findall(r'"created":(\d+)', reply.text)]
+    assert shown
+    assert shown == pytest.approx([redis_time(redis)] * len(shown), abs=30)

@@ -1,6 +1,5 @@
 """Build the replies of `/v1/chat/completions`: one choice per sequence of a result, whole or in chunks. Pure."""
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -124,12 +123,12 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     prompt_token_ids: LastPromptTokenIds = UNSET
 
 
-def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str) -> ChatCompletion:
-    """Build the reply. Each choice is a stream of one delta."""
+def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str, created: int) -> ChatCompletion:
+    """Build the reply. `created` is in unix s. Each choice is a stream of one delta."""
     deltas = [ChoiceStream(index).end(sequence) for index, sequence in enumerate(result.sequences)]
     return ChatCompletion(
         id=reply_id,
-        created=int(time.time()),
+        created=created,
         model=body.model,
         choices=[_to_choice(body, delta) for delta in deltas],
         usage=usage_of_results([result]),
@@ -141,8 +140,8 @@ def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str) ->
 class ChatChunkWriter(ChunkWriter[ChatChunk]):
     """Translate the events of a chat's job to ChatChunks."""
 
-    def __init__(self, body: ChatRequest, job_ids: Sequence[str], reply_id: str) -> None:
-        super().__init__(body, job_ids)
+    def __init__(self, body: ChatRequest, job_ids: Sequence[str], reply_id: str, created: int) -> None:
+        super().__init__(body, job_ids, created)
         self._body = body
         self._reply_id = reply_id
 

@@ -1,6 +1,5 @@
 """Translate the events of jobs to the chunks that OpenAI's clients read, for chat and completions. Pure."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -20,9 +19,9 @@ Chunk = TypeVar("Chunk", bound=Struct)
 class ChunkWriter(ABC, Generic[Chunk]):
     """Track the choices of all jobs of one request, and their usage so far."""
 
-    def __init__(self, body: SamplingRequest, job_ids: Sequence[str]) -> None:
+    def __init__(self, body: SamplingRequest, job_ids: Sequence[str], created: int) -> None:
         n = body.num_choices
-        self.created = int(time.time())
+        self.created = created  # unix, s
         self._options = body.stream_options or StreamOptions()
         self._choices = {job_id: [ChoiceStream(job * n + i) for i in range(n)] for job, job_id in enumerate(job_ids)}
         self._num_prompt_tokens: dict[str, int | None] = {}  # by id of a job that began; None: not known yet

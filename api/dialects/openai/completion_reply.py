@@ -1,6 +1,5 @@
 """Build the replies of `/v1/completions`: one choice per sequence of the results, whole or in chunks. Pure."""
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -102,15 +101,15 @@ class CompletionChunk(Struct, frozen=True, kw_only=True):
     usage: ChunkUsage = UNSET
 
 
-def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply_id: str) -> Completion:
-    """Build the reply from the results of the prompts' jobs, in the order of the prompts."""
+def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply_id: str, created: int) -> Completion:
+    """Build the reply from the results of the prompts' jobs, in the order of the prompts. `created` is in unix s."""
     choices: list[CompletionChoice] = []
     for prompt, result in zip(body.prompts, results, strict=True):
         best = _best(result, body.num_choices)
         choices += [_to_choice(body, prompt, sequence, len(choices) + i) for i, sequence in enumerate(best)]
     return Completion(
         id=reply_id,
-        created=int(time.time()),
+        created=created,
         model=body.model,
         choices=choices,
         usage=usage_of_results(results),
@@ -125,9 +124,9 @@ class CompletionChunkWriter(ChunkWriter[CompletionChunk]):
     the prompt comes first.
     """
 
-    def __init__(self, body: CompletionRequest, job_ids: Sequence[str], reply_id: str) -> None:
+    def __init__(self, body: CompletionRequest, job_ids: Sequence[str], reply_id: str, created: int) -> None:
         num_prompts = len(body.prompts)
-        super().__init__(body, job_ids[:num_prompts])
+        super().__init__(body, job_ids[:num_prompts], created)
         self._body = body
         self._reply_id = reply_id
         self._job_ids = job_ids[:num_prompts]

@@ -44,13 +44,13 @@ class CompletionsEndpoint(Endpoint[CompletionRequest]):
         return completions.to_requests(body, context.timeout_s)
 
     def to_reply(self, body: CompletionRequest, results: Sequence[wire.Result], context: Context) -> Completion:
-        return to_completion(body, results, f"cmpl-{context.unique_id}")
+        return to_completion(body, results, f"cmpl-{context.unique_id}", context.created)
 
     def is_streamed(self, body: CompletionRequest) -> bool:
         return bool(body.stream)
 
     def to_events(self, body: CompletionRequest, job_ids: Sequence[str], context: Context) -> CompletionChunkWriter:
-        return CompletionChunkWriter(body, job_ids, f"cmpl-{context.unique_id}")
+        return CompletionChunkWriter(body, job_ids, f"cmpl-{context.unique_id}", context.created)
 
     def field_name(self, body: CompletionRequest, field: str) -> str:
         return completions.field_name(body, field)
@@ -71,13 +71,13 @@ class ChatEndpoint(Endpoint[ChatRequest]):
 
     def to_reply(self, body: ChatRequest, results: Sequence[wire.Result], context: Context) -> ChatCompletion:
         [result] = results
-        return to_chat_completion(body, result, f"chatcmpl-{context.unique_id}")
+        return to_chat_completion(body, result, f"chatcmpl-{context.unique_id}", context.created)
 
     def is_streamed(self, body: ChatRequest) -> bool:
         return bool(body.stream)
 
     def to_events(self, body: ChatRequest, job_ids: Sequence[str], context: Context) -> ChatChunkWriter:
-        return ChatChunkWriter(body, job_ids, f"chatcmpl-{context.unique_id}")
+        return ChatChunkWriter(body, job_ids, f"chatcmpl-{context.unique_id}", context.created)
 
     def field_name(self, body: ChatRequest, field: str) -> str:
         return chat.field_name(field)

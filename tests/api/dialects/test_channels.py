@@ -75,7 +75,7 @@ class Run:
 
     @property
     def whole(self) -> ChatChoice:
-        return to_chat_completion(self.body, self.result, "id").choices[0]
+        return to_chat_completion(self.body, self.result, "id", 0).choices[0]
 
     def chunks(self, deltas: Sequence[wire.TokenDelta]) -> list[ChatChoiceChunk]:
         stream = ChoiceStream(0)

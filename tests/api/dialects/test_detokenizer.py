@@ -74,7 +74,7 @@ def test_joined_chunks_equal_the_whole_text_and_the_text_its_tokens(
     token_ids: list[int], options: dict[str, Any], lost: set[int]
 ):
     body, deltas, result = run(token_ids, options)
-    (whole,) = to_completion(body, [result], "id").choices
+    (whole,) = to_completion(body, [result], "id", 0).choices
     stream = ChoiceStream(0)
     sent = [new for n, delta in enumerate(deltas) if n not in lost and (new := stream.add(delta))]
     chunks: list[CompletionChoiceChunk] = [to_chunk(body, delta) for delta in (*sent, stream.end(result.sequences[0]))]

@@ -56,7 +56,7 @@ COMPLETIONS_ONLY: list[dict[str, Any]] = [
 def parse(kind: str, options: dict[str, Any]) -> list[wire.Generate]:
     endpoint, body = (CHAT, CHAT_BODY) if kind == "chat" else (COMPLETIONS, COMPLETION_BODY)
     parsed = endpoint.parse(json.dumps(body | options).encode())
-    return list(endpoint.to_requests(parsed, Context(unique_id="u", timeout_s=60)))
+    return list(endpoint.to_requests(parsed, Context(unique_id="u", timeout_s=60, created=0)))
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in NAMES for name in sorted(NAMES[kind])])

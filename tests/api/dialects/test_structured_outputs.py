@@ -40,7 +40,7 @@ class Answer:
         self.row = prepared.sequence
         self._generate(codec, random.Random(seed), ids_of(name, says))
         result = to_result(request, [prepared], codec, PROVENANCE)
-        self.choice: ChatChoice = to_chat_completion(self.body, result, "id").choices[0]
+        self.choice: ChatChoice = to_chat_completion(self.body, result, "id", 0).choices[0]
 
     def _generate(self, codec: ChatCodec, any_of: random.Random, says: list[int]) -> None:
         row = self.row

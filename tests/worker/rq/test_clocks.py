@@ -1,14 +1,19 @@
 """Workers whose clocks are wrong: Redis's clock decides when a job starts, expires or is due, and is what they show."""
 
+import asyncio
+import signal
 import sys
 import time
 from datetime import datetime, timedelta
 
 import pytest
+import redis.asyncio as redis_asyncio
 from redis import Redis
 from rq import Retry
 
 from scorepool import wire
+from scorepool.api.metrics.queue_snapshot import QueueSnapshot
+from scorepool.api.repositories.models import Models
 from scorepool.store import Keys
 from scorepool.worker import Queue
 from scorepool.worker.rq.clock import REDIS_CLOCK
@@ -125,3 +130,35 @@ def test_no_module_of_rq_reads_the_clock_of_the_machine():
     modules = [module for name, module in sys.modules.items() if name.startswith("rq.") and hasattr(module, "now")]
     assert len(modules) > 5
     assert {module.__name__ for module in modules if module.now != REDIS_CLOCK.now} <= {"rq.cron"}
+
+
+def heartbeat_age_s(redis_url: str) -> float:
+    """Return what the alert `ScorepoolWorkerSilent` compares with 30 s, as the API reads it."""
+
+    async def read() -> float:
+        async with redis_asyncio.Redis.from_url(redis_url) as connection:
+            live = await Models(connection).live()
+            return (await QueueSnapshot.read(connection, live)).heartbeat_age_s["demo"]
+
+    return asyncio.run(read())
+
+
+def test_a_pool_of_wrong_clocks_shows_right_ages_and_does_all_jobs(redis: Redis, redis_url: str, workers: Workers):
+    """One Mac is 300 s ahead, one 300 s behind: no alert for the one, and the other's silence is seen."""
+    lease = {"SCOREPOOL_LEASE_S": "6"}
+    workers.start("--name", "ahead", FAKE_CLOCK_AHEAD_S="300", **lease)
+    behind = workers.start("--name", "behind", FAKE_CLOCK_AHEAD_S="-300", **lease)
+    until(lambda: redis.zcard(Keys.models) == 2)
+    ids = [submit(redis, generate(max_tokens=20)) for _ in range(40)]
+    until(lambda: all(outcome(redis, job_id) for job_id in ids))
+    times = [redis.hmget(f"rq:job:{job_id}", "started_at", "ended_at", "worker_name") for job_id in ids]
+    awake_s = heartbeat_age_s(redis_url)
+    behind.send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    silent_s = heartbeat_age_s(redis_url)
+
+    assert {name for *_, name in times} == {b"ahead", b"behind"}
+    assert all(-60 < unix_s(started) - redis_time(redis) < 2 for started, *_ in times)
+    assert all(-0.001 < unix_s(ended) - unix_s(started) < 60 for started, ended, _ in times)
+    assert 0 <= awake_s < 4
+    assert 3.5 < silent_s < 10

@@ -1,5 +1,7 @@
 """A job that is queued is on its queue's list or scheduled, also if one of the two keys has a wrong type."""
 
+from datetime import datetime
+
 import pytest
 from redis import Redis
 
@@ -35,5 +37,18 @@ def test_a_replayed_delivery_waits_until_its_queue_is_a_list_again(redis: Redis)
     assert redis.zrange(SCHEDULED, 0, -1) == [b"wh_a"]
 
     redis.delete(LIST)
-    redis.eval(load("enqueue_due.lua"), 0, "2026-01-01T00:00:01Z", WEBHOOKS)
+    redis.eval(load("enqueue_due.lua"), 0, WEBHOOKS)
     assert redis.lrange(LIST, 0, -1) == [b"wh_a"]
+
+
+def test_a_job_is_enqueued_at_the_time_of_redis(redis: Redis):
+    """RQ writes the time of its caller's clock first, as for `rq requeue`."""
+    wrong = "2020-01-01T00:00:00.000000Z"
+    redis.hset(RqKeys.job("a"), JobField.ENQUEUED_AT, wrong)
+
+    redis.eval(load("enqueue.lua"), 0, WEBHOOKS, "a", 5, "0")
+    assert redis.hget(RqKeys.job("a"), JobField.ENQUEUED_AT) == wrong.encode()
+
+    redis.eval(load("enqueue.lua"), 0, WEBHOOKS, "a", 0, "0")
+    enqueued_at = datetime.fromisoformat(redis.hget(RqKeys.job("a"), JobField.ENQUEUED_AT).decode())
+    assert enqueued_at.timestamp() == pytest.approx(redis.time()[0], abs=2)

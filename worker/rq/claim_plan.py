@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from scorepool.store import LIST_LENGTH
-from scorepool.worker.rq.clock import clock_s
+from scorepool.worker.rq.clock import awake_s, clock_s
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.leases import Claim, Claimed
 from scorepool.worker.rq.speed import Speed
@@ -60,11 +60,11 @@ class ClaimPlan:
             num_rows=sum(inflight.num_rows for inflight in running),
             num_ended=len(in_flight) - len(running),
         )
-        self.speed.advance(clock_s(), bool(in_flight))
+        self.speed.advance(awake_s(), bool(in_flight))
 
     def end(self, inflight: InFlightJob) -> None:
         """Count a job whose end is recorded."""
-        self.speed.advance(clock_s(), is_busy=True)
+        self.speed.advance(awake_s(), is_busy=True)
         self.speed.end(inflight.job.work)
         self._rows_per_job = 0.9 * self._rows_per_job + 0.1 * inflight.num_rows
 

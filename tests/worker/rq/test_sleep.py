@@ -13,6 +13,7 @@ from redis import Redis
 import scorepool.store.clock
 from scorepool import wire
 from scorepool.store.clock import awake_s, clock_s
+from scorepool.worker.rq.claim_plan import ClaimPlan
 from scorepool.worker.rq.errors import Expired, Stopped
 from scorepool.worker.rq.heartbeat_clock import HeartbeatClock
 from scorepool.worker.rq.in_flight import InFlightJob
@@ -103,6 +104,21 @@ def test_nobody_is_declared_dead_by_a_machine_that_has_just_woken(machine: Machi
         machine.sleep(9)  # less than half a lease, as between two heartbeats
         clock.record()
     assert clock.is_on_time(lambda: None)
+
+
+def test_a_night_with_jobs_in_flight_does_not_make_a_worker_slow(machine: Machine):
+    """Each worker claims by its measured speed: an hour asleep is none of work."""
+    job = SimpleNamespace(work=1.0)
+    inflight = InFlightJob(job, None, None, is_over=True)  # type: ignore[arg-type]
+    plan = ClaimPlan()
+    plan.see([inflight], [])
+    machine.sleep()
+    time.sleep(0.05)
+    plan.end(inflight)
+
+    jobs_per_s = plan.speed.jobs_per_s
+    assert jobs_per_s is not None
+    assert jobs_per_s > 0.1
 
 
 def test_a_worker_goes_on_after_the_night(redis: Redis, workers: Workers):

@@ -33,8 +33,9 @@ class Streaming:
     ) -> AsyncGenerator[wire.TokenDelta | wire.Job | None]:
         """Yield None when the jobs are accepted, then their deltas, and each job when it ends.
 
-        None is yielded again after KEEP_ALIVE_S of silence. Closing this generator early cancels the jobs that have
-        not ended. Raises ApiError, with fields as `map_field` names them.
+        None is yielded again for a delta that is late or waits for others, and after KEEP_ALIVE_S without one. Closing
+        this generator early cancels the jobs that have not ended. Raises ApiError, with fields as `map_field` names
+        them.
         """
         events: EventQueue = asyncio.Queue()
         with (
@@ -54,7 +55,7 @@ class Streaming:
                     event = await _next_event(events)
                     if isinstance(event, wire.TokenDelta) and not orders[event.id].admit(event):
                         await gaps[event.id].fill(orders[event.id].missing)
-                        continue
+                        event = None
                     if isinstance(event, wire.Job):
                         if event.result is None:
                             raise await self._submission.error_of_request(event, requests, job_ids)
@@ -70,7 +71,8 @@ class Streaming:
     ) -> AsyncGenerator[CursorEvent | wire.Job | None]:
         """Yield the events of a job after `cursor`: past ones that Redis still holds, then new ones, then the job.
 
-        The job has not ended if the server's longest wait is over first. None is yielded after KEEP_ALIVE_S of silence.
+        The job has not ended if the server's longest wait is over first. None is yielded for a delta that has nothing
+        to send, and after KEEP_ALIVE_S without one.
         """
         events: EventQueue = asyncio.Queue()
         gaps = Gaps(self._waiting, job.id)
@@ -83,11 +85,11 @@ class Streaming:
                             yield cursor_event
                     await gaps.fill(cursor.missing)
                 while not isinstance(event := await _next_event(events), wire.Job):
-                    if event is None:
-                        yield None
-                        continue
-                    for cursor_event in cursor.advance(event):
+                    cursor_events = [] if event is None else cursor.advance(event)
+                    for cursor_event in cursor_events:
                         yield cursor_event
+                    if not cursor_events:
+                        yield None
                     await gaps.fill(cursor.missing)
                 if event.result is not None and event.kind == "generate":
                     for cursor_event in cursor.finish(event.id, event.result):

@@ -1,5 +1,6 @@
 """Write a reply as server-sent events. Knows no jobs."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 
@@ -18,9 +19,11 @@ KEEP_ALIVE_S = 15.0  # of silence, after which a comment is sent: proxies close 
 
 
 class EventStream(Response):
-    """Send messages as server-sent events: bytes unchanged, None as a comment that keeps the connection open.
+    """Send messages as server-sent events, bytes unchanged.
 
-    A client that reads slowly delays this stream and nothing else. `messages` is closed when the client disconnects.
+    None says that there is nothing to send; after KEEP_ALIVE_S of silence it becomes a comment, which keeps the
+    connection open. A client that reads slowly delays this stream and nothing else. `messages` is closed when the
+    client disconnects.
     """
 
     media_type = "text/event-stream"
@@ -45,8 +48,13 @@ class EventStream(Response):
     async def _send_events(self, send: Send) -> None:
         """Send all messages. An error becomes the last event: it is too late for a status."""
         try:
+            clock = asyncio.get_running_loop().time
+            sent_at = clock()
             async for message in self._messages:
+                if message is None and clock() - sent_at < 0.9 * KEEP_ALIVE_S:  # less than the pause between two Nones
+                    continue
                 await send(_body(_encode(message)))
+                sent_at = clock()
         except ApiError as error:
             await send(_error_event(error))
             return

@@ -138,8 +138,8 @@ async def _chunks(
 ) -> AsyncGenerator[object | None]:
     """Yield None when the status can be sent, then the chunks of all events.
 
-    None is yielded again to keep the connection open. Closing this generator cancels the jobs. Raise ApiError if a job
-    fails.
+    None is yielded again when there is nothing to send. Closing this generator cancels the jobs. Raise ApiError if a
+    job fails.
     """
     async with aclosing(events):
         try:
@@ -149,11 +149,11 @@ async def _chunks(
                 for chunk in writer.add(event):
                     yield chunk
             async for later in events:
-                if later is None:
-                    yield None
-                    continue
-                for chunk in writer.add(later):
+                chunks = [] if later is None else writer.add(later)
+                for chunk in chunks:
                     yield chunk
+                if not chunks:
+                    yield None
             for chunk in writer.end():
                 yield chunk
         except Diverged:

@@ -10,6 +10,7 @@ from redis import Redis
 
 from scorepool import store, wire
 from scorepool.api import streaming
+from scorepool.api.http import sse
 from tests.api.conftest import Serving, eventually, generate
 from tests.api.fake_worker import COMPLETED, FakeWorker
 
@@ -33,7 +34,7 @@ class Stream:
         else:
             body = {"model": "demo", "prompt": "a", "stream": True}
             request = self._http.post("/v1/completions", json=body)
-        self._reply = asyncio.create_task(request)
+        self.reply = asyncio.create_task(request)
         waiting = self._http._transport.app.state.scorepool.waiting  # type: ignore[attr-defined]
         await eventually(lambda: len(waiting) and self._worker.waiting())
         (self._job_id,) = self._worker.waiting()
@@ -61,7 +62,7 @@ class Stream:
         sequence = replace(sequence, token_ids=ids, token_bytes=token_bytes, text=text, logprobs=logprobs)
         self._worker.end(self._job_id, replace(COMPLETED, sequences=[sequence]))
         found, count = "", 0
-        for line in (await self._reply).text.splitlines():
+        for line in (await self.reply).text.splitlines():
             name, _, value = line.partition(": ")
             data = json.loads(value) if name == "data" and value != "[DONE]" else {}
             if "token_ids" in data:
@@ -131,6 +132,26 @@ async def test_late_tokens_of_an_earlier_run_are_dropped(serving: Serving, worke
         stream.write(6, "XYZ", run=5)
 
         assert await stream.end("abcdef") == "[abc][de][f]"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_stream_that_sends_nothing_is_kept_open(
+    serving: Serving, worker: FakeWorker, route: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A second run computes what was sent, for longer than a proxy keeps a silent connection."""
+    for module in (sse, streaming):
+        monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.3)
+    async with serving() as http:
+        stream = Stream(http, worker, route)
+        await stream.open()
+        stream.write(0, "abcdefghij")
+        for first in range(10):
+            stream.write(first, "abcdefghij"[first], run=2)
+            await asyncio.sleep(0.1)
+        await stream.end("abcdefghijk")
+
+        num_comments = (await stream.reply).text.count(": waiting\n\n")
+    assert 2 <= num_comments <= 5
 
 
 @pytest.mark.parametrize("route", ROUTES)

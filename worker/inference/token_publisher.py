@@ -10,6 +10,8 @@ are written again. The tokens of a job that has ended come with its result.
 """
 
 import logging
+import math
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from threading import Condition, Thread
@@ -28,6 +30,7 @@ APPEND_DELTAS = load("append_deltas.lua")
 MAX_STREAM_LENGTH = 10_000  # entries, approximately: steps of all workers
 MAX_ENTRY_BYTES = 64 * 2**10  # approximately
 CLOSE_TIMEOUT_S = 2.0
+ASK_EVERY_S = 0.5  # for missing tokens: the ids of 64 jobs are as long as a step's deltas
 BACKOFF_S = (0.1, 1.0)  # the first and the longest pause after a failure
 
 Entry = list[tuple[JobStream, wire.TokenDelta]]
@@ -43,6 +46,7 @@ class TokenPublisher:
         self._pending: dict[JobStream, None] = {}  # those with new tokens, the one that waits longest first
         self._is_closed = False
         self._is_failing = False
+        self._asked_at = -math.inf  # time.monotonic()
         self._thread = Thread(target=self._run, name="token-publisher", daemon=True)
         self._thread.start()
 
@@ -127,9 +131,7 @@ class TokenPublisher:
     def _write(self, entries: list[Entry]) -> None:
         """Append entries to the stream of tokens, all or none. Raises RedisError: their tokens are pending again."""
         encoded = [wire.encode([delta for _, delta in entry]) for entry in entries]
-        with self._changed:
-            job_ids = [stream.job_id for stream in self._streams]
-        arguments: list[bytes | str | int] = [MAX_STREAM_LENGTH, len(encoded), *encoded, *job_ids]
+        arguments: list[bytes | str | int] = [MAX_STREAM_LENGTH, len(encoded), *encoded, *self._askable_ids()]
         try:
             missing = self._connection.run_script(APPEND_DELTAS, [store.TOKENS, store.Keys.missing_tokens], arguments)
         except RedisError:
@@ -138,6 +140,15 @@ class TokenPublisher:
                     self._rewind(stream, delta.sequence, delta.first)
             raise
         self._repeat(missing)
+
+    def _askable_ids(self) -> list[str]:
+        """Return the ids of the jobs whose missing tokens this write asks for: none between two times."""
+        now = time.monotonic()
+        if now - self._asked_at < ASK_EVERY_S:
+            return []
+        self._asked_at = now
+        with self._changed:
+            return [stream.job_id for stream in self._streams]
 
     def _repeat(self, missing: Iterable[bytes]) -> None:
         """Take the tokens again that API processes miss (wire.MissingTokens). What cannot be decoded is ignored."""

@@ -201,7 +201,8 @@ def test_a_long_backlog_of_one_job_does_not_hold_back_another(redis: Redis, redi
         publisher.close()
 
 
-def test_missing_tokens_are_written_again(redis: Redis, publisher: TokenPublisher):
+def test_missing_tokens_are_written_again(redis: Redis, publisher: TokenPublisher, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(token_publisher, "ASK_EVERY_S", 0.0)
     job = Running(publisher)
     for count in range(1, 6):
         job.generate()
@@ -217,6 +218,19 @@ def test_missing_tokens_are_written_again(redis: Redis, publisher: TokenPublishe
     assert (late.first, late.token_ids) == (5, [5])
     assert (repeated.first, repeated.token_ids) == (2, [2, 3, 4, 5])
     assert redis.smembers(store.Keys.missing_tokens) == {bodies[3], b"\xc1"}  # not of this worker, not readable
+
+
+def test_missing_tokens_are_asked_for_now_and_then(redis: Redis, publisher: TokenPublisher):
+    job = Running(publisher)
+    job.generate()
+    until(lambda: written(redis) == [0])
+    redis.delete(store.TOKENS)
+    redis.sadd(store.Keys.missing_tokens, wire.encode(wire.MissingTokens(id="j", sequence=0, first=0)))
+    started_at = time.monotonic()
+    while not any(delta.first == 0 for entry in entries(redis) for delta in entry):
+        job.generate()
+        time.sleep(0.02)
+        assert time.monotonic() - started_at < 10 * token_publisher.ASK_EVERY_S
 
 
 def test_a_key_of_a_wrong_type_stops_no_tokens(redis: Redis, publisher: TokenPublisher):

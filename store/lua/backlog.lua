@@ -7,17 +7,9 @@
 --   <backlog>:<queue>:<owner>      list: an owner's other jobs, RQ's `deferred`; also in rq:deferred:<queue>
 --   <fair share>:<queue>           zset: owners that have a backlog, by their fair-share clock: jobs served / weight
 
--- True if the keys of the queue's backlog have the right types.
-local function can_top_up(list)
-  local queue = string.sub(list, #QUEUE_ + 1)
-  return is_type(FAIR_SHARE_ .. queue, 'zset')
-end
-
--- Return how many jobs wait in a queue. RQ's `deferred` also holds jobs that wait for others; they count only beside a backlog.
-local function num_queued(list)
-  local queue = string.sub(list, #QUEUE_ + 1)
-  local has_backlog = redis.call('EXISTS', FAIR_SHARE_ .. queue) == 1
-  return redis.call('LLEN', list) + (has_backlog and try('zset', 'ZCARD', DEFERRED_ .. queue) or 0)
+-- Return how many owners have a backlog; nil if the key has a wrong type.
+local function num_sharing(list)
+  return try('zset', 'ZCARD', FAIR_SHARE_ .. string.sub(list, #QUEUE_ + 1))
 end
 
 -- Fill the list up to `length` jobs, or until no owner has a backlog. Ids of jobs that were canceled or deleted in between

@@ -1,4 +1,5 @@
 -- include: next_job.lua
+-- include: wake.lua
 -- include: speeds.lua
 --
 -- Lease jobs to a worker: those that wait, at most its share; if none wait and it has nothing to do, those that other
@@ -25,10 +26,16 @@ local last_session, last_number = string.match(try('hash', 'HGET', worker_key, '
 if last_session == session and tonumber(last_number) >= tonumber(number) then return {rows, wrong_types, 0} end
 try('hash', 'HSET', worker_key, 'last_claim', session .. ':' .. number)
 
-local queues, usable = {}, {}
+local queues, usable, has_backlog = {}, {}, {}
+local num_waiting, num_leased = 0, 0
 for i = 1, num_queues do
   queues[i] = string.sub(KEYS[2 * i - 1], #QUEUE_ + 1)
-  usable[i] = is_usable(KEYS[2 * i - 1], KEYS[2 * i])
+  local num_listed, num_held, num_sharing = sizes(KEYS[2 * i - 1], KEYS[2 * i])
+  usable[i], has_backlog[i] = num_listed ~= nil, num_listed ~= nil and num_sharing > 0
+  if usable[i] then
+    num_waiting = num_waiting + num_listed + (has_backlog[i] and try('zset', 'ZCARD', DEFERRED_ .. queues[i]) or 0)
+    num_leased = num_leased + num_held
+  end
   if speed ~= '-' then write_speed(queues[i], worker, speed, now) end
 end
 
@@ -74,25 +81,15 @@ end
 
 if redis.call('EXISTS', SUSPENDED) == 1 then return #rows > 0 and {rows, wrong_types, 0} end
 
--- Return how many jobs wait in the queues, and how many are leased.
-local function count_jobs()
-  local num_waiting, num_leased = 0, 0
-  for i = 1, num_queues do
-    if usable[i] then
-      num_waiting = num_waiting + num_queued(KEYS[2 * i - 1])
-      num_leased = num_leased + redis.call('ZCARD', KEYS[2 * i])
-    end
-  end
-  return num_waiting, num_leased
-end
-
-local num_waiting, num_leased = count_jobs()
-local num_workers = 0
-for i = 1, num_queues do num_workers = math.max(num_workers, try('hash', 'HLEN', SPEEDS_ .. queues[i]) or 0) end
 -- The share of a deep queue is more than any worker claims, so it need not be computed.
-if keeps_to_share and max_jobs > 0 and num_workers > 1 and num_waiting < 16 * num_workers * (max_jobs + in_flight) then
-  local share = (num_waiting + num_leased) * share_of(worker, queues, now)
-  max_jobs = math.min(max_jobs, math.floor(share + 0.5) - in_flight)
+local num_wanted = max_jobs
+if keeps_to_share and max_jobs > 0 and num_waiting > 0 then
+  local num_workers = 0
+  for i = 1, num_queues do num_workers = math.max(num_workers, try('hash', 'HLEN', SPEEDS_ .. queues[i]) or 0) end
+  if num_workers > 1 and num_waiting < 16 * num_workers * (max_jobs + in_flight) then
+    local share = share_of(worker, speeds_of(worker, queues, now), num_waiting + num_leased)
+    max_jobs = math.min(max_jobs, share - in_flight)
+  end
 end
 
 -- Lease the next job of a queue. Return 'leased'; 'empty'; or 'full': the next job may not join those in flight.
@@ -119,7 +116,7 @@ end
 num_waiting = math.max(0, num_waiting - (#rows - num_before))
 
 for i = 1, num_queues do
-  if usable[i] then top_up(KEYS[2 * i - 1], list_length) end
+  if has_backlog[i] then top_up(KEYS[2 * i - 1], list_length) end
 end
 
 -- Take jobs that other workers have claimed and not begun, the last ones first: their workers begin with the others. A job
@@ -152,17 +149,11 @@ local function take_over()
     redis.call('PUBLISH', WAKE_ .. found.holder, found.id .. ':' .. found.execution)
   end
 end
-if takes_over and #rows == 0 and num_waiting == 0 then take_over() end
+if takes_over and #rows == 0 and num_waiting == 0 and num_leased > in_flight then take_over() end
 
-local WAITING_S = 60  -- a worker that waits claims much more often than that
-for i = 1, num_queues do
-  if waits and num_waiting == 0 and #rows - num_before < max_jobs then
-    local waiting = WAITING_WORKERS_ .. queues[i]
-    try('zset', 'ZADD', waiting, speed_of(queues[i], worker) or 0, worker)
-    redis.call('EXPIRE', waiting, WAITING_S)
-  elseif waits then
-    try('zset', 'ZREM', WAITING_WORKERS_ .. queues[i], worker)
-  end
+if waits then
+  local is_waiting = num_waiting == 0 and #rows - num_before < num_wanted
+  wait(worker, queues, is_waiting and speed_of(queues[1], worker))
 end
 
 if #rows > 0 then

@@ -3,9 +3,11 @@
 --
 -- Take the next job off a queue and lease it, in one step, so that a job is always in the list or in the registry.
 
--- True if jobs can be taken off the queue. A queue with a key of a wrong type is left alone.
-local function is_usable(list, wip)
-  return is_type(list, 'list') and is_type(wip, 'zset') and can_top_up(list)
+-- Return the sizes of a queue: of its list, of its registry, and how many owners have a backlog. Return nil for a queue with
+-- a key of a wrong type, which is left alone.
+local function sizes(list, wip)
+  local num_listed, num_held, num_sharing = try('list', 'LLEN', list), try('zset', 'ZCARD', wip), num_sharing(list)
+  if num_listed and num_held and num_sharing then return num_listed, num_held, num_sharing end
 end
 
 -- Return the id at the head of the queue whose job still exists, and the job's max_concurrency (see reclaim.lua). Ids of

@@ -7,7 +7,7 @@
 --
 -- A worker that has written nothing for SILENT_S sleeps or is cut off, so it counts no longer.
 
-local SILENT_S, KEPT_S = 5, 3600
+local SILENT_S, KEPT_S = 2, 3600
 
 local function write_speed(queue, worker, speed, now)
   if try('hash', 'HSET', SPEEDS_ .. queue, worker, speed .. ':' .. string.format('%.3f', now)) then
@@ -16,13 +16,12 @@ local function write_speed(queue, worker, speed, now)
 end
 
 local function speed_of(queue, worker)
-  return tonumber(string.match(try('hash', 'HGET', SPEEDS_ .. queue, worker) or '', '^(.*):') or '')
+  return tonumber(string.match(try('hash', 'HGET', SPEEDS_ .. queue, worker) or '', '^(.*):') or '') or 0
 end
 
--- Return the part of the work of these queues that a worker may do, from 0 to 1: its speed among those of all workers that
--- are heard of. A worker without a speed counts as one of mean speed.
-local function share_of(worker, queues, now)
-  local speeds = {}  -- by worker; false: unknown
+-- Return the speeds of the workers of these queues that are heard of, by name. One without a measure has the mean speed.
+local function speeds_of(worker, queues, now)
+  local speeds, unknown = {}, {}
   for _, queue in ipairs(queues) do
     local flat = try('hash', 'HGETALL', SPEEDS_ .. queue) or {}
     for i = 1, #flat, 2 do
@@ -31,17 +30,29 @@ local function share_of(worker, queues, now)
       if age_s > KEPT_S then
         redis.call('HDEL', SPEEDS_ .. queue, flat[i])
       elseif age_s < SILENT_S or flat[i] == worker then
-        speeds[flat[i]] = tonumber(speed) or speeds[flat[i]] or false
+        speeds[flat[i]] = tonumber(speed)
+        unknown[flat[i]] = not speeds[flat[i]] or nil
       end
     end
   end
-  local num_known, num_all, known = 0, 0, 0
-  for _, speed in pairs(speeds) do
-    num_all = num_all + 1
-    if speed then num_known, known = num_known + 1, known + speed end
+  local num_known, sum = 0, 0
+  for _, speed in pairs(speeds) do num_known, sum = num_known + 1, sum + speed end
+  for name in pairs(unknown) do speeds[name] = num_known > 0 and sum / num_known or 1 end
+  return speeds
+end
+
+-- Return how many of these jobs a worker should have so that all workers end the last of them as early as possible: as many
+-- as it ends in the least time in which all workers end all jobs. A job is not divided.
+local function share_of(worker, speeds, num_jobs)
+  local num_workers, sum = 0, 0
+  for _, speed in pairs(speeds) do num_workers, sum = num_workers + 1, sum + speed end
+  local own = speeds[worker]
+  if num_workers < 2 or not own or sum <= 0 then return num_jobs end
+  local too_short, enough = 0, (num_jobs + num_workers) / sum
+  for _ = 1, 40 do
+    local time, num_ended = (too_short + enough) / 2, 0
+    for _, speed in pairs(speeds) do num_ended = num_ended + math.floor(time * speed) end
+    if num_ended >= num_jobs then enough = time else too_short = time end
   end
-  if num_all <= 1 then return 1 end
-  local mean = num_known > 0 and known / num_known or 1
-  local total = known + mean * (num_all - num_known)
-  return total > 0 and (speeds[worker] or mean) / total or 1
+  return math.floor(enough * own)
 end

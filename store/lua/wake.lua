@@ -16,3 +16,16 @@ local function wake(queue, num_jobs)
     num_jobs = num_jobs - redis.call('PUBLISH', WAKE_ .. worker, '')  -- 0 if it has lost its connection
   end
 end
+
+-- Let a worker of this speed wait for jobs of the queues, or no longer if the speed is false.
+local WAITING_S = 60  -- a worker that waits claims much more often than that
+local function wait(worker, queues, speed)
+  for _, queue in ipairs(queues) do
+    local waiting = WAITING_WORKERS_ .. queue
+    if not speed then
+      try('zset', 'ZREM', waiting, worker)
+    elseif try('zset', 'ZADD', waiting, speed, worker) then
+      redis.call('EXPIRE', waiting, WAITING_S)
+    end
+  end
+end

@@ -16,11 +16,13 @@ from scorepool.worker.rq.leases import Claim, Claimed
 from scorepool.worker.rq.speed import Speed
 
 POLL_S = 1.0  # between claims when no message wakes the worker
+REFUSED_S = 0.5  # until a worker that is idle takes a job that was left to faster ones
 LOOK_S = 0.02  # between looks whether claimed jobs have begun
 REPORT_S = 0.1  # at least, between exchanges that only report which jobs have begun
 AHEAD_S = 0.1  # seconds of work that wait in the worker beyond what the exchanges with Redis need
 UNSENT_S = 2.0  # seconds of ended jobs that wait to be recorded, above which the network is what limits the worker
-DOUBLING_S = 0.25  # until a worker that has not ended a job yet may have twice as many
+FIRST_JOBS = 4  # that a worker may have at first
+DOUBLING_S = 0.1  # until a worker that has not ended a job yet may have twice as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class ClaimPlan:
         """Return how many more jobs a worker should have that runs at most `max_rows` rows at once.
 
         Rows are filled only while all jobs have begun: else something other than rows is what the engine lacks. A
-        worker without a measure begins with one job and doubles.
+        worker without a measure begins with a few jobs and doubles.
         """
         load, jobs_per_s = self.load, self.speed.jobs_per_s
         if load.num_ended > max(4, (jobs_per_s or max_rows / UNSENT_S) * UNSENT_S):
@@ -82,7 +84,7 @@ class ClaimPlan:
         if not load.num_unbegun:
             wanted += math.ceil(max(0, max_rows - load.num_rows) / max(1.0, self._rows_per_job))
         if jobs_per_s is None:
-            num_allowed: int = 2 ** min(16, int(self.speed.busy_s / DOUBLING_S))
+            num_allowed: int = FIRST_JOBS << min(16, int(self.speed.busy_s / DOUBLING_S))
             wanted = min(wanted, num_allowed - load.num_jobs)
         return max(0, wanted)
 
@@ -94,13 +96,13 @@ class ClaimPlan:
         """Return the seconds until the next exchange or look, if no job ends before."""
         if self._is_woken or (num_wanted > 0 and not self.queues_are_empty and not self._is_refused):
             return 0.0
-        after_s = REPORT_S if self._unreported else POLL_S
+        after_s = REPORT_S if self._unreported else REFUSED_S if self._is_refused else POLL_S
         return self._sent_at + after_s - clock_s()
 
     def claim(self, wanted: Claim, known: Iterable[str]) -> Claim:
         """Return the next claim: `wanted`, with what this plan adds. `known` are the keys of all leases."""
         now_s = clock_s()
-        exceeds_share = self._is_refused and not self.load.num_jobs and now_s >= self._sent_at + POLL_S
+        exceeds_share = self._is_refused and not self.load.num_jobs and now_s >= self._sent_at + REFUSED_S
         writes_speed = now_s >= self._speed_written_at + POLL_S
         claim = replace(
             wanted,

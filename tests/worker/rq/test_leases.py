@@ -222,6 +222,8 @@ def age(redis: Redis, rows: list[ClaimedJob]) -> None:
         ({"slow": 10.0, "mac": 1.0}, 11, 1),
         ({"slow": 10.0, "mac": 1.0}, 4, 0),  # the faster one ends all four before this one would end the first
         ({"slow": 10.0, "mac": None}, 10, 5),
+        ({"a": 1.0, "b": 1.0, "mac": 1.0}, 10, 4),  # a job is not divided
+        ({"a": 1.0, "b": 1.01, "mac": 0.99}, 3, 1),
         ({"mac": 1.0}, 11, 11),
         ({"slow": 10.0, "mac": 1.0}, 1100, 32),
     ],

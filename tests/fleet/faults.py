@@ -43,9 +43,12 @@ def nap(folder: Path, *, nap_s: float = 12.0, lease_s: float = 2.0) -> dict[str,
         return {"before_s": before, "after_s": after, "share": after / before, "is_taken": fleet.holder(long_id) == "c"}
 
 
-def naps(folder: Path, *, num_naps: int = 6, lease_s: float = 1.0, last_s: float = 2.0) -> dict[str, float | str]:
+def naps(
+    folder: Path, *, num_naps: int = 6, lease_s: float = 1.0, last_s: float = 2.0, crash_limit: int = 5
+) -> dict[str, float | str]:
     """Let two workers nap in turn, each when it has the one long job. The rest of the time all are awake."""
-    with Fleet(folder, STEADY | {"SCOREPOOL_LEASE_S": f"{lease_s}"}) as fleet:
+    settings = {"SCOREPOOL_LEASE_S": f"{lease_s}", "SCOREPOOL_CRASH_LIMIT": f"{crash_limit}"}
+    with Fleet(folder, STEADY | settings) as fleet:
         hosts = {name: fleet.host(name) for name in ("a", "b")}
         fleet.wait_until_up()
         (job_id,) = fleet.submit(generate(int(last_s / 0.02)))
@@ -106,7 +109,7 @@ def _unix(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def sigterm(folder: Path, *, drain_s: float = 5.0, is_busy: bool = True) -> dict[str, float]:
+def sigterm(folder: Path, *, drain_s: float = 5.0, is_busy: bool = True, timeout_s: float = 120.0) -> dict[str, float]:
     """Stop a worker with SIGTERM while Redis is silent. Return the seconds until it has ended, and its status."""
     with Fleet(folder, STEADY | {"SCOREPOOL_DRAIN_TIMEOUT_S": f"{drain_s}"}) as fleet:
         host = fleet.host("a")
@@ -116,7 +119,7 @@ def sigterm(folder: Path, *, drain_s: float = 5.0, is_busy: bool = True) -> dict
             until(lambda: fleet.holder(job_id) == "a")
         host.link.drop()
         try:
-            seconds, status = host.terminate(drain_s + 120)
+            seconds, status = host.terminate(timeout_s)
         except subprocess.TimeoutExpired:
             seconds, status = math.inf, -1
         return {"seconds": seconds, "status": status, "drain_s": drain_s}

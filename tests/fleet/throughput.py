@@ -136,14 +136,16 @@ def _lone_s(fleet: Fleet) -> float:
     return ended_at - float(fleet.fields(job_id)["created"])
 
 
-def herd(folder: Path, *, num_workers: int = 30, num_jobs: int = 20, every_s: float = 0.3) -> dict[str, float]:
+def herd(
+    folder: Path, *, num_workers: int = 30, num_jobs: int = 20, every_s: float = 0.3, settle_s: float = 5.0
+) -> dict[str, float]:
     """Submit one job after the other to idle workers, and count what Redis does for each."""
     settings = {"FLEET_STEP_S": "0.005", "SCOREPOOL_LEASE_S": "60", "SCOREPOOL_LOG_LEVEL": "WARNING"}
     with Fleet(folder, settings) as fleet:
         for number in range(num_workers):
             fleet.host(f"h{number}")
         fleet.wait_until_up()
-        time.sleep(5)
+        time.sleep(settle_s)
         duration_s = num_jobs * every_s
         start = commands(fleet.redis)
         time.sleep(duration_s)

@@ -1,5 +1,7 @@
 """Run Redis, two APIs, two workers of one model and a webhook worker, and restart each whenever it dies.
 
+Each of the two workers reaches Redis through a network of its own, `links`, which chaos makes bad.
+
 With `appendfsync` "everysec" a kill -9 of Redis is also a power cut: what it wrote in the last second is removed.
 """
 
@@ -21,7 +23,8 @@ from redis import Redis
 from scorepool import store
 from scorepool.local.demo import free_port
 from scorepool.local.redis_server import RedisServer, RedisServerError
-from scorepool.local.stack import api_command, rq, webhook_command
+from scorepool.local.stack import CONNECTION_CLASS, api_command, rq, webhook_command
+from tests.fleet.link import Link
 
 RESTART_DELAY_S = 0.2
 LOST_S = 1.0  # seconds of writes that a power cut loses
@@ -55,14 +58,19 @@ class Cluster:
         self._commands = {
             "webhooks": webhook_command(),
             **{name: api_command() for name in APIS},
-            **{name: [rq(), "worker", "-w", worker, "--with-scheduler", *queues] for name in WORKERS},
+            **{
+                name: [rq(), "worker", "-w", worker, *CONNECTION_CLASS, "--with-scheduler", *queues] for name in WORKERS
+            },
         }
+        self.links = {name: Link(self.redis_server.url) for name in WORKERS}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._restarter = threading.Thread(target=self._restart_dead)
 
     def __enter__(self) -> Self:
         self.redis_server.__enter__()
+        for link in self.links.values():
+            link.__enter__()
         for name in self._commands:
             self._start(name)
         self._restarter.start()
@@ -70,6 +78,8 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
+        for link in self.links.values():
+            link.__exit__(kind, error, tb)
         self.redis_server.stop()
 
     def connect(self) -> Redis:
@@ -104,6 +114,8 @@ class Cluster:
         environ = dict(self._environ)
         if name in APIS:
             environ["SCOREPOOL_PORT"] = str(self.ports[APIS.index(name)])
+        if name in self.links:
+            environ |= dict.fromkeys(("SCOREPOOL_REDIS_URL", "RQ_REDIS_URL"), self.links[name].url)
         with self.log_path.open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 self._commands[name], cwd=self._root, env=environ, stdout=log, stderr=subprocess.STDOUT

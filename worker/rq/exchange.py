@@ -13,7 +13,7 @@ from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.leases import Claim, Claimed, Leases
 from scorepool.worker.rq.progress_connection import socket_timeout
-from scorepool.worker.rq.script_calls import ScriptCall, run_scripts
+from scorepool.worker.rq.script_calls import ScriptCall, load_scripts, run_scripts
 from scorepool.worker.rq.success_writer import Message
 
 
@@ -50,6 +50,7 @@ class Exchanger:
         self._committer = committer
         self._heard_since = heard_since
         self.link_speed = committer.successes.link
+        self._has_loaded_scripts = False
         self.stuck: list[InFlightJob] = []  # of the last exchange: jobs whose end cannot be sent, to be handed back
 
     def run(self, exchange: Exchange) -> Exchanged:
@@ -76,6 +77,9 @@ class Exchanger:
     def _send(self, exchange: Exchange, message: Message, calls: Sequence[ScriptCall], done: Exchanged) -> None:
         """Run scripts in one round trip, which also measures the link."""
         size_bytes = sum(call.size_bytes for call in calls)
+        if not self._has_loaded_scripts:
+            load_scripts(self._connection, [*self._committer.successes.scripts, self._leases.claim_script])
+            self._has_loaded_scripts = True
         sent_at, started_at = clock_s(), awake_s()
         try:
             with socket_timeout(self.link_speed.timeout_s(size_bytes)):

@@ -66,9 +66,9 @@ class LinkSpeed:
         return max(timeout_s, min(timeout_s * 2.0 ** min(self._num_timeouts, 10), MAX_TIMEOUT_S))
 
     def record(self, size_bytes: int, seconds: float, reply_bytes: int = 0) -> None:
-        """Take an exchange that was answered. A large reply takes time of its own, so its exchange measures nothing."""
+        """Take an exchange that was answered. A large reply takes time of its own, so then the time is a bound only."""
         self._num_timeouts = 0
-        if reply_bytes > SMALL_BYTES:
+        if reply_bytes > SMALL_BYTES and (size_bytes > SMALL_BYTES or seconds > self.round_trip_s):
             return
         is_large = size_bytes > SMALL_BYTES
         if self._round_trip_s is None or self._min_round_trip_s is None:

@@ -1,6 +1,6 @@
 """Run several scripts in one round trip."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,14 @@ def size_bytes(argument: Argument) -> int:
     return ARGUMENT_BYTES + (len(argument) if isinstance(argument, str | bytes) else 0)
 
 
+def load_scripts(connection: Redis, scripts: Iterable[Script]) -> None:
+    """Make scripts known to Redis, so that the first call of each is not sent twice. Calls can be large."""
+    with connection.pipeline(transaction=False) as pipeline:
+        for script in scripts:
+            pipeline.script_load(script.script)
+        pipeline.execute()
+
+
 def run_scripts(connection: Redis, calls: Sequence[ScriptCall]) -> list[Any]:
     """Run scripts in one round trip, and those that Redis does not know once more. Raises the first error."""
     with connection.pipeline(transaction=False) as pipeline:
@@ -38,7 +46,8 @@ def run_scripts(connection: Redis, calls: Sequence[ScriptCall]) -> list[Any]:
         replies = pipeline.execute(raise_on_error=False)
     for index, call in enumerate(calls):
         if isinstance(replies[index], NoScriptError):
-            replies[index] = call.script(keys=call.keys, args=call.arguments)
+            load_scripts(connection, [call.script])
+            replies[index] = connection.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
         if isinstance(replies[index], Exception):
             raise replies[index]
     return replies

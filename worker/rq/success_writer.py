@@ -112,6 +112,7 @@ class SuccessWriter:
         self._give_up_s = leases.lease_ms / 1000 if give_up_s is None else give_up_s
         self._finish = connection.register_script(load("finish.lua"))
         self._upload_part = connection.register_script(load("upload_part.lua"))
+        self.scripts = (self._finish, self._upload_part)
         self._successes: dict[str, Success] = {}  # by lease key: those of the last call of next_message
         self._recorded: set[str] = set()  # lease keys of what `write` has recorded and not returned
 

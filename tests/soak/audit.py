@@ -39,7 +39,7 @@ EXPECTED_KEYS = [
 ]
 # Keys of killed workers and of models that were served recently; each must have a TTL.
 EXPIRING_KEYS = re.compile(
-    r"rq:(?:worker|scheduler|scheduler-lock|clean_registries):.*|scorepool:(?:card:.*|recent_models|recent_model:.*)"
+    r"rq:(?:worker|scheduler|scheduler-lock|clean_registries):.*|scorepool:(?:card:.*|speeds:.*|recent_models|recent_model:.*)"
 )
 
 

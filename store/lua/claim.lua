@@ -25,6 +25,7 @@ local rows, num_bytes = {}, 0
 local last_session, last_number = string.match(try('hash', 'HGET', worker_key, 'last_claim') or '', '^(.*):(%d+)$')
 if last_session == session and tonumber(last_number) >= tonumber(number) then return {rows, wrong_types, 0} end
 try('hash', 'HSET', worker_key, 'last_claim', session .. ':' .. number)
+redis.call('PEXPIRE', worker_key, 3 * lease_ms)  -- as a heartbeat does: the key may have expired, and the worker be dead by now
 
 local queues, usable, has_backlog = {}, {}, {}
 local num_waiting, num_leased = 0, 0

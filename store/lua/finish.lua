@@ -62,8 +62,10 @@ for i, wip in ipairs(KEYS) do
   end
 end
 
-try('hash', 'HINCRBY', worker, 'successful_job_count', num_recorded)
-try('hash', 'HINCRBYFLOAT', worker, 'total_working_time', string.format('%.6f', worked_s))
-try('hash', 'HSET', worker, unpack(current_job == '' and {'state', state} or {'current_job', current_job}))
-if current_job == '' then try('hash', 'HDEL', worker, 'current_job') end
+if redis.call('EXISTS', worker) == 1 then  -- else it has expired, and would be left over if the worker were dead by now
+  try('hash', 'HINCRBY', worker, 'successful_job_count', num_recorded)
+  try('hash', 'HINCRBYFLOAT', worker, 'total_working_time', string.format('%.6f', worked_s))
+  try('hash', 'HSET', worker, unpack(current_job == '' and {'state', state} or {'current_job', current_job}))
+  if current_job == '' then try('hash', 'HDEL', worker, 'current_job') end
+end
 return {answers, wrong_types}

@@ -3,11 +3,14 @@
 Bounds on time are wide, because a test machine is busy. `python -m bench.fleet` measures.
 """
 
+import time
 from pathlib import Path
 
 import pytest
 
+from scorepool import store, wire
 from tests.fleet import faults, throughput
+from tests.fleet.fleet import Fleet, generate, until
 
 not_yet = pytest.mark.xfail(strict=False, reason="issue 13")  # the comment names the row of its table
 
@@ -99,3 +102,18 @@ def test_tokens_computed_in_a_hole_are_streamed_when_it_is_over(tmp_path: Path, 
 
     assert found["silence_s"] < 4
     assert found["missing"] < 0.3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_worker_whose_registration_has_expired_leaves_none_for_ever(tmp_path: Path, fails: bool):
+    with Fleet(tmp_path, {"SCOREPOOL_LEASE_S": "60"}) as fleet:  # so that no heartbeat comes in time
+        fleet.host("a")
+        fleet.wait_until_up()
+        (job_id,) = fleet.submit(generate(100_000, timeout_s=2) if fails else generate(50))
+        until(lambda: fleet.holder(job_id) == "a")
+        fleet.redis.delete(store.RqKeys.worker("a"))
+        fleet.wait_until_done([job_id])
+
+        assert isinstance(fleet.outcome(job_id), wire.Failure) == fails
+        time.sleep(0.3)
+        assert fleet.redis.ttl(store.RqKeys.worker("a")) != -1

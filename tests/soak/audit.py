@@ -37,9 +37,10 @@ EXPECTED_KEYS = [
         r"scorepool:(?:done|indexes|models|probe|outcomes)",
     )
 ]
-# Keys of killed workers and of models that were served recently; each must have a TTL.
+# Keys of killed workers, and of models and workers of a moment ago; each must have a TTL.
 EXPIRING_KEYS = re.compile(
-    r"rq:(?:worker|scheduler|scheduler-lock|clean_registries):.*|scorepool:(?:card:.*|speeds:.*|recent_models|recent_model:.*)"
+    r"rq:(?:worker|scheduler|scheduler-lock|clean_registries):.*|"
+    r"scorepool:(?:card:.*|speeds:.*|waiting:.*|recent_models|recent_model:.*)"
 )
 
 

@@ -22,7 +22,8 @@ import scorepool.store.clock
 from scorepool.engine import ChatCodec, Engine, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
 from scorepool.engine.errors import EngineDeadError
 from scorepool.engine.text.chat.chat_format import ChatFormat
-from scorepool.worker import BatchWorker, Job, Queue
+from scorepool.worker import BatchWorker, Job, Queue, WebhookWorker
+from scorepool.worker.rq.clock import REDIS_CLOCK
 
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
 AHEAD_S = float(os.environ.get("FAKE_CLOCK_AHEAD_S", "0"))
@@ -38,6 +39,7 @@ if AHEAD_S:
     right = time.time
     time.time = lambda: right() + AHEAD_S
     rq.utils.datetime = SimpleNamespace(**vars(datetime) | {"datetime": WrongDatetime})  # the clock of rq.utils.now
+    REDIS_CLOCK.__init__()  # as in a process whose clock was wrong from its start
 
 
 class FakeTokenizer(Tokenizer):
@@ -176,6 +178,10 @@ class FakeEngine(Engine):
 class FakeWorker(BatchWorker):
     def start_engine(self, source: str) -> Engine:
         return FakeEngine()
+
+
+class FakeWebhookWorker(WebhookWorker):
+    """A real webhook worker in a process whose clock may be wrong."""
 
 
 class LyingEngine(FakeEngine):

@@ -13,9 +13,9 @@ from rq.serializers import JSONSerializer
 from scorepool import store
 from scorepool.local.stack import rq
 from scorepool.worker.rq.job import Job
-from tests.worker.conftest import until
+from tests.worker.conftest import Workers, until
 from tests.worker.receiver import Receiver, raw_server
-from tests.worker.webhooks.conftest import delivery, webhook_worker
+from tests.worker.webhooks.conftest import ENVIRON, delivery, webhook_worker
 
 
 def attempts(redis: Redis, job: Job) -> list[dict[str, object]]:
@@ -108,3 +108,18 @@ def test_worker_deaths_do_not_count_against_a_delivery(redis: Redis, redis_url: 
     with webhook_worker(redis_url, root):
         until(lambda: job.get_status() == JobStatus.SCHEDULED)
     assert redis.hget(job.key, "crashes") is None  # at the limit a job does not run, so the count must not be kept
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600], ids=["ahead", "behind"])
+def test_a_worker_whose_clock_is_wrong_signs_and_records_the_right_time(
+    redis: Redis, workers: Workers, hook: Receiver, ahead_s: int
+):
+    """Receivers refuse a timestamp that is five minutes off."""
+    job = delivery(redis, hook.url)
+    workers.start(worker="FakeWebhookWorker", queues=(store.WEBHOOKS,), FAKE_CLOCK_AHEAD_S=str(ahead_s), **ENVIRON)
+    until(lambda: job.get_status() == JobStatus.FINISHED)
+    now = redis.time()[0]
+
+    assert int(hook.received[0].headers["webhook-timestamp"]) == pytest.approx(now, abs=30)
+    [attempt] = json.loads(redis.hget(job.key, "attempts"))
+    assert attempt["at"] == pytest.approx(now, abs=30)

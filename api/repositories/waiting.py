@@ -22,7 +22,7 @@ from scorepool.api.http import tasks
 
 logger = logging.getLogger(__name__)
 
-BLOCK_S = 5.0  # how long one read of the stream may find nothing
+BLOCK_S = 1.0  # how long one read of the stream may find nothing
 READ_COUNT = 1000
 MISSING_TOKENS_TTL_S = 60  # of requests to which no worker answers
 RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # pauses after one, two, ... failures in a row; the last repeats

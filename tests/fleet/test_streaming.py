@@ -14,6 +14,7 @@ import pytest
 from scorepool import store
 from tests.api.test_process import running, serves
 from tests.fleet.fleet import Fleet, until
+from tests.fleet.link import Link
 
 STEP_S = 0.02
 PACE = {"FLEET_STEP_S": f"{STEP_S}", "FLEET_TOKEN_S": "0", "SCOREPOOL_LEASE_S": "1"}
@@ -86,10 +87,10 @@ class Client:
 
 
 class Setup:
-    """A fleet with an API beside its Redis."""
+    """A fleet with an API."""
 
-    def __init__(self, fleet: Fleet, http: httpx.Client) -> None:
-        self.fleet, self.http = fleet, http
+    def __init__(self, fleet: Fleet, link: Link, http: httpx.Client) -> None:
+        self.fleet, self.link, self.http = fleet, link, http  # the API's link to Redis
 
     def submit(self, num_tokens: int) -> str:
         body = {"type": "generate", "model": "demo", "prompt": "a", "max_tokens": num_tokens, "stream": True}
@@ -119,12 +120,16 @@ def setup(root: Path, tmp_path: Path) -> MakeSetup:
     @contextmanager
     def make(*texts: str) -> Iterator[Setup]:
         """Start an API and the first worker; its text is the first. `start` starts the others."""
-        with Fleet(tmp_path, PACE) as fleet, running(root, fleet.server.url, tmp_path / "api.log") as (http, _):
+        with (
+            Fleet(tmp_path, PACE) as fleet,
+            Link(fleet.server.url) as link,
+            running(root, link.url, tmp_path / "api.log") as (http, _),
+        ):
             for name, text in zip("abc", texts, strict=False):
                 fleet.host(name, FLEET_TEXT=text)
                 fleet.wait_until_up()
             until(lambda: serves(http, "demo"))
-            yield Setup(fleet, http)
+            yield Setup(fleet, link, http)
 
     return make
 
@@ -154,6 +159,20 @@ def test_tokens_of_a_hole_come_soon_after_it(setup: MakeSetup, kind: str):
         assert client.text == text_of(600)
         assert client.restarts == []
         assert end["status"] == "finished"
+
+
+@pytest.mark.parametrize("kind", ["pause", "drop"])
+def test_tokens_of_a_hole_in_the_link_of_the_api_come_soon_after_it(setup: MakeSetup, kind: str):
+    with setup(TEXT) as one, one.follow(one.submit(600)) as client:
+        client.wait_for(20)
+        one.link.pause() if kind == "pause" else one.link.drop()
+        time.sleep(3)
+        num_before = len(client.text)
+        one.link.restore()
+        client.wait_for(num_before + int(3 / STEP_S * 0.8), 6)
+        client.wait_for_end()
+
+    assert (client.text, client.restarts) == (text_of(600), [])
 
 
 def test_a_stream_survives_a_restart_of_redis(setup: MakeSetup):

@@ -147,7 +147,7 @@ class Keys:
 
     @staticmethod
     def wake(worker: str) -> str:
-        """Channel: an empty message wakes the worker; another is the key of a lease that was taken from it."""
+        """Channel: an empty message wakes the worker; another brings a job or takes one away (rq/messages.py)."""
         return f"{PREFIX}:wake:{worker}"
 
     @staticmethod
@@ -272,6 +272,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "QUEUES": RqKeys.queues,
     "SUSPENDED": RqKeys.suspended,
     "WORKERS": RqKeys.workers,
+    "WORKER_": RqKeys.worker(""),
     "WORKERS_OF_": RqKeys.workers_of(""),
     "QUEUE_": RqKeys.queue(""),
     "WIP_": RqKeys.registry("wip", ""),

@@ -64,7 +64,7 @@ local function new_execution()
 end
 
 local known = read_list()
-if known then
+if known and num_leased > #known then
   local is_known = {}
   for _, lease_key in ipairs(known) do is_known[lease_key] = true end
   for i = 1, num_queues do
@@ -147,14 +147,17 @@ local function take_over()
     end_lease(found.id, found.execution, wip)
     add(lease(found.index, found.id, new_execution(), wip, worker, lease_ms, grace_s))
     redis.call('HSET', EXECUTION_ .. found.id .. ':' .. rows[#rows][3], 'begun', 1)
-    redis.call('PUBLISH', WAKE_ .. found.holder, found.id .. ':' .. found.execution)
+    redis.call('PUBLISH', WAKE_ .. found.holder, pack({'taken', found.id .. ':' .. found.execution}))
   end
 end
 if takes_over and #rows == 0 and num_waiting == 0 and num_leased > in_flight then take_over() end
 
 if waits then
-  local is_waiting = num_waiting == 0 and #rows - num_before < num_wanted
+  local is_waiting = num_waiting == 0 and #rows - num_before < num_wanted and in_flight < max_in_flight
   wait(worker, queues, is_waiting and speed_of(queues[1], worker))
+  if is_waiting then
+    try('hash', 'HSET', worker_key, 'waits_with', table.concat({lease_ms, grace_s, session, number}, ' '))
+  end
 end
 
 if #rows > 0 then

@@ -1,5 +1,5 @@
 -- include: clock.lua
--- include: wake.lua
+-- include: hand_out.lua
 --
 -- Put one or many jobs on their queues: all of them, or none.
 --
@@ -115,7 +115,7 @@ if num_new == 0 and starts[1] then
 end
 for queue, count in pairs(new_in) do
   try('set', 'SADD', QUEUES, QUEUE_ .. queue)
-  wake(queue, count)
+  hand_out(queue, count)
 end
 
 -- A job expires by itself, but its id in the owner's list does not. Each new job checks two ids at random, which keeps

@@ -3,10 +3,17 @@
 -- A worker that can run more jobs than it found waits for a message on its channel:
 --
 --   <waiting workers>:<queue>   zset: the names of workers that wait for jobs of the queue, by their speed (claim.lua)
---   <wake>:<worker>             channel of one worker
+--   <wake>:<worker>             channel of one worker. A message is empty, or a list of strings (worker/rq/messages.py)
 --
 -- Whatever puts jobs on a queue wakes as many of these workers as there are jobs, the fastest first. A message can be lost,
 -- so every worker also looks at its queues once in a while.
+
+-- Return a text that holds strings of any bytes: each with its length before it.
+local function pack(strings)
+  local packed = {}
+  for i, text in ipairs(strings) do packed[i] = #text .. ':' .. text end
+  return table.concat(packed)
+end
 
 local function wake(queue, num_jobs)
   local waiting = WAITING_WORKERS_ .. queue

@@ -114,7 +114,7 @@ class ClaimPlan:
             speed=self.speed.work_per_s,
             writes_speed=writes_speed,
             begun=self._unreported,
-            known=list(known) if self._must_reconcile else None,
+            known=list(known) if self._must_reconcile or not self.load.num_jobs else None,  # a message may be lost too
         )
         if writes_speed:
             self._speed_written_at = now_s

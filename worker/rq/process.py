@@ -30,6 +30,8 @@ from scorepool.store import Keys, Settings, SettingsError, rq_queue
 from scorepool.worker.rq.clock import REDIS_CLOCK, clock_s
 from scorepool.worker.rq.dead_workers import is_dead, machine_id
 from scorepool.worker.rq.job import Job, Queue
+from scorepool.worker.rq.leases import ClaimedJob
+from scorepool.worker.rq.messages import read_leased, read_message
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 from scorepool.worker.rq.scheduler import Scheduler
 from scorepool.worker.rq.wrong_types import WrongTypeLog, has_type
@@ -79,6 +81,10 @@ class WorkerProcess(BaseWorker):
 
     def _wake_up(self) -> None:
         """Look for jobs."""
+        raise NotImplementedError
+
+    def _take_leased(self, claimed: ClaimedJob) -> None:
+        """Take a job that was leased to this worker without a claim."""
         raise NotImplementedError
 
     def _lose_leases(self, lost: Iterable[str]) -> None:
@@ -165,12 +171,19 @@ class WorkerProcess(BaseWorker):
             self.pubsub.unsubscribe()
             self.pubsub_thread.join(timeout=1)
 
-    def _take_message(self, message: Mapping[str, object]) -> None:
-        """Take a message about jobs. One that comes to this worker alone may name a lease that it has lost."""
-        if message["channel"] == Keys.wake(self.name).encode() and message["data"]:
-            self._post_call(partial(self._lose_leases, [as_text(message["data"])]))  # type: ignore[arg-type]
-        else:
-            self._post_call(self._wake_up)
+    def _take_message(self, message: Mapping[str, Any]) -> None:
+        """Take a message about jobs. Those that come to this worker alone may hold more than that there are some."""
+        is_own = message["channel"] == Keys.wake(self.name).encode()
+        try:
+            match read_message(message["data"]) if is_own else []:
+                case [b"taken", lease_key]:
+                    self._post_call(partial(self._lose_leases, [as_text(lease_key)]))
+                case [b"leased", *strings]:
+                    self._post_call(partial(self._take_leased, read_leased(strings, self.queues)))
+                case _:
+                    self._post_call(self._wake_up)
+        except ValueError as error:  # any client of Redis can publish any message
+            self.log.warning("Worker %s: a message that cannot be read: %s", self.name, error)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
         try:

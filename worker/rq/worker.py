@@ -390,7 +390,8 @@ class Worker(WorkerProcess):
         admitted = [inflight for inflight in jobs if inflight.lease_key not in self.in_flight]
         self.in_flight |= {inflight.lease_key: inflight for inflight in admitted}
         self._num_claimed += len(admitted)
-        if self._must_release:
+        if self._stop_requested or self._must_release:
+            self._release(admitted)
             return
         for inflight in admitted:
             self._start(inflight)
@@ -443,6 +444,10 @@ class Worker(WorkerProcess):
     def _wake_up(self) -> None:
         self.plan.wake()
 
+    def _take_leased(self, claimed: ClaimedJob) -> None:
+        self._admit([claimed])
+        self.plan.wake()  # there may be more
+
     def _lose_messages(self) -> None:
         self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)
 
@@ -465,11 +470,9 @@ class Worker(WorkerProcess):
     def _must_release(self) -> bool:
         return self._stopped_because is not None or (self._drain_deadline is not None and clock_s() >= self._release_at)
 
-    def _release(self) -> None:
-        """Put everything that is not over back on the queues, with all its retries."""
-        self._put_back([inflight for inflight in self.in_flight.values() if not inflight.is_over])
-
-    def _put_back(self, jobs: Sequence[InFlightJob]) -> None:
+    def _release(self, jobs: Sequence[InFlightJob] = ()) -> None:
+        """Put these jobs, or everything that is not over, back on the queues, with all its retries."""
+        jobs = jobs or [inflight for inflight in self.in_flight.values() if not inflight.is_over]
         if not jobs:
             return
         for inflight in jobs:

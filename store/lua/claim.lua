@@ -152,11 +152,14 @@ local function take_over()
 end
 if takes_over and #rows == 0 and num_waiting == 0 and num_leased > in_flight then take_over() end
 
+local MAX_HANDED_OUT = 4  -- jobs that are sent to a worker before it claims again, because it may have fallen asleep
 if waits then
   local is_waiting = num_waiting == 0 and #rows - num_before < num_wanted and in_flight < max_in_flight
   wait(worker, queues, is_waiting and speed_of(queues[1], worker))
   if is_waiting then
-    try('hash', 'HSET', worker_key, 'waits_with', table.concat({lease_ms, grace_s, session, number}, ' '))
+    local num_offered = math.min(MAX_HANDED_OUT, num_wanted - (#rows - num_before))
+    local offer = {lease_ms, grace_s, string.format('%s%08x', session, number), num_offered}
+    try('hash', 'HSET', worker_key, 'waits_with', table.concat(offer, ' '))
   end
 end
 

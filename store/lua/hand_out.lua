@@ -2,38 +2,52 @@
 -- include: wake.lua
 --
 -- Lease jobs that have just been submitted to workers that wait, and send them along with the message that wakes the
--- worker: a lone job is not delayed by the round trip of a claim. Each worker gets one. The claim that follows brings it more.
+-- worker: a lone job is not delayed by the round trip of a claim. If more jobs than workers wait, the workers claim the rest.
 --
 -- The message holds: 'leased', queue, id, execution, time of the lease, request, then the job's hash. A worker that does not get it finds the lease under its name with one of its next claims.
 
 local MAX_REQUEST_BYTES = 64 * 1024  -- Redis closes the connection of a subscriber for which megabytes wait
 
 -- Lease the next job of the queue to a worker that waits. Return the message, or nil if the worker must claim it.
-local function hand_out_one(queue, worker)
+local function hand_out_one(queue, worker, offer)
   local list, wip = QUEUE_ .. queue, WIP_ .. queue
-  local lease_ms, grace_s, session, number =
-    string.match(try('hash', 'HGET', WORKER_ .. worker, 'waits_with') or '', '^(%d+) (%d+) (%w+) (%d+)$')
+  local lease_ms, grace_s, id_prefix, num_left = string.match(offer or '', '^(%d+) (%d+) (%w+) (%d+)$')
   if not lease_ms or not is_type(wip, 'zset') then return nil end
   local id, max_concurrency = head(list, 1)
   if not id or max_concurrency then return nil end
   if redis.call('STRLEN', REQUEST_ .. id) > MAX_REQUEST_BYTES then return nil end
-  local execution = string.format('%s%08x%s', session, number, 'ffff')
+  local execution = string.format('%sff%02x', id_prefix, num_left)
   local row = take(1, list, wip, id, execution, worker, lease_ms, grace_s)
   local strings = {'leased', queue, id, execution, row[6], row[5] or ''}
   for _, text in ipairs(row[4]) do strings[#strings + 1] = text end
-  return pack(strings)
+  num_left = num_left - 1
+  return pack(strings), num_left > 0 and table.concat({lease_ms, grace_s, id_prefix, num_left}, ' ')
 end
 
+-- Wake as many workers as there are new jobs, each with a job if possible.
 local function hand_out(queue, num_jobs)
-  local waiting = WAITING_WORKERS_ .. queue
+  if redis.call('EXISTS', SUSPENDED) == 1 then return wake(queue, num_jobs) end
+  local list, waiting = QUEUE_ .. queue, WAITING_WORKERS_ .. queue
+  local wait_on = {}
   while num_jobs > 0 do
-    local worker = (try('zset', 'ZPOPMAX', waiting) or {})[1]
-    if not worker then return end
-    local channel = WAKE_ .. worker
+    local worker, speed = unpack(try('zset', 'ZPOPMAX', waiting) or {})
+    if not worker then break end
+    local channel, key = WAKE_ .. worker, WORKER_ .. worker
     if redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then  -- it has not lost its connection
-      local is_suspended = redis.call('EXISTS', SUSPENDED) == 1
-      redis.call('PUBLISH', channel, not is_suspended and hand_out_one(queue, worker) or '')
+      local message, offer = hand_out_one(queue, worker, try('hash', 'HGET', key, 'waits_with'))
+      redis.call('PUBLISH', channel, message or '')
       num_jobs = num_jobs - 1
+      if offer then
+        redis.call('HSET', key, 'waits_with', offer)
+        wait_on[#wait_on + 1] = {worker, speed}
+      end
+    end
+  end
+  for _, one in ipairs(wait_on) do
+    if redis.call('LLEN', list) == 0 then
+      redis.call('ZADD', waiting, one[2], one[1])
+    else
+      redis.call('PUBLISH', WAKE_ .. one[1], '')  -- it claims more jobs
     end
   end
 end

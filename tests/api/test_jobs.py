@@ -66,14 +66,21 @@ async def test_head_is_get_without_the_body(serving: Serving, worker: FakeWorker
         assert (await http.head(f"/v1/jobs/{id_}/cancel")).status_code == 405
 
 
-async def test_each_submission_publishes_one_wake_up_of_its_queue(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_a_submission_wakes_as_many_workers_as_it_has_jobs_the_fastest_first(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    redis.zadd(store.Keys.waiting_workers("demo"), {"slow": 1.0, "gone": 9.0, "fast": 3.0, "middle": 2.0})
+    names = {store.Keys.wake(name).encode(): name for name in ("slow", "fast", "middle")}
     with redis.pubsub() as channel:
-        channel.subscribe(store.Keys.wakeup("demo"))
-        assert channel.get_message(timeout=5)["type"] == "subscribe"
+        channel.subscribe(*names)
+        for _ in names:
+            assert channel.get_message(timeout=5)["type"] == "subscribe"
         async with serving() as http:
             await http.post("/v1/jobs/bulk", json=[score(), score()])
-        assert channel.get_message(timeout=5)["data"] == b"2"
+        woken = [channel.get_message(timeout=5) for _ in range(2)]
+        assert [(names[message["channel"]], message["data"]) for message in woken] == [("fast", b""), ("middle", b"")]
         assert channel.get_message(timeout=0.05) is None
+    assert redis.zrange(store.Keys.waiting_workers("demo"), 0, -1) == [b"slow"]
 
 
 async def test_a_finished_job_shows_its_result_and_a_failed_one_its_failure(serving: Serving, worker: FakeWorker):

@@ -1,4 +1,4 @@
-"""Record ended jobs and claim new ones in one round trip. Runs on the thread of the link (link.py)."""
+"""Record ended jobs and claim new ones in one round trip. Runs on the threads of links (link.py)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,13 +55,17 @@ class Exchanger:
 
     def run(self, exchange: Exchange) -> Exchanged:
         """Send an exchange. It may be repeated after an error: an end that was recorded is found again."""
-        self.stuck = []
+        if exchange.ended:
+            self.stuck = []
         successes = self._committer.successes
         plain = [job for job in exchange.ended if successes.is_plain_success(job)]
         others = [job for job in exchange.ended if not successes.is_plain_success(job)]
-        message = successes.next_message(plain, self.link_speed.message_bytes, exchange.current, exchange.idle_state)
         done = Exchanged()
-        calls = list(message.calls)
+        message = None
+        if plain:
+            budget = self.link_speed.message_bytes
+            message = successes.next_message(plain, budget, exchange.current, exchange.idle_state)
+        calls = [] if message is None else list(message.calls)
         if exchange.claim is not None:
             keys, arguments = self._leases.claim_arguments(exchange.queues, exchange.claim)
             calls.append(ScriptCall(self._leases.claim_script, keys, arguments))
@@ -74,7 +78,7 @@ class Exchanger:
             done.lost += [job for job in others if job not in recorded]
         return done
 
-    def _send(self, exchange: Exchange, message: Message, calls: Sequence[ScriptCall], done: Exchanged) -> None:
+    def _send(self, exchange: Exchange, message: Message | None, calls: Sequence[ScriptCall], done: Exchanged) -> None:
         """Run scripts in one round trip, which also measures the link."""
         size_bytes = sum(call.size_bytes for call in calls)
         if not self._has_loaded_scripts:
@@ -86,12 +90,13 @@ class Exchanger:
                 replies = run_scripts(self._connection, calls)
         except RedisTimeoutError:
             self.link_speed.record_timeout()
-            if self._heard_since(sent_at):
+            if message is not None and self._heard_since(sent_at):
                 self.stuck = self._committer.successes.fail(message, awake_s() - started_at)
             raise
         done.elapsed_s = awake_s() - started_at
-        written = self._committer.successes.apply(message, replies)
-        done.recorded, done.lost, done.awaited = written.recorded, written.lost, written.awaited
+        if message is not None:
+            written = self._committer.successes.apply(message, replies)
+            done.recorded, done.lost, done.awaited = written.recorded, written.lost, written.awaited
         reply_bytes = 0
         if exchange.claim is not None:
             done.claimed = self._leases.read_claim(exchange.queues, replies[-1])

@@ -7,7 +7,7 @@ have (claim_plan.py).
 Threads, and what each may touch:
 
     main            the loop; the only one that changes `in_flight`. It waits for no reply of Redis
-    link            records ended jobs and claims new ones, one exchange after the other (exchange.py)
+    links           two: one records ended jobs, with claims; one claims while no job ends, and does the rest
     periodic tasks  heartbeat (leases, registration), scheduler, sweep, a subclass's tasks; reads `in_flight`
     pubsub          RQ's commands and the wake-up channels; posts calls to the main thread
     others          run what jobs compute; their futures post calls to the main thread
@@ -73,7 +73,8 @@ class Worker(WorkerProcess):
         self.plan = ClaimPlan()
         self._num_claimed = 0
         self._num_wanted = 0
-        self._is_exchanging = False
+        self._is_recording = False  # an exchange with ends is under way
+        self._is_claiming = False  # an exchange with a claim is under way
         self._is_suspended = False
         self._stopped_because: str | None = None  # set once it claims no more jobs until it is restarted
         self._idle_since = awake_s()  # the time since which no job has been in flight
@@ -86,6 +87,10 @@ class Worker(WorkerProcess):
 
     @cached_property
     def link(self) -> Link:
+        return Link(self._post_call)
+
+    @cached_property
+    def recording_link(self) -> Link:
         return Link(self._post_call)
 
     @cached_property
@@ -232,7 +237,7 @@ class Worker(WorkerProcess):
                     "Worker %s: %d jobs come back when their leases expire", self.name, len(self.in_flight)
                 )
             reason = "the time to drain is over"
-        elif self.in_flight or self._is_exchanging:
+        elif self.in_flight or self._is_claiming:
             return False
         elif self._stop_requested:
             reason = "asked to stop"
@@ -262,7 +267,7 @@ class Worker(WorkerProcess):
             return 0.0
         if any(not inflight.has_begun for inflight in self.in_flight.values()):
             due_s.append(LOOK_S)
-        if not self._is_exchanging:
+        if not self._is_claiming:
             due_s.append(max(self.plan.due_in_s(self._num_wanted), self._try_again_at - clock_s()))
         if self._drain_deadline is not None:
             due_s += [at - clock_s() for at in (self._release_at, self._drain_deadline) if at > clock_s()]
@@ -271,33 +276,41 @@ class Worker(WorkerProcess):
     # Exchanges with Redis.
 
     def _exchange(self, max_jobs: float) -> None:
-        """Begin to record ended jobs and to claim new ones, if there is anything to send and nothing under way."""
-        if self._is_exchanging:
+        """Begin to record ended jobs and to claim new ones, together if both are due.
+
+        One of each is under way at a time. A job that ends does not wait for the reply to a claim.
+        """
+        if (self._is_recording and self._is_claiming) or clock_s() < self._try_again_at:
             return
-        ended = [inflight for inflight in self.in_flight.values() if inflight.is_decided]
-        self.plan.see(
-            self.in_flight.values(), [inflight.lease_key for inflight in self.in_flight.values() if inflight.begins()]
-        )
-        is_claiming = not self._stop_requested and self._stopped_because is None
-        num_free = min(self.capacity + len(ended) - len(self.in_flight), max_jobs - self._num_claimed)
-        self._num_wanted = max(0, int(min(self.num_wanted(), num_free))) if is_claiming else 0
-        is_due = is_claiming and self.plan.is_due(self._num_wanted)
-        if clock_s() < self._try_again_at or not (ended or is_due):
+        ended = [] if self._is_recording else [job for job in self.in_flight.values() if job.is_decided]
+        claim = None if self._is_claiming else self._next_claim(max_jobs, len(ended))
+        if not ended and claim is None:
             return
         if self._dequeue_strategy == DequeueStrategy.RANDOM:
             random.shuffle(self._ordered_queues)
-        running = [inflight for inflight in self.in_flight.values() if not inflight.is_over]
         exchange = Exchange(
             ended,
-            current=running[0] if running else None,
+            current=next((job for job in self.in_flight.values() if not job.is_over), None),
             idle_state=WorkerStatus.SUSPENDED if self._is_suspended else WorkerStatus.IDLE,
             queues=list(self._ordered_queues),
-            claim=self._claim(running) if is_claiming else None,
+            claim=claim,
         )
-        self._is_exchanging = True
-        self.link.call(partial(self.exchanger.run, exchange), self._take_exchanged, self._lose_exchange)
+        self._is_recording = self._is_recording or bool(ended)
+        self._is_claiming = self._is_claiming or claim is not None
+        link = self.recording_link if ended else self.link
+        run = partial(self.exchanger.run, exchange)
+        link.call(run, partial(self._take_exchanged, exchange), partial(self._lose_exchange, exchange))
 
-    def _claim(self, running: Sequence[InFlightJob]) -> Claim:
+    def _next_claim(self, max_jobs: float, num_ending: int) -> Claim | None:
+        """Return the claim that is due, also if only because something is sent anyway."""
+        self.plan.see(self.in_flight.values(), [key for key, inflight in self.in_flight.items() if inflight.begins()])
+        if self._stop_requested or self._stopped_because is not None:
+            return None
+        num_free = min(self.capacity + num_ending - len(self.in_flight), max_jobs - self._num_claimed)
+        self._num_wanted = max(0, int(min(self.num_wanted(), num_free)))
+        if not num_ending and not self.plan.is_due(self._num_wanted):
+            return None
+        running = [inflight for inflight in self.in_flight.values() if not inflight.is_over]
         wanted = Claim(
             max_jobs=self._num_wanted,
             num_in_flight=len(running),
@@ -308,8 +321,12 @@ class Worker(WorkerProcess):
         )
         return self.plan.claim(wanted, known=self.in_flight)
 
-    def _take_exchanged(self, exchanged: Exchanged) -> None:
-        self._is_exchanging = False
+    def _end_exchange(self, exchange: Exchange) -> None:
+        self._is_recording = self._is_recording and not exchange.ended
+        self._is_claiming = self._is_claiming and exchange.claim is None
+
+    def _take_exchanged(self, exchange: Exchange, exchanged: Exchanged) -> None:
+        self._end_exchange(exchange)
         self._backoff_s = 0.1
         for inflight in exchanged.recorded:
             self.in_flight.pop(inflight.lease_key, None)
@@ -333,11 +350,11 @@ class Worker(WorkerProcess):
             self.reorder_queues(claimed.jobs[-1].queue)
         self._admit(claimed.jobs)
 
-    def _lose_exchange(self, error: Exception) -> None:
-        self._is_exchanging = False
+    def _lose_exchange(self, exchange: Exchange, error: Exception) -> None:
+        self._end_exchange(exchange)
         self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)
         self._lose_redis(error)
-        self._put_back([inflight for inflight in self.exchanger.stuck if inflight.lease_key in self.in_flight])
+        self._release([inflight for inflight in self.exchanger.stuck if inflight.lease_key in self.in_flight])
 
     def _lose_redis(self, error: Exception) -> None:
         """Wait before the next attempt. Jobs in flight go on, and their ends are kept until Redis takes them.
@@ -446,7 +463,6 @@ class Worker(WorkerProcess):
 
     def _take_leased(self, claimed: ClaimedJob) -> None:
         self._admit([claimed])
-        self.plan.wake()  # there may be more
 
     def _lose_messages(self) -> None:
         self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)

@@ -79,7 +79,8 @@ class TokenPublisher:
         backoff_s = 0.0
         while self._wait(backoff_s):
             try:
-                self._write(self._take())
+                if entries := self._take():  # the tokens of a step may all have to wait: for a stop string, a tool call
+                    self._write(entries)
             except RedisError as error:
                 if not self._is_failing:
                     log.warning("token deltas cannot be written and are kept until Redis answers: %r", error)

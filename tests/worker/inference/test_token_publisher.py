@@ -264,6 +264,24 @@ def test_a_dead_link_delays_neither_a_step_nor_the_close(redis: Redis, redis_url
         assert time.monotonic() - started_at < token_publisher.CLOSE_TIMEOUT_S + 1
 
 
+def test_a_step_without_new_tokens_sends_nothing(redis: Redis, publisher: TokenPublisher):
+    def num_scripts() -> int:
+        stats = redis.info("commandstats")
+        return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
+
+    job = Running(publisher)
+    job.generate()
+    until(lambda: written(redis) == [0])
+    before = num_scripts()
+    for _ in range(5):
+        publisher.put(job.stream)
+        time.sleep(0.02)
+    job.generate()
+    until(lambda: written(redis) == [0, 1])
+
+    assert num_scripts() == before + 1
+
+
 def test_an_error_in_one_stream_does_not_end_the_others(
     redis: Redis, publisher: TokenPublisher, caplog: pytest.LogCaptureFixture
 ):

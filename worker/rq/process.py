@@ -79,6 +79,10 @@ class WorkerProcess(BaseWorker):
         """Stop one job."""
         raise NotImplementedError
 
+    def _show_shutdown(self) -> None:
+        """Write that this worker was asked to stop."""
+        raise NotImplementedError
+
     def _wake_up(self) -> None:
         """Look for jobs."""
         raise NotImplementedError
@@ -210,7 +214,7 @@ class WorkerProcess(BaseWorker):
         signal.signal(signal.SIGINT, self.request_force_stop)
         signal.signal(signal.SIGTERM, self.request_force_stop)
         self.handle_warm_shutdown_request()
-        self._post_call(self.set_shutdown_requested_date)
+        self._post_call(self._show_shutdown)
 
     def _end_in(self, seconds: float, release_s: float | None = None) -> None:
         """End the process then at the latest. Before that, put jobs back for `release_s`."""

@@ -43,11 +43,13 @@ from scorepool.worker.rq.leases import Claim, Claimed, ClaimedJob, Leases
 from scorepool.worker.rq.link import Link
 from scorepool.worker.rq.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.rq.process import WorkerProcess
+from scorepool.worker.rq.progress_connection import socket_timeout
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_message
 from scorepool.worker.rq.sweep import Sweep
 from scorepool.worker.rq.watchdog import Watchdog, WatchedOperations
 from scorepool.worker.rq.wrong_types import drop_wrong_types, is_wrong_type
 
+MAINTENANCE_TIMEOUT_S = 2.0  # of RQ's own cleaners, which call callbacks and so need the main thread
 GOODBYE_S = 10.0  # to unregister at the end, if Redis answered the last call
 
 
@@ -190,7 +192,7 @@ class Worker(WorkerProcess):
             with self._interruptible():
                 self.open()
             heartbeat.due_at = 0.0  # `register` writes what it serves at once
-            self.set_state(WorkerStatus.IDLE)
+            self.link.call(partial(self.set_state, WorkerStatus.IDLE), lambda _: None, self._lose_redis)
             try:
                 self._run(burst, math.inf if max_jobs is None else max_jobs, max_idle_time or math.inf)
             except SystemExit:  # the second signal came while a job function ran on this thread
@@ -225,7 +227,8 @@ class Worker(WorkerProcess):
             self.link.call(self._reclaim, self._take_reclaimed, self._lose_redis)
         if self.should_run_maintenance_tasks and not self._stop_requested and clock_s() >= self._try_again_at:
             try:
-                self.run_maintenance_tasks()
+                with socket_timeout(MAINTENANCE_TIMEOUT_S):
+                    self.run_maintenance_tasks()
             except REDIS_UNAVAILABLE as error:
                 self._lose_redis(error)
 
@@ -481,6 +484,13 @@ class Worker(WorkerProcess):
             self.in_flight[lease_key].fail(Stopped())
 
     # The end.
+
+    def _show_shutdown(self) -> None:
+        self.link.call(self._write_shutdown, lambda _: None, self._lose_redis)
+
+    def _write_shutdown(self) -> None:
+        self.leases.leave(self.queues)
+        self.set_shutdown_requested_date()
 
     @property
     def _must_release(self) -> bool:

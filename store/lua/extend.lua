@@ -1,5 +1,6 @@
 -- include: lease.lua
 -- include: is_held.lua
+-- include: is_recorded.lua
 --
 -- Extend the leases that a worker still holds.
 --
@@ -16,10 +17,10 @@ for i, wip in ipairs(KEYS) do
   local lease_key = ARGV[3 + i]
   local id, execution = string.match(lease_key, '^(.*):(.*)$')
   if not is_held(wip, lease_key) then
-    lost[#lost + 1] = lease_key
+    if not is_recorded(id, lease_key) then lost[#lost + 1] = lease_key end  -- its worker is told when it asks again
   elseif redis.pcall('HEXISTS', JOB_ .. id, F_DATA) ~= 1 then
     try('zset', 'ZREM', wip, lease_key)
-    redis.call('DEL', EXECUTION_ .. lease_key, EXECUTIONS_ .. id)
+    redis.call('DEL', EXECUTION_ .. lease_key, EXECUTIONS_ .. id, OUTCOME_UPLOAD_ .. lease_key)
     lost[#lost + 1] = lease_key
   else
     write_execution(lease_key, lease_ms, 'id', execution, 'last_heartbeat', now_s, 'worker_name', worker)

@@ -50,7 +50,7 @@ for i = #over, 1, -1 do  -- the last is pushed first, so that the order stays
   local found = over[i]
   local list, wip = KEYS[2 * found.index - 1], KEYS[2 * found.index]
   redis.call('ZREM', wip, found.lease_key)
-  redis.call('DEL', EXECUTION_ .. found.lease_key)
+  redis.call('DEL', EXECUTION_ .. found.lease_key, OUTCOME_UPLOAD_ .. found.lease_key)
   local id, job = found.id, JOB_ .. (found.id or '')
   if id and redis.pcall('HEXISTS', job, F_DATA) == 1 then
     try('zset', 'ZREM', EXECUTIONS_ .. id, found.execution)

@@ -12,7 +12,7 @@ for i, lease_key in ipairs(ARGV) do
   local id, execution = string.match(lease_key, '^(.*):(.*)$')
   local job = JOB_ .. id
   if is_type(list, 'list') and is_type(wip, 'zset') and redis.call('ZREM', wip, lease_key) == 1 then
-    redis.call('DEL', EXECUTION_ .. lease_key)
+    redis.call('DEL', EXECUTION_ .. lease_key, OUTCOME_UPLOAD_ .. lease_key)
     try('zset', 'ZREM', EXECUTIONS_ .. id, execution)
     if redis.pcall('HEXISTS', job, F_DATA) == 1 then
       redis.call('HSET', job, F_STATUS, 'queued', F_STARTED_AT, '', F_WORKER_NAME, '')

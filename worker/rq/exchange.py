@@ -65,12 +65,12 @@ class Exchanger:
         if plain:
             budget = self.link_speed.message_bytes
             message = successes.next_message(plain, budget, exchange.current, exchange.idle_state)
-        calls = [] if message is None else list(message.calls)
+        claims: list[ScriptCall] = []
         if exchange.claim is not None:
             keys, arguments = self._leases.claim_arguments(exchange.queues, exchange.claim)
-            calls.append(ScriptCall(self._leases.claim_script, keys, arguments))
-        if calls:
-            self._send(exchange, message, calls, done)
+            claims.append(ScriptCall(self._leases.claim_script, keys, arguments))
+        if message or claims:
+            self._send(exchange, message, claims, done)
         others += done.awaited
         if others:
             recorded = self._committer.write(others, exchange.current, exchange.idle_state)
@@ -78,9 +78,10 @@ class Exchanger:
             done.lost += [job for job in others if job not in recorded]
         return done
 
-    def _send(self, exchange: Exchange, message: Message | None, calls: Sequence[ScriptCall], done: Exchanged) -> None:
+    def _send(self, exchange: Exchange, message: Message | None, claims: Sequence[ScriptCall], done: Exchanged) -> None:
         """Run scripts in one round trip, which also measures the link."""
-        size_bytes = sum(call.size_bytes for call in calls)
+        calls = [*(message.calls if message else ()), *claims]
+        size_bytes = (message.size_bytes if message else 0) + sum(call.size_bytes for call in claims)
         if not self._has_loaded_scripts:
             load_scripts(self._connection, [*self._committer.successes.scripts, self._leases.claim_script])
             self._has_loaded_scripts = True

@@ -1,7 +1,7 @@
 """Estimate what the link to Redis carries: how large the next message may be, and how long to wait for its reply.
 
-A message should take about a second on the link. A shorter one wastes a larger share of its time on the round trip; a
-longer one delays what comes behind it, and is lost as a whole when the link fails.
+A message should take about a second on the link, or four round trips. A shorter one wastes a larger share of its time
+on the round trip; a longer one delays what comes behind it, and is lost as a whole when the link fails.
 
 Knows no clock and no Redis. The caller tells each exchange, a message and its reply, in the order in which they ended:
 
@@ -9,12 +9,17 @@ Knows no clock and no Redis. The caller tells each exchange, a message and its r
     link.record_timeout()              it was not, and the connection was given up
 """
 
+from collections import deque
+
 FIRST_MESSAGE_BYTES = 64 * 1024
 MIN_MESSAGE_BYTES = 1024
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MESSAGE_S = 1.0  # that the bytes of a message should take
+MESSAGE_ROUND_TRIPS = 4  # that they should take, if that is longer
+MAX_MESSAGE_S = 4.0
+NUM_ROUND_TRIPS = 8  # of which the shortest counts; the route may have changed before
 MAX_GROWTH = 4  # from one message to the next: buffers on the way can take one message at once and the next one not
-SMALL_BYTES = 16 * 1024  # below it, the time of a message says more about the round trip than about the speed
+SMALL_BYTES = 16 * 1024  # up to it, the time of a message shows the round trip, unless it is one of the largest
 FIRST_ROUND_TRIP_S = 0.25  # assumed until a small exchange shows it
 REPLY_S = 0.75  # beyond what is expected
 MAX_TIMEOUT_S = 10.0  # of the doubling
@@ -25,7 +30,7 @@ class LinkSpeed:
 
     def __init__(self) -> None:
         self._round_trip_s: float | None = None
-        self._min_round_trip_s: float | None = None
+        self._round_trips: deque[float] = deque(maxlen=NUM_ROUND_TRIPS)  # the last ones
         self._deviation_s = 0.0
         self._bytes_per_s: float | None = None
         self._message_bytes = FIRST_MESSAGE_BYTES
@@ -38,8 +43,8 @@ class LinkSpeed:
 
     @property
     def min_round_trip_s(self) -> float:
-        """The shortest time of an exchange. Rises slowly while all are longer, because the route may have changed."""
-        return FIRST_ROUND_TRIP_S if self._min_round_trip_s is None else self._min_round_trip_s
+        """The shortest time of the last exchanges."""
+        return min(list(self._round_trips), default=FIRST_ROUND_TRIP_S)
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -68,34 +73,40 @@ class LinkSpeed:
     def record(self, size_bytes: int, seconds: float, reply_bytes: int = 0) -> None:
         """Take an exchange that was answered. A large reply takes time of its own, so then the time is a bound only."""
         self._num_timeouts = 0
-        if reply_bytes > SMALL_BYTES and (size_bytes > SMALL_BYTES or seconds > self.round_trip_s):
+        is_full = size_bytes >= self._message_bytes / 2
+        is_upload = is_full or size_bytes > SMALL_BYTES
+        if reply_bytes > SMALL_BYTES and (is_upload or seconds > self.round_trip_s):
             return
-        is_large = size_bytes > SMALL_BYTES
-        if self._round_trip_s is None or self._min_round_trip_s is None:
-            first_s = min(seconds / 2, FIRST_ROUND_TRIP_S) if is_large else seconds
-            self._round_trip_s = self._min_round_trip_s = first_s
-        else:
-            risen_s = self._min_round_trip_s + max(0.0, self._round_trip_s - self._min_round_trip_s) / 32
-            self._min_round_trip_s = min(seconds, risen_s)
-            if not is_large:  # smoothed as in TCP (RFC 6298)
-                self._deviation_s += (abs(seconds - self._round_trip_s) - self._deviation_s) / 4
-                self._round_trip_s += (seconds - self._round_trip_s) / 8
-        self._measure(size_bytes, seconds - self._min_round_trip_s, self._min_round_trip_s)
+        if not is_upload:
+            self.record_round_trip(seconds)
+        elif seconds < self.min_round_trip_s:
+            self._round_trips.append(seconds)
+        upload_s = seconds - min(self.min_round_trip_s, seconds if self._round_trip_s else seconds / 2)
+        if is_full or upload_s > MESSAGE_S:  # else it is too small to show more than that it passed
+            self._measure(size_bytes, upload_s)
+
+    def record_round_trip(self, seconds: float) -> None:
+        """Take a small exchange, also of another connection. Any thread may call it."""
+        self._round_trips.append(seconds)
+        if self._round_trip_s is None:
+            self._round_trip_s = seconds
+        else:  # smoothed as in TCP (RFC 6298)
+            self._deviation_s += (abs(seconds - self._round_trip_s) - self._deviation_s) / 4
+            self._round_trip_s += (seconds - self._round_trip_s) / 8
 
     def record_timeout(self) -> None:
         """Take an exchange that was not answered in time."""
         self._num_timeouts += 1
         self._message_bytes = max(self._message_bytes // 2, MIN_MESSAGE_BYTES)
 
-    def _measure(self, size_bytes: int, upload_s: float, round_trip_s: float) -> None:
-        is_full = size_bytes >= self._message_bytes / 2
-        if not is_full and upload_s <= MESSAGE_S:
-            return  # too small to show more than that it passed
+    def _measure(self, size_bytes: int, upload_s: float) -> None:
         # An upload that is short beside the round trip cannot be told from its variation.
+        round_trip_s = self.min_round_trip_s
         speed = size_bytes / max(upload_s, min(round_trip_s, MESSAGE_S) / 4, 1e-6)
         if self._bytes_per_s is None:
             self._bytes_per_s = speed
         elif size_bytes > SMALL_BYTES or speed > self._bytes_per_s:
             self._bytes_per_s = (self._bytes_per_s + speed) / 2
-        fits = min(speed * MESSAGE_S, MAX_GROWTH * self._message_bytes, MAX_MESSAGE_BYTES)
+        fits = speed * min(max(MESSAGE_S, MESSAGE_ROUND_TRIPS * round_trip_s), MAX_MESSAGE_S)
+        fits = min(fits, MAX_GROWTH * self._message_bytes, MAX_MESSAGE_BYTES)
         self._message_bytes = max(int(fits), MIN_MESSAGE_BYTES)

@@ -27,6 +27,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 PIECE_BYTES = 16 * 1024  # leaves within the timeout on any link that can be worked with
 UNSENT_BYTES = 128 * 1024  # most that the kernel takes ahead of what it sends; a socket's buffer holds 4 MB and more
+MAX_PATIENCE_S = 10.0  # for a message that took long
 DEAD_AFTER_S = 20  # a silent peer: nothing arrives, not even the answer to a probe
 _SO_NWRITE = 0x1024  # macOS: bytes in the send buffer
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -60,6 +61,7 @@ class _ProgressConnection(AbstractConnection):
     """The part that all kinds of connections share."""
 
     _is_sending = False  # the kernel may hold bytes of a message of several pieces
+    _sent_at = 0.0  # time.monotonic(), when the last message began
 
     @property
     def socket_timeout(self) -> float | None:
@@ -92,6 +94,7 @@ class _ProgressConnection(AbstractConnection):
         if self._sock is not None:
             self._sock.settimeout(self.socket_timeout)
         pieces = list(_pieces(command))
+        self._sent_at = time.monotonic()
         super().send_packed_command(pieces, check_health)
         self._is_sending = len(pieces) > 1
 
@@ -107,7 +110,10 @@ class _ProgressConnection(AbstractConnection):
         super().disconnect(*args, **kwargs)
 
     def _wait_while_sending(self, disconnect_on_error: bool) -> None:
-        """Wait until the last message has left or a reply arrives. Raise redis's TimeoutError if nothing leaves."""
+        """Wait until the last message has left or a reply arrives. Raise redis's TimeoutError if nothing leaves.
+
+        A message that took long is given as long again, because buffers on the way empty as slowly.
+        """
         sock, timeout_s = self._sock, self.socket_timeout
         if sock is None or timeout_s is None:
             return
@@ -116,11 +122,15 @@ class _ProgressConnection(AbstractConnection):
             left = _num_unsent(sock)
             if left < num_unsent:
                 num_unsent, moved_at = left, time.monotonic()
-            elif time.monotonic() - moved_at >= timeout_s:
+            elif time.monotonic() - moved_at >= self._patience_s(timeout_s):
                 if disconnect_on_error:
                     self.disconnect()
                 raise RedisTimeoutError(f"Timeout writing to {self._host_error()}: {left} bytes are not acknowledged")
         self._is_sending = num_unsent > 0
+        sock.settimeout(self._patience_s(timeout_s))
+
+    def _patience_s(self, timeout_s: float) -> float:
+        return max(timeout_s, min(time.monotonic() - self._sent_at, MAX_PATIENCE_S))
 
 
 class Connection(_ProgressConnection, redis.connection.Connection):

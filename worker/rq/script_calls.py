@@ -22,12 +22,8 @@ class ScriptCall:
     @property
     def size_bytes(self) -> int:
         """About how large it is on its way to Redis."""
-        return sum(map(size_bytes, self.keys)) + sum(map(size_bytes, self.arguments))
-
-
-def size_bytes(argument: Argument) -> int:
-    """Return about how many bytes an argument has on its way to Redis."""
-    return ARGUMENT_BYTES + (len(argument) if isinstance(argument, str | bytes) else 0)
+        texts = [argument for argument in (*self.keys, *self.arguments) if isinstance(argument, str | bytes)]
+        return sum(map(len, texts)) + ARGUMENT_BYTES * (len(self.keys) + len(self.arguments))
 
 
 def load_scripts(connection: Redis, scripts: Iterable[Script]) -> None:

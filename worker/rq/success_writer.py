@@ -10,7 +10,7 @@ message travels in parts, which Redis keeps until the job's end comes with the l
 Any message may be repeated: what Redis has already taken is found there, and an upload goes on where Redis has it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +28,11 @@ from scorepool.worker.rq.job import elapsed_s
 from scorepool.worker.rq.leases import Leases
 from scorepool.worker.rq.link_speed import MIN_MESSAGE_BYTES, LinkSpeed
 from scorepool.worker.rq.progress_connection import socket_timeout
-from scorepool.worker.rq.script_calls import Argument, ScriptCall, run_scripts, size_bytes
+from scorepool.worker.rq.script_calls import Argument, ScriptCall, run_scripts
 
 UPLOAD_KEPT_S = 600  # a part of an outcome in Redis, from the last one on
+CALL_BYTES = 256  # about, of a call without its jobs
+DETAILS_BYTES = 512  # about, of a job's end beside its outcome and what its function wrote
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class Success:
 
     inflight: InFlightJob
     details: list[Argument]  # what finish.lua writes beside the outcome
-    details_bytes: int
+    details_bytes: int  # about
     num_uploaded: int = 0
     failing_s: float = 0.0  # that its smallest messages took without an answer, since one was answered
 
@@ -67,13 +69,10 @@ class Message:
     """Calls of scripts for one round trip. They end the jobs of `ends`, and send a part of the outcome of `part_of`."""
 
     budget_bytes: int
+    size_bytes: int  # about
     ends: list[Success]
     part_of: Success | None
     calls: list[ScriptCall]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(call.size_bytes for call in self.calls)
 
     @property
     def successes(self) -> list[Success]:
@@ -130,26 +129,31 @@ class SuccessWriter:
         forgotten. `current` is what RQ shows as the worker's current job afterwards; without one, its state is
         `idle_state`.
 
-        A message ends the jobs that fit and takes a part of the first that does not. When that one is the first of all,
-        half of the message is kept for it; else it gets what is left. So small results do not wait for a large one.
+        A message ends the jobs that fit, and takes a part of the first that does not. If that one is the first of all
+        and larger than a message, half of the message is kept for it. So small results do not wait for a large one.
         """
         known = self._successes
         waiting = [known.get(job.lease_key) or self._success(job) for job in jobs]
         self._successes = {success.inflight.lease_key: success for success in waiting}
-        large = next((one for one in waiting if one.num_left and one.size_bytes > budget_bytes), None)
-        room = budget_bytes // 2 if large and large is waiting[0] else budget_bytes
+        is_split = bool(waiting) and waiting[0].num_left > 0 and waiting[0].size_bytes > budget_bytes
+        room = budget_bytes // 2 if is_split else budget_bytes
         ends: list[Success] = []
+        part_of: Success | None = None
         ends_bytes = 0
         for success in waiting:
             size = success.size_bytes
             if ends_bytes + size <= room or not (ends or success.num_left):
                 ends.append(success)
                 ends_bytes += size
+            elif part_of is None and success.num_left:
+                part_of = success
         calls = [self._end_call(ends, current, idle_state)] if ends else []
-        part_bytes = budget_bytes - ends_bytes
-        if large is None or (ends and part_bytes < MIN_MESSAGE_BYTES):
-            return Message(budget_bytes, ends, None, calls)
-        return Message(budget_bytes, ends, large, [*calls, self._part_call(large, part_bytes)])
+        size_bytes = len(calls) * CALL_BYTES + ends_bytes
+        part_bytes = 0 if part_of is None else min(budget_bytes - ends_bytes, part_of.num_left)
+        if part_of is None or (ends and part_bytes < max(MIN_MESSAGE_BYTES, budget_bytes // 4)):
+            return Message(budget_bytes, size_bytes, ends, None, calls)
+        calls.append(self._part_call(part_of, part_bytes))
+        return Message(budget_bytes, size_bytes + CALL_BYTES + part_bytes, ends, part_of, calls)
 
     def apply(self, message: Message, replies: Sequence[Any]) -> Written:
         """Take the replies to the calls of a message."""
@@ -240,10 +244,6 @@ class SuccessWriter:
             success.failing_s = 0.0
 
     def _success(self, inflight: InFlightJob) -> Success:
-        details = list(self._details(inflight))
-        return Success(inflight, details, sum(map(size_bytes, details)))
-
-    def _details(self, inflight: InFlightJob) -> Iterator[Argument]:
         job = inflight.job
         assert job.ended_at is not None
         result = RqResult(
@@ -258,11 +258,14 @@ class SuccessWriter:
         )
         result.serializer = job.serializer  # set here: RQ's check of an argument takes longer than the rest
         fields = {JobField.ENDED_AT: utcformat(job.ended_at), **job.extra_fields}
-        yield from (self._ttl_s(inflight), elapsed_s(job.started_at, job.ended_at))
-        for mapping in (fields, result.serialize()):
-            yield 2 * len(mapping)
+        written = result.serialize()
+        details: list[Argument] = [self._ttl_s(inflight), elapsed_s(job.started_at, job.ended_at)]
+        for mapping in (fields, written):
+            details.append(2 * len(mapping))
             for name, value in mapping.items():
-                yield from (name, value)
+                details += (name, value)
+        num_bytes = sum(map(len, fields.values())) + len(written.get("return_value", ""))
+        return Success(inflight, details, DETAILS_BYTES + num_bytes)
 
     def _ttl_s(self, inflight: InFlightJob) -> int:
         return inflight.job.get_result_ttl(self._default_result_ttl_s)

@@ -538,7 +538,11 @@ class Worker(WorkerProcess):
 
         `list` of a dict's values is atomic, so it needs no lock.
         """
-        lost, canceled = self.leases.extend(list(self.in_flight.values()))
+        in_flight = list(self.in_flight.values())
+        started_at = awake_s()
+        lost, canceled = self.leases.extend(in_flight)
+        if in_flight:
+            self.exchanger.link_speed.record_round_trip(awake_s() - started_at)
         if lost or canceled:
             self._post_call(partial(self._apply_lease_changes, lost, canceled))
         with self.connection.pipeline() as pipeline:

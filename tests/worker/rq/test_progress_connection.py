@@ -18,7 +18,7 @@ from scorepool.worker.rq import connection, progress_connection
 from scorepool.worker.rq.progress_connection import socket_timeout
 
 SIZE = 2 * 1024 * 1024
-TIMEOUT_S = 0.4
+TIMEOUT_S = 0.8
 PLAIN: dict[str, Any] = {"driver_info": None, "protocol": 2, "socket_timeout": TIMEOUT_S, "retry": None}
 
 
@@ -26,7 +26,7 @@ class SlowServer:
     """A server that reads at `bytes_per_s`, up to `stop_at`, and answers a message of SIZE bytes."""
 
     def __init__(self, family: int, address: Any, tls: ssl.SSLContext | None) -> None:
-        self.bytes_per_s = 0.5 * SIZE
+        self.bytes_per_s = SIZE / 3
         self.stop_at = 2 * SIZE
         self.go_on = threading.Event()
         self.num_read = 0

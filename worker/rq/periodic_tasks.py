@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from scorepool.store.clock import clock_s
 
-JOIN_S = 1.0  # a task that waits for a Redis that does not answer is not waited for
+JOIN_S = 0.5  # a task that waits for a Redis that does not answer is not waited for
 MAX_WAIT_S = 1.0  # a longer wait would go on after a sleep, for what was left of it
 
 

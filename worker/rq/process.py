@@ -36,7 +36,8 @@ from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 from scorepool.worker.rq.scheduler import Scheduler
 from scorepool.worker.rq.wrong_types import WrongTypeLog, has_type
 
-RELEASE_S = 5.0  # of the time to drain is kept to put jobs back
+RELEASE_S = 5.0  # at most, of the time to drain, to put jobs back; and as much again to unregister
+FORCED_END_S = 5.0  # from a second signal to the end
 
 
 class WorkerProcess(BaseWorker):
@@ -54,7 +55,8 @@ class WorkerProcess(BaseWorker):
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._is_interruptible = False  # the main thread runs code that may take long: a second signal ends it there
         self._release_at = math.inf  # clock_s(), when what is not over is put back; once it is asked to stop
-        self._drain_deadline: float | None = None  # clock_s(), when the process ends; once it is asked to stop
+        self._drain_deadline: float | None = None  # clock_s(), when the loop ends; once it is asked to stop
+        self._end_at = math.inf  # clock_s(), when the process ends; once it is asked to stop
         self._stop_requested_at = math.inf  # clock_s()
 
     @cached_property
@@ -216,18 +218,20 @@ class WorkerProcess(BaseWorker):
         self.handle_warm_shutdown_request()
         self._post_call(self._show_shutdown)
 
-    def _end_in(self, seconds: float, release_s: float | None = None) -> None:
-        """End the process then at the latest. Before that, put jobs back for `release_s`."""
-        release_s = min(RELEASE_S, seconds / 5) if release_s is None else release_s
-        self._drain_deadline = clock_s() + seconds
-        self._release_at = self._drain_deadline - release_s
+    def _end_in(self, seconds: float) -> None:
+        """End the process then at the latest: put jobs back before, and keep some time to unregister."""
+        share_s = min(RELEASE_S, seconds / 5)
+        self._end_at = clock_s() + seconds
+        self._drain_deadline = self._end_at - share_s
+        self._release_at = self._drain_deadline - share_s
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """Put everything back now. Two signals within a second count as one: `rq worker-pool` sends each twice."""
         if clock_s() - self._stop_requested_at < 1:
             return
         self.log.warning("Worker %s: cold shut down", self.name)
-        self._end_in(RELEASE_S, RELEASE_S)
+        self._end_in(FORCED_END_S)
+        self._release_at = clock_s()
         self._post_call(lambda: None)
         if self._is_interruptible:
             raise SystemExit

@@ -50,7 +50,8 @@ from scorepool.worker.rq.watchdog import Watchdog, WatchedOperations
 from scorepool.worker.rq.wrong_types import drop_wrong_types, is_wrong_type
 
 MAINTENANCE_TIMEOUT_S = 2.0  # of RQ's own cleaners, which call callbacks and so need the main thread
-GOODBYE_S = 10.0  # to unregister at the end, if Redis answered the last call
+GOODBYE_S = 10.0  # to unregister at the end
+SHORT_GOODBYE_S = 0.5  # the same, if Redis has not answered the last exchange
 
 
 @dataclass(slots=True)
@@ -516,9 +517,9 @@ class Worker(WorkerProcess):
 
     def _say_goodbye(self) -> None:
         """Unregister, if Redis answers in time."""
-        timeout_s = GOODBYE_S if self._backoff_s <= 0.1 else 1.0
-        if self._drain_deadline is not None:
-            timeout_s = min(timeout_s, max(1.0, self._drain_deadline - clock_s()))
+        is_away = clock_s() < self._try_again_at or self._is_recording or self._is_claiming
+        timeout_s = SHORT_GOODBYE_S if is_away else GOODBYE_S
+        timeout_s = max(SHORT_GOODBYE_S, min(timeout_s, self._end_at - clock_s() - 2 * SHORT_GOODBYE_S))
         self.link.call(self._unregister, lambda _: None, lambda _: None)
         if not self.link.wait(timeout_s):
             self.log.warning("Worker %s: Redis does not answer, so what it holds of this worker expires", self.name)

@@ -197,7 +197,7 @@ class Worker(WorkerProcess):
             try:
                 self._run(burst, math.inf if max_jobs is None else max_jobs, max_idle_time or math.inf)
             except SystemExit:  # the second signal came while a job function ran on this thread
-                self._release()
+                self._release_all()
                 raise
             except FatalError:
                 self._report_death()
@@ -209,7 +209,7 @@ class Worker(WorkerProcess):
             self._iteration_started_at = awake_s()
             self._commit_ended()
             if self._must_release:
-                self._release()
+                self._release_all()
             self._maintain()
             self._exchange(max_jobs)
             if self._should_quit(burst, max_jobs, max_idle_s):
@@ -497,9 +497,11 @@ class Worker(WorkerProcess):
     def _must_release(self) -> bool:
         return self._stopped_because is not None or (self._drain_deadline is not None and clock_s() >= self._release_at)
 
-    def _release(self, jobs: Sequence[InFlightJob] = ()) -> None:
-        """Put these jobs, or everything that is not over, back on the queues, with all its retries."""
-        jobs = jobs or [inflight for inflight in self.in_flight.values() if not inflight.is_over]
+    def _release_all(self) -> None:
+        self._release([inflight for inflight in self.in_flight.values() if not inflight.is_over])
+
+    def _release(self, jobs: Sequence[InFlightJob]) -> None:
+        """Put jobs back on the queues, with all their retries."""
         if not jobs:
             return
         for inflight in jobs:

@@ -261,6 +261,15 @@ class SleepingWorker(FakeWorker):
         self.slept_s += 8 * 3600
 
 
+class NappingWorker(FakeWorker):
+    """A worker whose Mac is about to sleep at SIGUSR1 and awake again at SIGUSR2."""
+
+    def open(self) -> None:
+        super().open()
+        for number, call in ((signal.SIGUSR1, self.hand_back_for_sleep), (signal.SIGUSR2, self.resume_after_sleep)):
+            signal.signal(number, lambda *_, call=call: threading.Thread(target=call).start())
+
+
 class LoggingEngineWorker(FakeWorker):
     def start_engine(self, source: str) -> Engine:
         log = logging.getLogger("scorepool.engine")

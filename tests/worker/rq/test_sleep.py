@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 import scorepool.store.clock
-from scorepool import wire
+from scorepool import store, wire
 from scorepool.store.clock import awake_s, clock_s
 from scorepool.worker.rq.claim_plan import ClaimPlan
 from scorepool.worker.rq.errors import Expired, Stopped
@@ -19,7 +19,7 @@ from scorepool.worker.rq.heartbeat_clock import HeartbeatClock
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.rq.watchdog import STALLED, Watchdog
-from tests.worker.conftest import Workers, failure, generate, outcome, status, submit, until
+from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 
 NIGHT_S = 8 * 3600
 log = logging.getLogger("test")
@@ -151,3 +151,20 @@ def test_a_worker_that_slept_while_it_drained_hands_its_jobs_back_and_ends(redis
 
     assert process.wait(30) == 0
     assert status(redis, running) == "queued"
+
+
+def test_a_mac_that_goes_to_sleep_hands_its_jobs_back_and_claims_again_when_it_is_awake(redis: Redis, workers: Workers):
+    ids = [submit(redis, generate(max_tokens=300)) for _ in range(4)]
+    mac = workers.start(worker="NappingWorker", SCOREPOOL_LEASE_S="60")
+    until(lambda: redis.zcard("rq:wip:demo") == 4)
+
+    mac.send_signal(signal.SIGUSR1)
+    until(lambda: [status(redis, id_) for id_ in ids] == ["queued"] * 4)
+    ids.append(submit(redis, generate()))
+    time.sleep(1.5)  # longer than it waits between claims
+    assert [status(redis, id_) for id_ in ids] == ["queued"] * 5
+
+    mac.send_signal(signal.SIGUSR2)
+    until(lambda: len(done(redis)) == 5)
+    assert sorted(done(redis)) == sorted(ids)
+    assert {redis.hget(f"rq:job:{id_}", store.JobField.MAX_CONCURRENCY) for id_ in ids} == {None}

@@ -64,9 +64,9 @@ def slow_host(folder: Path, *, num_jobs: int = 100, slower: float = 10.0) -> dic
         return {"alone_s": alone_s, "seconds": together_s, "ideal_s": alone_s / (1 + 1 / slower)}
 
 
-def bulk(folder: Path, *, num_jobs: int = 200, num_workers: int = 30, max_tokens: int = 40) -> dict[str, float]:
-    """Submit jobs in one go to idle workers."""
-    with Fleet(folder, {"FLEET_STEP_S": "0.025", "FLEET_TOKEN_S": "0.0003", "SCOREPOOL_LOG_LEVEL": "WARNING"}) as fleet:
+def bulk(folder: Path, *, num_jobs: int = 200, num_workers: int = 30, max_tokens: int = 20) -> dict[str, float]:
+    """Submit jobs in one go to idle workers. Steps are long, because all the workers share the cores of one machine."""
+    with Fleet(folder, {"FLEET_STEP_S": "0.1", "FLEET_TOKEN_S": "0.0003", "SCOREPOOL_LOG_LEVEL": "WARNING"}) as fleet:
         for number in range(num_workers):
             fleet.host(f"h{number}")
         fleet.wait_until_up()
@@ -137,10 +137,13 @@ def _lone_s(fleet: Fleet) -> float:
 
 
 def herd(
-    folder: Path, *, num_workers: int = 30, num_jobs: int = 20, every_s: float = 0.3, settle_s: float = 5.0
+    folder: Path, *, num_workers: int = 30, num_jobs: int = 40, every_s: float = 0.25, settle_s: float = 5.0
 ) -> dict[str, float]:
-    """Submit one job after the other to idle workers, and count what Redis does for each."""
-    settings = {"FLEET_STEP_S": "0.005", "SCOREPOOL_LEASE_S": "60", "SCOREPOOL_LOG_LEVEL": "WARNING"}
+    """Submit one job after the other to idle workers, and count what Redis does for each.
+
+    What idle workers do in the same time is subtracted. It is much in a short time and in bursts, so the lease is short.
+    """
+    settings = {"FLEET_STEP_S": "0.005", "SCOREPOOL_LEASE_S": "5", "SCOREPOOL_LOG_LEVEL": "WARNING"}
     with Fleet(folder, settings) as fleet:
         for number in range(num_workers):
             fleet.host(f"h{number}")

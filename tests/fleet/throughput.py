@@ -141,7 +141,7 @@ def herd(
 ) -> dict[str, float]:
     """Submit one job after the other to idle workers, and count what Redis does for each.
 
-    What idle workers do in the same time is subtracted. It is much in a short time and in bursts, so the lease is short.
+    What idle workers do in the same time is subtracted. It comes in bursts, so the lease is short.
     """
     settings = {"FLEET_STEP_S": "0.005", "SCOREPOOL_LEASE_S": "5", "SCOREPOOL_LOG_LEVEL": "WARNING"}
     with Fleet(folder, settings) as fleet:

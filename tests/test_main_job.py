@@ -171,6 +171,7 @@ def test_a_running_job_can_be_canceled(client: Client):
 
 def test_a_queued_job_can_be_canceled(stack: Stack, client: Client):
     with frozen(stack.pid("worker demo")):
+        client.submit_many([job_of_size(0, 1)] * 5)  # Redis leases a worker that waits at most four
         job_id = client.submit(job_of_size(0, 1))
         assert client.cancel(job_id).status == "canceled"
     with pytest.raises(JobFailed) as caught:

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 from rq.queue import Queue
 
+from scorepool.store import JobField
 from scorepool.worker.rq.leases import ClaimedJob
+
+MAX_UNIX_S = 2**37  # beyond the year 6000; `datetime` ends at 9999
 
 
 def read_message(data: bytes) -> list[bytes]:
@@ -29,10 +32,18 @@ def read_message(data: bytes) -> list[bytes]:
 
 
 def read_leased(strings: Sequence[bytes], queues: Sequence[Queue]) -> ClaimedJob:
-    """Return the job of a message. Raises ValueError."""
+    """Return the job of a message. Raises ValueError.
+
+    Any client of Redis can publish one, so what a claim's reply cannot lack is checked.
+    """
     name, job_id, execution_id, leased_at, request, *flat = strings
     queue = next((queue for queue in queues if queue.name.encode() == name), None)
     if queue is None:
         raise ValueError("a message about a queue that this worker does not serve")
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
-    return ClaimedJob(queue, job_id.decode(), execution_id.decode(), fields, request or None, float(leased_at))
+    if JobField.DATA.encode() not in fields:
+        raise ValueError("a message about a job without data")
+    leased_at_s = float(leased_at)
+    if not 0 <= leased_at_s <= MAX_UNIX_S:
+        raise ValueError("a message about a lease at an impossible time")
+    return ClaimedJob(queue, job_id.decode(), execution_id.decode(), fields, request or None, leased_at_s)

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 MAX_ENDS = 64
 MAX_BUSY_S = 30.0  # of the measure, if it holds at least MIN_ENDS ends
 MIN_ENDS = 4
+TOGETHER_S = 0.01  # ends closer than this count as one: an exchange with Redis records any number at once
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Ends:
+    """Jobs that ended together."""
+
     busy_s: float  # of the worker, since its start
+    num_jobs: int
     work: float
 
 
@@ -23,7 +27,7 @@ class Speed:
     def __init__(self) -> None:
         self._busy_s = 0.0
         self._at: float | None = None  # the time of the last call, s, if there were jobs
-        self._ends: deque[End] = deque([End(0.0, 0.0)])  # the first one begins the measure
+        self._ends: deque[Ends] = deque([Ends(0.0, 0, 0.0)])  # the first one begins the measure
 
     def advance(self, now_s: float, is_busy: bool) -> None:
         """Count the time since the last call if there were jobs then. `is_busy`: there are jobs from now on."""
@@ -33,7 +37,11 @@ class Speed:
 
     def end(self, work: float) -> None:
         """Count a job that has just ended."""
-        self._ends.append(End(self._busy_s, work))
+        last = self._ends[-1]
+        if len(self._ends) > 1 and self._busy_s - last.busy_s < TOGETHER_S:
+            self._ends[-1] = Ends(last.busy_s, last.num_jobs + 1, last.work + work)
+        else:
+            self._ends.append(Ends(self._busy_s, 1, work))
         while len(self._ends) > MAX_ENDS or (
             len(self._ends) > MIN_ENDS and self._busy_s - self._ends[0].busy_s > MAX_BUSY_S
         ):
@@ -47,12 +55,12 @@ class Speed:
     @property
     def jobs_per_s(self) -> float | None:
         """Jobs that end per second, None before the first has ended."""
-        return self._per_second(len(self._ends) - 1)
+        return self._per_second(sum(ends.num_jobs for ends in self._ends) - self._ends[0].num_jobs)
 
     @property
     def work_per_s(self) -> float | None:
         """Work that ends per second, None before the first job has ended."""
-        return self._per_second(sum(end.work for end in self._ends) - self._ends[0].work)
+        return self._per_second(sum(ends.work for ends in self._ends) - self._ends[0].work)
 
     def _per_second(self, amount: float) -> float | None:
         if len(self._ends) < 2:

@@ -41,7 +41,9 @@ class ClaimPlan:
     def __init__(self) -> None:
         self.speed = Speed()
         self.load = Load()
-        self.queues_are_empty = True  # the last claim found no more jobs
+        self.queues_are_empty = (
+            False  # the last claim found no more jobs, and nobody has said since that there are some
+        )
         self.round_trip_s = 0.0  # of an exchange, smoothed
         self._is_refused = False  # the last claim found jobs and got none
         self._must_reconcile = False
@@ -131,13 +133,14 @@ class ClaimPlan:
 
     def wake(self) -> None:
         """Claim at once: there may be jobs."""
-        self._is_woken = True
+        self._is_woken, self.queues_are_empty = True, False
 
     def reconcile(self, lease_keys: Iterable[str] = ()) -> None:
         """Ask with the next claim for leases that this worker does not know, because a reply or message was lost.
 
         `lease_keys` are those whose jobs have begun: that report was lost too.
         """
-        self._must_reconcile = self._is_woken = True
+        self.wake()
+        self._must_reconcile = True
         self._unreported = list(lease_keys)
         self._speed_written_at = -math.inf

@@ -149,7 +149,7 @@ class JobHolder(WorkerProcess):
     def _next_claim(self, max_jobs: float, num_ending: int) -> Claim | None:
         """Return the claim that is due, also if only because something is sent anyway."""
         self.plan.see(self.in_flight.values(), [key for key, inflight in self.in_flight.items() if inflight.begins()])
-        if self._stop_requested or self._must_release:
+        if not self._may_claim:
             return None
         num_free = min(self.capacity + num_ending - len(self.in_flight), max_jobs - self._num_claimed)
         self._num_wanted = max(0, int(min(self.num_wanted(), num_free)))
@@ -165,6 +165,10 @@ class JobHolder(WorkerProcess):
             takes_over=self.takes_over,
         )
         return self.plan.claim(wanted, known=self.in_flight)
+
+    @property
+    def _may_claim(self) -> bool:
+        return not self._stop_requested and not self._must_release
 
     def _end_exchange(self, exchange: Exchange) -> None:
         self._is_recording = self._is_recording and not exchange.ended

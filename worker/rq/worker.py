@@ -191,7 +191,7 @@ class Worker(JobHolder):
             return 0.0
         if any(not inflight.has_begun for inflight in self.in_flight.values()):
             due_s.append(LOOK_S)
-        if not self._is_claiming:
+        if self._may_claim and not self._is_claiming:
             due_s.append(max(self.plan.due_in_s(self._num_wanted), self._try_again_at - clock_s()))
         if self._drain_deadline is not None:
             due_s += [at - clock_s() for at in (self._release_at, self._drain_deadline) if at > clock_s()]

@@ -1,0 +1,55 @@
+"""Replies, messages and signals that are lost, come twice or late, or at a bad moment."""
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+from redis import Redis
+
+from tests.fleet.link import Link
+from tests.worker.conftest import Workers, done, generate, submit, until
+
+
+def in_flight(redis: Redis) -> int:
+    return redis.zcard("rq:wip:demo")
+
+
+def test_a_lost_reply_puts_no_jobs_back(redis: Redis, redis_url: str, root: Path, tmp_path: Path):
+    ids = [submit(redis, generate(max_tokens=500)) for _ in range(2)]
+    with Link(redis_url) as link, Workers(link.url, root, tmp_path) as workers:
+        workers.start(SCOREPOOL_LEASE_S="20")
+        until(lambda: in_flight(redis) == 2)
+        while "Redis is away" not in workers.log:
+            link.lose_next_reply(lambda data: True, resets=True)
+            until(link.lost_reply.is_set)
+        until(lambda: len(done(redis)) == 2)
+
+        assert sorted(done(redis)) == sorted(ids)
+        assert "put back" not in workers.log
+
+
+def test_a_burst_worker_stays_after_a_lost_reply(redis: Redis, redis_url: str, root: Path, tmp_path: Path):
+    job_id = submit(redis, generate("MARK"))
+    with Link(redis_url) as link, Workers(link.url, root, tmp_path) as workers:
+        link.lose_next_reply(b"MARK", resets=True)
+
+        assert workers.start("--burst", SCOREPOOL_LEASE_S="20").wait(timeout=60) == 0
+        assert link.lost_reply.is_set()
+        assert done(redis) == [job_id]
+
+
+def test_a_worker_that_drains_does_not_spin(redis: Redis, workers: Workers):
+    for _ in range(3):
+        submit(redis, generate(max_tokens=1000))
+    worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="1", FAKE_STEP_S="0.01")
+    until(lambda: in_flight(redis) == 1)
+    worker.send_signal(signal.SIGTERM)
+    until(lambda: "warm shut down" in workers.log)
+    times = psutil.Process(worker.pid).cpu_times
+
+    before = times()
+    time.sleep(2)
+    after = times()
+
+    assert after.user + after.system - before.user - before.system < 0.8

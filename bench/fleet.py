@@ -53,10 +53,11 @@ def naps(folder: Path) -> Iterator[Row]:
 
 
 def lost_reply(folder: Path) -> Iterator[Row]:
-    for resets, how in ((True, "connection reset"), (False, "silently")):
-        found = faults.lost_reply(folder / how.replace(" ", "-"), resets=resets)
-        seconds = found["seconds"]
-        yield f"a claim's reply is lost, {how}", f"{seconds:.1f} s", "< 2 s", seconds < 2 and bool(found["was_lost"])
+    for is_message, what in ((False, "a claim's reply"), (True, "a wake-up message")):
+        for resets, how in ((True, "connection reset"), (False, "silently")):
+            found = faults.lost_reply(folder / f"{is_message}-{resets}", resets=resets, is_message=is_message)
+            seconds = found["seconds"]
+            yield f"{what} is lost, {how}", f"{seconds:.1f} s", "< 2 s", seconds < 2 and bool(found["was_lost"])
 
 
 def round_trips(folder: Path) -> Iterator[Row]:

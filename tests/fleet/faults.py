@@ -70,22 +70,32 @@ def naps(
         }
 
 
-def lost_reply(folder: Path, *, lease_s: float = 20.0, resets: bool = True) -> dict[str, float]:
-    """Lose the reply of a claim on its way to an idle worker: its connection is reset, or half-open."""
+def lost_reply(
+    folder: Path, *, lease_s: float = 20.0, resets: bool = True, is_message: bool = False
+) -> dict[str, float]:
+    """Lose jobs on their way to an idle worker. The connection is reset, or half-open from then on.
+
+    What is lost is the reply of a claim, or with `is_message` what is published for the worker, which may hold a job.
+    """
     with Fleet(folder, STEADY | {"SCOREPOOL_LEASE_S": f"{lease_s}"}) as fleet:
         host = fleet.host("a")
         fleet.wait_until_up()
         fleet.wait_until_done(fleet.submit(score(20)))
-        host.link.lose_next_reply(is_claim, resets=resets)
+        time.sleep(1.5)
+        host.link.lose_next_reply(is_published if is_message else is_claim, resets=resets)
         started_at = fleet.now()
-        (job_id,) = fleet.submit(score(20))
-        seconds = fleet.wait_until_done([job_id], 120) - started_at
+        job_ids = fleet.submit(*[score(20)] * (1 if is_message else 30))  # one might come with the message
+        seconds = fleet.wait_until_done(job_ids, 120) - started_at
         return {"seconds": seconds, "was_lost": host.link.lost_reply.is_set()}
+
+
+def is_published(data: bytes) -> bool:
+    return b"$7\r\nmessage\r\n" in data
 
 
 def is_claim(reply: bytes) -> bool:
     """True for bytes with a job's fields, unless they are a published message."""
-    return b"enqueued_at" in reply and b"$7\r\nmessage\r\n" not in reply
+    return b"enqueued_at" in reply and not is_published(reply)
 
 
 def clocks(folder: Path, *, ahead_s: float = 300.0) -> dict[str, float]:

@@ -60,8 +60,15 @@ def slow_host(folder: Path, *, num_jobs: int = 100, slower: float = 10.0) -> dic
         fast.wake()
         until(lambda: fast.is_up and slow.is_up)
         time.sleep(1)
-        together_s = seconds_of(fleet, num_jobs, score(1000))
-        return {"alone_s": alone_s, "seconds": together_s, "ideal_s": alone_s / (1 + 1 / slower)}
+        started_at = fleet.now()
+        job_ids = fleet.submit(*[score(1000)] * num_jobs)
+        together_s = fleet.wait_until_done(job_ids, 120) - started_at
+        return {
+            "alone_s": alone_s,
+            "seconds": together_s,
+            "ideal_s": alone_s / (1 + 1 / slower),
+            "slow_jobs": shares_of(fleet, job_ids).get("slow", 0),
+        }
 
 
 def bulk(folder: Path, *, num_jobs: int = 200, num_workers: int = 30, max_tokens: int = 20) -> dict[str, float]:

@@ -108,7 +108,7 @@ local function lease_next(i)
 end
 
 local index, num_empty, found, num_before = 1, 0, nil, #rows
-while #rows - num_before < max_jobs and num_bytes < max_bytes and num_empty < num_queues do
+while num_waiting > 0 and #rows - num_before < max_jobs and num_bytes < max_bytes and num_empty < num_queues do
   found = lease_next(index)
   if found == 'full' then break end
   if found == 'empty' then num_empty = num_empty + 1 else num_empty = 0 end

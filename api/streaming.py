@@ -100,7 +100,7 @@ class Streaming:
 
     async def _put_end(self, events: EventQueue, owner: str, job_id: str) -> None:
         try:
-            events.put_nowait(await self._submission.until_ended(owner, job_id))
+            events.put_nowait(await self._submission.until_streamed_job_ended(owner, job_id))
         except Exception as error:  # `_next_event` raises it again
             events.put_nowait(error)
 

@@ -32,6 +32,7 @@ from scorepool.api.repositories.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
+RETRY_S = 0.5  # after an error of Redis
 ANSWER_TTL_S = 60  # how long results of synchronous requests are kept: they are read at once
 
 
@@ -169,6 +170,23 @@ class Submission:
         """Return the job as soon as it has ended, or as it is after `wait_s`; the server's limit if None."""
         wait_s = self._settings.max_wait_s if wait_s is None else wait_s
         return await self._waiting.until_ended(job_id, lambda: self._jobs.read_with_expiry(owner, job_id), wait_s)
+
+    async def until_streamed_job_ended(self, owner: str, job_id: str) -> wire.Job:
+        """Return the job as soon as it has ended, or as it is at the server's limit.
+
+        A Redis that does not answer is waited out until then, because the client of a stream cannot ask again for the
+        rest.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._settings.max_wait_s
+        while True:
+            try:
+                return await self.until_ended(owner, job_id, max(0.0, deadline - clock()))
+            except (RedisError, OSError) as error:
+                if self._waiting.is_closing or clock() >= deadline:
+                    raise
+                logger.info("a stream waits for Redis: %r", error)
+                await asyncio.sleep(RETRY_S)
 
     async def cancel_all(self, owner: str, job_ids: Sequence[str]) -> None:
         """Cancel jobs that have not ended. If Redis fails, they end by themselves and expire."""

@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+from typing import Any
 
 import httpx
 import pytest
 from msgspec.structs import replace
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool import store, wire
 from scorepool.api import streaming
 from scorepool.api.http import sse
+from scorepool.api.repositories.waiting import Waiting
 from tests.api.conftest import Serving, eventually, generate
 from tests.api.fake_worker import COMPLETED, FakeWorker
 
@@ -168,3 +172,24 @@ async def test_tokens_of_a_worker_of_the_previous_release_are_streamed(
 
         assert await stream.end("abcd") == "[ab][c][d]"
     assert not redis.exists(store.Keys.missing_tokens)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_stream_waits_for_a_redis_that_does_not_answer(
+    serving: Serving, worker: FakeWorker, route: str, monkeypatch: pytest.MonkeyPatch
+):
+    failures = iter([RedisConnectionError(), OSError(), RedisTimeoutError()])
+    until_ended = Waiting.until_ended
+
+    async def fail_first(*arguments: Any) -> wire.Job:
+        for failure in failures:
+            raise failure
+        return await until_ended(*arguments)
+
+    monkeypatch.setattr(Waiting, "until_ended", fail_first)
+    async with serving() as http:
+        stream = Stream(http, worker, route)
+        await stream.open()
+        stream.write(0, "ab")
+
+        assert await stream.end("abc") == "[ab][c]"

@@ -54,7 +54,9 @@ class Client:
             event = "message"
             for line in reply.iter_lines():
                 name, _, value = line.partition(": ")
-                if name == "event":
+                if not line:
+                    event = "message"
+                elif name == "event":
                     event = value
                 elif name == "id":
                     self.last_event_id = value
@@ -163,7 +165,7 @@ def test_tokens_of_a_hole_come_soon_after_it(setup: MakeSetup, kind: str):
 
 @pytest.mark.parametrize("kind", ["pause", "drop"])
 def test_tokens_of_a_hole_in_the_link_of_the_api_come_soon_after_it(setup: MakeSetup, kind: str):
-    with setup(TEXT) as one, one.follow(one.submit(600)) as client:
+    with setup(TEXT) as one, one.follow(one.submit(600)) as client, one.complete(600) as completion:
         client.wait_for(20)
         one.link.pause() if kind == "pause" else one.link.drop()
         time.sleep(3)
@@ -171,8 +173,10 @@ def test_tokens_of_a_hole_in_the_link_of_the_api_come_soon_after_it(setup: MakeS
         one.link.restore()
         client.wait_for(num_before + int(3 / STEP_S * 0.8), 6)
         client.wait_for_end()
+        until(lambda: len(completion.text) == 600 or completion.end)
 
     assert (client.text, client.restarts) == (text_of(600), [])
+    assert (completion.text, completion.end) == (text_of(600), None)
 
 
 def test_a_stream_survives_a_restart_of_redis(setup: MakeSetup):

@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = (0.5, 2.0)  # bounds, for the TCP connection and for each re
 REPLY_TIMEOUT_S = (1.0, 10.0)  # bounds
 TIMEOUT_FACTOR = 4  # times the longest recent reply
 FAST_REPLY_S, SLOW_REPLY_S = 0.25, 1.0  # messages grow below the first, and shrink above the second
-MESSAGE_BYTES = (4 * 2**10, 64 * 2**10, 2**20)  # least, first, most
+MESSAGE_BYTES = (2**10, 64 * 2**10, 2**20)  # least, first, most
 
 
 class StreamConnection:

@@ -72,12 +72,14 @@ if known and num_leased > #known then
       local id, execution = string.match(lease_key, '^(.*):(.*)$')
       if id and not is_known[lease_key] and redis.pcall('HGET', EXECUTION_ .. lease_key, 'worker_name') == worker
         and redis.pcall('HEXISTS', JOB_ .. id, F_DATA) == 1 then
+        local max_concurrency = tonumber(redis.call('HGET', JOB_ .. id, F_MAX_CONCURRENCY) or '')
+        max_in_flight = math.min(max_in_flight, math.max(1, max_concurrency or max_in_flight))
         add(lease(i, id, execution, KEYS[2 * i], worker, lease_ms, grace_s))
       end
     end
   end
   table.sort(rows, function(one, other) return one[3] < other[3] end)  -- execution ids count up
-  in_flight = in_flight + #rows
+  in_flight, max_jobs = in_flight + #rows, math.max(0, max_jobs - #rows)
 end
 
 if redis.call('EXISTS', SUSPENDED) == 1 then return #rows > 0 and {rows, wrong_types, 0} end
@@ -131,7 +133,7 @@ local function take_over()
       local id, execution = string.match(lease_key, '^(.*):(.*)$')
       local holder, begun, since = unpack(redis.pcall('HMGET', EXECUTION_ .. lease_key, 'worker_name', 'begun', 'created_at'), 1, 3)
       since = tonumber(since or '') or now
-      if holder and holder ~= worker and not begun and since <= now - UNBEGUN_S
+      if id and holder and holder ~= worker and not begun and since <= now - UNBEGUN_S
         and redis.pcall('HEXISTS', JOB_ .. id, F_KIND) == 1 and not redis.call('HGET', JOB_ .. id, F_MAX_CONCURRENCY) then
         unbegun[#unbegun + 1] = {index = i, id = id, execution = execution, holder = holder, since = since}
       end
@@ -145,6 +147,7 @@ local function take_over()
     local found = unbegun[i]
     local wip = KEYS[2 * found.index]
     end_lease(found.id, found.execution, wip)
+    in_flight = in_flight + 1
     add(lease(found.index, found.id, new_execution(), wip, worker, lease_ms, grace_s))
     redis.call('HSET', EXECUTION_ .. found.id .. ':' .. rows[#rows][3], 'begun', 1)
     redis.call('PUBLISH', WAKE_ .. found.holder, pack({'taken', found.id .. ':' .. found.execution}))
@@ -153,14 +156,12 @@ end
 if takes_over and #rows == 0 and num_waiting == 0 and num_leased > in_flight then take_over() end
 
 local MAX_HANDED_OUT = 4  -- jobs that are sent to a worker before it claims again, because it may have fallen asleep
-if waits then
-  local is_waiting = num_waiting == 0 and #rows - num_before < num_wanted and in_flight < max_in_flight
-  wait(worker, queues, is_waiting and speed_of(queues[1], worker))
-  if is_waiting then
-    local num_offered = math.min(MAX_HANDED_OUT, num_wanted - (#rows - num_before))
-    local offer = {lease_ms, grace_s, string.format('%s%08x', session, number), num_offered}
-    try('hash', 'HSET', worker_key, 'waits_with', table.concat(offer, ' '))
-  end
+local num_offered = math.min(MAX_HANDED_OUT, num_wanted - (#rows - num_before), max_in_flight - in_flight)
+local is_waiting = waits and num_waiting == 0 and num_offered > 0
+wait(worker, queues, is_waiting and speed_of(queues[1], worker))
+if is_waiting then
+  local offer = {lease_ms, grace_s, string.format('%s%08x', session, number), num_offered}
+  try('hash', 'HSET', worker_key, 'waits_with', table.concat(offer, ' '))
 end
 
 if #rows > 0 then

@@ -40,12 +40,14 @@ local function hand_out(queue, num_jobs)
       if offer then
         redis.call('HSET', key, 'waits_with', offer)
         wait_on[#wait_on + 1] = {worker, speed}
+      elseif message then
+        redis.call('HDEL', key, 'waits_with')  -- it may wait for jobs of other queues, too
       end
     end
   end
   for _, one in ipairs(wait_on) do
     if redis.call('LLEN', list) == 0 then
-      redis.call('ZADD', waiting, one[2], one[1])
+      wait(one[1], {queue}, one[2])
     else
       redis.call('PUBLISH', WAKE_ .. one[1], '')  -- it claims more jobs
     end

@@ -144,9 +144,9 @@ def test_a_claim_after_a_lost_reply_returns_the_jobs_that_its_worker_does_not_kn
     repeated = ask(held, queue, 1, known=keys(known), num_in_flight=1)
     rest = ask(held, queue, 2)
 
-    assert [row.job_id for row in repeated] == [ids[1], ids[2], ids[3]]
+    assert [row.job_id for row in repeated] == [ids[1], ids[2]]  # more than it asked for, so no others
     assert all(row.request is not None for row in repeated)
-    assert [row.job_id for row in rest] == ids[4:]
+    assert [row.job_id for row in rest] == ids[3:]
     assert redis.zcard("rq:wip:demo") == 5
 
 

@@ -1,0 +1,108 @@
+"""Jobs that are sent to workers that wait, by the scripts, without a worker."""
+
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+from redis.client import PubSub
+
+from scorepool import store
+from scorepool.store import JobField
+from scorepool.store.scripts import load
+from scorepool.worker import Queue
+from scorepool.worker.rq.leases import Claim, Claimed, Leases
+from scorepool.worker.rq.messages import read_message
+from tests.worker.conftest import generate, submit
+
+QUEUES = ("demo:high", "demo", "demo:low")
+
+
+@pytest.fixture
+def messages(redis: Redis) -> Iterator[PubSub]:
+    with redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(store.Keys.wake("mac"))
+        pubsub.get_message(timeout=5)
+        yield pubsub
+
+
+@pytest.fixture
+def held(redis: Redis) -> Leases:
+    return Leases(redis, "mac", "rq:worker:mac", 60)
+
+
+def ask(redis: Redis, held: Leases, max_jobs: int, **options: object) -> Claimed:
+    wanted = {"max_jobs": max_jobs, "num_in_flight": 0, "max_in_flight": 32, "waits": max_jobs > 0, **options}
+    return held.claim([Queue(name, connection=redis) for name in QUEUES], Claim(**wanted))  # type: ignore[arg-type]
+
+
+def hand_out(redis: Redis, queue: str = "demo", num_jobs: int = 1) -> None:
+    """Put jobs on a queue as submit.lua does."""
+    for _ in range(num_jobs):
+        submit(redis, generate(), queue=queue)
+    redis.eval(f"{load('hand_out.lua')}\nhand_out(ARGV[1], tonumber(ARGV[2]))", 0, queue, num_jobs)
+
+
+def num_sent(messages: PubSub) -> int:
+    """Return how many jobs were sent."""
+    num = 0
+    while message := messages.get_message(timeout=0.1):
+        num += read_message(message["data"])[:1] == [b"leased"]
+    return num
+
+
+def test_no_more_jobs_are_sent_than_a_worker_asked_for(redis: Redis, held: Leases, messages: PubSub):
+    ask(redis, held, 1)
+    for queue in QUEUES:
+        hand_out(redis, queue)
+
+    assert num_sent(messages) == 1
+
+
+def test_no_jobs_are_sent_beyond_the_max_concurrency_of_a_job_in_flight(redis: Redis, held: Leases, messages: PubSub):
+    ask(redis, held, 20, num_in_flight=2, max_in_flight=4)
+    for _ in range(4):
+        hand_out(redis)
+
+    assert num_sent(messages) == 2
+
+
+def test_no_jobs_are_sent_to_a_worker_that_wants_no_more(redis: Redis, held: Leases, messages: PubSub):
+    ask(redis, held, 4)
+    ask(redis, held, 0)
+    hand_out(redis)
+
+    assert num_sent(messages) == 0
+
+
+def test_the_list_of_waiting_workers_expires(redis: Redis, held: Leases, messages: PubSub):
+    ask(redis, held, 4)
+    hand_out(redis)
+
+    assert num_sent(messages) == 1
+    assert redis.zcard(store.Keys.waiting_workers("demo")) == 1
+    assert {redis.ttl(store.Keys.waiting_workers(queue)) > 0 for queue in QUEUES} == {True}
+
+
+def test_a_quarantined_job_of_a_lost_reply_runs_among_no_more_than_its_max_concurrency(redis: Redis, held: Leases):
+    submit(redis, generate(), fields={JobField.MAX_CONCURRENCY: 1})
+    ask(redis, held, 4)  # the reply is lost
+    for _ in range(3):
+        submit(redis, generate())
+
+    assert len(ask(redis, held, 4, known=[]).jobs) == 1
+
+
+def test_jobs_of_a_lost_reply_count_as_jobs_that_were_asked_for(redis: Redis, held: Leases):
+    """A worker with --max-jobs runs no more."""
+    for _ in range(4):
+        submit(redis, generate())
+    ask(redis, held, 1)  # the reply is lost
+
+    assert len(ask(redis, held, 1, known=[]).jobs) == 1
+
+
+def test_a_member_of_the_registry_that_is_no_lease_is_left_alone(redis: Redis, held: Leases):
+    redis.zadd("rq:wip:demo", {"noise": 9e9})
+    redis.hset("rq:execution:noise", mapping={"worker_name": "other", "created_at": 1})
+
+    assert ask(redis, held, 4, takes_over=True, known=[]).jobs == []

@@ -1,7 +1,7 @@
 """Record ended jobs and claim new ones in one round trip. Runs on the threads of links (link.py)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from redis import Redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -67,7 +67,8 @@ class Exchanger:
             message = successes.next_message(plain, budget, exchange.current, exchange.idle_state)
         claims: list[ScriptCall] = []
         if exchange.claim is not None:
-            keys, arguments = self._leases.claim_arguments(exchange.queues, exchange.claim)
+            claim = replace(exchange.claim, max_bytes=min(exchange.claim.max_bytes, self.link_speed.reply_bytes))
+            keys, arguments = self._leases.claim_arguments(exchange.queues, claim)
             claims.append(ScriptCall(self._leases.claim_script, keys, arguments))
         if message or claims:
             self._send(exchange, message, claims, done)

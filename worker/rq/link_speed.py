@@ -1,4 +1,4 @@
-"""Estimate what the link to Redis carries: how large the next message may be, and how long to wait for its reply.
+"""Estimate what the link to Redis carries: how large a message and its reply may be, and how long to wait for it.
 
 A message should take about a second on the link, or four round trips. A shorter one wastes a larger share of its time
 on the round trip; a longer one delays what comes behind it, and is lost as a whole when the link fails.
@@ -18,6 +18,10 @@ MESSAGE_S = 1.0  # that the bytes of a message should take
 MESSAGE_ROUND_TRIPS = 4  # that they should take, if that is longer
 MAX_MESSAGE_S = 4.0
 NUM_ROUND_TRIPS = 4  # of which the shortest counts; the route may have changed before
+FIRST_REPLY_BYTES = 256 * 1024
+MIN_REPLY_BYTES = 16 * 1024
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+REPLY_BYTES_S = 2.0  # that the bytes of a reply should take; far less than a lease, which begins before them
 MAX_GROWTH = 4  # from one message to the next: buffers on the way can take one message at once and the next one not
 SMALL_BYTES = 16 * 1024  # up to it, the time of a message shows the round trip, unless it is one of the largest
 FIRST_ROUND_TRIP_S = 0.25  # assumed until a small exchange shows it
@@ -34,6 +38,7 @@ class LinkSpeed:
         self._deviation_s = 0.0
         self._bytes_per_s: float | None = None
         self._message_bytes = FIRST_MESSAGE_BYTES
+        self._reply_bytes = FIRST_REPLY_BYTES
         self._num_timeouts = 0  # in a row
 
     @property
@@ -60,6 +65,11 @@ class LinkSpeed:
         return self._message_bytes
 
     @property
+    def reply_bytes(self) -> int:
+        """How many bytes the next reply may have. What cannot be split may be larger."""
+        return self._reply_bytes
+
+    @property
     def num_timeouts(self) -> int:
         """How many exchanges in a row were not answered."""
         return self._num_timeouts
@@ -73,6 +83,10 @@ class LinkSpeed:
     def record(self, size_bytes: int, seconds: float, reply_bytes: int = 0) -> None:
         """Take an exchange that was answered. A large reply takes time of its own, so then the time is a bound only."""
         self._num_timeouts = 0
+        if reply_bytes >= self._reply_bytes / 2:
+            speed = reply_bytes / max(seconds - self.min_round_trip_s, self.min_round_trip_s / 4, 1e-6)
+            fits = min(speed * REPLY_BYTES_S, MAX_GROWTH * self._reply_bytes, MAX_REPLY_BYTES)
+            self._reply_bytes = max(int(fits), MIN_REPLY_BYTES)
         is_full = size_bytes >= self._message_bytes / 2
         is_upload = is_full or size_bytes > SMALL_BYTES
         if reply_bytes > SMALL_BYTES and (is_upload or seconds > self.round_trip_s):
@@ -98,6 +112,7 @@ class LinkSpeed:
         """Take an exchange that was not answered in time."""
         self._num_timeouts += 1
         self._message_bytes = max(self._message_bytes // 2, MIN_MESSAGE_BYTES)
+        self._reply_bytes = max(self._reply_bytes // 2, MIN_REPLY_BYTES)
 
     def _measure(self, size_bytes: int, upload_s: float) -> None:
         # An upload that is short beside the round trip cannot be told from its variation.

@@ -57,6 +57,15 @@ def test_ends_and_a_claim_take_one_round_trip(redis: Redis, redis_url: str):
     assert sender.link_speed.round_trip_s >= 0.2
 
 
+def test_a_claim_asks_for_what_the_link_carries(redis: Redis, redis_url: str):
+    for _ in range(8):
+        submit(redis, bytes(200_000))
+    with exchanger(redis_url, is_heard=True) as sender:
+        exchanged = sender.run(exchange(redis, [], Claim(max_jobs=8, num_in_flight=0, max_in_flight=32)))
+    assert exchanged.claimed is not None
+    assert len(exchanged.claimed.jobs) == 2  # the second exceeds 256 KiB
+
+
 @pytest.mark.parametrize("is_heard", [True, False])
 def test_an_end_that_cannot_be_sent_is_handed_back_unless_redis_is_away(redis: Redis, redis_url: str, is_heard: bool):
     jobs = over(redis, Leases(redis, "mac", "rq:worker:mac", 60.0), 3000)

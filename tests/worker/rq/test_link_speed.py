@@ -107,6 +107,17 @@ def test_a_large_reply_is_no_slow_upload():
     assert (link.message_bytes, link.round_trip_s) == (FIRST_MESSAGE_BYTES, 0.02)
 
 
+@pytest.mark.parametrize("mbit", [0.5, 4, 100])
+def test_a_reply_takes_a_small_part_of_a_lease(mbit: float):
+    link = LinkSpeed()
+    link.record(500, 0.05)
+    for _ in range(10):
+        link.record(500, 0.05 + link.reply_bytes / (mbit * MBIT), link.reply_bytes)
+    assert link.reply_bytes / (mbit * MBIT) == pytest.approx(2.0, rel=0.05)
+    link.record_timeout()
+    assert link.reply_bytes / (mbit * MBIT) == pytest.approx(1.0, rel=0.05)
+
+
 def test_a_link_that_becomes_slow_gets_smaller_messages_at_once():
     link = LinkSpeed()
     upload(link, 100 * MBIT, 0.02, 12)

@@ -1,4 +1,4 @@
-"""Results cross a slow uplink at the link's speed, and a hole in it costs one message."""
+"""Results and requests cross a slow link at its speed, and a hole in it costs one message."""
 
 import threading
 from pathlib import Path
@@ -40,3 +40,17 @@ def test_a_hole_in_an_upload_costs_one_message(tmp_path: Path, kind: str):
         outcome = fleet.outcome(job_id)
         assert isinstance(outcome, wire.Result)
         assert "put back" not in host.log
+
+
+def test_requests_arrive_at_the_speed_of_a_slow_link_before_their_leases_end(tmp_path: Path):
+    settings = {"FLEET_STEP_S": "0.001", "FLEET_TOKEN_S": "0.0000001", "SCOREPOOL_LEASE_S": "3"}
+    with Fleet(tmp_path, settings) as fleet:
+        host = fleet.host("narrow")
+        fleet.wait_until_up()
+        host.link.change(down_bytes_s=500_000, delay_s=0.02)
+        num_before, started_at = host.link.num_bytes_down, fleet.now()
+        job_ids = fleet.submit(*[score(10, prompt_tokens=30_000)] * 40)
+        size = 40 * fleet.redis.strlen(store.Keys.request(job_ids[0]))
+
+        assert fleet.wait_until_done(job_ids, 60) - started_at < 1.5 * size / 500_000 + 2
+        assert host.link.num_bytes_down - num_before < 1.3 * size

@@ -34,10 +34,10 @@ def test_a_slow_host_does_not_hoard(tmp_path: Path):
 
 @not_yet  # row 2
 def test_jobs_are_spread_over_idle_workers(tmp_path: Path):
-    found = throughput.bulk(tmp_path, num_jobs=60, num_workers=10)
+    found = throughput.bulk(tmp_path, num_jobs=60, num_workers=8, max_tokens=10)
 
     assert found["idle_workers"] == 0
-    assert found["largest_share"] <= 18
+    assert found["largest_share"] <= 20
 
 
 @not_yet  # row 3
@@ -75,7 +75,7 @@ def test_a_distant_worker_computes_while_it_waits_for_redis(tmp_path: Path):
 
 @not_yet  # row 7
 def test_a_job_does_not_wake_all_workers(tmp_path: Path):
-    found = throughput.herd(tmp_path, num_workers=16, num_jobs=20, settle_s=2.0)
+    found = throughput.herd(tmp_path, num_workers=12, num_jobs=16, settle_s=1.0)
 
     assert found["scripts_a_job"] < 8
     assert found["commands_a_job"] < 150

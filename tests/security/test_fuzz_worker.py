@@ -9,6 +9,8 @@ import pytest
 from redis import Redis
 
 from scorepool import store, wire
+from scorepool.worker import Queue
+from scorepool.worker.rq.leases import Leases
 from tests.api.conftest import Serving, score
 from tests.api.fake_worker import FakeWorker
 from tests.worker.conftest import Workers, generate, outcome, status, submit, until
@@ -148,10 +150,25 @@ def test_an_invalid_crash_count_does_not_stop_the_recovery_of_jobs(redis: Redis,
     redis.lrem("rq:queue:demo", 1, bad)
     redis.zadd("rq:wip:demo", {f"{bad}:gone": 1.0})
 
+    num_back, to_end = Leases(redis, "mac", "rq:worker:mac", 60.0).reclaim(
+        [Queue("demo", connection=redis)], crash_limit=5, held_by_dead=[f"{bad}:gone"]
+    )
+    assert (num_back, to_end) == (1, [])
     workers.start()
 
     until(lambda: outcome(redis, bad))
     assert isinstance(outcome(redis, bad), wire.Result)
+
+
+def test_a_job_with_an_invalid_crash_count_whose_worker_is_silent_ends(redis: Redis, workers: Workers):
+    bad = submit(redis, generate(), fields={store.JobField.CRASHES: "nonsense"})
+    redis.lrem("rq:queue:demo", 1, bad)
+    redis.zadd("rq:wip:demo", {f"{bad}:gone": 1.0})
+
+    workers.start()
+
+    until(lambda: outcome(redis, bad))
+    assert outcome(redis, bad).code == "invalid"
 
 
 @pytest.mark.anyio

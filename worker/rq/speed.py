@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass
 
-MAX_ENDS = 64
-MAX_BUSY_S = 30.0  # of the measure, if it holds at least MIN_ENDS ends
+MAX_JOBS = 64  # of the measure, like MAX_BUSY_S, unless jobs ended at fewer than MIN_ENDS times
+MAX_BUSY_S = 30.0
 MIN_ENDS = 4
 TOGETHER_S = 0.01  # ends closer than this count as one: an exchange with Redis records any number at once
 
@@ -42,8 +42,8 @@ class Speed:
             self._ends[-1] = Ends(last.busy_s, last.num_jobs + 1, last.work + work)
         else:
             self._ends.append(Ends(self._busy_s, 1, work))
-        while len(self._ends) > MAX_ENDS or (
-            len(self._ends) > MIN_ENDS and self._busy_s - self._ends[0].busy_s > MAX_BUSY_S
+        while len(self._ends) > MIN_ENDS and (
+            self._num_jobs > MAX_JOBS or self._busy_s - self._ends[0].busy_s > MAX_BUSY_S
         ):
             self._ends.popleft()
 
@@ -55,12 +55,17 @@ class Speed:
     @property
     def jobs_per_s(self) -> float | None:
         """Jobs that end per second, None before the first has ended."""
-        return self._per_second(sum(ends.num_jobs for ends in self._ends) - self._ends[0].num_jobs)
+        return self._per_second(self._num_jobs)
 
     @property
     def work_per_s(self) -> float | None:
         """Work that ends per second, None before the first job has ended."""
         return self._per_second(sum(ends.work for ends in self._ends) - self._ends[0].work)
+
+    @property
+    def _num_jobs(self) -> int:
+        """Jobs of the measure."""
+        return sum(ends.num_jobs for ends in self._ends) - self._ends[0].num_jobs
 
     def _per_second(self, amount: float) -> float | None:
         if len(self._ends) < 2:

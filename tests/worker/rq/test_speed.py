@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorepool.worker.rq.speed import MAX_BUSY_S, MAX_ENDS, Speed
+from scorepool.worker.rq.speed import MAX_BUSY_S, MAX_JOBS, Speed
 
 
 def record(speed: Speed, num_exchanges: int, jobs_each: int, every_s: float, pause_s: float = 0.0) -> None:
@@ -47,7 +47,7 @@ def test_neither_pauses_nor_the_size_of_exchanges_change_the_speed(
     assert speed.busy_s == pytest.approx(num_exchanges * every_s, rel=0.1)
 
 
-@pytest.mark.parametrize(("every_s", "num_before_the_measure"), [(0.1, MAX_ENDS), (5.0, int(MAX_BUSY_S / 5) + 1)])
+@pytest.mark.parametrize(("every_s", "num_before_the_measure"), [(0.1, MAX_JOBS), (5.0, int(MAX_BUSY_S / 5) + 1)])
 def test_the_speed_follows_what_the_worker_does_now(every_s: float, num_before_the_measure: int):
     speed = Speed()
     speed.advance(0.0, is_busy=True)
@@ -68,3 +68,15 @@ def test_the_speed_falls_while_a_job_takes_long():
     speed.advance(1010.0, is_busy=True)
 
     assert speed.jobs_per_s == pytest.approx(0.5, rel=0.01)
+
+
+def test_the_speed_follows_what_the_worker_does_now_also_over_a_long_link():
+    speed = Speed()
+    record(speed, num_exchanges=100, jobs_each=10, every_s=0.2)
+    start_s = 1000.0
+    for index in range(1, 6):
+        speed.advance(start_s + index * 0.2, is_busy=True)
+        for _ in range(100):
+            speed.end(1.0)
+
+    assert speed.jobs_per_s == pytest.approx(500)

@@ -123,7 +123,8 @@ for i = 1, num_queues do
 end
 
 -- Take jobs that other workers have claimed and not begun, the last ones first: their workers begin with the others. A job
--- changes its worker in this way once, so that slow workers do not pass it back and forth.
+-- changes its worker in this way once, so that slow workers do not pass it back and forth. Workers of older versions do not
+-- report what they have begun, and leave no `begun` in the lease.
 local UNBEGUN_S = 0.5  -- until a worker has had time to report that it has begun the job
 local MAX_SEEN = 500
 local function take_over()
@@ -133,7 +134,7 @@ local function take_over()
       local id, execution = string.match(lease_key, '^(.*):(.*)$')
       local holder, begun, since = unpack(redis.pcall('HMGET', EXECUTION_ .. lease_key, 'worker_name', 'begun', 'created_at'), 1, 3)
       since = tonumber(since or '') or now
-      if id and holder and holder ~= worker and not begun and since <= now - UNBEGUN_S
+      if id and holder and holder ~= worker and begun == '0' and since <= now - UNBEGUN_S
         and redis.pcall('HEXISTS', JOB_ .. id, F_KIND) == 1 and not redis.call('HGET', JOB_ .. id, F_MAX_CONCURRENCY) then
         unbegun[#unbegun + 1] = {index = i, id = id, execution = execution, holder = holder, since = since}
       end

@@ -28,7 +28,7 @@ local function lease(index, id, execution, wip, worker, lease_ms, grace_s)
   local created, expires_at = unpack(redis.call('HMGET', job, F_CREATED, F_EXPIRES_AT))
   local started = math.max(now, tonumber(created or '') or 0)  -- the clock may have been set back
   local iso = iso_time(started < now + 86400 and started or now)
-  write_execution(lease_key, lease_ms, 'id', execution, 'created_at', now, 'last_heartbeat', now, 'worker_name', worker)
+  write_execution(lease_key, lease_ms, 'id', execution, 'created_at', now, 'last_heartbeat', now, 'worker_name', worker, 'begun', 0)
   if try('zset', 'ZADD', EXECUTIONS_ .. id, now + grace_s, execution) then
     redis.call('EXPIRE', EXECUTIONS_ .. id, grace_s)
   end

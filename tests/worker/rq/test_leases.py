@@ -204,6 +204,15 @@ def test_a_job_is_taken_over_once(redis: Redis, queue: Queue):
     assert ask(leases(redis, "slow"), queue, takes_over=True) == []
 
 
+def test_a_job_of_a_worker_of_an_older_version_is_not_taken_over(redis: Redis, queue: Queue):
+    submit(redis, generate())
+    rows = ask(leases(redis, "old"), queue)
+    age(redis, rows)
+    redis.hdel(f"rq:execution:{keys(rows)[0]}", "begun")  # as an older version leases it
+
+    assert ask(leases(redis, "idle"), queue, takes_over=True) == []
+
+
 @dataclass
 class InFlight:
     queue: Queue

@@ -225,6 +225,14 @@ class HangingWorker(FakeWorker):
         super()._commit_ended()
 
 
+class SlowStartWorker(FakeWorker):
+    """A worker whose model takes four seconds to load."""
+
+    def open(self) -> None:
+        time.sleep(4)
+        super().open()
+
+
 class LateHeartbeatWorker(FakeWorker):
     """A worker with a slow start and a late second heartbeat."""
 

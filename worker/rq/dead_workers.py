@@ -9,7 +9,7 @@ from redis import Redis
 from rq.queue import Queue
 from rq.utils import as_text
 
-from scorepool.store import RqKeys
+from scorepool.store import JobField, RqKeys
 from scorepool.worker.rq.wrong_types import execute_reads, has_type
 
 
@@ -44,7 +44,10 @@ def leases_of_dead(connection: Redis, queues: Sequence[Queue], name: str, *, is_
     with connection.pipeline(transaction=False) as pipeline:
         for lease_key in lease_keys:
             pipeline.hget(RqKeys.execution(lease_key), "worker_name")
-        owners = [as_text(owner) if owner else None for owner in execute_reads(pipeline)]
+            # A lease that has expired since is still that of its worker, until somebody reclaims the job.
+            pipeline.hget(RqKeys.job(lease_key.rpartition(":")[0]), JobField.WORKER_NAME)
+        replies = iter(execute_reads(pipeline))
+    owners = [as_text(owner or last_owner or "") for owner, last_owner in zip(replies, replies, strict=True)]
     held = [[key for key, owner in zip(lease_keys, owners, strict=True) if owner == worker] for worker in dead]
     return [lease_keys for lease_keys in held if lease_keys]
 

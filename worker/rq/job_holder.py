@@ -217,6 +217,10 @@ class JobHolder(WorkerProcess):
         self._try_again_at = clock_s() + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, 2.0)
 
+    def _start_reclaim(self) -> None:
+        self._reclaim_at = math.inf  # until this one has ended
+        self.link.call(self._reclaim, self._take_reclaimed, self._lose_redis)
+
     def _reclaim(self) -> Reclaimed:
         """Take jobs back from dead workers of this machine, and from silent ones. Runs on the link."""
         reclaimed = Reclaimed()

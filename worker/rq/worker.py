@@ -110,6 +110,7 @@ class Worker(JobHolder):
             stack.callback(self.close)
             stack.enter_context(PeriodicTasks(tasks, self.log))
             stack.enter_context(SleepHook(self.hand_back_for_sleep, self.resume_after_sleep, self.log))
+            self._start_reclaim()  # before the model is loaded: until then, a dead worker's registration may expire
             with self._interruptible():
                 self.open()
             heartbeat.due_at = 0.0  # `register` writes what it serves at once
@@ -144,8 +145,7 @@ class Worker(JobHolder):
 
     def _maintain(self) -> None:
         if self._stopped_because is None and not self._stop_requested and clock_s() >= self._reclaim_at:
-            self._reclaim_at = math.inf  # until this one has ended
-            self.link.call(self._reclaim, self._take_reclaimed, self._lose_redis)
+            self._start_reclaim()
         if self.should_run_maintenance_tasks and not self._stop_requested and clock_s() >= self._try_again_at:
             try:
                 with socket_timeout(MAINTENANCE_TIMEOUT_S):

@@ -7,12 +7,20 @@ from pathlib import Path
 import psutil
 from redis import Redis
 
+from scorepool.store import JobField
+from scorepool.worker import Queue
+from scorepool.worker.rq.dead_workers import leases_of_dead
 from tests.fleet.link import Link
 from tests.worker.conftest import Workers, done, generate, submit, until
 
 
 def in_flight(redis: Redis) -> int:
     return redis.zcard("rq:wip:demo")
+
+
+def kill(workers: Workers) -> None:
+    workers.processes[-1].kill()
+    workers.processes[-1].wait()
 
 
 def test_a_lost_reply_puts_no_jobs_back(redis: Redis, redis_url: str, root: Path, tmp_path: Path):
@@ -37,6 +45,30 @@ def test_a_burst_worker_stays_after_a_lost_reply(redis: Redis, redis_url: str, r
         assert workers.start("--burst", SCOREPOOL_LEASE_S="20").wait(timeout=60) == 0
         assert link.lost_reply.is_set()
         assert done(redis) == [job_id]
+
+
+def test_a_death_counts_after_the_lease_of_its_job_has_expired(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=100_000))
+    workers.start()
+    until(lambda: in_flight(redis) == 1)
+    kill(workers)
+    until(lambda: not redis.keys("rq:execution:*"))
+
+    [held] = leases_of_dead(redis, [Queue("demo", connection=redis)], "other", is_starting=False)
+
+    assert [lease_key.partition(":")[0] for lease_key in held] == [job_id]
+
+
+def test_a_death_counts_however_long_the_next_worker_loads_its_model(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=100_000))
+    workers.start()
+    until(lambda: in_flight(redis) == 1)
+    kill(workers)
+
+    workers.start(worker="SlowStartWorker")
+    until(lambda: "took 1 jobs back" in workers.log)
+
+    assert redis.hget(f"rq:job:{job_id}", JobField.MAX_CONCURRENCY) == b"1"
 
 
 def test_a_worker_that_drains_does_not_spin(redis: Redis, workers: Workers):

@@ -80,7 +80,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32
     crosscheck: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of score jobs that a second worker computes too
-    lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs
+    lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs, on a good link
     drain_timeout_s: Seconds = 60.0
     model_grace_s: Annotated[int, Meta(ge=0)] = 600  # how long jobs for a model are accepted after its last worker left
     crash_limit: Count = 5  # a job that ran alone at so many deaths of its worker fails with `crashed`

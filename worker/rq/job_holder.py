@@ -356,14 +356,16 @@ class JobHolder(WorkerProcess):
         """
         in_flight = list(self.in_flight.values())
         started_at = awake_s()
+        self.leases.length.begin(started_at)
         lost, canceled = self.leases.extend(in_flight)
         if in_flight:
             self.exchanger.link_speed.record_round_trip(awake_s() - started_at)
         if lost or canceled:
             self._post_call(partial(self._apply_lease_changes, lost, canceled))
         with self.connection.pipeline() as pipeline:
-            self.heartbeat(math.ceil(self.settings.lease_s * 3), pipeline=pipeline)
+            self.heartbeat(math.ceil(self.leases.length.seconds * 3), pipeline=pipeline)
             self.register(pipeline)
             self.wrong_types.report(drop_wrong_types(self.connection, pipeline))
             pipeline.execute()
         self.heartbeat_clock.record()
+        self.leases.length.end(awake_s())

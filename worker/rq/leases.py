@@ -22,6 +22,7 @@ from rq.utils import as_text
 
 from scorepool.store import LIST_LENGTH, JobField, Keys, RqKeys
 from scorepool.store.scripts import load
+from scorepool.worker.rq.lease_length import LeaseLength
 from scorepool.worker.rq.wrong_types import WrongTypeLog, execute_reads, is_wrong_type
 
 GRACE_S = 86_400  # beyond a lease's end, before RQ's own cleaners may take the job
@@ -102,7 +103,7 @@ class Leases:
         self.connection = connection
         self.worker_name = worker_name
         self.worker_key = worker_key
-        self.lease_ms = int(lease_s * 1000)
+        self.length = LeaseLength(lease_s)
         self.wrong_types = wrong_types or WrongTypeLog(getLogger(__name__))
         self._session = uuid4().hex[:12]
         self._num_claims = 0
@@ -110,6 +111,11 @@ class Leases:
         self._reclaim = connection.register_script(load("reclaim.lua"))
         self._extend = connection.register_script(load("extend.lua"))
         self._release = connection.register_script(load("release.lua"))
+
+    @property
+    def lease_ms(self) -> int:
+        """The length of the leases that are claimed or extended now."""
+        return int(self.length.seconds * 1000)
 
     def claim(self, queues: Sequence[Queue], claim: Claim) -> Claimed:
         """Lease jobs, in one round trip."""

@@ -30,6 +30,7 @@ from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import Callback, Job, Queue
 from scorepool.worker.rq.job_functions import function_of
 from scorepool.worker.rq.job_holder import JobHolder
+from scorepool.worker.rq.lease_length import BEATS_PER_LEASE
 from scorepool.worker.rq.leases import ClaimedJob
 from scorepool.worker.rq.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.rq.progress_connection import socket_timeout
@@ -91,7 +92,7 @@ class Worker(JobHolder):
         with exit_with_message(), ExitStack() as stack:
             logging_level = logging_level or self.settings.log_level  # RQ's own options take precedence
             watchdog = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self._report_death, self.log)
-            heartbeat = PeriodicTask(self._send_heartbeat, every_s=self.settings.lease_s / 5)
+            heartbeat = PeriodicTask(self._send_heartbeat, every_s=self.settings.lease_s / BEATS_PER_LEASE)
             sweep = Sweep(self.connection, self.queue_names(), self.settings.lease_s * 3)
             tasks = [
                 heartbeat,

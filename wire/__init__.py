@@ -36,6 +36,7 @@ from scorepool.wire.reply import (
     ServedModel,
     Status,
     TokenizerInfo,
+    WorkerLink,
 )
 from scorepool.wire.request import (
     Generate,
@@ -157,6 +158,7 @@ __all__ = [
     "WebhookEndpoint",
     "WebhookEndpointList",
     "WebhookSecret",
+    "WorkerLink",
     "are_of_one_model",
     "compare",
     "decode_outcome",

@@ -57,6 +57,34 @@ class CrosscheckStatus(Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class WorkerLink(Struct, frozen=True, kw_only=True):
+    """Show what a worker measures of its link to Redis and of its own speed, and what it derives from that."""
+
+    round_trip_s: Annotated[
+        float | None, Meta(description="Seconds of a small exchange with Redis, smoothed. null: not measured yet.")
+    ] = None
+    upload_bytes_per_s: Annotated[
+        float | None,
+        Meta(description="Speed of the last large messages to Redis, at most the link's. null: none was sent."),
+    ] = None
+    jobs_per_s: Annotated[
+        float | None, Meta(description="Jobs that it ends per second while it has any. null: none has ended yet.")
+    ] = None
+    tokens_per_s: Annotated[
+        float | None, Meta(description="Tokens of prompts and completions of those jobs, per second.")
+    ] = None
+    prefetch_jobs: Annotated[
+        int, Meta(description="Jobs that it keeps ahead of those that run: what it ends until Redis answers.")
+    ] = 1
+    lease_s: Annotated[
+        float,
+        Meta(description="Seconds of silence after which others take its jobs: longer while its heartbeats are slow."),
+    ]
+    drain_s: Annotated[
+        float | None, Meta(description="Seconds in which it ends the jobs in flight, at `jobs_per_s`.")
+    ] = None
+
+
 class ServedModel(Struct, frozen=True, kw_only=True):
     """Describe what one live worker serves. The worker writes it to Redis, where it expires with the worker."""
 
@@ -76,6 +104,9 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         None
     )
     crosscheck: Annotated[CrosscheckStatus | None, Meta(description="null: it takes no part in crosschecks.")] = None
+    link: Annotated[
+        WorkerLink | None, Meta(description="State at its last heartbeat. null: the worker is of an older release.")
+    ] = None
 
     @property
     def takes_jobs(self) -> bool:

@@ -1,7 +1,7 @@
 """Render metrics for Prometheus. No label holds an owner, an id, or a name that a client made up."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -63,7 +63,15 @@ class Metrics:
 
 
 EMPTY = QueueSnapshot(
-    jobs={}, oldest_s={}, workers={}, heartbeat_age_s={}, stopped={}, crosschecks={}, deliveries={}, outcomes={}
+    jobs={},
+    oldest_s={},
+    workers={},
+    heartbeat_age_s={},
+    stopped={},
+    links={},
+    crosschecks={},
+    deliveries={},
+    outcomes={},
 )
 
 
@@ -88,6 +96,7 @@ class SnapshotCollector(Collector):
         )
         yield _gauge("webhook_deliveries", "Webhook deliveries in Redis.", "state", self.snapshot.deliveries)
         yield _gauge("workers_stopped", "Live workers that a crosscheck has stopped.", "model", self.snapshot.stopped)
+        yield from _link_gauges(self.snapshot.links)
         # Redis keeps these counters for all processes together.
         yield _counter("outcomes", "Jobs that ended, by result or failure.", "code", self.snapshot.outcomes)
         yield _counter(
@@ -96,6 +105,39 @@ class SnapshotCollector(Collector):
             "outcome",
             self.snapshot.crosschecks,
         )
+
+
+def _link_gauges(links: Mapping[str, Sequence[wire.WorkerLink]]) -> Iterable[Metric]:
+    """Render what workers measure: of a model, the sum of their speeds and the worst of the rest.
+
+    A model of which no worker has a measure yet has no value.
+    """
+
+    def measured(
+        field: Callable[[wire.WorkerLink], float | None], join: Callable[[Iterable[float]], float]
+    ) -> dict[str, float]:
+        values = {
+            model: [value for link in each if (value := field(link)) is not None] for model, each in links.items()
+        }
+        return {model: join(found) for model, found in values.items() if found}
+
+    yield _gauge("jobs_per_second", "Jobs that workers end while busy.", "model", measured(lambda w: w.jobs_per_s, sum))
+    yield _gauge(
+        "tokens_per_second", "Tokens of these jobs, prompts included.", "model", measured(lambda w: w.tokens_per_s, sum)
+    )
+    yield _gauge(
+        "worker_round_trip_seconds",
+        "Longest time of a small exchange with Redis.",
+        "model",
+        measured(lambda w: w.round_trip_s, max),
+    )
+    yield _gauge("worker_lease_seconds", "Longest lease.", "model", measured(lambda w: w.lease_s, max))
+    yield _gauge(
+        "worker_drain_seconds",
+        "Longest time until a worker has ended its jobs in flight.",
+        "model",
+        measured(lambda w: w.drain_s, max),
+    )
 
 
 def _counter(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:

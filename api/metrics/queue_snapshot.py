@@ -24,6 +24,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
     workers: dict[str, int]  # live ones, by model
     heartbeat_age_s: dict[str, float]  # of the worker with the oldest heartbeat, by model
     stopped: dict[str, int]  # live workers that a crosscheck has stopped, by model
+    links: dict[str, list[wire.WorkerLink]]  # what live workers measure, by model
     crosschecks: dict[str, int]  # by outcome
     deliveries: dict[str, int]  # by state
     outcomes: dict[str, int]  # jobs that ended, by `result` or the failure's code
@@ -46,6 +47,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
             workers=workers,
             heartbeat_age_s=heartbeat_age_s,
             stopped={model: sum(one.id == model and not one.takes_jobs for one in live) for model in models},
+            links={model: [one.link for one in live if one.id == model and one.link] for model in models},
             crosschecks={outcome: decode.number(checks.get(outcome.encode())) for outcome in CROSSCHECK_OUTCOMES},
             deliveries=await _read_deliveries(redis),
             outcomes={code: decode.number(counts.get(code.encode())) for code in OUTCOMES},

@@ -55,6 +55,7 @@ class FakeWorker:
         aliases: Sequence[str] = (),
         grace_s: int = 0,
         crosscheck: wire.CrosscheckStatus | None = None,
+        link: wire.WorkerLink | None = None,
     ) -> None:
         """Register as a live worker, and keep the model as a recent one for `grace_s` after `unregister`."""
         card = self.card = wire.ServedModel(
@@ -68,6 +69,7 @@ class FakeWorker:
             created=1_795_000_000,
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
             crosscheck=crosscheck,
+            link=link,
         )
         self.redis.set(store.Keys.served_model(self.name), wire.encode(card), ex=3600)
         self.redis.zadd(store.Keys.models, {self.name: time.time() + 3600})

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 from redis import Redis
 
-from scorepool import store
+from scorepool import store, wire
 from scorepool.worker.inference.registration import WorkerRegistration
 from scorepool.worker.rq.sweep import Sweep
 from tests.api.conftest import Serving, generate, score
@@ -21,6 +21,7 @@ from tests.api.test_process import eventually, running
 from tests.worker.conftest import Workers, workers  # noqa: F401 - a fixture
 
 LINE = '{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"nick","prompt":"a","max_tokens":2}}\n'
+LINK = wire.WorkerLink(lease_s=1.0)
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ async def test_after_the_grace_time_the_model_is_404_with_the_names_and_aliases_
 def test_a_worker_that_stops_leaves_its_model_behind_for_the_grace_time(redis: Redis, grace_s: int):
     worker = FakeWorker(redis)
     worker.register()
-    registration = WorkerRegistration(worker.card, lease_s=1.0, model_grace_s=grace_s)
+    registration = WorkerRegistration(worker.card, lambda: LINK, model_grace_s=grace_s)
     with redis.pipeline() as pipeline:
         registration.renew(pipeline)
         registration.remove(pipeline)
@@ -124,7 +125,7 @@ def test_a_model_stays_recent_whatever_the_clocks_of_workers_say(redis: Redis):
     other.register()
 
     with redis.pipeline() as pipeline:
-        WorkerRegistration(other.card, lease_s=1.0, model_grace_s=600).renew(pipeline)
+        WorkerRegistration(other.card, lambda: LINK, model_grace_s=600).renew(pipeline)
         pipeline.execute()
     Sweep(redis, ["demo"], 60).run()
 

@@ -170,6 +170,18 @@ def test_results_and_model_cards_of_the_previous_release_are_read():
     assert outcome.stamp.verification is served.stamp.verification is served.surveyed is None
 
 
+def test_an_api_of_a_release_without_links_reads_the_model_cards_of_this_one():
+    fields: list[Any] = [("id", str), ("stamp", wire.Provenance), ("worker", str), ("created", int, 0)]
+    earlier: Any = msgspec.defstruct("ServedModel", fields, kw_only=True)
+    card = {"id": "demo", "context_length": 8, "vocab_size": 9, "self_test": "passed", "worker": "w"}
+    served = wire.parse(msgspec.msgpack.encode(card | {"stamp": STAMP_0_1_0}), wire.ServedModel, "msgpack")
+    measured = msgspec.structs.replace(served, link=wire.WorkerLink(round_trip_s=0.1, lease_s=20.0))
+
+    assert served.link is None
+    assert wire.parse(wire.encode(measured), wire.ServedModel, "msgpack") == measured
+    assert wire.parse(wire.encode(measured), earlier, "msgpack").worker == "w"
+
+
 def test_a_stamp_repeats_little_of_a_certificate():
     verified = wire.Verification(
         status="verified",

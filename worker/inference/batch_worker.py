@@ -22,6 +22,7 @@ from scorepool.worker.inference.registration import WorkerRegistration, configur
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.rq.errors import StartError
+from scorepool.worker.rq.link_report import LinkReport
 from scorepool.worker.rq.watchdog import WatchedOperations
 from scorepool.worker.rq.worker import Worker
 
@@ -41,7 +42,8 @@ class BatchWorker(Worker):
         self.engine = self.start_engine(source)
         provenance = provenance_of(model, self.engine.model_info)
         served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
-        self.registration = WorkerRegistration(served_model, self.settings.lease_s, self.settings.model_grace_s)
+        link_report = LinkReport(self.plan, self.exchanger.link_speed, self.leases)
+        self.registration = WorkerRegistration(served_model, link_report.read, self.settings.model_grace_s)
         if self.settings.crosscheck:
             self.crosschecker = self.start_crosschecks(self.engine, model, self.registration)
         self.functions[INFER] = self.inference = InferenceRunner(

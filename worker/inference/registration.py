@@ -1,13 +1,13 @@
 """Register the model that a worker serves. The registration expires unless the worker renews it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 from redis.client import Pipeline
 
 from scorepool.engine import ChatCodec, ModelInfo
 from scorepool.store import Keys, Settings, SettingsError, parse_model, queue_names
-from scorepool.wire import CrosscheckStatus, Provenance, ServedModel, TokenizerInfo, encode
+from scorepool.wire import CrosscheckStatus, Provenance, ServedModel, TokenizerInfo, WorkerLink, encode
 from scorepool.worker.rq.clock import REDIS_CLOCK
 
 
@@ -51,9 +51,9 @@ class WorkerRegistration:
     The keys of both expire in Redis; sweep.lua drops names without a key. Times are by Redis's clock.
     """
 
-    def __init__(self, served_model: ServedModel, lease_s: float, model_grace_s: int) -> None:
+    def __init__(self, served_model: ServedModel, read_link: Callable[[], WorkerLink], model_grace_s: int) -> None:
         self.served_model = served_model
-        self.ttl_s = lease_s * 1.5
+        self.read_link = read_link
         self.model_grace_s = model_grace_s
 
     def show_crosscheck(self, status: CrosscheckStatus) -> None:
@@ -61,10 +61,12 @@ class WorkerRegistration:
         self.served_model = replace(self.served_model, crosscheck=status)
 
     def renew(self, pipeline: Pipeline) -> None:
-        """Write the registration. Due every fifth of a lease."""
-        worker, model, packed = self.served_model.worker, self.served_model.id, encode(self.served_model)
-        pipeline.set(Keys.served_model(worker), packed, px=int(self.ttl_s * 1000))
-        pipeline.zadd(Keys.models, {worker: REDIS_CLOCK.now_s() + self.ttl_s})
+        """Write the registration, which lasts for one and a half leases. Due with every heartbeat."""
+        worker, model, link = self.served_model.worker, self.served_model.id, self.read_link()
+        ttl_s = 1.5 * link.lease_s
+        packed = encode(replace(self.served_model, link=link))
+        pipeline.set(Keys.served_model(worker), packed, px=int(ttl_s * 1000))
+        pipeline.zadd(Keys.models, {worker: REDIS_CLOCK.now_s() + ttl_s})
         if self.model_grace_s and self.served_model.takes_jobs:
             pipeline.set(Keys.recent_model(model), packed, ex=self.model_grace_s)
             pipeline.zadd(Keys.recent_models, {model: REDIS_CLOCK.now_s()})

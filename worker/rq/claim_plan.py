@@ -72,6 +72,11 @@ class ClaimPlan:
         self.speed.end(inflight.job.work)
         self._rows_per_job = 0.9 * self._rows_per_job + 0.1 * inflight.num_rows
 
+    @property
+    def num_ahead(self) -> int:
+        """How many jobs that have not begun the worker keeps, to have work until Redis answers."""
+        return max(1, math.ceil((self.speed.jobs_per_s or 0.0) * (2 * self.round_trip_s + AHEAD_S)))
+
     def num_wanted(self, max_rows: int) -> int:
         """Return how many more jobs a worker should have that runs at most `max_rows` rows at once.
 
@@ -81,8 +86,7 @@ class ClaimPlan:
         load, jobs_per_s = self.load, self.speed.jobs_per_s
         if load.num_ended > max(4, (jobs_per_s or max_rows / UNSENT_S) * UNSENT_S):
             return 0
-        num_ahead = max(1, math.ceil((jobs_per_s or 0.0) * (2 * self.round_trip_s + AHEAD_S)))
-        wanted = num_ahead - load.num_unbegun
+        wanted = self.num_ahead - load.num_unbegun
         if not load.num_unbegun:
             wanted += math.ceil(max(0, max_rows - load.num_rows) / max(1.0, self._rows_per_job))
         if jobs_per_s is None:

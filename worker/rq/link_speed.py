@@ -47,6 +47,11 @@ class LinkSpeed:
         return FIRST_ROUND_TRIP_S if self._round_trip_s is None else self._round_trip_s
 
     @property
+    def measured_round_trip_s(self) -> float | None:
+        """The same, None before there was one."""
+        return self._round_trip_s
+
+    @property
     def min_round_trip_s(self) -> float:
         """The shortest time of the last exchanges."""
         return min(list(self._round_trips), default=FIRST_ROUND_TRIP_S)

@@ -1,6 +1,7 @@
 """Measure how fast a worker ends jobs while it has any. Pure: no clock, no Redis."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_JOBS = 64  # of the measure, like MAX_BUSY_S, unless jobs ended at fewer than MIN_ENDS times
@@ -54,20 +55,21 @@ class Speed:
 
     @property
     def jobs_per_s(self) -> float | None:
-        """Jobs that end per second, None before the first has ended."""
-        return self._per_second(self._num_jobs)
+        """Jobs that end per second, None before the first has ended. Any thread may read it."""
+        return self._per_second(lambda ends: ends.num_jobs)
 
     @property
     def work_per_s(self) -> float | None:
-        """Work that ends per second, None before the first job has ended."""
-        return self._per_second(sum(ends.work for ends in self._ends) - self._ends[0].work)
+        """Work that ends per second, None before the first job has ended. Any thread may read it."""
+        return self._per_second(lambda ends: ends.work)
 
     @property
     def _num_jobs(self) -> int:
         """Jobs of the measure."""
         return sum(ends.num_jobs for ends in self._ends) - self._ends[0].num_jobs
 
-    def _per_second(self, amount: float) -> float | None:
-        if len(self._ends) < 2:
+    def _per_second(self, amount: Callable[[Ends], float]) -> float | None:
+        first, *others = list(self._ends)  # a copy, made at once: another thread may count an end meanwhile
+        if not others:
             return None
-        return amount / max(self._busy_s - self._ends[0].busy_s, 1e-6)
+        return sum(map(amount, others)) / max(self._busy_s - first.busy_s, 1e-6)

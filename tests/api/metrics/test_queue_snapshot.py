@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from redis import Redis
@@ -45,6 +46,46 @@ async def test_metrics_show_ages_outcomes_workers_and_deliveries(serving: Servin
     assert float(age) == pytest.approx(time.time() - 1767225600, abs=60)
     [beat] = re.findall(r'scorepool_worker_heartbeat_age_seconds{model="demo"} (\S+)', text)
     assert float(beat) < 60
+
+
+async def test_what_workers_measure_is_shown_of_each_and_by_model(serving: Serving, redis: Redis):
+    near = wire.WorkerLink(round_trip_s=0.001, jobs_per_s=8.0, tokens_per_s=800.0, lease_s=20.0, drain_s=0.5)
+    far = wire.WorkerLink(
+        round_trip_s=0.25,
+        upload_bytes_per_s=1e6,
+        jobs_per_s=2.0,
+        tokens_per_s=100.0,
+        prefetch_jobs=2,
+        lease_s=60.0,
+        drain_s=4.0,
+    )
+    FakeWorker(redis, name="near").register(link=near)
+    FakeWorker(redis, name="far").register(link=far)
+    FakeWorker(redis, name="older").register()
+    FakeWorker(redis, model="new", name="starting").register(link=wire.WorkerLink(lease_s=20.0))
+    async with serving() as http:
+        listed = (await http.get("/v1/models")).json()["models"]
+        text = (await http.get("/metrics")).text
+
+    assert {model["worker"]: model["link"] for model in listed} == {
+        "near": msgspec.to_builtins(near),
+        "far": msgspec.to_builtins(far),
+        "older": None,
+        "starting": msgspec.to_builtins(wire.WorkerLink(lease_s=20.0)),
+    }
+    shown = re.findall(
+        r"^scorepool_(\w+_per_second|worker_(?:round_trip|lease|drain)_seconds){model=\"(\w+)\"} (\S+)",
+        text,
+        re.MULTILINE,
+    )
+    assert {(name, model): float(value) for name, model, value in shown} == {
+        ("jobs_per_second", "demo"): 10.0,
+        ("tokens_per_second", "demo"): 900.0,
+        ("worker_round_trip_seconds", "demo"): 0.25,
+        ("worker_lease_seconds", "demo"): 60.0,
+        ("worker_lease_seconds", "new"): 20.0,
+        ("worker_drain_seconds", "demo"): 4.0,
+    }
 
 
 def names_in(expression: str) -> set[str]:

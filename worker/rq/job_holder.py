@@ -288,10 +288,10 @@ class JobHolder(WorkerProcess):
 
     def _show_stop(self) -> None:
         self.log.error("Worker %s claims no more jobs until it is restarted: %s", self.name, self._stopped_because)
-        self.link.call(self._write_stop, lambda _: None, self._lose_redis)
+        self.link.call(partial(self._write_stop, list(self.in_flight)), lambda _: None, self._lose_redis)
 
-    def _write_stop(self) -> None:
-        self.leases.leave(self.queues)
+    def _write_stop(self, known: Sequence[str]) -> None:
+        self.leases.leave(self.queues, known)
         self.set_state(WorkerStatus.SUSPENDED)
         with self.connection.pipeline() as pipeline:
             self.register(pipeline)
@@ -332,7 +332,9 @@ class JobHolder(WorkerProcess):
             self._is_going_to_sleep = True
             self.log.info("Worker %s: the Mac goes to sleep", self.name)
             self._release()
-            self.link.call(partial(self.leases.leave, self.queues), lambda _: is_done.set(), self._lose_redis)
+            self.link.call(
+                partial(self.leases.leave, self.queues, list(self.in_flight)), lambda _: is_done.set(), self._lose_redis
+            )
 
         self._post_call(hand_back)
         is_done.wait(SLEEP_TIMEOUT_S)

@@ -9,6 +9,7 @@ claim so late that nobody waits for its reply. So claims are numbered: Redis run
 a lost reply names the leases that the worker knows, and its reply holds the others.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from logging import getLogger
@@ -40,6 +41,10 @@ class ClaimedJob:
     fields: dict[bytes, bytes]  # the job's hash
     request: bytes | None  # wire.encode(wire.Request)
     leased_at: float  # unix, s, by Redis's clock
+
+    @property
+    def lease_key(self) -> str:
+        return f"{self.job_id}:{self.execution_id}"
 
 
 class LeaseHolder(Protocol):
@@ -106,7 +111,7 @@ class Leases:
         self.length = LeaseLength(lease_s)
         self.wrong_types = wrong_types or WrongTypeLog(getLogger(__name__))
         self._session = uuid4().hex[:12]
-        self._num_claims = 0
+        self._claim_numbers = itertools.count(1)  # of both links
         self.claim_script = connection.register_script(load("claim.lua"))
         self._reclaim = connection.register_script(load("reclaim.lua"))
         self._extend = connection.register_script(load("extend.lua"))
@@ -123,9 +128,8 @@ class Leases:
 
     def claim_arguments(self, queues: Sequence[Queue], claim: Claim) -> tuple[list[str], list[str | int | float]]:
         """Return the keys and arguments of a new claim, for `claim_script`."""
-        self._num_claims += 1
         args: list[str | int | float] = [self.worker_name, self.worker_key, self.lease_ms, GRACE_S]
-        return _queue_keys(queues), [*args, self._session, self._num_claims, *claim.arguments()]
+        return _queue_keys(queues), [*args, self._session, next(self._claim_numbers), *claim.arguments()]
 
     def read_claim(self, queues: Sequence[Queue], reply: Any) -> Claimed:
         """Read the reply of `claim_script`."""
@@ -149,13 +153,19 @@ class Leases:
         self.wrong_types.report(wrong_types)
         return int(num_back), _claimed_jobs(queues, rows)
 
-    def leave(self, queues: Sequence[Queue]) -> None:
-        """Wait for no more messages about jobs, and leave no share to this worker."""
+    def leave(self, queues: Sequence[Queue], known: Sequence[str]) -> None:
+        """Wait for no more messages about jobs, and leave no share to this worker.
+
+        `known` are the keys of the leases that the worker knows. Others are in replies and messages that are under way:
+        their jobs are put back.
+        """
         with self.connection.pipeline(transaction=False) as pipeline:
             for queue in queues:
                 pipeline.zrem(Keys.waiting_workers(queue.name), self.worker_name)
                 pipeline.hdel(Keys.speeds(queue.name), self.worker_name)
             execute_reads(pipeline)
+        unknown = self.claim(queues, Claim(max_jobs=0, num_in_flight=0, max_in_flight=1, known=known))
+        self.release(unknown.jobs)
 
     def extend(self, jobs: Sequence[LeaseHolder]) -> tuple[set[str], set[str]]:
         """Extend leases. Return the keys of those that were taken away, and of those whose job's owner canceled it."""

@@ -241,10 +241,10 @@ class Worker(JobHolder):
     # The end.
 
     def _show_shutdown(self) -> None:
-        self.link.call(self._write_shutdown, lambda _: None, self._lose_redis)
+        self.link.call(partial(self._write_shutdown, list(self.in_flight)), lambda _: None, self._lose_redis)
 
-    def _write_shutdown(self) -> None:
-        self.leases.leave(self.queues)
+    def _write_shutdown(self, known: Sequence[str]) -> None:
+        self.leases.leave(self.queues, known)
         self.set_shutdown_requested_date()
 
     def _say_goodbye(self) -> None:
@@ -257,8 +257,8 @@ class Worker(JobHolder):
             self.log.warning("Worker %s: Redis does not answer, so what it holds of this worker expires", self.name)
 
     def _unregister(self) -> None:
-        """Remove what Redis holds of this worker. Runs on the link."""
-        self.leases.leave(self.queues)
+        """Remove what Redis holds of this worker. Runs on the link, while the main thread waits."""
+        self.leases.leave(self.queues, list(self.in_flight))
         with self.wrong_types.tolerate("unregister"), self.connection.pipeline() as pipeline:
             self.unregister(pipeline)
             pipeline.execute()

@@ -101,6 +101,30 @@ def test_jobs_of_a_lost_reply_count_as_jobs_that_were_asked_for(redis: Redis, he
     assert len(ask(redis, held, 1, known=[]).jobs) == 1
 
 
+def test_a_worker_that_leaves_puts_back_what_is_under_way_to_it(redis: Redis, held: Leases, messages: PubSub):
+    submit(redis, generate())
+    [known] = ask(redis, held, 4).jobs
+    hand_out(redis)
+    assert num_sent(messages) == 1
+
+    held.leave([Queue(name, connection=redis) for name in QUEUES], [known.lease_key])
+
+    assert redis.llen("rq:queue:demo") == 1
+    assert redis.zrange("rq:wip:demo", 0, -1) == [known.lease_key.encode()]
+    hand_out(redis)
+    assert num_sent(messages) == 0
+
+
+def test_a_claim_that_arrives_after_its_worker_has_left_leases_nothing(redis: Redis, held: Leases):
+    queues = [Queue(name, connection=redis) for name in QUEUES]
+    late = held.claim_arguments(queues, Claim(max_jobs=1, num_in_flight=0, max_in_flight=32, waits=True))
+    held.leave(queues, [])
+    submit(redis, generate())
+
+    assert held.read_claim(queues, held.claim_script(*late)).jobs == []
+    assert redis.zcard(store.Keys.waiting_workers("demo")) == 0
+
+
 def test_a_member_of_the_registry_that_is_no_lease_is_left_alone(redis: Redis, held: Leases):
     redis.zadd("rq:wip:demo", {"noise": 9e9})
     redis.hset("rq:execution:noise", mapping={"worker_name": "other", "created_at": 1})

@@ -69,7 +69,7 @@ if known and num_leased > #known then
   for _, lease_key in ipairs(known) do is_known[lease_key] = true end
   for i = 1, num_queues do
     for _, lease_key in ipairs(usable[i] and redis.call('ZRANGE', KEYS[2 * i], 0, -1) or {}) do
-      local id, execution = string.match(lease_key, '^(.*):(.*)$')
+      local id, execution = string.match(lease_key, '^([%w_-]+):(.*)$')
       if id and not is_known[lease_key] and redis.pcall('HGET', EXECUTION_ .. lease_key, 'worker_name') == worker
         and redis.pcall('HEXISTS', JOB_ .. id, F_DATA) == 1 then
         local max_concurrency = tonumber(redis.call('HGET', JOB_ .. id, F_MAX_CONCURRENCY) or '')
@@ -131,7 +131,7 @@ local function take_over()
   local unbegun = {}
   for i = 1, num_queues do
     for _, lease_key in ipairs(usable[i] and redis.call('ZREVRANGE', KEYS[2 * i], 0, MAX_SEEN - 1) or {}) do
-      local id, execution = string.match(lease_key, '^(.*):(.*)$')
+      local id, execution = string.match(lease_key, '^([%w_-]+):(.*)$')
       local holder, begun, since = unpack(redis.pcall('HMGET', EXECUTION_ .. lease_key, 'worker_name', 'begun', 'created_at'), 1, 3)
       since = tonumber(since or '') or now
       if id and holder and holder ~= worker and begun == '0' and since <= now - UNBEGUN_S

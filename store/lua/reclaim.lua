@@ -23,7 +23,7 @@ local over = {}
 for index = 1, #KEYS / 2 do
   local is_usable = is_type(KEYS[2 * index - 1], 'list')
   for _, lease_key in ipairs(is_usable and try('zset', 'ZRANGE', KEYS[2 * index], 0, -1) or {}) do
-    local id, execution = string.match(lease_key, '^(.*):(.*)$')
+    local id, execution = string.match(lease_key, '^([%w_-]+):(.*)$')
     local ttl_ms = redis.call('PTTL', EXECUTION_ .. lease_key)
     if ttl_ms == -2 or held_by_dead[lease_key] then  -- -2: absent
       over[#over + 1] = {index = index, lease_key = lease_key, id = id, execution = execution}

@@ -7,6 +7,7 @@
 A message is a list of strings of any bytes, each with its length before it: `5:taken3:a:b`.
 """
 
+import re
 from collections.abc import Sequence
 
 from rq.queue import Queue
@@ -14,6 +15,7 @@ from rq.queue import Queue
 from scorepool.store import JobField
 from scorepool.worker.rq.leases import ClaimedJob
 
+JOB_ID = re.compile(rb"[\w-]+")  # the ids that RQ accepts
 MAX_UNIX_S = 2**37  # beyond the year 6000; `datetime` ends at 9999
 
 
@@ -41,6 +43,8 @@ def read_leased(strings: Sequence[bytes], queues: Sequence[Queue]) -> ClaimedJob
     if queue is None:
         raise ValueError("a message about a queue that this worker does not serve")
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    if not JOB_ID.fullmatch(job_id):
+        raise ValueError("a message about a job whose id is none")
     if JobField.DATA.encode() not in fields:
         raise ValueError("a message about a job without data")
     leased_at_s = float(leased_at)

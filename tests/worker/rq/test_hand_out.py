@@ -130,3 +130,14 @@ def test_a_member_of_the_registry_that_is_no_lease_is_left_alone(redis: Redis, h
     redis.hset("rq:execution:noise", mapping={"worker_name": "other", "created_at": 1})
 
     assert ask(redis, held, 4, takes_over=True, known=[]).jobs == []
+
+
+def test_a_lease_of_a_job_with_an_impossible_id_is_left_alone(redis: Redis, held: Leases):
+    redis.hset("rq:job:a b", mapping={"data": "x", "kind": "generate"})
+    redis.zadd("rq:wip:demo", {"a b:execution": 9e9})
+    redis.hset("rq:execution:a b:execution", mapping={"worker_name": "mac", "created_at": 1})
+
+    assert ask(redis, held, 4, known=[]).jobs == []
+    redis.hset("rq:execution:a b:execution", "worker_name", "other")
+    assert ask(redis, held, 4, takes_over=True).jobs == []
+    assert held.reclaim([Queue("demo", connection=redis)], 1, ["a b:execution"]) == (0, [])

@@ -189,7 +189,7 @@ def test_a_job_that_is_deleted_while_it_runs_is_dropped(redis: Redis, workers: W
 def test_a_worker_obeys_commands_after_invalid_messages(redis: Redis, workers: Workers):
     workers.start("--name", "mac")
     until(lambda: b"rq:pubsub:mac" in redis.pubsub_channels())
-    for message in ("no json", "5", "{}", '{"command": "stop-job"}'):
+    for message in ("no json", "5", "{}", '{"command": "stop-job"}', "[" * 100_000):
         redis.publish("rq:pubsub:mac", message)
     job_id = submit(redis, generate(max_tokens=100_000))
     until(lambda: status(redis, job_id) == "started")

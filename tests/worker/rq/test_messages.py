@@ -57,6 +57,9 @@ def test_a_leased_job_is_read_from_its_message(redis: Redis):
     [
         (0, b"other"),
         (1, b"\xff"),
+        (1, b""),
+        (1, b"a b"),
+        (1, b"a:b"),
         (2, b"\xff"),
         (3, b"soon"),
         (3, b"nan"),

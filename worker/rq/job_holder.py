@@ -7,6 +7,7 @@ they say so; the main thread waits for no reply of Redis, because two links talk
 import logging
 import math
 import random
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -32,6 +33,7 @@ from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 from scorepool.worker.rq.wrong_types import drop_wrong_types, is_wrong_type
 
+MAX_LATE = 256  # jobs that end while a message or a reply about them is under way
 SLEEP_TIMEOUT_S = 10.0  # to put jobs back before the Mac sleeps; macOS waits for 30 s
 
 
@@ -53,6 +55,7 @@ class JobHolder(WorkerProcess):
         super().__init__(*args, **kwargs)
         self.in_flight: dict[str, InFlightJob] = {}  # by the key of their lease, in the order of their claims
         self.plan = ClaimPlan()
+        self._recorded_leases: deque[str] = deque(maxlen=MAX_LATE)  # a late message or reply may bring them again
         self._num_claimed = 0
         self._num_wanted = 0
         self._is_recording = False  # an exchange with ends is under way
@@ -179,6 +182,7 @@ class JobHolder(WorkerProcess):
         self._backoff_s = 0.1
         for inflight in exchanged.recorded:
             self.in_flight.pop(inflight.lease_key, None)
+            self._recorded_leases.append(inflight.lease_key)
             self.plan.end(inflight)
             level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
             self.log.log(level, "job %s: %s", inflight.job.id, inflight.end)

@@ -198,7 +198,7 @@ class WorkerProcess(BaseWorker):
                 self._post_call(partial(self._stop_job, payload["job_id"]))
             else:
                 super().handle_payload(message)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:  # any client of Redis can publish any message
+        except (ValueError, TypeError, KeyError, RecursionError) as error:  # any client can publish any message
             self.log.warning("Worker %s: a message that is no command: %r", self.name, error)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:

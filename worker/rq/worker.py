@@ -202,8 +202,9 @@ class Worker(JobHolder):
 
     def _admit(self, claimed_jobs: Sequence[ClaimedJob]) -> None:
         """Start jobs. All are in `in_flight`, where their leases are extended, before the first of them starts."""
+        known = self.in_flight.keys() | self._recorded_leases
         jobs = [InFlightJob.from_claimed(job, self.connection, self.name, self.callbacks) for job in claimed_jobs]
-        admitted = [inflight for inflight in jobs if inflight.lease_key not in self.in_flight]
+        admitted = [inflight for inflight in jobs if inflight.lease_key not in known]
         self.in_flight |= {inflight.lease_key: inflight for inflight in admitted}
         self._num_claimed += len(admitted)
         if self._stop_requested or self._must_release:

@@ -1,5 +1,6 @@
 """Jobs that are sent to workers that wait, by the scripts, without a worker."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from scorepool.store.scripts import load
 from scorepool.worker import Queue
 from scorepool.worker.rq.leases import Claim, Claimed, Leases
 from scorepool.worker.rq.messages import read_message
-from tests.worker.conftest import generate, submit
+from tests.worker.conftest import Workers, done, generate, submit, until
 
 QUEUES = ("demo:high", "demo", "demo:low")
 
@@ -123,6 +124,23 @@ def test_a_claim_that_arrives_after_its_worker_has_left_leases_nothing(redis: Re
 
     assert held.read_claim(queues, held.claim_script(*late)).jobs == []
     assert redis.zcard(store.Keys.waiting_workers("demo")) == 0
+
+
+def test_a_message_that_comes_after_its_job_has_ended_runs_nothing(redis: Redis, workers: Workers):
+    job_id = submit(redis, generate(max_tokens=200))
+    flat = [text for item in redis.hgetall(f"rq:job:{job_id}").items() for text in item]
+    request = redis.get(store.Keys.request(job_id)) or b""
+    workers.start("--name", "mac")
+    until(lambda: redis.zcard("rq:wip:demo"))
+    [lease_key] = redis.zrange("rq:wip:demo", 0, -1)
+    strings = [b"leased", b"demo", *lease_key.split(b":"), b"%f" % time.time(), request, *flat]
+    until(lambda: f"job {job_id}: done" in workers.log)
+
+    redis.publish(store.Keys.wake("mac"), b"".join(b"%d:%s" % (len(text), text) for text in strings))
+    submit(redis, generate())
+    until(lambda: len(done(redis)) == 2)
+
+    assert workers.log.count(f"({done(redis)[0]})") == 1
 
 
 def test_a_member_of_the_registry_that_is_no_lease_is_left_alone(redis: Redis, held: Leases):

@@ -49,3 +49,16 @@ def test_a_distant_worker_shows_its_link_its_speed_and_its_longer_leases(root: P
         until(lambda: (link_of("far")["upload_bytes_per_s"] or 1e9) < 600_000)
         far.link.change(delay_s=0.0, up_bytes_s=None)
         until(lambda: link_of("far")["lease_s"] == 2.0)  # the slow heartbeats are forgotten
+
+
+def test_a_worker_whose_heartbeats_take_longer_than_a_lease_keeps_its_jobs(tmp_path: Path):
+    with Fleet(tmp_path, {"FLEET_STEP_S": "0.02", "SCOREPOOL_LEASE_S": "1"}) as fleet:
+        far = fleet.host("far", link={"delay_s": DELAY_S})
+        fleet.wait_until_up()
+        [job_id] = fleet.submit(generate(400))
+        until(lambda: fleet.holder(job_id) == "far")
+        fleet.host("near")
+        fleet.wait_until_done([job_id])
+
+        assert "was taken away" not in far.log
+        assert fleet.fields(job_id)["worker_name"] == "far"

@@ -74,6 +74,7 @@ def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # redis-py takes an unread ticket for a reply and connects again; the server accepts once
     authority.issue_cert("127.0.0.1").configure_cert(context)
     monkeypatch.setattr(connection, "_check_login", lambda client: None)
     opened: list[tuple[SlowServer, redis.Redis]] = []

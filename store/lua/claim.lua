@@ -2,8 +2,8 @@
 -- include: wake.lua
 -- include: speeds.lua
 --
--- Lease jobs to a worker: those that wait, at most its share; if none wait and it has nothing to do, those that other
--- workers have claimed and not begun.
+-- Lease jobs to a worker: those that wait, at most its share; if none wait, those that other workers have claimed and not
+-- begun.
 --
 -- KEYS  list and wip registry of each queue, the first to be drained first
 -- ARGV  worker, its key, lease_ms, grace_s; session of the worker and number of the claim in it;
@@ -154,7 +154,7 @@ local function take_over()
     redis.call('PUBLISH', WAKE_ .. found.holder, pack({'taken', found.id .. ':' .. found.execution}))
   end
 end
-if takes_over and #rows == 0 and num_waiting == 0 and num_leased > in_flight then take_over() end
+if takes_over and #rows == 0 and num_waiting == 0 and num_leased > in_flight and in_flight < max_in_flight then take_over() end
 
 local MAX_HANDED_OUT = 4  -- jobs that are sent to a worker before it claims again, because it may have fallen asleep
 local num_offered = math.min(MAX_HANDED_OUT, num_wanted - (#rows - num_before), max_in_flight - in_flight)

@@ -19,6 +19,11 @@ local function speed_of(queue, worker)
   return tonumber(string.match(try('hash', 'HGET', SPEEDS_ .. queue, worker) or '', '^(.*):') or '') or 0
 end
 
+-- Return a speed that another client may have written, or nil if it cannot be one.
+local function sane(speed)
+  return speed and speed > 0 and speed < 1e12 and speed or nil
+end
+
 -- Return the speeds of the workers of these queues that are heard of, by name. One without a measure has the mean speed.
 local function speeds_of(worker, queues, now)
   local speeds, unknown = {}, {}
@@ -30,7 +35,7 @@ local function speeds_of(worker, queues, now)
       if age_s > KEPT_S then
         redis.call('HDEL', SPEEDS_ .. queue, flat[i])
       elseif age_s < SILENT_S or flat[i] == worker then
-        speeds[flat[i]] = tonumber(speed)
+        speeds[flat[i]] = sane(tonumber(speed))
         unknown[flat[i]] = not speeds[flat[i]] or nil
       end
     end

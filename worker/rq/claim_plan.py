@@ -18,6 +18,8 @@ from scorepool.worker.rq.speed import Speed
 POLL_S = 1.0  # between claims when no message wakes the worker
 REFUSED_S = 0.5  # until a worker that is idle takes a job that was left to faster ones
 LOOK_S = 0.02  # between looks whether claimed jobs have begun
+RECONCILE_S = 5.0  # between questions for leases that it does not know, while it has jobs; POLL_S while it has none
+TAKE_OVER_S = 0.25  # between looks at what others have not begun, while it has no jobs; POLL_S while it has some
 REPORT_S = 0.1  # at least, between exchanges that only report which jobs have begun
 AHEAD_S = 0.1  # seconds of work that wait in the worker beyond what the exchanges with Redis need
 UNSENT_S = 2.0  # seconds of ended jobs that wait to be recorded, above which the network is what limits the worker
@@ -53,6 +55,8 @@ class ClaimPlan:
         self._sent_at = -math.inf  # clock_s() of the last exchange, like those below
         self._is_woken = True
         self._speed_written_at = -math.inf
+        self._reconciled_at = -math.inf
+        self._looked_at = -math.inf  # at what others have not begun
 
     def see(self, in_flight: Collection[InFlightJob], begun: Iterable[str]) -> None:
         """Look at the jobs in flight, of which some have begun since the last call."""
@@ -76,6 +80,10 @@ class ClaimPlan:
     def num_ahead(self) -> int:
         """How many jobs that have not begun the worker keeps, to have work until Redis answers."""
         return max(1, math.ceil((self.speed.jobs_per_s or 0.0) * (2 * self.round_trip_s + AHEAD_S)))
+
+    def report(self, lease_key: str) -> None:
+        """Report with the next claim that this job has begun."""
+        self._unreported.append(lease_key)
 
     def num_wanted(self, max_rows: int) -> int:
         """Return how many more jobs a worker should have that runs at most `max_rows` rows at once.
@@ -110,18 +118,26 @@ class ClaimPlan:
         now_s = clock_s()
         exceeds_share = self._is_refused and not self.load.num_jobs and now_s >= self._sent_at + REFUSED_S
         writes_speed = now_s >= self._speed_written_at + POLL_S
+        is_idle = not self.load.num_jobs
+        reconciles = self._must_reconcile or now_s >= self._reconciled_at + (POLL_S if is_idle else RECONCILE_S)
+        has_room = wanted.max_jobs > 0
+        looks = wanted.takes_over and has_room and now_s >= self._looked_at + (TAKE_OVER_S if is_idle else POLL_S)
         claim = replace(
             wanted,
             max_jobs=min(1, wanted.max_jobs) if exceeds_share else wanted.max_jobs,
             list_length=min(wanted.list_length, LIST_LENGTH),
             exceeds_share=exceeds_share,
-            waits=wanted.max_jobs > 0,
-            takes_over=wanted.takes_over and not self.load.num_jobs,
+            waits=has_room,
+            takes_over=looks,
             speed=self.speed.work_per_s,
             writes_speed=writes_speed,
             begun=self._unreported,
-            known=list(known) if self._must_reconcile or not self.load.num_jobs else None,  # a message may be lost too
+            known=list(known) if reconciles else None,
         )
+        if reconciles:
+            self._reconciled_at = now_s
+        if looks:
+            self._looked_at = now_s
         if writes_speed:
             self._speed_written_at = now_s
         self._unreported, self._must_reconcile, self._is_woken = [], False, False

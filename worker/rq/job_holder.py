@@ -191,6 +191,10 @@ class JobHolder(WorkerProcess):
         for inflight in exchanged.lost:
             self.in_flight.pop(inflight.lease_key, None)
             self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
+        for inflight in exchange.ended:  # what is left waits for the link, and nobody needs to run it again
+            if inflight.lease_key in self.in_flight and not inflight.has_begun:
+                inflight.has_begun = True
+                self.plan.report(inflight.lease_key)
         if exchanged.claimed is not None:
             self._take_claimed(exchanged.claimed, exchanged.elapsed_s)
 

@@ -5,7 +5,10 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from scorepool.worker.rq.progress_connection import socket_timeout
+
 Reply = TypeVar("Reply")
+CALL_TIMEOUT_S = 3.0  # without any progress, until a connection is given up. An exchange has a timeout of its own
 
 
 class Link:
@@ -29,7 +32,8 @@ class Link:
 
         def run() -> None:
             try:
-                reply = function()
+                with socket_timeout(CALL_TIMEOUT_S):
+                    reply = function()
             except Exception as error:
                 raised = error  # `error` is unbound when this block ends
                 self._post_call(lambda: on_error(raised))

@@ -204,6 +204,16 @@ def test_a_job_is_taken_over_once(redis: Redis, queue: Queue):
     assert ask(leases(redis, "slow"), queue, takes_over=True) == []
 
 
+def test_a_worker_with_free_rows_takes_over_jobs_unless_it_runs_a_suspect(redis: Redis, queue: Queue):
+    for _ in range(2):
+        submit(redis, generate())
+    age(redis, ask(leases(redis, "asleep"), queue))
+    busy = leases(redis, "busy")
+
+    assert ask(busy, queue, takes_over=True, num_in_flight=1, max_in_flight=1) == []
+    assert len(ask(busy, queue, takes_over=True, num_in_flight=1)) == 2
+
+
 def test_a_job_of_a_worker_of_an_older_version_is_not_taken_over(redis: Redis, queue: Queue):
     submit(redis, generate())
     rows = ask(leases(redis, "old"), queue)

@@ -21,7 +21,9 @@ LOOK_S = 0.02  # between looks whether claimed jobs have begun
 RECONCILE_S = 5.0  # between questions for leases that it does not know, while it has jobs; POLL_S while it has none
 TAKE_OVER_S = 0.25  # between looks at what others have not begun, while it has no jobs; POLL_S while it has some
 REPORT_S = 0.1  # at least, between exchanges that only report which jobs have begun
-AHEAD_S = 0.1  # seconds of work that wait in the worker beyond what the exchanges with Redis need
+AHEAD_S = 0.15  # seconds of work that wait in the worker beyond what the exchanges with Redis need
+MAX_GAIN = 4.0  # of what is kept ahead, for a worker that runs out of jobs: it measures only the speed at which it got some
+GAIN_UP, GAIN_DOWN = 1.4, 0.97  # at each claim
 UNSENT_S = 2.0  # seconds of ended jobs that wait to be recorded, above which the network is what limits the worker
 FIRST_JOBS = 4  # that a worker may have at first
 DOUBLING_S = 0.1  # until a worker that has not ended a job yet may have twice as many
@@ -51,6 +53,7 @@ class ClaimPlan:
         self._must_reconcile = False
         self._unreported: list[str] = []  # keys of leases whose jobs have begun
         self._rows_per_job = 1.0  # smoothed
+        self._gain = 1.0  # of what is kept ahead
         self._max_jobs = 0  # of the last claim
         self._sent_at = -math.inf  # clock_s() of the last exchange, like those below
         self._is_woken = True
@@ -79,7 +82,7 @@ class ClaimPlan:
     @property
     def num_ahead(self) -> int:
         """How many jobs that have not begun the worker keeps, to have work until Redis answers."""
-        return max(1, math.ceil((self.speed.jobs_per_s or 0.0) * (2 * self.round_trip_s + AHEAD_S)))
+        return max(1, math.ceil(self._gain * (self.speed.jobs_per_s or 0.0) * (2 * self.round_trip_s + AHEAD_S)))
 
     def report(self, lease_key: str) -> None:
         """Report with the next claim that this job has begun."""
@@ -116,6 +119,8 @@ class ClaimPlan:
     def claim(self, wanted: Claim, known: Iterable[str]) -> Claim:
         """Return the next claim: `wanted`, with what this plan adds. `known` are the keys of all leases."""
         now_s = clock_s()
+        has_run_out = not self.load.num_unbegun and not self.queues_are_empty
+        self._gain = min(MAX_GAIN, self._gain * GAIN_UP) if has_run_out else max(1.0, self._gain * GAIN_DOWN)
         exceeds_share = self._is_refused and not self.load.num_jobs and now_s >= self._sent_at + REFUSED_S
         writes_speed = now_s >= self._speed_written_at + POLL_S
         is_idle = not self.load.num_jobs

@@ -147,7 +147,7 @@ class Keys:
 
     @staticmethod
     def wake(worker: str) -> str:
-        """Channel: an empty message wakes the worker; another brings a job or takes one away (rq/messages.py)."""
+        """Channel: an empty message wakes the worker; another brings a job or takes one away (claims/messages.py)."""
         return f"{PREFIX}:wake:{worker}"
 
     @staticmethod

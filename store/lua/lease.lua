@@ -20,7 +20,7 @@ local function write_execution(lease_key, lease_ms, ...)
 end
 
 -- Lease a job. A job past its expires_at keeps its status, because the API shows it as failed already and its worker only
--- records this. Return the row that worker/rq/leases.py reads: {queue's index, job id, execution id, job's hash as it was
+-- records this. Return the row that worker/claims/leases.py reads: {queue's index, job id, execution id, job's hash as it was
 -- before, request or false, now}.
 local function lease(index, id, execution, wip, worker, lease_ms, grace_s)
   local job, lease_key = JOB_ .. id, id .. ':' .. execution

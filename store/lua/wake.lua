@@ -3,7 +3,7 @@
 -- A worker that can run more jobs than it found waits for a message on its channel:
 --
 --   <waiting workers>:<queue>   zset: the names of workers that wait for jobs of the queue, by their speed (claim.lua)
---   <wake>:<worker>             channel of one worker. A message is empty, or a list of strings (worker/rq/messages.py)
+--   <wake>:<worker>             channel of one worker. A message is empty, or a list of strings (worker/claims/messages.py)
 --
 -- Whatever puts jobs on a queue wakes as many of these workers as there are jobs, the fastest first. A message can be lost,
 -- so every worker also looks at its queues once in a while.

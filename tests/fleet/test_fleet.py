@@ -12,10 +12,7 @@ from scorepool import store, wire
 from tests.fleet import faults, throughput
 from tests.fleet.fleet import Fleet, generate, until
 
-not_yet = pytest.mark.xfail(strict=False, reason="issue 13")  # the comment names the row of its table
 
-
-@not_yet  # row 1
 def test_results_pass_a_narrow_uplink_at_its_speed(tmp_path: Path):
     found = throughput.uplink(tmp_path, num_jobs=10, mbit_s=1.0, timeout_s=30)
 
@@ -24,7 +21,6 @@ def test_results_pass_a_narrow_uplink_at_its_speed(tmp_path: Path):
     assert found["sent_twice"] < 1.5
 
 
-@not_yet  # row 2
 def test_a_slow_host_does_not_hoard(tmp_path: Path):
     found = throughput.slow_host(tmp_path)
 
@@ -32,7 +28,6 @@ def test_a_slow_host_does_not_hoard(tmp_path: Path):
     assert found["seconds"] < 2 * found["alone_s"]
 
 
-@not_yet  # row 2
 def test_jobs_are_spread_over_idle_workers(tmp_path: Path):
     found = throughput.bulk(tmp_path, num_jobs=60, num_workers=8, max_tokens=10)
 
@@ -40,21 +35,18 @@ def test_jobs_are_spread_over_idle_workers(tmp_path: Path):
     assert found["largest_share"] <= 20
 
 
-@not_yet  # row 3
 def test_a_nap_of_one_worker_does_not_slow_another(tmp_path: Path):
     found = faults.nap(tmp_path, nap_s=5.0, lease_s=1.0)
 
     assert found["share"] > 0.8
 
 
-@not_yet  # row 4
 def test_a_job_whose_workers_nap_is_not_crashed(tmp_path: Path):
     found = faults.naps(tmp_path, num_naps=4, lease_s=0.7, last_s=1.5, crash_limit=2)
 
     assert found["end"] == "result"
 
 
-@not_yet  # row 5
 @pytest.mark.parametrize("is_message", [False, True])
 @pytest.mark.parametrize("resets", [False, True])
 def test_jobs_that_were_lost_on_their_way_to_a_worker_run_at_once(tmp_path: Path, resets: bool, is_message: bool):
@@ -64,7 +56,6 @@ def test_jobs_that_were_lost_on_their_way_to_a_worker_run_at_once(tmp_path: Path
     assert found["seconds"] < 4
 
 
-@not_yet  # row 6
 def test_a_distant_worker_computes_while_it_waits_for_redis(tmp_path: Path):
     near = throughput.round_trips(tmp_path / "near", rtt_s=0.0, num_jobs=600, num_lone=1)
     far = throughput.round_trips(tmp_path / "far", rtt_s=0.08, num_jobs=600, num_lone=5)
@@ -73,7 +64,6 @@ def test_a_distant_worker_computes_while_it_waits_for_redis(tmp_path: Path):
     assert far["lone_rtts"] < 2.5
 
 
-@not_yet  # row 7
 def test_a_job_does_not_wake_all_workers(tmp_path: Path):
     found = throughput.herd(tmp_path, num_workers=12, num_jobs=16, settle_s=1.0)
 
@@ -89,7 +79,6 @@ def test_times_are_those_of_redis_whatever_the_clock_of_a_worker(tmp_path: Path)
     assert abs(found["heartbeat_age_s"]) < 30
 
 
-@not_yet  # row 9
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_sigterm_ends_a_worker_in_time_while_redis_is_silent(tmp_path: Path, is_busy: bool):
     found = faults.sigterm(tmp_path, drain_s=2.0, is_busy=is_busy, timeout_s=10.0)
@@ -98,7 +87,7 @@ def test_sigterm_ends_a_worker_in_time_while_redis_is_silent(tmp_path: Path, is_
     assert found["status"] == 0
 
 
-@pytest.mark.parametrize("kind", ["pause", pytest.param("drop", marks=not_yet), "cut"])
+@pytest.mark.parametrize("kind", ["pause", "drop", "cut"])
 def test_tokens_computed_in_a_hole_are_streamed_when_it_is_over(tmp_path: Path, kind: str):  # row 10
     found = faults.hole(tmp_path, hole_s=4.0, kind=kind)
 

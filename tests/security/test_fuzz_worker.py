@@ -10,7 +10,7 @@ from redis import Redis
 
 from scorepool import store, wire
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import Leases
+from scorepool.worker.claims.leases import Leases
 from tests.api.conftest import Serving, score
 from tests.api.fake_worker import FakeWorker
 from tests.worker.conftest import Workers, generate, outcome, status, submit, until

@@ -13,6 +13,7 @@ from redis.client import Pipeline
 from scorepool.engine import Engine, EngineDeadError, LoadError
 from scorepool.engine.trial import prevent_torch_import
 from scorepool.store import INFER
+from scorepool.worker.claims.link_report import LinkReport
 from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import Crosschecker
@@ -21,9 +22,8 @@ from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.registration import WorkerRegistration, configured_model, served_model_of
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.machine.watchdog import WatchedOperations
 from scorepool.worker.rq.errors import StartError
-from scorepool.worker.rq.link_report import LinkReport
-from scorepool.worker.rq.watchdog import WatchedOperations
 from scorepool.worker.rq.worker import Worker
 
 

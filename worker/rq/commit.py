@@ -27,13 +27,13 @@ from rq.worker import WorkerStatus
 
 from scorepool import wire
 from scorepool.store import JobField
+from scorepool.worker.claims.leases import Leases
+from scorepool.worker.redis_link.wrong_types import drop_wrong_types
 from scorepool.worker.rq.errors import JobError, Stopped, failure_of
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import elapsed_s
-from scorepool.worker.rq.leases import Leases
 from scorepool.worker.rq.scheduler import enqueue
 from scorepool.worker.rq.success_writer import SuccessWriter
-from scorepool.worker.rq.wrong_types import drop_wrong_types
 
 
 class ResultCommitter:

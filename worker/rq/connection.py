@@ -16,7 +16,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from scorepool.store import SentinelUrl, SettingsError
-from scorepool.worker.rq.progress_connection import (
+from scorepool.worker.redis_link.progress_connection import (
     Connection,
     SentinelManagedConnection,
     SentinelManagedSSLConnection,

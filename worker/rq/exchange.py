@@ -8,12 +8,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from rq.queue import Queue
 from rq.worker import WorkerStatus
 
+from scorepool.worker.claims.leases import Claim, Claimed, Leases
+from scorepool.worker.redis_link.progress_connection import socket_timeout
+from scorepool.worker.redis_link.script_calls import ScriptCall, load_scripts, run_scripts
 from scorepool.worker.rq.clock import awake_s, clock_s
 from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.in_flight import InFlightJob
-from scorepool.worker.rq.leases import Claim, Claimed, Leases
-from scorepool.worker.rq.progress_connection import socket_timeout
-from scorepool.worker.rq.script_calls import ScriptCall, load_scripts, run_scripts
 from scorepool.worker.rq.success_writer import Message
 
 

@@ -17,9 +17,9 @@ from redis import Redis
 from rq.executions import Execution
 from rq.queue import Queue
 
+from scorepool.worker.claims.leases import ClaimedJob
 from scorepool.worker.rq.errors import FatalError, JobError
 from scorepool.worker.rq.job import Callback, Job
-from scorepool.worker.rq.leases import ClaimedJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,11 @@ class InFlightJob:
             return False
         self.has_begun = self.async_result is None or self.async_result.has_begun()
         return self.has_begun
+
+    @property
+    def work(self) -> float:
+        """How much it was, to compare workers' speeds by."""
+        return self.job.work
 
     @property
     def num_rows(self) -> int:

@@ -20,9 +20,9 @@ from scorepool.store import INFER, JobField, Keys, rq_queue
 from scorepool.store.clock import clock_s
 from scorepool.store.scripts import load
 from scorepool.wire import Failure, encode
-from scorepool.worker.rq.leases import ClaimedJob, record_outcome
+from scorepool.worker.claims.leases import ClaimedJob, record_outcome
+from scorepool.worker.redis_link.wrong_types import is_wrong_type
 from scorepool.worker.rq.scheduler import enqueue
-from scorepool.worker.rq.wrong_types import is_wrong_type
 
 MAX_NUMBER = 10**10  # of seconds and counts in a job's hash; a greater one is an error
 DEFAULT_TTL_S = 86_400  # of the outcome of a job whose hash has no TTL

@@ -19,19 +19,19 @@ from redis.exceptions import RedisError
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
-from scorepool.worker.rq.claim_plan import ClaimPlan
+from scorepool.worker.claims.claim_plan import ClaimPlan
+from scorepool.worker.claims.dead_workers import leases_of_dead
+from scorepool.worker.claims.heartbeat_clock import HeartbeatClock
+from scorepool.worker.claims.leases import Claim, Claimed, ClaimedJob, Leases
+from scorepool.worker.redis_link.link import Link
+from scorepool.worker.redis_link.wrong_types import drop_wrong_types, is_wrong_type
 from scorepool.worker.rq.clock import awake_s, clock_s
 from scorepool.worker.rq.commit import ResultCommitter
-from scorepool.worker.rq.dead_workers import leases_of_dead
 from scorepool.worker.rq.errors import JobError, Stopped
 from scorepool.worker.rq.exchange import Exchange, Exchanged, Exchanger
-from scorepool.worker.rq.heartbeat_clock import HeartbeatClock
 from scorepool.worker.rq.in_flight import InFlightJob
-from scorepool.worker.rq.leases import Claim, Claimed, ClaimedJob, Leases
-from scorepool.worker.rq.link import Link
 from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
-from scorepool.worker.rq.wrong_types import drop_wrong_types, is_wrong_type
 
 MAX_LATE = 256  # jobs that end while a message or a reply about them is under way
 SLEEP_TIMEOUT_S = 10.0  # to put jobs back before the Mac sleeps; macOS waits for 30 s

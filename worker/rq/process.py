@@ -27,14 +27,14 @@ from rq.utils import as_text
 from rq.worker import BaseWorker
 
 from scorepool.store import Keys, Settings, SettingsError, rq_queue
+from scorepool.worker.claims.dead_workers import is_dead, machine_id
+from scorepool.worker.claims.leases import ClaimedJob
+from scorepool.worker.claims.messages import read_leased, read_message
+from scorepool.worker.redis_link.wrong_types import WrongTypeLog, has_type
 from scorepool.worker.rq.clock import REDIS_CLOCK, clock_s
-from scorepool.worker.rq.dead_workers import is_dead, machine_id
 from scorepool.worker.rq.job import Job, Queue
-from scorepool.worker.rq.leases import ClaimedJob
-from scorepool.worker.rq.messages import read_leased, read_message
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 from scorepool.worker.rq.scheduler import Scheduler
-from scorepool.worker.rq.wrong_types import WrongTypeLog, has_type
 
 RELEASE_S = 5.0  # at most, of the time to drain, to put jobs back; and as much again to unregister
 FORCED_END_S = 5.0  # from a second signal to the end

@@ -11,7 +11,7 @@ from redis import Redis
 from rq.scheduler import RQScheduler
 
 from scorepool.store.scripts import load
-from scorepool.worker.rq.wrong_types import WrongTypeLog
+from scorepool.worker.redis_link.wrong_types import WrongTypeLog
 
 ENQUEUE = load("enqueue.lua")
 

@@ -22,13 +22,13 @@ from rq.worker import WorkerStatus
 
 from scorepool.store import JobField
 from scorepool.store.scripts import load
+from scorepool.worker.claims.leases import Leases
+from scorepool.worker.redis_link.link_speed import MIN_MESSAGE_BYTES, LinkSpeed
+from scorepool.worker.redis_link.progress_connection import socket_timeout
+from scorepool.worker.redis_link.script_calls import Argument, ScriptCall, run_scripts
 from scorepool.worker.rq.clock import awake_s
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import elapsed_s
-from scorepool.worker.rq.leases import Leases
-from scorepool.worker.rq.link_speed import MIN_MESSAGE_BYTES, LinkSpeed
-from scorepool.worker.rq.progress_connection import socket_timeout
-from scorepool.worker.rq.script_calls import Argument, ScriptCall, run_scripts
 
 UPLOAD_KEPT_S = 600  # a part of an outcome in Redis, from the last one on
 CALL_BYTES = 256  # about, of a call without its jobs

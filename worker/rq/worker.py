@@ -23,21 +23,21 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
-from scorepool.worker.rq.claim_plan import LOOK_S
+from scorepool.worker.claims.claim_plan import LOOK_S
+from scorepool.worker.claims.lease_length import BEATS_PER_LEASE
+from scorepool.worker.claims.leases import ClaimedJob
+from scorepool.worker.machine.periodic_tasks import PeriodicTask, PeriodicTasks
+from scorepool.worker.machine.sleep_hook import SleepHook
+from scorepool.worker.machine.watchdog import Watchdog, WatchedOperations
+from scorepool.worker.redis_link.progress_connection import socket_timeout
 from scorepool.worker.rq.clock import awake_s, clock_s
 from scorepool.worker.rq.errors import Expired, FatalError, Stopped
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import Callback, Job, Queue
 from scorepool.worker.rq.job_functions import function_of
 from scorepool.worker.rq.job_holder import JobHolder
-from scorepool.worker.rq.lease_length import BEATS_PER_LEASE
-from scorepool.worker.rq.leases import ClaimedJob
-from scorepool.worker.rq.periodic_tasks import PeriodicTask, PeriodicTasks
-from scorepool.worker.rq.progress_connection import socket_timeout
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_message
-from scorepool.worker.rq.sleep_hook import SleepHook
 from scorepool.worker.rq.sweep import Sweep
-from scorepool.worker.rq.watchdog import Watchdog, WatchedOperations
 
 MAINTENANCE_TIMEOUT_S = 2.0  # of RQ's own cleaners, which call callbacks and so need the main thread
 GOODBYE_S = 10.0  # to unregister at the end

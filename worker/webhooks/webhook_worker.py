@@ -21,10 +21,10 @@ from rq.job import Retry
 
 from scorepool.store import DELIVER, Settings
 from scorepool.wire import DeliveryAttempt, Subscriber
+from scorepool.worker.machine.periodic_tasks import PeriodicTask
 from scorepool.worker.rq.clock import REDIS_CLOCK
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
-from scorepool.worker.rq.periodic_tasks import PeriodicTask
 from scorepool.worker.rq.worker import Worker
 from scorepool.worker.webhooks.connection_pool import IDLE_TIMEOUT_S
 from scorepool.worker.webhooks.delivery_record import DeliveryRecord

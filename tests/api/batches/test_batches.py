@@ -20,7 +20,7 @@ from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.lines import job_id_of
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import Claim, Leases
+from scorepool.worker.claims.leases import Claim, Leases
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
 from tests.api.fake_worker import COMPLETED, FakeWorker
 

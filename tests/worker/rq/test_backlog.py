@@ -18,7 +18,7 @@ from scorepool import store
 from scorepool.api.auth import Keyring
 from scorepool.api.http.errors import QueueFull
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import Claim, ClaimedJob, Leases
+from scorepool.worker.claims.leases import Claim, ClaimedJob, Leases
 from tests.worker.conftest import Workers, done, generate, status, until
 
 WEIGHTS = {"alice": 1, "bob": 3, "carol": 1}

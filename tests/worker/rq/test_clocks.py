@@ -16,8 +16,8 @@ from scorepool.api.metrics.queue_snapshot import QueueSnapshot
 from scorepool.api.repositories.models import Models
 from scorepool.store import Keys
 from scorepool.worker import Queue
+from scorepool.worker.claims.leases import GRACE_S
 from scorepool.worker.rq.clock import REDIS_CLOCK
-from scorepool.worker.rq.leases import GRACE_S
 from tests.worker.conftest import Workers, failure, generate, outcome, status, submit, until
 
 HOUR_S = 3600

@@ -8,10 +8,10 @@ import pytest
 from redis import Redis
 
 from scorepool.wire import WorkerLink
-from scorepool.worker.rq.claim_plan import AHEAD_S, ClaimPlan, Load
-from scorepool.worker.rq.leases import Leases
-from scorepool.worker.rq.link_report import LinkReport
-from scorepool.worker.rq.link_speed import LinkSpeed
+from scorepool.worker.claims.claim_plan import AHEAD_S, ClaimPlan, Load
+from scorepool.worker.claims.leases import Leases
+from scorepool.worker.claims.link_report import LinkReport
+from scorepool.worker.redis_link.link_speed import LinkSpeed
 
 
 @pytest.fixture

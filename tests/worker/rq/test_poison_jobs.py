@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from scorepool import wire
-from scorepool.worker.rq.leases import GRACE_S
+from scorepool.worker.claims.leases import GRACE_S
 from tests.worker.conftest import Workers, done, failure, generate, most_at_once, outcome, status, submit, until
 
 

@@ -9,7 +9,7 @@ from redis import Redis
 
 from scorepool.store import JobField
 from scorepool.worker import Queue
-from scorepool.worker.rq.dead_workers import leases_of_dead
+from scorepool.worker.claims.dead_workers import leases_of_dead
 from tests.fleet.link import Link
 from tests.worker.conftest import Workers, done, generate, submit, until
 

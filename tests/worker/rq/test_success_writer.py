@@ -20,11 +20,11 @@ from rq.worker import WorkerStatus
 from scorepool import store, wire
 from scorepool.worker import Queue
 from scorepool.worker import Redis as Client
+from scorepool.worker.claims.leases import Claim, Leases
+from scorepool.worker.redis_link.link_speed import MIN_MESSAGE_BYTES
+from scorepool.worker.redis_link.script_calls import load_scripts, run_scripts
 from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.in_flight import InFlightJob
-from scorepool.worker.rq.leases import Claim, Leases
-from scorepool.worker.rq.link_speed import MIN_MESSAGE_BYTES
-from scorepool.worker.rq.script_calls import load_scripts, run_scripts
 from scorepool.worker.rq.success_writer import Message, SuccessWriter
 from tests.fleet.link import Link
 from tests.worker.conftest import done, generate, outcome, status, submit

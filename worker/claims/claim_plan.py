@@ -8,12 +8,12 @@ speeds of all, of what waits and is in flight (store/lua/speeds.lua).
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from scorepool.store import LIST_LENGTH
-from scorepool.worker.rq.clock import awake_s, clock_s
-from scorepool.worker.rq.in_flight import InFlightJob
-from scorepool.worker.rq.leases import Claim, Claimed
-from scorepool.worker.rq.speed import Speed
+from scorepool.store.clock import awake_s, clock_s
+from scorepool.worker.claims.leases import Claim, Claimed
+from scorepool.worker.claims.speed import Speed
 
 POLL_S = 1.0  # between claims when no message wakes the worker
 REFUSED_S = 0.5  # until a worker that is idle takes a job that was left to faster ones
@@ -22,11 +22,25 @@ RECONCILE_S = 5.0  # between questions for leases that it does not know, while i
 TAKE_OVER_S = 0.25  # between looks at what others have not begun, while it has no jobs; POLL_S while it has some
 REPORT_S = 0.1  # at least, between exchanges that only report which jobs have begun
 AHEAD_S = 0.15  # seconds of work that wait in the worker beyond what the exchanges with Redis need
-MAX_GAIN = 4.0  # of what is kept ahead, for a worker that runs out of jobs: it measures only the speed at which it got some
+MAX_GAIN = (
+    4.0  # of what is kept ahead, for a worker that runs out of jobs: it measures only the speed at which it got some
+)
 GAIN_UP, GAIN_DOWN = 1.4, 0.97  # at each claim
 UNSENT_S = 2.0  # seconds of ended jobs that wait to be recorded, above which the network is what limits the worker
 FIRST_JOBS = 4  # that a worker may have at first
 DOUBLING_S = 0.1  # until a worker that has not ended a job yet may have twice as many
+
+
+class HeldJob(Protocol):
+    """A job in flight: an InFlightJob."""
+
+    is_over: bool
+    has_begun: bool
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def work(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,7 @@ class ClaimPlan:
         self._reconciled_at = -math.inf
         self._looked_at = -math.inf  # at what others have not begun
 
-    def see(self, in_flight: Collection[InFlightJob], begun: Iterable[str]) -> None:
+    def see(self, in_flight: Collection[HeldJob], begun: Iterable[str]) -> None:
         """Look at the jobs in flight, of which some have begun since the last call."""
         self._unreported += begun
         running = [inflight for inflight in in_flight if not inflight.is_over]
@@ -73,10 +87,10 @@ class ClaimPlan:
         )
         self.speed.advance(awake_s(), bool(in_flight))
 
-    def end(self, inflight: InFlightJob) -> None:
+    def end(self, inflight: HeldJob) -> None:
         """Count a job whose end is recorded."""
         self.speed.advance(awake_s(), is_busy=True)
-        self.speed.end(inflight.job.work)
+        self.speed.end(inflight.work)
         self._rows_per_job = 0.9 * self._rows_per_job + 0.1 * inflight.num_rows
 
     @property

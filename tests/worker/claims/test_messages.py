@@ -10,8 +10,8 @@ from redis import Redis
 from scorepool import store
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
+from scorepool.worker.claims.messages import read_leased, read_message
 from scorepool.worker.rq.in_flight import InFlightJob
-from scorepool.worker.rq.messages import read_leased, read_message
 from tests.worker.conftest import Workers, done, generate, submit, until
 
 PACK = f"{load('wake.lua')}\nreturn pack(ARGV)"

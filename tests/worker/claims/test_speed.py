@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorepool.worker.rq.speed import MAX_BUSY_S, MAX_JOBS, Speed
+from scorepool.worker.claims.speed import MAX_BUSY_S, MAX_JOBS, Speed
 
 
 def record(speed: Speed, num_exchanges: int, jobs_each: int, every_s: float, pause_s: float = 0.0) -> None:

@@ -14,8 +14,9 @@ import trustme
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool.worker import Redis
-from scorepool.worker.rq import connection, progress_connection
-from scorepool.worker.rq.progress_connection import socket_timeout
+from scorepool.worker.redis_link import progress_connection
+from scorepool.worker.redis_link.progress_connection import socket_timeout
+from scorepool.worker.rq import connection
 
 SIZE = 2 * 1024 * 1024
 TIMEOUT_S = 0.8

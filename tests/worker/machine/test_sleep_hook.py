@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from scorepool.worker.rq import sleep_hook
-from scorepool.worker.rq.sleep_hook import Frameworks, SleepHook, load_frameworks
+from scorepool.worker.machine import sleep_hook
+from scorepool.worker.machine.sleep_hook import Frameworks, SleepHook, load_frameworks
 from tests.worker.conftest import until
 
 CAN_SLEEP, WILL_SLEEP, WILL_NOT_SLEEP, HAS_POWERED_ON, WILL_POWER_ON = (

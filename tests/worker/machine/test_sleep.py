@@ -13,12 +13,12 @@ from redis import Redis
 import scorepool.store.clock
 from scorepool import store, wire
 from scorepool.store.clock import awake_s, clock_s
-from scorepool.worker.rq.claim_plan import ClaimPlan
+from scorepool.worker.claims.claim_plan import ClaimPlan
+from scorepool.worker.claims.heartbeat_clock import HeartbeatClock
+from scorepool.worker.machine.periodic_tasks import PeriodicTask, PeriodicTasks
+from scorepool.worker.machine.watchdog import STALLED, Watchdog
 from scorepool.worker.rq.errors import Expired, Stopped
-from scorepool.worker.rq.heartbeat_clock import HeartbeatClock
 from scorepool.worker.rq.in_flight import InFlightJob
-from scorepool.worker.rq.periodic_tasks import PeriodicTask, PeriodicTasks
-from scorepool.worker.rq.watchdog import STALLED, Watchdog
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 
 NIGHT_S = 8 * 3600

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from scorepool.worker.rq.progress_connection import socket_timeout
+from scorepool.worker.redis_link.progress_connection import socket_timeout
 
 Reply = TypeVar("Reply")
 CALL_TIMEOUT_S = 3.0  # without any progress, until a connection is given up. An exchange has a timeout of its own

@@ -23,8 +23,8 @@ from rq.utils import as_text
 
 from scorepool.store import LIST_LENGTH, JobField, Keys, RqKeys
 from scorepool.store.scripts import load
-from scorepool.worker.rq.lease_length import LeaseLength
-from scorepool.worker.rq.wrong_types import WrongTypeLog, execute_reads, is_wrong_type
+from scorepool.worker.claims.lease_length import LeaseLength
+from scorepool.worker.redis_link.wrong_types import WrongTypeLog, execute_reads, is_wrong_type
 
 GRACE_S = 86_400  # beyond a lease's end, before RQ's own cleaners may take the job
 MAX_BYTES = 64 * 1024 * 1024

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scorepool.worker.rq.link import Link
+from scorepool.worker.redis_link.link import Link
 
 
 class MainThread:

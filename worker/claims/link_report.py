@@ -1,9 +1,9 @@
 """Report what a worker measures of its link and of itself, and what follows from it."""
 
 from scorepool.wire import WorkerLink
-from scorepool.worker.rq.claim_plan import ClaimPlan
-from scorepool.worker.rq.leases import Leases
-from scorepool.worker.rq.link_speed import LinkSpeed
+from scorepool.worker.claims.claim_plan import ClaimPlan
+from scorepool.worker.claims.leases import Leases
+from scorepool.worker.redis_link.link_speed import LinkSpeed
 
 
 class LinkReport:

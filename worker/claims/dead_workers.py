@@ -10,7 +10,7 @@ from rq.queue import Queue
 from rq.utils import as_text
 
 from scorepool.store import JobField, RqKeys
-from scorepool.worker.rq.wrong_types import execute_reads, has_type
+from scorepool.worker.redis_link.wrong_types import execute_reads, has_type
 
 
 def machine_id() -> str:

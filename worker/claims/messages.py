@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rq.queue import Queue
 
 from scorepool.store import JobField
-from scorepool.worker.rq.leases import ClaimedJob
+from scorepool.worker.claims.leases import ClaimedJob
 
 JOB_ID = re.compile(rb"[\w-]+")  # the ids that RQ accepts
 MAX_UNIX_S = 2**37  # beyond the year 6000; `datetime` ends at 9999

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from redis import Redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from scorepool.worker.claims.lease_length import MAX_FACTOR, NUM_BEATS, LeaseLength
 from scorepool.worker.rq import job_holder
-from scorepool.worker.rq.lease_length import MAX_FACTOR, NUM_BEATS, LeaseLength
 from scorepool.worker.rq.worker import Worker
 
 

@@ -2,16 +2,15 @@
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count, product
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from scorepool.worker.rq import claim_plan
-from scorepool.worker.rq.claim_plan import AHEAD_S, FIRST_JOBS, LOOK_S, POLL_S, REFUSED_S, ClaimPlan
-from scorepool.worker.rq.leases import Claim, Claimed
+from scorepool.worker.claims import claim_plan
+from scorepool.worker.claims.claim_plan import AHEAD_S, FIRST_JOBS, LOOK_S, POLL_S, REFUSED_S, ClaimPlan
+from scorepool.worker.claims.leases import Claim, Claimed
 
 CAPACITY = 512
 
@@ -23,7 +22,7 @@ class FakeJob:
     num_rows: int = 1
     has_begun: bool = False
     is_over: bool = False
-    job: Any = field(default_factory=lambda: SimpleNamespace(work=1.0))
+    work: float = 1.0
 
 
 class Clock:

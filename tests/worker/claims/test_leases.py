@@ -14,7 +14,7 @@ from scorepool import store, wire
 from scorepool.store import JobField
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import Claim, ClaimedJob, Leases
+from scorepool.worker.claims.leases import Claim, ClaimedJob, Leases
 from scorepool.worker.rq.process import WorkerProcess
 from tests.worker.conftest import generate, status, submit
 

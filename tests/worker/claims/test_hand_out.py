@@ -11,8 +11,8 @@ from scorepool import store
 from scorepool.store import JobField
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
-from scorepool.worker.rq.leases import Claim, Claimed, Leases
-from scorepool.worker.rq.messages import read_message
+from scorepool.worker.claims.leases import Claim, Claimed, Leases
+from scorepool.worker.claims.messages import read_message
 from tests.worker.conftest import Workers, done, generate, submit, until
 
 QUEUES = ("demo:high", "demo", "demo:low")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorepool.worker.rq.link_speed import (
+from scorepool.worker.redis_link.link_speed import (
     FIRST_MESSAGE_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_TIMEOUT_S,

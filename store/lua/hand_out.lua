@@ -1,10 +1,12 @@
 -- include: next_job.lua
+-- include: speeds.lua
 -- include: wake.lua
 --
 -- Lease jobs that have just been submitted to workers that wait, and send them along with the message that wakes the
 -- worker: a lone job is not delayed by the round trip of a claim. If more jobs than workers wait, the workers claim the rest.
 --
--- The message holds: 'leased', queue, id, execution, time of the lease, request, then the job's hash. A worker that does not get it finds the lease under its name with one of its next claims.
+-- The message holds: 'leased', queue, id, execution, time of the lease, request, then the job's hash. A worker that does not
+-- get it finds the lease under its name with one of its next claims.
 
 local MAX_REQUEST_BYTES = 64 * 1024  -- Redis closes the connection of a subscriber for which megabytes wait
 
@@ -15,7 +17,7 @@ local function hand_out_one(queue, worker, offer)
   if not lease_ms or not is_type(wip, 'zset') then return nil end
   local id, max_concurrency = head(list, 1)
   if not id or max_concurrency then return nil end
-  if redis.call('STRLEN', REQUEST_ .. id) > MAX_REQUEST_BYTES then return nil end
+  if (try('string', 'STRLEN', REQUEST_ .. id) or 0) > MAX_REQUEST_BYTES then return nil end
   local execution = string.format('%sff%02x', id_prefix, num_left)
   local row = take(1, list, wip, id, execution, worker, lease_ms, grace_s)
   local strings = {'leased', queue, id, execution, row[6], row[5] or ''}
@@ -24,16 +26,29 @@ local function hand_out_one(queue, worker, offer)
   return pack(strings), num_left > 0 and table.concat({lease_ms, grace_s, id_prefix, num_left}, ' ')
 end
 
+-- Return a function that tells whether a worker should have any of these jobs: not if faster ones end them all before it would
+-- end the first.
+local function chooser(queue, num_jobs)
+  if num_jobs == 1 then return function() return true end end  -- the fastest is asked first
+  local speeds = speeds_of('', {queue}, now)
+  local time = time_for(speeds, num_jobs + (try('zset', 'ZCARD', WIP_ .. queue) or 0))
+  return function(worker) return not time or not speeds[worker] or time * speeds[worker] >= 1 end
+end
+
 -- Wake as many workers as there are new jobs, each with a job if possible.
 local function hand_out(queue, num_jobs)
   if redis.call('EXISTS', SUSPENDED) == 1 then return wake(queue, num_jobs) end
   local list, waiting = QUEUE_ .. queue, WAITING_WORKERS_ .. queue
-  local wait_on = {}
+  if try('zset', 'ZCARD', waiting) == 0 then return end
+  local should_have, wait_on = chooser(queue, num_jobs), {}
   while num_jobs > 0 do
     local worker, speed = unpack(try('zset', 'ZPOPMAX', waiting) or {})
     if not worker then break end
     local channel, key = WAKE_ .. worker, WORKER_ .. worker
-    if redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then  -- it has not lost its connection
+    if not should_have(worker) then
+      wait(worker, {queue}, speed)
+      break  -- the others are no faster
+    elseif redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then  -- it has not lost its connection
       local message, offer = hand_out_one(queue, worker, try('hash', 'HGET', key, 'waits_with'))
       redis.call('PUBLISH', channel, message or '')
       num_jobs = num_jobs - 1

@@ -46,18 +46,22 @@ local function speeds_of(worker, queues, now)
   return speeds
 end
 
--- Return how many of these jobs a worker should have so that all workers end the last of them as early as possible: as many
--- as it ends in the least time in which all workers end all jobs. A job is not divided.
-local function share_of(worker, speeds, num_jobs)
+-- Return the least time in which these workers together end so many jobs, each whole ones; nil if there is nothing to divide.
+local function time_for(speeds, num_jobs)
   local num_workers, sum = 0, 0
   for _, speed in pairs(speeds) do num_workers, sum = num_workers + 1, sum + speed end
-  local own = speeds[worker]
-  if num_workers < 2 or not own or sum <= 0 then return num_jobs end
+  if num_workers < 2 or sum <= 0 then return nil end
   local too_short, enough = 0, (num_jobs + num_workers) / sum
   for _ = 1, 40 do
     local time, num_ended = (too_short + enough) / 2, 0
     for _, speed in pairs(speeds) do num_ended = num_ended + math.floor(time * speed) end
     if num_ended >= num_jobs then enough = time else too_short = time end
   end
-  return math.floor(enough * own)
+  return enough
+end
+
+-- Return how many of these jobs a worker should have so that all workers end the last of them as early as possible.
+local function share_of(worker, speeds, num_jobs)
+  local time = speeds[worker] and time_for(speeds, num_jobs)
+  return time and math.floor(time * speeds[worker]) or num_jobs
 end

@@ -59,6 +59,23 @@ def test_no_more_jobs_are_sent_than_a_worker_asked_for(redis: Redis, held: Lease
     assert num_sent(messages) == 1
 
 
+def test_a_slow_worker_gets_no_job_that_faster_ones_end_before(redis: Redis, held: Leases, messages: PubSub):
+    fast = Leases(redis, "fast", "rq:worker:fast", 60)
+    with redis.pubsub(ignore_subscribe_messages=True) as to_fast:
+        to_fast.subscribe(store.Keys.wake("fast"))
+        to_fast.get_message(timeout=5)
+        ask(redis, held, 4, speed=1.0, writes_speed=True)
+        ask(redis, fast, 4, speed=10.0, writes_speed=True)
+
+        hand_out(redis, num_jobs=2)
+        assert (num_sent(to_fast), num_sent(messages)) == (1, 0)  # it claims the other one
+        assert len(ask(redis, fast, 4).jobs) == 1
+
+        ask(redis, fast, 4)
+        hand_out(redis, num_jobs=30)
+        assert (num_sent(to_fast), num_sent(messages)) == (1, 1)
+
+
 def test_no_jobs_are_sent_beyond_the_max_concurrency_of_a_job_in_flight(redis: Redis, held: Leases, messages: PubSub):
     ask(redis, held, 20, num_in_flight=2, max_in_flight=4)
     for _ in range(4):

@@ -43,9 +43,10 @@ class BatchWorker(Worker):
         provenance = provenance_of(model, self.engine.model_info)
         served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
         link_report = LinkReport(self.plan, self.exchanger.link_speed, self.leases)
-        self.registration = WorkerRegistration(served_model, link_report.read, self.settings.model_grace_s)
+        registration = WorkerRegistration(served_model, link_report.read, self.settings.model_grace_s)
         if self.settings.crosscheck:
-            self.crosschecker = self.start_crosschecks(self.engine, model, self.registration)
+            self.crosschecker = self.start_crosschecks(self.engine, model, registration)
+        self.registration = registration  # from now on each heartbeat shows the model
         self.functions[INFER] = self.inference = InferenceRunner(
             self.engine, model, TokenPublisher(self.connection), self.crosschecker
         )

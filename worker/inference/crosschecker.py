@@ -77,9 +77,12 @@ class Crosschecker:
         self._thread = Thread(target=self._run, name="crosschecks", daemon=True)
 
     def start(self) -> None:
-        """Show the status and begin to check. Messages to an earlier worker of this name are dropped."""
+        """Show the status and begin to check. Messages to an earlier worker of this name are dropped.
+
+        Call it before the worker is registered: nobody sends messages before that. Raises RedisError.
+        """
+        self._mail.clear()
         self._show(self.status)
-        self._offered.append(self._mail.clear)
         self._thread.start()
 
     def close(self) -> None:

@@ -4,12 +4,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.api.test_process import running, serves
 from tests.fleet.fleet import Fleet, generate, score, until
 
 DELAY_S = 0.15  # one way
 
 
+@pytest.mark.soak  # 30 s
 def test_a_distant_worker_shows_its_link_its_speed_and_its_longer_leases(root: Path, tmp_path: Path):
     with (
         Fleet(tmp_path, {"FLEET_STEP_S": "0.02", "SCOREPOOL_LEASE_S": "2"}) as fleet,
@@ -51,6 +54,7 @@ def test_a_distant_worker_shows_its_link_its_speed_and_its_longer_leases(root: P
         until(lambda: link_of("far")["lease_s"] == 2.0)  # the slow heartbeats are forgotten
 
 
+@pytest.mark.soak  # 30 s
 def test_a_worker_whose_heartbeats_take_longer_than_a_lease_keeps_its_jobs(tmp_path: Path):
     with Fleet(tmp_path, {"FLEET_STEP_S": "0.02", "SCOREPOOL_LEASE_S": "1"}) as fleet:
         far = fleet.host("far", link={"delay_s": DELAY_S})

@@ -140,7 +140,7 @@ def text_of(num_tokens: int, text: str = TEXT) -> str:
     return (text * (num_tokens // len(text) + 1))[:num_tokens]
 
 
-@pytest.mark.parametrize("kind", ["pause", "drop"])
+@pytest.mark.parametrize("kind", [pytest.param("pause", marks=pytest.mark.soak), "drop"])
 def test_tokens_of_a_hole_come_soon_after_it(setup: MakeSetup, kind: str):
     with setup(TEXT) as one:
         one.fleet.settings["SCOREPOOL_LEASE_S"] = "20"
@@ -163,7 +163,7 @@ def test_tokens_of_a_hole_come_soon_after_it(setup: MakeSetup, kind: str):
         assert end["status"] == "finished"
 
 
-@pytest.mark.parametrize("kind", ["pause", "drop"])
+@pytest.mark.parametrize("kind", [pytest.param("pause", marks=pytest.mark.soak), "drop"])
 def test_tokens_of_a_hole_in_the_link_of_the_api_come_soon_after_it(setup: MakeSetup, kind: str):
     with setup(TEXT) as one, one.follow(one.submit(600)) as client, one.complete(600) as completion:
         client.wait_for(20)

@@ -13,6 +13,7 @@ Threads, and what each may touch:
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -40,6 +41,8 @@ from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_messag
 from scorepool.worker.rq.sweep import Sweep
 
 MAINTENANCE_TIMEOUT_S = 2.0  # of RQ's own cleaners, which call callbacks and so need the main thread
+EARLY_STOP_S = 10.0  # a command to stop a job may overtake the reply or the message that brings the job
+MAX_EARLY_STOPS = 256
 GOODBYE_S = 10.0  # to unregister at the end
 SHORT_GOODBYE_S = 0.5  # the same, if Redis has not answered the last exchange
 
@@ -51,6 +54,7 @@ class Worker(JobHolder):
         super().__init__(*args, **kwargs)
         self.functions: dict[str, Callable[[Job], object]] = {}  # the job functions that may run, by name
         self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
+        self._early_stops: deque[tuple[str, float]] = deque(maxlen=MAX_EARLY_STOPS)  # id of the job, clock_s()
         self._idle_since = awake_s()  # the time since which no job has been in flight
         self._iteration_started_at: float | None = None  # awake_s(), of the loop; in the future while it waits
 
@@ -215,6 +219,9 @@ class Worker(JobHolder):
 
     def _start(self, inflight: InFlightJob) -> None:
         job = inflight.job
+        if any(job_id == job.id and clock_s() - at < EARLY_STOP_S for job_id, at in self._early_stops):
+            inflight.fail(Stopped())
+            return
         self.log.info("%s: %s (%s)", inflight.queue.name, job.description if self.log_job_description else "", job.id)
         timeout_s = max(0, int(job.timeout or Queue.DEFAULT_TIMEOUT))
         if timeout_s:
@@ -235,9 +242,11 @@ class Worker(JobHolder):
             inflight.async_result.future.add_done_callback(lambda _: self._post_call(inflight.collect))
 
     def _stop_job(self, job_id: str) -> None:
-        for inflight in self.in_flight.values():
-            if inflight.job.id == job_id:
-                inflight.fail(Stopped())
+        jobs = [inflight for inflight in self.in_flight.values() if inflight.job.id == job_id]
+        for inflight in jobs:
+            inflight.fail(Stopped())
+        if not jobs:
+            self._early_stops.append((job_id, clock_s()))
 
     # The end.
 

@@ -3,6 +3,7 @@
 Routes never get this object: `dependencies.py` hands each route the parts that it names in its signature.
 """
 
+import asyncio
 from dataclasses import dataclass
 from typing import Self
 
@@ -25,6 +26,7 @@ from scorepool.api.submission import Submission
 from scorepool.store import Settings
 
 MAX_CONNECTIONS = 64
+LAST_READS_S = 0.05  # for clients that were answered as the server stops: each reads its job once more
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,9 @@ class State:
 
     async def close(self) -> None:
         """Answer waiting clients and close the connections to Redis."""
+        num_waiting = len(self.waiting)
         await self.waiting.close()
+        if num_waiting:
+            await asyncio.sleep(LAST_READS_S)
         await self.stream_redis.aclose()
         await self.redis.aclose()

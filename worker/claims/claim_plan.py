@@ -22,9 +22,8 @@ RECONCILE_S = 5.0  # between questions for leases that it does not know, while i
 TAKE_OVER_S = 0.25  # between looks at what others have not begun, while it has no jobs; POLL_S while it has some
 REPORT_S = 0.1  # at least, between exchanges that only report which jobs have begun
 AHEAD_S = 0.15  # seconds of work that wait in the worker beyond what the exchanges with Redis need
-MAX_GAIN = (
-    4.0  # of what is kept ahead, for a worker that runs out of jobs: it measures only the speed at which it got some
-)
+# After running out of jobs: the worker measures only the speed at which it got some.
+MAX_GAIN = 4.0  # of what is kept ahead
 GAIN_UP, GAIN_DOWN = 1.4, 0.97  # at each claim
 UNSENT_S = 2.0  # seconds of ended jobs that wait to be recorded, above which the network is what limits the worker
 FIRST_JOBS = 4  # that a worker may have at first
@@ -59,9 +58,7 @@ class ClaimPlan:
     def __init__(self) -> None:
         self.speed = Speed()
         self.load = Load()
-        self.queues_are_empty = (
-            False  # the last claim found no more jobs, and nobody has said since that there are some
-        )
+        self.queues_are_empty = False  # the last claim found no more, and nobody has woken the worker since
         self.round_trip_s = 0.0  # of an exchange, smoothed
         self._is_refused = False  # the last claim found jobs and got none
         self._must_reconcile = False

@@ -26,7 +26,7 @@ from rq.worker.base import DequeueStrategy
 
 from scorepool.worker.claims.claim_plan import LOOK_S
 from scorepool.worker.claims.lease_length import BEATS_PER_LEASE
-from scorepool.worker.claims.leases import ClaimedJob
+from scorepool.worker.claims.leases import Claimed, ClaimedJob
 from scorepool.worker.machine.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.machine.sleep_hook import SleepHook
 from scorepool.worker.machine.watchdog import Watchdog, WatchedOperations
@@ -41,8 +41,7 @@ from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_messag
 from scorepool.worker.rq.sweep import Sweep
 
 MAINTENANCE_TIMEOUT_S = 2.0  # of RQ's own cleaners, which call callbacks and so need the main thread
-EARLY_STOP_S = 10.0  # a command to stop a job may overtake the reply or the message that brings the job
-MAX_EARLY_STOPS = 256
+MAX_EARLY_STOPS = 256  # commands to stop jobs that may be in the reply to the claim under way
 GOODBYE_S = 10.0  # to unregister at the end
 SHORT_GOODBYE_S = 0.5  # the same, if Redis has not answered the last exchange
 
@@ -54,7 +53,7 @@ class Worker(JobHolder):
         super().__init__(*args, **kwargs)
         self.functions: dict[str, Callable[[Job], object]] = {}  # the job functions that may run, by name
         self.callbacks: dict[str, Callback] = {}  # RQ's on_success, on_failure and on_stopped that may run, by name
-        self._early_stops: deque[tuple[str, float]] = deque(maxlen=MAX_EARLY_STOPS)  # id of the job, clock_s()
+        self._early_stops: deque[str] = deque(maxlen=MAX_EARLY_STOPS)  # ids of jobs
         self._idle_since = awake_s()  # the time since which no job has been in flight
         self._iteration_started_at: float | None = None  # awake_s(), of the loop; in the future while it waits
 
@@ -219,7 +218,7 @@ class Worker(JobHolder):
 
     def _start(self, inflight: InFlightJob) -> None:
         job = inflight.job
-        if any(job_id == job.id and clock_s() - at < EARLY_STOP_S for job_id, at in self._early_stops):
+        if job.id in self._early_stops:
             inflight.fail(Stopped())
             return
         self.log.info("%s: %s (%s)", inflight.queue.name, job.description if self.log_job_description else "", job.id)
@@ -245,8 +244,12 @@ class Worker(JobHolder):
         jobs = [inflight for inflight in self.in_flight.values() if inflight.job.id == job_id]
         for inflight in jobs:
             inflight.fail(Stopped())
-        if not jobs:
-            self._early_stops.append((job_id, clock_s()))
+        if not jobs and self._is_claiming:  # the command may have overtaken the reply that brings the job
+            self._early_stops.append(job_id)
+
+    def _take_claimed(self, claimed: Claimed, elapsed_s: float) -> None:
+        super()._take_claimed(claimed, elapsed_s)
+        self._early_stops.clear()
 
     # The end.
 

@@ -82,10 +82,10 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> FakeMac:
 
 
 @contextmanager
-def hooked(mac: FakeMac, before: Callable[[], None] | None = None) -> Iterator[None]:
+def hooked(mac: FakeMac, before: Callable[[], None] | None = None) -> Iterator[SleepHook]:
     log = logging.getLogger("test")
-    with SleepHook(before or (lambda: mac.events.append("before")), lambda: mac.events.append("after"), log):
-        yield
+    with SleepHook(before or (lambda: mac.events.append("before")), lambda: mac.events.append("after"), log) as hook:
+        yield hook
 
 
 def allowed(message: int) -> tuple[str, int, int]:
@@ -154,10 +154,13 @@ def test_a_system_without_iokit_works_on(
 
 
 def test_notifications_that_end_are_logged_and_their_thread_ends(mac: FakeMac, caplog: pytest.LogCaptureFixture):
-    with hooked(mac):
+    with hooked(mac) as hook:
         mac.send(CAN_SLEEP)
         mac.has_source = False
         until(lambda: "the notifications ended" in caplog.text)
+        thread = hook._thread
+        assert thread is not None
+        until(lambda: not thread.is_alive())
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has the libraries")

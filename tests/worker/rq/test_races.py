@@ -5,11 +5,15 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 from redis import Redis
 
 from scorepool.store import JobField
 from scorepool.worker import Queue
 from scorepool.worker.claims.dead_workers import leases_of_dead
+from scorepool.worker.claims.leases import Claim, Claimed
+from scorepool.worker.rq.errors import Stopped
+from scorepool.worker.rq.worker import Worker
 from tests.fleet.link import Link
 from tests.worker.conftest import Workers, done, generate, submit, until
 
@@ -85,3 +89,22 @@ def test_a_worker_that_drains_does_not_spin(redis: Redis, workers: Workers):
     after = times()
 
     assert after.user + after.system - before.user - before.system < 0.8
+
+
+def test_a_stop_command_may_overtake_the_reply_that_brings_its_job(redis: Redis, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SCOREPOOL_MODEL", "demo=fake")
+    job_id = submit(redis, generate())
+    worker = Worker(["demo"], connection=redis)
+    claimed = worker.leases.claim(worker.queues, Claim(max_jobs=1, num_in_flight=0, max_in_flight=1))
+
+    worker._is_claiming = True
+    worker._stop_job(job_id)
+    worker._take_claimed(claimed, elapsed_s=0.1)
+
+    [inflight] = worker.in_flight.values()
+    assert isinstance(inflight.error, Stopped)
+
+    worker._stop_job("another")
+    assert list(worker._early_stops) == ["another"]
+    worker._take_claimed(Claimed([]), elapsed_s=0.1)
+    assert not worker._early_stops  # a job of that id that is queued later runs

@@ -136,6 +136,11 @@ class Keys:
         return f"{PREFIX}:turns:{queue}"
 
     @staticmethod
+    def served(queue: str) -> str:
+        """hash: how much each owner was served by the workers whose first queue this is, see lua/owner_turns.lua."""
+        return f"{PREFIX}:served:{queue}"
+
+    @staticmethod
     def served_model(worker: str) -> str:
         """string: the wire.ServedModel of a worker; expires with it."""
         return f"{PREFIX}:card:{worker}"
@@ -257,6 +262,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "JOBS_OF_": Keys.jobs_of(""),
     "BACKLOG_": Keys.backlog("", "")[:-1],  # <queue>:<owner> follows
     "FAIR_SHARE_": Keys.fair_share(""),
+    "SERVED_": Keys.served(""),
     "WAKE_": Keys.wake(""),
     "WAITING_WORKERS_": Keys.waiting_workers(""),
     "SPEEDS_": Keys.speeds(""),

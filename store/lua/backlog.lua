@@ -12,31 +12,44 @@ local function num_sharing(list)
   return try('zset', 'ZCARD', FAIR_SHARE_ .. string.sub(list, #QUEUE_ + 1))
 end
 
--- Fill the list up to `length` jobs, or until no owner has a backlog. Ids of jobs that were canceled or deleted in between
--- are dropped.
+-- Return how far one job moves the clock of its owner. `text` is the job's weight; any that is out of range counts as 1.
+local function turn_of(text)
+  local weight = tonumber(text or '')
+  return weight and weight >= 1 and weight < 1e9 and 1 / weight or 1
+end
+
+-- Take the next job out of an owner's backlog, and move the owner's clock. Return its id and its turn; nil if no job is left.
+-- Ids of jobs that were canceled or deleted are dropped.
+local function pop_backlog(queue, owner)
+  local backlog = BACKLOG_ .. queue .. ':' .. owner
+  while true do
+    local id = try('list', 'LPOP', backlog)
+    if not id then
+      redis.call('ZREM', FAIR_SHARE_ .. queue, owner)  -- only now: an owner that submits again before its turn keeps its clock
+      return nil
+    end
+    local known = redis.pcall('HMGET', JOB_ .. id, F_STATUS, F_WEIGHT)  -- an error if the key is no hash: then there is no job
+    try('zset', 'ZREM', DEFERRED_ .. queue, id)
+    if known[1] == 'deferred' then
+      local turn = turn_of(known[2])
+      redis.call('ZINCRBY', FAIR_SHARE_ .. queue, turn, owner)
+      return id, turn
+    end
+  end
+end
+
+-- Fill the list up to `length` jobs, or until no owner has a backlog.
 local function top_up(list, length)
   local queue = string.sub(list, #QUEUE_ + 1)
-  local fair_share = FAIR_SHARE_ .. queue
   local missing = length - redis.call('LLEN', list)
   while missing > 0 do
-    local owner = redis.call('ZRANGE', fair_share, 0, 0)[1]
+    local owner = redis.call('ZRANGE', FAIR_SHARE_ .. queue, 0, 0)[1]
     if not owner then return end
-    local backlog = BACKLOG_ .. queue .. ':' .. owner
-    local id = try('list', 'LINDEX', backlog, 0)
-    if not id then
-      redis.call('ZREM', fair_share, owner)  -- only now: an owner that submits again before its turn keeps its clock
-    else
-      local job = JOB_ .. id
-      local known = redis.pcall('HMGET', job, F_STATUS, F_WEIGHT)  -- an error if the key is no hash: then there is no job
-      redis.call('LPOP', backlog)
-      try('zset', 'ZREM', DEFERRED_ .. queue, id)
-      if known[1] == 'deferred' then
-        redis.call('HSET', job, F_STATUS, 'queued')
-        redis.call('RPUSH', list, id)
-        local weight = tonumber(known[2] or '')
-        redis.call('ZINCRBY', fair_share, weight and weight >= 1 and weight < 1e9 and 1 / weight or 1, owner)  -- any other weight counts as 1
-        missing = missing - 1
-      end
+    local id = pop_backlog(queue, owner)
+    if id then
+      redis.call('HSET', JOB_ .. id, F_STATUS, 'queued')
+      redis.call('RPUSH', list, id)
+      missing = missing - 1
     end
   end
 end

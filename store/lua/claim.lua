@@ -1,4 +1,4 @@
--- include: next_job.lua
+-- include: owner_turns.lua
 -- include: wake.lua
 -- include: speeds.lua
 --
@@ -10,7 +10,7 @@
 --       max_jobs, jobs in flight, max_in_flight, '1': round robin, list length, most bytes of requests in the reply;
 --       speed ('' if not measured, '-' to leave it as it is), '1': claim also more than the share,
 --       '1': wait for a message if there are fewer than max_jobs, '1': take what others have not begun;
---       number of leases whose jobs have begun, their keys;
+--       number of owners that get no job, their names; number of leases whose jobs have begun, their keys;
 --       number of leases that the worker knows, their keys, or -1. With them, the reply holds the leases under the
 --       worker's name that it does not know, because a reply or a message to it was lost.
 -- Returns {rows (see lease.lua), keys of a wrong type, number of jobs that wait}, or false while `rq suspend` holds.
@@ -27,14 +27,17 @@ if last_session == session and tonumber(last_number) >= tonumber(number) then re
 try('hash', 'HSET', worker_key, 'last_claim', session .. ':' .. number)
 redis.call('PEXPIRE', worker_key, 3 * lease_ms)  -- as a heartbeat does: the key may have expired, and the worker be dead by now
 
-local queues, usable, has_backlog = {}, {}, {}
-local num_waiting, num_leased = 0, 0
+local lists, queues, usable, has_backlog = {}, {}, {}, {}
+local num_waiting, num_leased, num_filled = 0, 0, 0
 for i = 1, num_queues do
-  queues[i] = string.sub(KEYS[2 * i - 1], #QUEUE_ + 1)
-  local num_listed, num_held, num_sharing = sizes(KEYS[2 * i - 1], KEYS[2 * i])
+  lists[i] = KEYS[2 * i - 1]
+  queues[i] = string.sub(lists[i], #QUEUE_ + 1)
+  local num_listed, num_held, num_sharing = sizes(lists[i], KEYS[2 * i])
   usable[i], has_backlog[i] = num_listed ~= nil, num_listed ~= nil and num_sharing > 0
   if usable[i] then
-    num_waiting = num_waiting + num_listed + (has_backlog[i] and try('zset', 'ZCARD', DEFERRED_ .. queues[i]) or 0)
+    local num_in_queue = num_listed + (has_backlog[i] and try('zset', 'ZCARD', DEFERRED_ .. queues[i]) or 0)
+    num_waiting = num_waiting + num_in_queue
+    num_filled = num_filled + (num_in_queue > 0 and 1 or 0)
     num_leased = num_leased + num_held
   end
   if speed ~= '-' then write_speed(queues[i], worker, speed, now) end
@@ -48,6 +51,9 @@ local function read_list()
   at = at + 1 + math.max(0, count)
   return count >= 0 and list or nil
 end
+
+local is_excluded = {}
+for _, owner in ipairs(read_list()) do is_excluded[owner] = true end
 
 for _, lease_key in ipairs(read_list()) do
   local execution = EXECUTION_ .. lease_key
@@ -95,26 +101,59 @@ if keeps_to_share and max_jobs > 0 and num_waiting > 0 then
   end
 end
 
--- Lease the next job of a queue. Return 'leased'; 'empty'; or 'full': the next job may not join those in flight.
-local function lease_next(i)
-  if not usable[i] then return 'empty' end
-  local list, wip = KEYS[2 * i - 1], KEYS[2 * i]
-  local id, max_concurrency = head(list, list_length)
-  if not id then return 'empty' end
+-- Lease a job. Return 'leased', or 'full': the job may not join those in flight.
+local function lease_job(i, id, max_concurrency)
   local allowed = math.min(max_in_flight, math.max(1, max_concurrency or max_in_flight))
   if in_flight + 1 > allowed then return 'full' end
   max_in_flight = allowed
   in_flight = in_flight + 1
-  add(take(i, list, wip, id, new_execution(), worker, lease_ms, grace_s))
+  add(take(i, KEYS[2 * i - 1], KEYS[2 * i], id, new_execution(), worker, lease_ms, grace_s))
   return 'leased'
 end
 
-local index, num_empty, found, num_before = 1, 0, nil, #rows
-while num_waiting > 0 and #rows - num_before < max_jobs and num_bytes < max_bytes and num_empty < num_queues do
-  found = lease_next(index)
-  if found == 'full' then break end
-  if found == 'empty' then num_empty = num_empty + 1 else num_empty = 0 end
-  if round_robin or found == 'empty' then index = index % num_queues + 1 end
+-- Lease the next job of a queue. Return 'leased', 'full' or 'empty'.
+local function lease_next(i)
+  if not usable[i] then return 'empty' end
+  local id, max_concurrency = head(KEYS[2 * i - 1], list_length)
+  return id and lease_job(i, id, max_concurrency) or 'empty'
+end
+
+local num_before = #rows
+local function has_room() return #rows - num_before < max_jobs and num_bytes < max_bytes end
+
+local function claim_by_queue()
+  local index, num_empty = 1, 0
+  while num_waiting > 0 and has_room() and num_empty < num_queues do
+    local found = lease_next(index)
+    if found == 'full' then return end
+    if found == 'empty' then num_empty = num_empty + 1 else num_empty = 0 end
+    if round_robin or found == 'empty' then index = index % num_queues + 1 end
+  end
+end
+
+local function claim_by_owner(owners)
+  local next_job, serve = owner_turns(owners, lists)
+  while has_room() do
+    local i, id, max_concurrency = next_job()
+    if not id or lease_job(i, id, max_concurrency) == 'full' then return end
+    serve()
+  end
+end
+
+-- Return the owners among whose jobs to choose; nil if the order of the queues decides.
+local function find_choices()
+  local has_excluded = next(is_excluded) ~= nil
+  if not has_excluded and (num_filled < 2 or round_robin) then return nil end
+  local owners, choices = find_owners(lists, usable, list_length), {}
+  for _, owner in ipairs(owners) do
+    if not is_excluded[owner.name] then choices[#choices + 1] = owner end
+  end
+  return (has_excluded or #owners > 1) and choices or nil
+end
+
+if num_waiting > 0 and max_jobs > 0 then
+  local choices = find_choices()
+  if choices then claim_by_owner(choices) else claim_by_queue() end
 end
 num_waiting = math.max(0, num_waiting - (#rows - num_before))
 

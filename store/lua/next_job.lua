@@ -28,9 +28,9 @@ local function head(list, list_length)
   end
 end
 
--- Lease the job at the head of the queue. Return its row.
+-- Take a job off the list, of which it is one of the first, and lease it. Return its row.
 local function take(index, list, wip, id, execution, worker, lease_ms, grace_s)
-  redis.call('LPOP', list)
+  redis.call('LREM', list, 1, id)
   redis.call('DEL', OUTCOME_ .. id)  -- of an earlier run, when the job was queued again by hand
   return lease(index, id, execution, wip, worker, lease_ms, grace_s)
 end

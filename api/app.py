@@ -26,12 +26,13 @@ from scorepool.api.routes import (
     tokens,
     webhook_deliveries,
     webhook_endpoints,
+    webhook_secrets,
 )
 from scorepool.api.routes.dialects import router_of
 from scorepool.api.state import State
 from scorepool.store import Settings
 
-WEBHOOKS = (webhook_endpoints, webhook_deliveries)
+WEBHOOKS = (webhook_endpoints, webhook_secrets, webhook_deliveries)
 DIALECTS = (openai.DIALECT, trl.DIALECT, sglang.DIALECT)
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from scorepool.api.http.errors import Unauthorized
-from scorepool.store import KEY_NAME, Settings, SettingsError
-
-LOCAL = "local"  # the owner of every job when no keys are configured
+from scorepool.store import KEY_NAME, LOCAL_OWNER, Settings, SettingsError
 
 _ENTRY = re.compile(rf"(?P<name>{KEY_NAME}):(?P<digest>[0-9a-fA-F]{{64}})(?::(?P<weight>[1-9][0-9]{{0,2}}))?")
 
@@ -53,7 +51,7 @@ class Keyring:
     def owner(self, key: str | None) -> str:
         """Return the name that the key belongs to. Every entry is compared, in constant time. Raises Unauthorized."""
         if not self._entries:
-            return LOCAL
+            return LOCAL_OWNER
         if not key:
             raise Unauthorized("an API key is needed: send `Authorization: Bearer <key>`")
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -27,6 +27,7 @@ from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
+from scorepool.api.repositories.webhook_secrets import WebhookSecrets
 from scorepool.api.state import State
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
@@ -74,6 +75,10 @@ async def queue(request: Request) -> Queue:
 
 async def endpoints(request: Request) -> WebhookEndpoints:
     return _state(request).endpoints
+
+
+async def webhook_secrets(request: Request) -> WebhookSecrets:
+    return _state(request).webhook_secrets
 
 
 async def deliveries(request: Request) -> WebhookDeliveries:
@@ -160,6 +165,7 @@ ModelsDep = Annotated[Models, Depends(models)]
 JobsDep = Annotated[Jobs, Depends(jobs)]
 QueueDep = Annotated[Queue, Depends(queue)]
 WebhookEndpointsDep = Annotated[WebhookEndpoints, Depends(endpoints)]
+WebhookSecretsDep = Annotated[WebhookSecrets, Depends(webhook_secrets)]
 WebhookDeliveriesDep = Annotated[WebhookDeliveries, Depends(deliveries)]
 FilesDep = Annotated[Files, Depends(files)]
 BatchesDep = Annotated[Batches, Depends(batches)]

@@ -21,6 +21,7 @@ from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.waiting import BLOCK_S, Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
+from scorepool.api.repositories.webhook_secrets import WebhookSecrets
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
 from scorepool.store import Settings
@@ -44,6 +45,7 @@ class State:
     jobs: Jobs
     queue: Queue
     endpoints: WebhookEndpoints
+    webhook_secrets: WebhookSecrets
     deliveries: WebhookDeliveries
     files: Files
     batches: Batches
@@ -75,6 +77,7 @@ class State:
             jobs=jobs,
             queue=queue,
             endpoints=endpoints,
+            webhook_secrets=WebhookSecrets(redis, settings),
             deliveries=WebhookDeliveries(redis, settings),
             files=Files(redis, settings),
             batches=Batches(redis),

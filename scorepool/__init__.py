@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scorepool.client import Client, JobFailed, ScorepoolError
+    from scorepool.webhook import WebhookError, verify_webhook
     from scorepool.wire import (
         Failure,
         Generate,
@@ -46,9 +47,14 @@ __all__ = [
     "ToolCall",
     "ToolCallResult",
     "Usage",
+    "WebhookError",
+    "verify_webhook",
 ]
 
-_CLIENT_NAMES = {"Client", "JobFailed", "ScorepoolError"}
+_MODULES = {
+    **dict.fromkeys(("Client", "JobFailed", "ScorepoolError"), "scorepool.client"),
+    **dict.fromkeys(("WebhookError", "verify_webhook"), "scorepool.webhook"),
+}  # the other names are those of scorepool.wire
 
 if not TYPE_CHECKING:  # a module-level __getattr__ hides misspelt names from type checkers
 
@@ -56,4 +62,4 @@ if not TYPE_CHECKING:  # a module-level __getattr__ hides misspelt names from ty
         """Import a public name on first use (PEP 562)."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module("scorepool.client" if name in _CLIENT_NAMES else "scorepool.wire"), name)
+        return getattr(import_module(_MODULES.get(name, "scorepool.wire")), name)

@@ -36,6 +36,7 @@ NEEDS = {
     "worker --webhooks": ("webhook", WEBHOOK),
     "verify --model": ("all", ALL),
     "redis": ("all", ALL),
+    "webhook-secret": ("webhook", WEBHOOK),
     "certify": ("certify", (*WORKER, "torch", "transformers")),
 }
 
@@ -203,6 +204,15 @@ def key(name: Annotated[str, typer.Argument(help="Name of the key's owner: lette
     secret = "sp_" + secrets.token_urlsafe(32)
     print(f"key:   {secret}")  # noqa: T201
     print(f"entry: {name}:{hashlib.sha256(secret.encode()).hexdigest()}")  # noqa: T201
+
+
+@app.command()
+def webhook_secret(
+    name: Annotated[str, typer.Argument(help="Name of the key's owner.")], redis_url: RedisUrl = None
+) -> None:
+    """Print the secret that signs the webhooks of a name's jobs. It follows from SCOREPOOL_WEBHOOK_SECRET and Redis."""
+    environ = to_environ(redis_url=redis_url)
+    run("webhook-secret", lambda: commands.webhook_secret(name, environ))
 
 
 def run(command: str, implementation: Callable[[], int], failure_status: int = 1) -> NoReturn:

@@ -46,7 +46,8 @@ from scorepool.store.keys import (
     rq_queue,
 )
 from scorepool.store.sentinel import REDIS_URL_FORMS, SentinelUrl
-from scorepool.store.settings import KEY_NAME, Settings, SettingsError, parse_model
+from scorepool.store.settings import KEY_NAME, LOCAL_OWNER, Settings, SettingsError, parse_model
+from scorepool.store.webhook_secret import decode_webhook_secrets, encode_webhook_secret, webhook_secrets
 from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "INFER",
     "KEY_NAME",
     "LIST_LENGTH",
+    "LOCAL_OWNER",
     "REDIS_URL_FORMS",
     "TOKENS",
     "WEBHOOKS",
@@ -66,6 +68,8 @@ __all__ = [
     "Settings",
     "SettingsError",
     "WebhookUrl",
+    "decode_webhook_secrets",
+    "encode_webhook_secret",
     "is_own_queue",
     "is_public",
     "literal_address",
@@ -73,4 +77,5 @@ __all__ = [
     "queue_name",
     "queue_names",
     "rq_queue",
+    "webhook_secrets",
 ]

@@ -86,6 +86,11 @@ class Keys:
         return f"{PREFIX}:endpoints:{owner}"
 
     @staticmethod
+    def webhook_secret(owner: str) -> str:
+        """string: the wire.SecretRotation of an owner, in JSON; absent before the first rotation."""
+        return f"{PREFIX}:webhook_secret:{owner}"
+
+    @staticmethod
     def deliveries_of(owner: str) -> str:
         """zset: ids of an owner's deliveries by time of creation (unix, s)."""
         return f"{PREFIX}:deliveries:{owner}"

@@ -14,6 +14,7 @@ from scorepool.store.keys import DEFAULT_PREFIX, WEBHOOKS_NAME
 from scorepool.wire.request import ModelName
 
 PREFIX = "SCOREPOOL_"
+LOCAL_OWNER = "local"  # the owner of every job of a server without keys; no key has the name
 KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # names the owner of an API key
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Seconds = Annotated[float, Meta(gt=0)]

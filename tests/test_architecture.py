@@ -90,6 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scorepool.client": {"scorepool.options", "wire"},
     "scorepool.options": {"wire"},
     "scorepool.verify": {"scorepool.client", "wire"},
+    "scorepool.webhook": {"wire"},
     "scorepool.local": {"scorepool.client", "scorepool.verify", "store", "wire"},
     "scorepool.models": set(),
 }  # fmt: skip
@@ -131,6 +132,7 @@ NEVER_LOADS = {
     },
     "scorepool.client": {"mlx", "redis", "rq", "scorepool.api", "scorepool.engine", "scorepool.worker"},
     "scorepool.verify": {"mlx", "redis", "rq", "scorepool.api", "scorepool.engine", "scorepool.worker"},
+    "scorepool.webhook": {"httpx", "mlx", "redis", "rq", "scorepool.client", "scorepool.worker"},
     "scorepool.api.app": _ENGINE | {"scorepool.engine", "scorepool.worker"},
     "scorepool.worker": _ENGINE,
     "scorepool.worker.inference.batch_worker": _ENGINE,

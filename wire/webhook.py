@@ -67,6 +67,16 @@ class WebhookSecret(Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class JobWebhookSecret(Struct, frozen=True, kw_only=True):
+    """Show the secret that signs the events that your jobs send to the URL in their field `webhook`."""
+
+    secret: Annotated[str, Meta(description="`whsec_` and base64, as Standard Webhooks has it.")]
+    previous_expires_at: Annotated[
+        float | None,
+        Meta(description="Unix time, in seconds, until which deliveries are signed with the previous secret as well."),
+    ] = None
+
+
 class WebhookEndpointList(Struct, frozen=True, kw_only=True):
     """List all endpoints of an owner, oldest first."""
 
@@ -78,6 +88,18 @@ class SigningSecret(Struct, frozen=True, kw_only=True):
 
     secret: str  # whsec_...
     expires_at: float | None = None
+
+
+class SecretRotation(Struct, frozen=True, kw_only=True):
+    """Store in Redis, in JSON, from which salts the secrets of an owner are derived (store/webhook_secret.py)."""
+
+    salt: str
+    previous_salt: str
+    previous_expires_at: float  # Unix time, s
+
+    def valid_salts(self, at: float) -> list[str]:
+        """Return the salts whose secrets sign at a time, the one in force first."""
+        return [self.salt, *([self.previous_salt] if self.previous_expires_at > at else [])]
 
 
 class Subscriber(Struct, frozen=True, kw_only=True):

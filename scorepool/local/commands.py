@@ -1,6 +1,7 @@
 """Implement the subcommands of `scorepool` that start processes. Each returns an exit status or raises CommandError."""
 
 import os
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from scorepool.local.stack import (
     api_command,
     certify_command,
     webhook_command,
+    webhook_secret_command,
     worker_command,
 )
 
@@ -113,6 +115,15 @@ def redis() -> int:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
         return 0
+
+
+def webhook_secret(owner: str, environ: dict[str, str]) -> NoReturn:
+    """Replace this process with the one that prints the secret of an owner's webhooks."""
+    settings = load_settings(environ)
+    if not re.fullmatch(store.KEY_NAME, owner):
+        raise CommandError(f"NAME is {owner!r}: expected the name of an API key")
+    check_url(settings.redis_url)
+    replace_process([*webhook_secret_command(), owner], environ)
 
 
 def verify(

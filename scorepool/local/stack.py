@@ -72,6 +72,11 @@ def certify_command() -> list[str]:
     return [sys.executable, "-P", "-m", "scorepool.worker.certify"]
 
 
+def webhook_secret_command() -> list[str]:
+    """Return the command that prints the secret of a name's webhooks."""
+    return [sys.executable, "-P", "-m", "scorepool.worker.webhooks.show_secret"]
+
+
 def rq() -> str:
     """Return the path of the `rq` command in this Python's environment."""
     return str(Path(sys.executable).with_name("rq"))

@@ -48,7 +48,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 41
+    assert len(operations) == 43
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -160,6 +160,8 @@ WEBHOOK_ROUTES = [
     ("PATCH", "/v1/webhooks/endpoints/{id}"),
     ("DELETE", "/v1/webhooks/endpoints/{id}"),
     ("POST", "/v1/webhooks/endpoints/{id}/secret"),
+    ("GET", "/v1/webhooks/secret"),
+    ("POST", "/v1/webhooks/secret"),
     ("POST", "/v1/webhooks/test"),
     ("GET", "/v1/webhooks/deliveries"),
     ("GET", "/v1/webhooks/deliveries/{id}"),
@@ -173,6 +175,8 @@ async def call_webhooks(call: Callable[..., Awaitable[Any]], worker: FakeWorker)
     endpoints, one = "/v1/webhooks/endpoints", "/v1/webhooks/endpoints/{id}"
     url = {"url": "https://hooks.example/"}
     id_ = (await call("POST", endpoints, json=url))["endpoint"]["id"]
+    for method in ("GET", "POST"):
+        await call(method, "/v1/webhooks/secret")
     for method, route in (
         ("POST", endpoints),
         ("PATCH", one),
@@ -351,6 +355,10 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
             await call("POST", route, json=body)
         for route, (body, _) in synchronous.items():
             await call("POST", route, json=body)
+
+    async with serving() as http:
+        for method in ("get", "post"):  # a server without keys
+            seen.add((method, "/v1/webhooks/secret", (await http.request(method, "/v1/webhooks/secret")).status_code))
 
     declared_statuses = {
         (method, route, int(status))

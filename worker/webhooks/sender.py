@@ -3,7 +3,6 @@
 Signatures follow Standard Webhooks 1.0.0: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec
 """
 
-import base64
 import contextlib
 import ssl
 import time
@@ -17,7 +16,7 @@ import certifi
 import httpcore
 from standardwebhooks import Webhook
 
-from scorepool.store import Settings, SettingsError, WebhookUrl
+from scorepool.store import Settings, WebhookUrl
 from scorepool.worker.rq.clock import REDIS_CLOCK, clock_s
 from scorepool.worker.version import VERSION
 from scorepool.worker.webhooks.connection_pool import Connection, ConnectionPool
@@ -27,7 +26,6 @@ MAX_RESPONSE_BYTES = 64 * 1024
 MAX_RETRY_AFTER_S = 86_400
 Headers = dict[bytes | str, bytes | str]
 ResponseHead = tuple[int, list[tuple[bytes, bytes]]]  # status, headers
-_EXPECTED = "a secret is whsec_ and the base64 of 24 to 64 bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +50,24 @@ class Attempt:
 
 
 class Sender:
-    """Sends attempts. Thread-safe. Raises SettingsError if the operator's secrets are invalid."""
+    """Sends attempts. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
-        self._signers = parse_secrets(settings.webhook_secret)
         self._allow_private = settings.webhook_allow_private
         self._timeout_s = settings.webhook_timeout_s
         self._tls = tls_context()
         self._connections = ConnectionPool()
         self._lookups = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="lookup")
 
-    def send(self, url: str, message_id: str, body: bytes, signers: Sequence[Webhook] = ()) -> Attempt:
-        """POST once, signed by `signers`, or with the operator's secrets if there are none."""
+    def send(self, url: str, message_id: str, body: bytes, secrets: Sequence[str]) -> Attempt:
+        """POST once, signed with each of the secrets, of which there is at least one."""
         try:
             receiver = WebhookUrl.parse(url, self._allow_private)
         except ValueError as error:  # it was accepted under other settings
             return Attempt("refused", 0, error=str(error), is_final=True)
         started_at = time.monotonic()
         try:
-            request_headers = self._headers(receiver, message_id, body, signers or self._signers)
+            request_headers = self._headers(receiver, message_id, body, secrets)
             status, headers = self._post(receiver, started_at + self._timeout_s, body, request_headers)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError) as error:
             elapsed_ms = _elapsed_ms(started_at)
@@ -121,7 +118,7 @@ class Sender:
         finally:
             self._connections.release(connection)
 
-    def _headers(self, receiver: WebhookUrl, message_id: str, body: bytes, signers: Sequence[Webhook]) -> Headers:
+    def _headers(self, receiver: WebhookUrl, message_id: str, body: bytes, secrets: Sequence[str]) -> Headers:
         now = REDIS_CLOCK.now()  # receivers refuse a time that is minutes off
         is_default_port = receiver.port == (443 if receiver.scheme == "https" else 80)
         host = f"[{receiver.host}]" if ":" in receiver.host else receiver.host
@@ -132,27 +129,8 @@ class Sender:
             "user-agent": f"scorepool/{VERSION}",
             "webhook-id": message_id,
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": " ".join(signer.sign(message_id, now, body.decode()) for signer in signers),
+            "webhook-signature": " ".join(Webhook(secret).sign(message_id, now, body.decode()) for secret in secrets),
         }
-
-
-def parse_secrets(secrets: str) -> list[Webhook]:
-    """Return one signer per secret: while a secret is rotated, a receiver may verify with the old or the new one.
-
-    Raises SettingsError, which never contains the secret.
-    """
-    found = secrets.split()
-    if not found:
-        raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET is not set: webhooks are signed with it; {_EXPECTED}")
-    for number, secret in enumerate(found, 1):
-        encoded = secret.removeprefix("whsec_")
-        try:
-            size = len(base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True))
-        except ValueError:  # binascii.Error is one
-            size = 0
-        if encoded == secret or not 24 <= size <= 64:
-            raise SettingsError(f"SCOREPOOL_WEBHOOK_SECRET: secret {number} of {len(found)} is invalid: {_EXPECTED}")
-    return [Webhook(secret) for secret in found]
 
 
 def tls_context() -> ssl.SSLContext:

@@ -12,6 +12,7 @@ import logging
 import math
 import random
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from redis import Redis
 from rq.job import Retry
 
 from scorepool.store import DELIVER, Settings
-from scorepool.wire import DeliveryAttempt, Subscriber
+from scorepool.wire import DeliveryAttempt
 from scorepool.worker.machine.periodic_tasks import PeriodicTask
 from scorepool.worker.rq.clock import REDIS_CLOCK
 from scorepool.worker.rq.in_flight import AsyncResult
@@ -28,8 +29,9 @@ from scorepool.worker.rq.job import Job
 from scorepool.worker.rq.worker import Worker
 from scorepool.worker.webhooks.connection_pool import IDLE_TIMEOUT_S
 from scorepool.worker.webhooks.delivery_record import DeliveryRecord
+from scorepool.worker.webhooks.owner_secrets import OwnerSecrets
 from scorepool.worker.webhooks.receiver_limiter import ReceiverLimiter
-from scorepool.worker.webhooks.sender import MAX_RETRY_AFTER_S, Attempt, Sender, parse_secrets
+from scorepool.worker.webhooks.sender import MAX_RETRY_AFTER_S, Attempt, Sender
 from scorepool.worker.webhooks.subscribers import Subscribers
 
 # Delays between the ten attempts of Standard Webhooks' schedule; the last is about 75 hours after the first.
@@ -65,6 +67,7 @@ class Deliverer:
         self._sender = Sender(settings)
         self._limiter = ReceiverLimiter(settings.webhook_max_in_flight)
         self._subscribers = Subscribers(connection)
+        self._owner_secrets = OwnerSecrets(connection, settings.webhook_secret)
         self._threads = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="delivery")
 
     def __call__(self, job: Job) -> AsyncResult | RetryLater:
@@ -80,10 +83,13 @@ class Deliverer:
             raise self._give_up(job, f"its endpoint is disabled: {subscriber.endpoint.disabled_reason}")
         url = subscriber.endpoint.url if subscriber else record.url
         receiver = url.partition("://")[2].partition("/")[0].partition("?")[0].lower()
+        secrets = subscriber.valid_secrets(REDIS_CLOCK.now_s()) if subscriber else self._owner_secrets.get(record.owner)
+        if not secrets:
+            raise self._give_up(job, "its endpoint has no secret that is valid")
         wait_s = self._limiter.acquire(record.owner, receiver)
         if wait_s:
             return self._postpone(job, record, wait_s)
-        future = self._threads.submit(self._attempt, record, url, subscriber)
+        future = self._threads.submit(self._attempt, record, url, secrets)
         future.add_done_callback(partial(self._release, record.owner, receiver, time.monotonic()))
         return AsyncResult(future, finish=lambda attempt: self._finish(job, record, attempt), cancel=future.cancel)
 
@@ -96,12 +102,10 @@ class Deliverer:
         self._sender.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _attempt(self, record: DeliveryRecord, url: str, subscriber: Subscriber | None) -> Attempt:
-        secrets = " ".join(subscriber.valid_secrets(REDIS_CLOCK.now_s())) if subscriber else ""
-        signers = parse_secrets(secrets) if secrets else ()
-        attempt = self._sender.send(url, record.delivery_id, record.payload(self._settings), signers)
-        if subscriber is not None and attempt.status == GONE:
-            self._subscribers.disable(record.owner, subscriber.endpoint.id, "the receiver answered HTTP 410, Gone")
+    def _attempt(self, record: DeliveryRecord, url: str, secrets: Sequence[str]) -> Attempt:
+        attempt = self._sender.send(url, record.delivery_id, record.payload(self._settings), secrets)
+        if record.endpoint_id and attempt.status == GONE:
+            self._subscribers.disable(record.owner, record.endpoint_id, "the receiver answered HTTP 410, Gone")
         return attempt
 
     def _release(self, owner: str, receiver: str, started_at: float, future: "Future[Attempt]") -> None:

@@ -22,6 +22,7 @@ from scorepool.worker.webhooks.webhook_worker import Deliverer
 from tests.worker.receiver import Receiver, receiver
 
 OPERATOR_SECRET, ENDPOINT_SECRET = ("whsec_" + base64.b64encode(fill * 32).decode() for fill in (b"s", b"o"))
+ALICE_SECRET = store.webhook_secrets(OPERATOR_SECRET, "alice", None, 0.0)[0]
 SETTINGS = store.Settings(
     webhook_secret=OPERATOR_SECRET, webhook_allow_private=True, public_url="https://pool.example/", webhook_timeout_s=10
 )

@@ -68,7 +68,7 @@ TIMEOUT_S = 14.0  # of an attempt; less than connection_pool.IDLE_TIMEOUT_S
 
 @pytest.fixture
 def sender() -> Iterator[Sender]:
-    sender = Sender(Settings(webhook_secret=OLD, webhook_allow_private=True, webhook_timeout_s=TIMEOUT_S))
+    sender = Sender(Settings(webhook_allow_private=True, webhook_timeout_s=TIMEOUT_S))
     yield sender
     sender.close()
 
@@ -76,7 +76,7 @@ def sender() -> Iterator[Sender]:
 def test_deliveries_to_one_origin_share_a_connection(sender: Sender):
     with server(respond_always) as (url, accepted):
         for number in range(5):
-            assert sender.send(f"{url}{number}", f"wh_{number}", BODY).is_delivered
+            assert sender.send(f"{url}{number}", f"wh_{number}", BODY, [OLD]).is_delivered
 
     assert len(accepted) == 1
 
@@ -86,7 +86,7 @@ def test_every_attempt_on_a_kept_connection_has_the_full_timeout(sender: Sender,
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed_s)
     with server(respond_always) as (url, accepted):
         for _ in range(3):
-            assert sender.send(url, "wh_1", BODY).is_delivered
+            assert sender.send(url, "wh_1", BODY, [OLD]).is_delivered
             passed_s += 0.6 * TIMEOUT_S  # three attempts together take longer than one timeout
 
     assert len(accepted) == 1
@@ -105,9 +105,9 @@ def test_a_receiver_that_falls_silent_on_a_kept_connection_times_out(sender: Sen
         was_closed.set()
 
     with server(respond_once) as (url, accepted):
-        assert sender.send(url, "wh_1", BODY).is_delivered
+        assert sender.send(url, "wh_1", BODY, [OLD]).is_delivered
         sender._timeout_s = 0.5
-        attempt = sender.send(url, "wh_2", BODY)
+        attempt = sender.send(url, "wh_2", BODY, [OLD])
         assert was_closed.wait(60)
 
     assert attempt.status is None
@@ -128,10 +128,10 @@ def test_if_the_receiver_closed_the_connection_the_same_attempt_uses_a_new_one(s
         is_closed.set()
 
     with server(close_connection) as (url, accepted):
-        assert sender.send(url, "wh_1", BODY).is_delivered
+        assert sender.send(url, "wh_1", BODY, [OLD]).is_delivered
         if when == "while it is idle":
             assert is_closed.wait(60)
-        assert sender.send(url, "wh_2", BODY).is_delivered
+        assert sender.send(url, "wh_2", BODY, [OLD]).is_delivered
 
     assert len(accepted) == 2
 
@@ -153,10 +153,10 @@ def test_an_unsolicited_response_is_not_read_as_the_response_to_the_next_request
         read(connection)
 
     with server(respond_twice) as (url, accepted):
-        assert sender.send(url, "wh_1", BODY).status == 204
+        assert sender.send(url, "wh_1", BODY, [OLD]).status == 204
         response_read.set()
         assert sent_extra.wait(60)
-        assert sender.send(url, "wh_2", BODY).status == 204
+        assert sender.send(url, "wh_2", BODY, [OLD]).status == 204
 
     assert len(accepted) == 2
 
@@ -175,9 +175,9 @@ def test_an_expired_connection_is_replaced_by_one_to_a_newly_resolved_address(
     with server(respond_always) as (url, _accepted):
         url = url.replace("127.0.0.1", "hooks.example")
         for _ in range(2):
-            assert sender.send(url, "wh_1", BODY).is_delivered
+            assert sender.send(url, "wh_1", BODY, [OLD]).is_delivered
         monkeypatch.setattr(connection_pool, limit, 0.0)
-        attempt = sender.send(url, "wh_2", BODY)
+        attempt = sender.send(url, "wh_2", BODY, [OLD])
 
     assert lookups == ["hooks.example"] * 2
     assert (attempt.error or "").startswith("ConnectError")
@@ -190,15 +190,15 @@ def test_a_response_that_is_too_long_closes_its_connection(sender: Sender):
         connection.recv(1)
 
     with server(send_long_response) as (url, accepted):
-        assert sender.send(url, "wh_1", BODY).is_delivered
-        assert sender.send(url, "wh_2", BODY).is_delivered
+        assert sender.send(url, "wh_1", BODY, [OLD]).is_delivered
+        assert sender.send(url, "wh_2", BODY, [OLD]).is_delivered
 
     assert len(accepted) == 2
 
 
 def test_idle_connections_are_closed(sender: Sender, monkeypatch: pytest.MonkeyPatch):
     with server(respond_always) as (url, accepted):
-        assert sender.send(url, "wh_1", BODY).is_delivered
+        assert sender.send(url, "wh_1", BODY, [OLD]).is_delivered
         sender.evict_idle_connections()
         assert accepted[0].fileno() >= 0
         monkeypatch.setattr(connection_pool, "IDLE_TIMEOUT_S", 0.0)

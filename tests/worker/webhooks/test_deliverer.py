@@ -25,9 +25,9 @@ from scorepool.worker.webhooks.webhook_worker import (
 )
 from tests.worker.receiver import Receiver, raw_server
 from tests.worker.webhooks.conftest import (
+    ALICE_SECRET,
     ENDED_AT,
     JOB_ID,
-    OPERATOR_SECRET,
     SETTINGS,
     delivery,
     fetch_delivery,
@@ -48,7 +48,7 @@ def test_the_payload_names_the_status_of_the_job_and_the_url_of_its_result(
     assert isinstance(report, dict)
     assert report["delivered"]
     [received] = hook.received
-    assert Webhook(OPERATOR_SECRET).verify(received.body, dict(received.headers)) == {
+    assert Webhook(ALICE_SECRET).verify(received.body, dict(received.headers)) == {
         "type": f"job.{status}",
         "timestamp": ENDED_AT,
         "data": {"id": JOB_ID, "status": status, "model": "demo", "url": f"https://pool.example/v1/jobs/{JOB_ID}"},

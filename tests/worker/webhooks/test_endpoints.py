@@ -1,7 +1,11 @@
 """Deliveries to registered endpoints: subscriptions, secrets of their own, disabled and deleted endpoints."""
 
 import base64
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from scorepool import store, wire
 from scorepool.worker.webhooks.webhook_worker import Deliverer, Undeliverable
 from tests.worker.receiver import Receiver
 from tests.worker.webhooks.conftest import (
+    ALICE_SECRET,
     ENDPOINT_SECRET,
     JOB_ID,
     OPERATOR_SECRET,
@@ -38,7 +43,7 @@ def test_an_event_goes_to_the_webhook_of_the_job_and_to_every_endpoint_that_subs
 
     own, endpoint = hook.received
     assert own.body == endpoint.body
-    Webhook(OPERATOR_SECRET).verify(own.body, dict(own.headers))
+    Webhook(ALICE_SECRET).verify(own.body, dict(own.headers))
     Webhook(ENDPOINT_SECRET).verify(endpoint.body, dict(endpoint.headers))
     assert own.headers["webhook-id"] != endpoint.headers["webhook-id"]
     assert redis.llen("rq:queue:webhooks") == 2
@@ -121,3 +126,16 @@ def test_a_delivery_to_an_endpoint_that_was_deleted_fails(redis: Redis, delivere
     with pytest.raises(Undeliverable, match="its endpoint was deleted"):
         run_attempt(deliverer, fetch_delivery(redis, f"wh_{JOB_ID}_{'e' * 16}"))
     assert hook.received == []
+
+
+def test_the_operator_prints_the_secret_of_a_name(redis: Redis, redis_url: str):
+    rotation = wire.SecretRotation(salt="s", previous_salt="", previous_expires_at=time.time() + 60)
+    redis.set(store.Keys.webhook_secret("alice"), wire.encode_json(rotation))
+    command = [str(Path(sys.executable).with_name("scorepool")), "webhook-secret"]
+    environ = os.environ | {"SCOREPOOL_REDIS_URL": redis_url, "SCOREPOOL_WEBHOOK_SECRET": OPERATOR_SECRET}
+    done = subprocess.run([*command, "alice"], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == store.webhook_secrets(OPERATOR_SECRET, "alice", rotation, time.time())[:1]
+    environ["SCOREPOOL_WEBHOOK_SECRET"] = ""
+    refused = subprocess.run([*command, "alice"], env=environ, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "SCOREPOOL_WEBHOOK_SECRET is not set" in refused.stderr

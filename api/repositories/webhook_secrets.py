@@ -1,0 +1,69 @@
+"""Show and rotate the secrets that sign the webhooks of jobs, one for each name of an API key."""
+
+import secrets
+
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+
+from scorepool import store, wire
+from scorepool.api.http.errors import Conflict
+from scorepool.api.repositories import decode
+from scorepool.api.repositories.webhook_endpoints import ROTATION_S
+
+
+class WebhookSecrets:
+    """Read and rotate the secret of every owner. Raises SettingsError if the operator's secrets are invalid."""
+
+    def __init__(self, redis: Redis, settings: store.Settings) -> None:
+        self._redis = redis
+        self._operator_secrets = settings.webhook_secret
+        if self._operator_secrets:
+            store.decode_webhook_secrets(self._operator_secrets)
+
+    async def read(self, owner: str) -> wire.JobWebhookSecret:
+        """Return the secret in force; raise Conflict if the owner has none."""
+        self._check(owner)
+        now = await decode.now_s(self._redis)
+        return self._show(owner, _decode(await self._redis.get(store.Keys.webhook_secret(owner))), now)
+
+    async def rotate(self, owner: str) -> wire.JobWebhookSecret:
+        """Replace the secret; the previous one stays valid for ROTATION_S. Raises Conflict if the owner has none."""
+        self._check(owner)
+        now = await decode.now_s(self._redis)
+        key = store.Keys.webhook_secret(owner)
+        after: list[wire.SecretRotation] = []
+
+        async def write(pipeline: Pipeline) -> None:
+            before = _decode(await pipeline.get(key))
+            after[:] = [
+                wire.SecretRotation(
+                    salt=secrets.token_hex(16),
+                    previous_salt=before.salt if before else "",
+                    previous_expires_at=now + ROTATION_S,
+                )
+            ]
+            pipeline.multi()  # type: ignore[no-untyped-call]
+            pipeline.set(key, wire.encode_json(after[0]))
+
+        await self._redis.transaction(write, key)
+        return self._show(owner, after[0], now)
+
+    def _show(self, owner: str, rotation: wire.SecretRotation | None, now: float) -> wire.JobWebhookSecret:
+        return wire.JobWebhookSecret(
+            secret=store.webhook_secrets(self._operator_secrets, owner, rotation, now)[0],
+            previous_expires_at=(
+                rotation.previous_expires_at if rotation and rotation.previous_expires_at > now else None
+            ),
+        )
+
+    def _check(self, owner: str) -> None:
+        if not self._operator_secrets:
+            raise Conflict("this server has no webhooks; its operator enables them with SCOREPOOL_WEBHOOK_SECRET")
+        if owner == store.LOCAL_OWNER:
+            raise Conflict(
+                "this server has no API keys: its operator's SCOREPOOL_WEBHOOK_SECRET signs webhooks of jobs"
+            )
+
+
+def _decode(value: object) -> wire.SecretRotation | None:
+    return decode.message(value, wire.SecretRotation, "json")

@@ -27,7 +27,7 @@ from scorepool.api.http.errors import (
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.jobs import ENDED, Jobs
 from scorepool.api.repositories.models import Models
-from scorepool.api.repositories.queue import Queue, Submitted, fingerprint, new_job_ids
+from scorepool.api.repositories.queue import Queue, Submitted, fingerprint
 from scorepool.api.repositories.waiting import Waiting
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Submission:
         A submission that was accepted before under the same key is answered again even if it would be refused now: its
         model may have left since. Raises ApiError.
         """
-        job_ids = job_ids or new_job_ids(owner, idempotency_key, len(requests) if is_bulk else None)
+        job_ids = job_ids or await self._queue.job_ids(owner, idempotency_key, len(requests) if is_bulk else None)
         try:
             await self._admission.check(requests, is_bulk=is_bulk)
         except ApiError:

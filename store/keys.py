@@ -48,6 +48,9 @@ class Keys:
     )
     missing_tokens = f"{PREFIX}:missing_tokens"  # set: wire.MissingTokens that a worker shall write again; expires
     crosscheck_counts = f"{PREFIX}:crosschecks"  # hash: how many crosschecks there were, by outcome
+    id_secret = (
+        f"{PREFIX}:id_secret"  # string: from which ids that follow from an Idempotency-Key are computed; permanent
+    )
     recent_models = f"{PREFIX}:recent_models"  # zset: models by the time (unix, s) at which they were last served
 
     @staticmethod
@@ -119,6 +122,11 @@ class Keys:
     def file_parts(file_id: str) -> str:
         """hash: whole lines of a file, zlib, by number from 0."""
         return f"{PREFIX}:file:{file_id}:parts"
+
+    @staticmethod
+    def file_reader(batch_id: str) -> str:
+        """Field of `file`: a batch that has yet to read it."""
+        return f"batch:{batch_id}"
 
     @staticmethod
     def files_of(owner: str) -> str:
@@ -263,6 +271,10 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "OUTCOME_UPLOAD_": Keys.outcome_upload(""),
     "DELIVERY_ID_": Keys.delivery(""),
     "ENDPOINTS_OF_": Keys.endpoints_of(""),
+    "FILE_": Keys.file(""),
+    "_PARTS": Keys.file_parts("").removeprefix(Keys.file("")),
+    "READER_": Keys.file_reader(""),
+    "FILES_OF_": Keys.files_of(""),
     "DELIVERIES_OF_": Keys.deliveries_of(""),
     "JOBS_OF_": Keys.jobs_of(""),
     "BACKLOG_": Keys.backlog("", "")[:-1],  # <queue>:<owner> follows

@@ -108,7 +108,7 @@ async def _finish(lease: BatchLease, status: wire.BatchEnd, errors: Sequence[Bat
                 publish_file(
                     pipeline, owner, file_id, name, "batch_output", num_bytes, progress.output_ttl_s, lease.now
                 )
-        pipeline.hdel(store.Keys.file(batch.input_file_id), f"batch:{batch_id}")
+        pipeline.hdel(store.Keys.file(batch.input_file_id), store.Keys.file_reader(batch_id))
         pipeline.unlink(store.Keys.batch_lines(batch_id))
         pipeline.zrem(store.Keys.batches, batch_id)
         pipeline.expire(store.Keys.batch(batch_id), FILE_KEPT_S)

@@ -1,7 +1,6 @@
 """Create, read, list and cancel the batches of an owner."""
 
 from collections.abc import Sequence
-from typing import Any
 from uuid import uuid4
 
 from msgspec import Struct
@@ -14,8 +13,10 @@ from scorepool.api.dialects.openai.batch import Batch, BatchStatus, CreateBatch
 from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.repositories import decode, files
+from scorepool.api.repositories.owned import Row, read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
 
+FIELDS = ("state", "cancel")  # of a batch's hash
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
 INPUT_FILE_MARGIN_S = 3600  # how long an input file outlives the window of a batch that reads it
 
@@ -69,14 +70,14 @@ class Batches:
         source = store.Keys.file(body.input_file_id)
 
         async def write(pipeline: Pipeline) -> None:
-            known: Any = await pipeline.hmget(source, "owner", "file")
-            file = decode.message(known[1], FileObject, "msgpack") if known[0] == owner.encode() else None
+            [row] = await read_owned(pipeline, owner, [source], ["file"])
+            file = decode.message(row[0], FileObject, "msgpack") if row else None
             if file is None:
                 raise files.file_not_found(body.input_file_id, "input_file_id")
             if file.purpose != "batch":
                 raise BadRequest("input_file_id: expected a file whose purpose is 'batch'", "input_file_id")
             pipeline.multi()  # type: ignore[no-untyped-call]
-            pipeline.hset(source, f"batch:{batch.id}", "1")
+            pipeline.hset(source, store.Keys.file_reader(batch.id), "1")
             for key in (source, store.Keys.file_parts(body.input_file_id), store.Keys.files_of(owner)):
                 pipeline.expire(key, body.window_s + INPUT_FILE_MARGIN_S, gt=True)
             pipeline.hset(store.Keys.batch(batch.id), mapping={"owner": owner, "state": wire.encode(progress)})
@@ -106,8 +107,8 @@ class Batches:
         key, now = store.Keys.batch(batch_id), await decode.now_s(self._redis)
 
         async def write(pipeline: Pipeline) -> None:
-            known: Any = await pipeline.hmget(key, "owner", "state", "cancel")
-            batch = _to_batch(owner, known)
+            [row] = await read_owned(pipeline, owner, [key], FIELDS)
+            batch = _to_batch(row)
             if batch is None:
                 raise _batch_not_found(batch_id)
             if batch.status not in (*ALIVE, "cancelling"):
@@ -121,21 +122,18 @@ class Batches:
         return await self.read(owner, batch_id)
 
     async def _read(self, owner: str, batch_ids: Sequence[str]) -> list[Batch | None]:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for batch_id in batch_ids:
-                pipeline.hmget(store.Keys.batch(batch_id), "owner", "state", "cancel")
-            replies = await decode.execute(pipeline)
-        return [_to_batch(owner, reply) if reply else None for reply in replies]
+        keys = [store.Keys.batch(batch_id) for batch_id in batch_ids]
+        return [_to_batch(row) for row in await read_owned(self._redis, owner, keys, FIELDS)]
 
 
-def _to_batch(owner: str, reply: Sequence[bytes | None]) -> Batch | None:
-    """Build a batch from its owner, state and cancel fields; return None for another owner and for a missing batch."""
-    progress = decode.message(reply[1], BatchProgress, "msgpack") if reply[0] == owner.encode() else None
-    if progress is None:
+def _to_batch(row: Row | None) -> Batch | None:
+    """Build a batch from the values of FIELDS; return None for a batch that is missing or another owner's."""
+    progress = decode.message(row[0], BatchProgress, "msgpack") if row else None
+    if row is None or progress is None:
         return None
     batch = progress.batch
-    if reply[2] is not None and batch.status in ALIVE:
-        return replace(batch, status="cancelling", cancelling_at=int(decode.unix_s(reply[2]) or 0))
+    if row[1] is not None and batch.status in ALIVE:
+        return replace(batch, status="cancelling", cancelling_at=int(decode.unix_s(row[1]) or 0))
     return batch
 
 

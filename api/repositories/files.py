@@ -18,7 +18,9 @@ from scorepool import store, wire
 from scorepool.api.dialects.openai.files import FileObject, Purpose
 from scorepool.api.http.errors import Conflict, NotFound, TooLarge
 from scorepool.api.repositories import decode
+from scorepool.api.repositories.owned import read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
+from scorepool.store.scripts import load
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Files:
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
         self._settings = settings
+        self._delete = redis.register_script(load("delete_file.lua"))
 
     async def save(self, owner: str, file_id: str, filename: str, upload: Upload, ttl_s: int) -> FileObject:
         """Save the input file of a batch; raise TooLarge."""
@@ -92,29 +95,15 @@ class Files:
 
     async def delete(self, owner: str, file_id: str) -> None:
         """Delete a file; raise NotFound, or Conflict while a batch reads it."""
-        key = store.Keys.file(file_id)
-
-        async def write(pipeline: Pipeline) -> None:
-            known: Any = await pipeline.hgetall(key)
-            if known.get(b"owner") != owner.encode():
-                raise file_not_found(file_id)
-            if any(field.startswith(b"batch:") for field in known):
-                raise Conflict("a batch that has not ended reads this file; cancel that first", "id")
-            pipeline.multi()  # type: ignore[no-untyped-call]
-            pipeline.unlink(key, store.Keys.file_parts(file_id))
-            pipeline.zrem(store.Keys.files_of(owner), file_id)
-
-        await self._redis.transaction(write, key)
+        answer = await self._delete(args=[file_id, owner])
+        if answer == b"absent":
+            raise file_not_found(file_id)
+        if answer == b"read":
+            raise Conflict("a batch that has not ended reads this file; cancel that first", "id")
 
     async def _read(self, owner: str, file_ids: Sequence[str]) -> list[FileObject | None]:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for file_id in file_ids:
-                pipeline.hmget(store.Keys.file(file_id), "owner", "file")
-            replies = await decode.execute(pipeline)
-        return [
-            decode.message(reply[1], FileObject, "msgpack") if reply and reply[0] == owner.encode() else None
-            for reply in replies
-        ]
+        rows = await read_owned(self._redis, owner, [store.Keys.file(file_id) for file_id in file_ids], ["file"])
+        return [decode.message(row[0], FileObject, "msgpack") if row else None for row in rows]
 
 
 def publish_file(

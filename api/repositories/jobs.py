@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from scorepool import store, wire
 from scorepool.api.http.errors import NotFound
-from scorepool.api.repositories import decode
+from scorepool.api.repositories import decode, owned
 from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
 
@@ -118,18 +118,32 @@ class Jobs:
     async def read_with_expiry(self, owner: str, job_id: str) -> tuple[wire.Job, float]:
         """Read a job, and the seconds until it expires in its queue: inf if it does not. Raises NotFound."""
         check_id(job_id)
-        async with self._redis.pipeline(transaction=True) as pipeline:
-            pipeline.hmget(store.RqKeys.job(job_id), FIELDS)
-            pipeline.get(store.Keys.outcome(job_id))
-            pipeline.time()
-            fields, outcome, time = await decode.execute(pipeline)
-        if fields is None or fields[0] != owner.encode():
-            raise job_not_found(job_id)
-        now_s = decode.time_s(time)
+        fields, _, now_s = await self._read(owner, job_id)
+        outcome = None
+        if status_of(fields[FIELDS.index(JobField.STATUS)]) in ENDED:
+            fields, outcome, now_s = await self._read(owner, job_id, with_outcome=True)
         job = without_outcome(job_id, fields, outcome is not None, now_s)
         expires_at = decode.unix_s(fields[FIELDS.index(JobField.EXPIRES_AT)]) if job.status == "queued" else None
         expires_in_s = math.inf if expires_at is None else expires_at - now_s
         return _with_outcome(job, fields[FIELDS.index(JobField.STATUS)], outcome), expires_in_s
+
+    async def _read(
+        self, owner: str, job_id: str, *, with_outcome: bool = False
+    ) -> tuple[owned.Row, bytes | None, float]:
+        """Read the values of FIELDS, the outcome if wanted, and the time (unix, s) of one moment. Raises NotFound.
+
+        An outcome may be large. It is read only after the owner, so that the time of a 404 says nothing about the job
+        of another owner.
+        """
+        async with self._redis.pipeline(transaction=True) as pipeline:
+            owned.add_read(pipeline, owner, store.RqKeys.job(job_id), FIELDS)
+            pipeline.time()
+            if with_outcome:
+                pipeline.get(store.Keys.outcome(job_id))
+            [fields], time, *outcomes = await decode.execute(pipeline)
+        if fields is None:
+            raise job_not_found(job_id)
+        return fields, outcomes[0] if outcomes else None, decode.time_s(time)
 
     async def page(
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int

@@ -1,7 +1,9 @@
 """Submit, cancel and delete jobs. One script for each act, so it happens wholly or not at all."""
 
 import hashlib
+import hmac
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -104,6 +106,29 @@ class Queue:
             answer, num_replicas = await pipeline.execute()
         return answer, num_replicas
 
+    async def job_ids(self, owner: str, key: str | None, count: int | None) -> list[str]:
+        """Return an id of 32 hex characters for each job of a submission; `count` is None unless it is a bulk.
+
+        Ids under an Idempotency-Key follow from owner, key and index, and from a secret of this deployment: nobody else
+        can compute them. It is read each time, because another process makes another one after Redis was emptied.
+
+        Jobs that release 0.1.0 accepted under the key have the ids of that release, and keep them until they are gone.
+        """
+        if key is None:
+            return new_job_ids(count or 1)
+        texts = _id_texts(owner, key, count)
+        ids_of_0_1_0 = [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.exists(*map(store.RqKeys.job, ids_of_0_1_0))
+            pipeline.get(store.Keys.id_secret)
+            num_of_0_1_0, secret = await pipeline.execute()
+        if num_of_0_1_0:
+            return ids_of_0_1_0
+        if secret is None:
+            new = secrets.token_bytes(32)
+            secret = await self._redis.set(store.Keys.id_secret, new, nx=True, get=True) or new
+        return [hmac.digest(secret, text, "sha256").hex()[:32] for text in texts]
+
     async def was_submitted(self, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> bool:
         """True if an earlier call with the same Idempotency-Key left all of these jobs. Raises Conflict."""
         submission_fingerprint = fingerprint(requests).encode()
@@ -199,20 +224,19 @@ def fingerprint(requests: Sequence[wire.Request]) -> str:
     return digest.hexdigest()
 
 
-def new_job_ids(owner: str, key: str | None, count: int | None) -> list[str]:
-    """Return ids of 32 hex characters each.
+def new_job_ids(count: int) -> list[str]:
+    """Return random ids of 32 hex characters each."""
+    return [uuid4().hex for _ in range(count)]
 
-    With an Idempotency-Key they follow from owner, key and, in bulk (`count`), the index; and from the Redis prefix, so
-    that two deployments on one database have different ones.
+
+def _id_texts(owner: str, key: str, count: int | None) -> list[bytes]:
+    """Return the texts from which the ids of jobs under an Idempotency-Key follow, one a job.
+
+    They hold the Redis prefix, too. In release 0.1.0 the ids were hashes of these texts.
     """
-    if key is None:
-        return [uuid4().hex for _ in range(count or 1)]
     indices = [""] if count is None else [str(index) for index in range(count)]
     deployment = () if PREFIX == DEFAULT_PREFIX else (PREFIX,)
-    return [
-        hashlib.blake2b("\0".join((*deployment, owner, key, index)).encode(), digest_size=16).hexdigest()
-        for index in indices
-    ]
+    return ["\0".join((*deployment, owner, key, index)).encode() for index in indices]
 
 
 def idempotency_key_reused() -> Conflict:

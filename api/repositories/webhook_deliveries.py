@@ -10,12 +10,13 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http.errors import Conflict, NotFound
 from scorepool.api.repositories import decode
+from scorepool.api.repositories.owned import read_owned
 from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
 from scorepool.store.scripts import load
 
 FIELDS = (
-    *(JobField.OWNER, JobField.EVENT, JobField.JOB, JobField.BATCH, JobField.ENDPOINT, JobField.URL),
+    *(JobField.EVENT, JobField.JOB, JobField.BATCH, JobField.ENDPOINT, JobField.URL),
     *(JobField.STATUS, JobField.SCHEDULED_FROM, JobField.CREATED_AT, JobField.REASON, JobField.ATTEMPTS),
 )
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
@@ -123,16 +124,23 @@ class WebhookDeliveries:
     async def _read(self, owner: str, ids: Iterable[str], num_attempts: int | None) -> list[wire.Delivery | None]:
         """Return deliveries with their latest `num_attempts`; None for one that is gone, invalid or another owner's."""
         ids = list(ids)
+        rows = await read_owned(self._redis, owner, [store.RqKeys.job(delivery_id) for delivery_id in ids], FIELDS)
+        found = {
+            delivery_id: row
+            for delivery_id, row in zip(ids, rows, strict=True)
+            if row and decode.text(row[FIELDS.index(JobField.EVENT)]) in _EVENTS
+        }
         async with self._redis.pipeline(transaction=False) as pipeline:
-            for delivery_id in ids:
-                pipeline.hmget(store.RqKeys.job(delivery_id), FIELDS)
+            for delivery_id in found:
                 pipeline.zscore(SCHEDULED, delivery_id)
-            rows = await decode.execute(pipeline)
+            due_at = dict(zip(found, await decode.execute(pipeline), strict=True))
         return [
-            _delivery(delivery_id, dict(zip(FIELDS, fields, strict=True)), due_at, num_attempts)
-            if fields and fields[0] == owner.encode() and decode.text(fields[1]) in _EVENTS
+            _delivery(
+                delivery_id, dict(zip(FIELDS, found[delivery_id], strict=True)), due_at[delivery_id], num_attempts
+            )
+            if delivery_id in found
             else None
-            for delivery_id, fields, due_at in zip(ids, rows[::2], rows[1::2], strict=True)
+            for delivery_id in ids
         ]
 
 

@@ -106,7 +106,7 @@ async def _run(
     except ReplyTooLarge as error:
         raise TooLarge(error.message, error.field) from None
     if endpoint.is_streamed(body):
-        ids = new_job_ids(owner, None, len(requests))
+        ids = new_job_ids(len(requests))
         events = streaming.submit_and_stream(owner, requests, ids, field_name)
         return await _stream(request, events, ids, endpoint.to_events(body, ids, context))
     results = await submission.submit_and_wait(request, owner, requests, field_name) if requests else []

@@ -1,11 +1,15 @@
 """One Idempotency-Key is one job, however often and however concurrently it is sent."""
 
 import asyncio
+import hashlib
 
 import msgspec
 import pytest
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
+from scorepool import store, wire
+from scorepool.api.repositories.queue import Queue
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
 from tests.api.fake_worker import FakeWorker
 
@@ -88,3 +92,49 @@ async def test_the_same_key_of_two_owners_names_two_jobs(serving: Serving, worke
         bob = await http.post("/v1/jobs", json=score(rank=True), headers=KEY | bearer(BOB))
     assert (alice.status_code, bob.status_code) == (202, 202)
     assert alice.json()["id"] != bob.json()["id"]
+
+
+async def test_the_id_of_a_job_cannot_be_computed_from_owner_and_key(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        first = (await http.post("/v1/jobs", json=score(), headers=KEY)).json()["id"]
+        redis.flushdb()
+        worker.register()
+        assert (await http.post("/v1/jobs", json=score(), headers=KEY)).json()["id"] != first
+
+
+async def test_all_processes_have_the_secret_of_a_redis_that_was_emptied(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as one, serving() as other:
+        await one.post("/v1/jobs", json=score(), headers=KEY)
+        await other.post("/v1/jobs", json=score(), headers=KEY)
+        redis.flushdb()
+        worker.register()
+        replies = await asyncio.gather(*(http.post("/v1/jobs", json=score(), headers=KEY) for http in [one, other] * 5))
+    assert len({reply.json()["id"] for reply in replies}) == 1
+    assert redis.llen("rq:queue:demo") == 1
+
+
+@pytest.mark.parametrize("num", [None, 2])
+async def test_a_submission_that_release_0_1_0_accepted_is_found_again(
+    serving: Serving, worker: FakeWorker, redis: Redis, redis_url: str, num: int | None
+):
+    texts = ["local\0order-1\0" if num is None else f"local\0order-1\0{index}" for index in range(num or 1)]
+    ids = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
+    requests = [wire.parse(msgspec.json.encode(score()), wire.Request)] * len(ids)
+    async with AsyncRedis.from_url(redis_url) as connection:
+        await Queue(connection, store.Settings(), lambda _: 1, False).submit("local", requests, ids)
+    async with serving() as http:
+        path, body = ("/v1/jobs", score()) if num is None else ("/v1/jobs/bulk", [score()] * num)
+        again = await http.post(path, json=body, headers=KEY)
+        found = [again.json()["id"]] if num is None else [job["id"] for job in again.json()]
+        assert found == ids
+        assert again.headers["idempotent-replayed"] == "true"
+        for job_id in ids:
+            worker.end(job_id)
+            await http.delete(f"/v1/jobs/{job_id}")
+        after = await http.post(path, json=body, headers=KEY)
+    assert after.status_code == 202
+    assert ids[0] not in after.text

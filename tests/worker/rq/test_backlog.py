@@ -38,7 +38,7 @@ class Api:
         )
 
     def submit(self, owner: str, num: int = 1, max_tokens: int = 1) -> list[str]:
-        ids = scorepool.api.repositories.queue.new_job_ids(owner, None, num)
+        ids = scorepool.api.repositories.queue.new_job_ids(num)
         self.runner.run(self.queue.submit(owner, [generate(max_tokens=max_tokens)] * num, ids))
         return ids
 

@@ -18,13 +18,13 @@ import asyncio, json, os, sys
 from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.repositories.jobs import Jobs
-from scorepool.api.repositories.queue import Queue, new_job_ids
+from scorepool.api.repositories.queue import Queue
 async def main():
     redis = Redis.from_url(sys.argv[1])
     queue = Queue(redis, store.Settings.load(), lambda owner: 1, False)
     webhook = sys.argv[2] if len(sys.argv) > 2 else None
     request = wire.Generate(model="demo", prompt=store.Keys.models, max_tokens=2, webhook=webhook)
-    [job_id] = new_job_ids("alice", "the same key", None)
+    [job_id] = await queue.job_ids("alice", "the same key", None)
     await queue.submit("alice", [request], [job_id])
     page = await Jobs(redis).page("alice", None, None, None, 10)
     print(json.dumps({"id": job_id, "listed": [job.id for job in page.jobs]}))

@@ -8,7 +8,7 @@ DEBIAN_VENV = { test "$$(id -u)" = 0 && apt-get --version >/dev/null 2>&1 && apt
 	apt-get install -y -qq python3-venv && "$(PYTHON)" -m venv --clear .venv; }
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-.PHONY: demo serve test soak check bench clean
+.PHONY: demo serve test soak check bench tlds clean
 
 demo: .venv/all
 	$(BIN)/scorepool demo
@@ -40,6 +40,12 @@ bench: .venv/dev
 	$(BIN)/python -m bench.job_queue
 	$(BIN)/python -m bench.linearity --runs 3 --out build/bench
 	$(BIN)/python -m bench.profile
+
+# The names that webhooks may go to: run it before a release. The package holds the Public Suffix List of its day.
+tlds: .venv/dev
+	$(PIP) --upgrade --no-deps --target build/tlds publicsuffixlist
+	PYTHONPATH=build/tlds $(BIN)/python -m survey.top_level_domains > build/top_level_domains.txt
+	mv build/top_level_domains.txt store/
 
 clean:
 	rm -rf .venv build dist *.egg-info

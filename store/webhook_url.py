@@ -7,6 +7,7 @@ the resolved address with `is_public`. Names are not resolved here. This module 
 
 import re
 import socket
+from importlib import resources
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Self
 from urllib.parse import urlsplit
@@ -48,7 +49,10 @@ _NOT_PUBLIC_6 = [
 ]
 
 _NAME = re.compile(r"[a-z0-9_.-]{1,253}")
-_PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa")
+# Names under other top-level domains (a.lan, kubernetes.default.svc, printer.local, x.home.arpa) are those of private
+# networks. `example` is reserved for documents and belongs to nobody.
+_LIST = resources.files("scorepool.store").joinpath("top_level_domains.txt").read_text()
+_TOP_LEVEL_DOMAINS = {line for line in _LIST.splitlines() if not line.startswith("#")} | {"example"}
 _ALLOW = "the operator allows it with SCOREPOOL_WEBHOOK_ALLOW_PRIVATE"
 
 
@@ -91,7 +95,7 @@ class WebhookUrl(Struct, frozen=True, kw_only=True):
 def _host(written: str, allow_private: bool) -> str:
     """Return the host as ASCII; raise ValueError unless it is a public address or a name that may be public."""
     try:  # IDNA first: it also converts digits and dots of other scripts to ASCII
-        host = written if ":" in written else written.rstrip(".").encode("idna").decode()
+        host = written if ":" in written else written.encode("idna").decode().rstrip(".").lower()
     except UnicodeError:
         raise ValueError("the host of the webhook URL is not a valid name") from None
     address = literal_address(host)
@@ -99,11 +103,11 @@ def _host(written: str, allow_private: bool) -> str:
         public = is_public(address)
         host = str(address)
     elif _NAME.fullmatch(host):
-        public = "." in host and not host.endswith(_PRIVATE_SUFFIXES)
+        public = "." in host and host.rpartition(".")[2] in _TOP_LEVEL_DOMAINS
     else:
         raise ValueError("the webhook URL has no valid host")
     if not (public or allow_private):
-        raise ValueError(f"the host {host} of the webhook URL is not public; {_ALLOW}")
+        raise ValueError(f"the host {host} of the webhook URL is not an address or a name on the internet; {_ALLOW}")
     return host
 
 

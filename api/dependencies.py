@@ -121,7 +121,7 @@ async def known_query(request: Request) -> None:
     for name in names:
         if name not in known:
             expected = f"expected {', '.join(sorted(known))}" if known else "this route has none"
-            raise BadRequest(f"{name[:80]}: unknown query parameter; {expected}", name[:80])
+            raise BadRequest(f"{wire.cut(name)}: unknown query parameter; {expected}", wire.cut(name))
         if names.count(name) > 1:
             raise BadRequest(f"{name}: given {names.count(name)} times, expected once", name)
 
@@ -150,7 +150,7 @@ async def preferred_wait_s(request: Request) -> int | None:
                 seconds = value.strip().strip('"')
                 if not (seconds.isascii() and seconds.isdecimal() and len(seconds) <= 9):
                     raise BadRequest(
-                        f"Prefer: expected wait=<whole seconds>, found {preference.strip()[:80]!r}", "Prefer"
+                        f"Prefer: expected wait=<whole seconds>, found {wire.quote(preference.strip())}", "Prefer"
                     )
                 return int(seconds)
     return None

@@ -4,6 +4,7 @@
     reply.py          replies of the native API          token_delta.py    tokens of running jobs
     webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
     columns.py        per-token columns                   codec.py          JSON and msgpack
+    quote.py          values in errors
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
@@ -24,6 +25,7 @@ from scorepool.wire.comparison import (
     tolerance_nats,
 )
 from scorepool.wire.crosscheck import Computation, Crosscheck, CrosscheckMessage, CrosscheckNotice
+from scorepool.wire.quote import cut, quote
 from scorepool.wire.reply import (
     Accepted,
     CrosscheckStatus,
@@ -165,12 +167,14 @@ __all__ = [
     "WorkerLink",
     "are_of_one_model",
     "compare",
+    "cut",
     "decode_outcome",
     "decode_request",
     "encode",
     "encode_json",
     "kind_of",
     "parse",
+    "quote",
     "rounding_nats",
     "stamp_differences",
     "tolerance_nats",

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from scorepool.wire.columns import Floats
+from scorepool.wire.quote import cut, quote
 from scorepool.wire.request import Request
 from scorepool.wire.result import Outcome
 
@@ -79,24 +80,29 @@ _FIELD_IN_QUOTES = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
 _INVALID_CHOICE = re.compile(r"Invalid (?:enum )?value")  # msgspec does not list the valid values
 _LEADING_FIELD = re.compile(r"`(?P<name>\w+)`(?! and `)")  # errors of `__post_init__` begin with the name of the field
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")  # one step of a path: the name of a field, or an index
-_MAX_SHOWN = 80  # characters of a value that are repeated in an error
+_MAX_SENTENCE = 1000  # characters of msgspec's sentence, which repeats a name of any length, that are read
+_MAX_EXPLAINED_BYTES = 2**20  # of a body that is decoded again to show the value of a field
 
 
 def _explain(error: msgspec.ValidationError, body: bytes, message_type: Any, message_format: Format) -> Invalid:
     """Split msgspec's sentence into field and expectation, and add the value of the field."""
     text = str(error)
+    if len(text) > _MAX_SENTENCE:  # the name is at its start, the path at its end
+        text = f"{text[: _MAX_SENTENCE // 2]}...{text[-_MAX_SENTENCE // 2 :]}"
     path = _PATH.search(text)
     field = path["path"] if path else ""
     expectation = text[: path.start()] if path else text
     quoted = _FIELD_IN_QUOTES.search(expectation)
     if quoted:
-        name = _truncate(quoted["name"])
+        name = cut(quoted["name"])
         field = f"{field}.{name}" if field else name
         return Invalid(f"{field}: {expectation.replace(quoted['name'], name)}", field)
     if _INVALID_CHOICE.match(expectation) and (
         choices := set(_choices(inspect.type_info(message_type), _STEP.findall(field)))
     ):
         expectation = f"Expected {' | '.join(map(repr, sorted(choices)))}"
+    if len(body) > _MAX_EXPLAINED_BYTES:
+        return Invalid(f"{field}: {expectation}".removeprefix(": "), field or None)
     try:
         found: Any = _decoder(Any, message_format).decode(body)
         for name, index in _STEP.findall(field):
@@ -108,11 +114,7 @@ def _explain(error: msgspec.ValidationError, body: bytes, message_type: Any, mes
         field, found = f"{field}.{leading['name']}".removeprefix("."), found[leading["name"]]
     if not field:
         return Invalid(expectation)
-    return Invalid(f"{field}: {expectation}, found {_truncate(repr(found))}", field)
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+    return Invalid(f"{field}: {expectation}, found {quote(found)}", field)
 
 
 def _choices(node: inspect.Type, steps: Sequence[tuple[str, str]]) -> Iterator[str]:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, TypedDict
 from msgspec import Meta, Struct, msgpack
 from msgspec.structs import fields, force_setattr
 
+from scorepool.wire.quote import quote
+
 Priority = Literal["high", "normal", "low"]
 ModelName = Annotated[
     str,
@@ -115,7 +117,7 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     arguments: dict[str, Any]
 
     def __post_init__(self) -> None:
-        check_integers(self.arguments, f"the arguments of the call of {self.name[:80]!r}")
+        check_integers(self.arguments, f"the arguments of the call of {quote(self.name)}")
 
 
 STRICT = (
@@ -132,7 +134,7 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_d
     strict: Annotated[bool, Meta(description=STRICT)] = False
 
     def __post_init__(self) -> None:
-        check_integers(self.parameters, f"the parameters of {self.name[:80]!r}")
+        check_integers(self.parameters, f"the parameters of {quote(self.name)}")
 
 
 def check_integers(value: object, name: str) -> None:
@@ -243,7 +245,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         if self.tool_choice == "required" and not self.tools:
             raise ValueError("`tool_choice` required needs `tools`")
         if unknown := set(self.allowed_tools) - {tool.name for tool in self.tools}:
-            raise ValueError(f"`allowed_tools` names {min(unknown)[:80]!r}, which is not in `tools`")
+            raise ValueError(f"`allowed_tools` names {quote(min(unknown))}, which is not in `tools`")
         if self.chat_template_kwargs and self.messages is None:
             raise ValueError("`chat_template_kwargs` needs `messages`")
         check_integers(self.json_schema, "the numbers of `json_schema`")

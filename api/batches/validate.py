@@ -72,7 +72,7 @@ def _validate_line(
         code = "invalid_json_line" if error.field is None else "invalid_line"
         return BatchError(code=code, message=error.message, line=number, param=error.field)
     if line.custom_id in custom_ids:
-        message = f"custom_id: {line.custom_id[:80]!r} is the custom_id of an earlier line"
+        message = f"custom_id: {wire.quote(line.custom_id)} is the custom_id of an earlier line"
         return BatchError(code="duplicate_custom_id", message=message, line=number, param="custom_id")
     custom_ids.add(line.custom_id)
     if line.url != batch.endpoint:

@@ -87,11 +87,10 @@ class Endpoint(ABC, Generic[Body]):
         try:
             return wire.parse(body, self.body_type, message_format)
         except wire.Invalid:  # the body may have defaults of another server
-            if not self.foreign_fields:
+            stripped = without_defaults(body, message_format, self.foreign_fields, self.body_type)
+            if stripped is body:
                 raise
-        return wire.parse(
-            without_defaults(body, message_format, self.foreign_fields, self.body_type), self.body_type, message_format
-        )
+        return wire.parse(stripped, self.body_type, message_format)
 
     def job_count(self, body: Body) -> JobCount:
         """Return the number of jobs, and the field that decides it."""

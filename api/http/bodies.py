@@ -16,6 +16,7 @@ T = TypeVar("T")
 # A client that sends more slowly than this is refused with 408.
 BODY_GRACE_S = 20.0
 BODY_BYTES_PER_S = 16 * 1024
+MAX_LENGTH_DIGITS = 18  # of a Content-Length that is read as a number
 
 
 async def read_message(request: Request, message_type: type[T], max_bytes: int) -> T:
@@ -29,7 +30,7 @@ def body_format(request: Request) -> wire.Format:
     content_encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if content_encoding != "identity":
         raise UnsupportedMedia(
-            f"Content-Encoding: {content_encoding[:80]} is not read; send the body as it is", "Content-Encoding"
+            f"Content-Encoding: {wire.cut(content_encoding)} is not read; send the body as it is", "Content-Encoding"
         )
     try:
         return sent_format(request.headers.get("content-type"))
@@ -52,7 +53,7 @@ async def body_chunks(
     Raises TooLarge, TooSlow.
     """
     claimed = request.headers.get("content-length", "")
-    if claimed.isdecimal() and int(claimed) > max_bytes:
+    if claimed.isdecimal() and (len(claimed) > MAX_LENGTH_DIGITS or int(claimed) > max_bytes):
         raise _too_large(max_bytes, setting)
     num_bytes = 0
     started_at = asyncio.get_running_loop().time()

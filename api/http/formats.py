@@ -28,9 +28,9 @@ def sent_format(content_type: str | None) -> wire.Format:
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name == "charset" and value.strip('"') not in ("utf-8", "utf8"):
-            raise ValueError(f"Content-Type: charset {value} is not read; send utf-8")
+            raise ValueError(f"Content-Type: charset {wire.cut(value)} is not read; send utf-8")
     if media_type not in FORMATS:
-        raise ValueError(f"Content-Type: {media_type} is not read; {expected}")
+        raise ValueError(f"Content-Type: {wire.cut(media_type)} is not read; {expected}")
     return FORMATS[media_type]
 
 
@@ -51,7 +51,7 @@ def accepted_format(accept: Sequence[str]) -> wire.Format:
     wanted = {name: q for name, (_, q) in quality.items() if q > 0}
     if not wanted:
         raise ValueError(
-            f"Accept: {', '.join(accept)[:200]} includes no format of this server; "
+            f"Accept: {wire.cut(', '.join(accept))} includes no format of this server; "
             "expected application/json or application/msgpack"
         )
     return "json" if wanted.get("json", 0.0) >= wanted.get("msgpack", 0.0) else "msgpack"
@@ -65,7 +65,7 @@ def _media_range(text: str) -> tuple[str, float]:
             try:
                 return media_range, float(value)
             except ValueError:
-                raise ValueError(f"Accept: q={value} is not a number") from None
+                raise ValueError(f"Accept: q={wire.cut(value)} is not a number") from None
     return media_range, 1.0
 
 

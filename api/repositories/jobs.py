@@ -95,7 +95,7 @@ def _with_outcome(job: wire.Job, rq_status: bytes | None, outcome: bytes | None)
 
 def job_not_found(job_id: str) -> NotFound:
     """Build the same error for a job that never existed, one that expired and one of another owner."""
-    return NotFound(f"no job {job_id[:64]!r}; results are kept for a limited time after the end", "id")
+    return NotFound(f"no job {wire.quote(job_id)}; results are kept for a limited time after the end", "id")
 
 
 def check_id(job_id: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
+from scorepool import wire
 from scorepool.api.dialects.openai.files import FILE_KEPT_S
 from scorepool.api.http.errors import BadRequest
 from scorepool.api.repositories import decode
@@ -39,7 +40,7 @@ async def page_before(
     expired or does not match. The page may be short, even empty, if it has a next one. Raises BadRequest.
     """
     if cursor is not None and not re.fullmatch(CURSOR, cursor):
-        raise BadRequest(f"cursor: expected the `next_cursor` of an earlier page, found {cursor[:40]!r}", "cursor")
+        raise BadRequest(f"cursor: expected the `next_cursor` of an earlier page, found {wire.quote(cursor)}", "cursor")
     found: list[T] = []
     for _ in range(MAX_SCANNED // SCAN_SIZE):
         scanned = await scan(cursor)
@@ -69,7 +70,7 @@ async def page_after(
     if after is not None:
         rank: Any = await (redis.zrevrank if newest_first else redis.zrank)(index, after)
         if rank is None:
-            raise BadRequest(f"after: expected the id of one of yours, found {after[:64]!r}", "after")
+            raise BadRequest(f"after: expected the id of one of yours, found {wire.quote(after)}", "after")
         first = rank + 1
     found: list[T] = []
     while True:

@@ -165,4 +165,4 @@ def _delivery(
 
 
 def _delivery_not_found(delivery_id: str) -> NotFound:
-    return NotFound(f"no delivery {delivery_id[:80]!r}; deliveries are kept for a limited time", "id")
+    return NotFound(f"no delivery {wire.quote(delivery_id)}; deliveries are kept for a limited time", "id")

@@ -93,7 +93,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
         offered = {tool.function.name for tool in self.tools or ()}
         for name in allowed_tool_names(self.tool_choice):
             if name not in offered:
-                raise ValueError(f"`tool_choice` names {name[:80]!r}, which is none of the `tools`")
+                raise ValueError(f"`tool_choice` names {wire.quote(name)}, which is none of the `tools`")
 
     @property
     def max_new_tokens(self) -> int | None:

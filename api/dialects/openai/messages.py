@@ -125,5 +125,7 @@ def _to_wire_call(call: PastToolCall) -> wire.ToolCall:
     try:
         decoded = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise ValueError(f"`arguments` of the call of {call.function.name[:80]!r} is no JSON object: {error}") from None
+        raise ValueError(
+            f"`arguments` of the call of {wire.quote(call.function.name)} is no JSON object: {error}"
+        ) from None
     return wire.ToolCall(id=call.id, name=call.function.name, arguments=decoded)

@@ -8,7 +8,7 @@ meanwhile. The counts alone are a cursor too.
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from msgspec import UNSET, Struct, UnsetType
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.delta_order import DeltaOrder
+from scorepool.wire.request import MAX_NUM_TOKENS
 
 LAST_EVENT_ID = re.compile(
     r"(?P<counts>[0-9]{1,6}(,[0-9]{1,6}){0,127})"
@@ -32,27 +33,37 @@ class CursorEvent(Struct, frozen=True, kw_only=True):
 
 
 class SentTokens:
-    """Hold the ids of the tokens of one sequence that the client has."""
+    """Hold the ids of the tokens of one sequence that the client has.
+
+    The client may claim any number of tokens of an earlier connection. Ids are kept only for tokens that the job has.
+    """
 
     def __init__(self, count: int = 0, checksum: int | None = 0) -> None:
         self.checksum = checksum  # of all ids; None: the client sent none
-        self._ids: list[int | None] = [None] * count  # None: sent on an earlier connection
+        self._earlier_ids: dict[int, int] = {}  # by index: those of an earlier connection that came again
         self._earlier_checksum = checksum
         self._num_earlier = count
+        self._ids: list[int] = []  # of this connection, after the earlier ones
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self._num_earlier + len(self._ids)
 
     def agree(self, first: int, token_ids: list[int]) -> bool:
         """True if these tokens from index `first` on, as far as they were sent, are those that were sent."""
-        for index, token_id in enumerate(token_ids[: max(0, len(self._ids) - first)], first):
-            if self._ids[index] not in (None, token_id):
+        for index, token_id in enumerate(token_ids[: max(0, len(self) - first)], first):
+            if self._known_id(index, token_id) != token_id:
                 return False
-            self._ids[index] = token_id
         if self._earlier_checksum is None or not first < self._num_earlier <= first + len(token_ids):
             return True
-        earlier = self._ids[: self._num_earlier]
-        return None in earlier or _checksum(earlier) == self._earlier_checksum
+        if len(self._earlier_ids) < self._num_earlier:
+            return True
+        return _checksum(self._earlier_ids[index] for index in range(self._num_earlier)) == self._earlier_checksum
+
+    def _known_id(self, index: int, token_id: int) -> int:
+        """Return the id that was sent at the index. For one of an earlier connection, the first that comes again."""
+        if index < self._num_earlier:
+            return self._earlier_ids.setdefault(index, token_id)
+        return self._ids[index - self._num_earlier]
 
     def append(self, token_ids: list[int]) -> None:
         self._ids += token_ids
@@ -77,8 +88,10 @@ class EventCursor:
         checksums: list[int | None] = [None] * len(counts)
         if found and found["run"]:
             checksums = [int(checksum, 16) for checksum in found["checksums"].split(",")]
-        if not found or len(checksums) != len(counts):
-            raise ValueError(f"Last-Event-ID: expected the id of an earlier event, like `3,5`, found {text[:80]!r}")
+        if not found or len(checksums) != len(counts) or max(counts) > MAX_NUM_TOKENS:
+            raise ValueError(
+                f"Last-Event-ID: expected the id of an earlier event, like `3,5`, found {wire.quote(text)}"
+            )
         return cls(list(map(SentTokens, counts, checksums)), int(found["run"] or 0))
 
     def __str__(self) -> str:
@@ -130,7 +143,7 @@ class EventCursor:
         return [CursorEvent(event_cursor=str(self), delta=_drop_first(delta, num_known))]
 
 
-def _checksum(token_ids: list[int | None] | list[int], before: int = 0) -> int:
+def _checksum(token_ids: Iterable[int], before: int = 0) -> int:
     """Return the checksum of ids that follow those with the checksum `before`."""
     return zlib.crc32("".join(f"{token_id}," for token_id in token_ids).encode(), before)
 

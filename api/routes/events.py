@@ -46,11 +46,11 @@ async def events(
 
     If the server's longest wait is over first, the stream ends without `end`: reconnect with `Last-Event-ID`.
     """
+    job = await jobs.read(owner, job_id)
     try:
         cursor = EventCursor.parse(last_event_id)
     except ValueError as error:
         raise BadRequest(str(error), "Last-Event-ID") from None
-    job = await jobs.read(owner, job_id)
     followed = streaming.follow(owner, job, cursor)
     return EventStream(request, encode_events(followed, cursor), last=b"")
 

@@ -14,6 +14,7 @@
     ├── TooLarge             413 too_large
     ├── UnsupportedMedia     415 unsupported_media_type
     ├── QueueFull            429 queue_full
+    ├── TooManyUploads       429 too_many_uploads
     ├── Failed               500 job_failed
     └── Unavailable          503 unavailable
 
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+UPLOAD_RETRY_S = 5  # Retry-After of an upload beside too many others
 REDIS_RETRY_S = 2  # Retry-After while Redis does not answer
 
 
@@ -162,6 +164,13 @@ class QueueFull(ApiError):
         super().__init__(message, headers={"Retry-After": str(retry_after_s)})
 
 
+class TooManyUploads(ApiError):
+    status, code = 429, "too_many_uploads"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"Retry-After": str(UPLOAD_RETRY_S), "Connection": "close"})
+
+
 class Failed(ApiError):
     """Report that the job of a synchronous request failed for a reason other than the request itself."""
 
@@ -273,7 +282,7 @@ def _install_request_errors(app: FastAPI) -> None:
         """Report a query parameter that FastAPI could not convert."""
         first = error.errors()[0]
         name = str(first["loc"][-1])
-        sentence = f"{name}: {first['msg']}, found {str(first['input'])[:80]!r}"
+        sentence = f"{name}: {first['msg']}, found {wire.quote(str(first['input']))}"
         return error_response(request, BadRequest(sentence, name))
 
     @app.exception_handler(HTTPException)
@@ -284,7 +293,7 @@ def _install_request_errors(app: FastAPI) -> None:
             allowed = _allowed_methods(request)
             headers["Allow"] = ", ".join(allowed)
             detail += f"; expected {', '.join(allowed)}"
-        message = f"{request.method} {request.url.path}: {detail}"
+        message = f"{request.method} {wire.cut(request.url.path)}: {detail}"
         return error_response(request, NoRoute(error.status_code, message, headers))
 
     @app.exception_handler(ClientDisconnect)

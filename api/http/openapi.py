@@ -35,7 +35,7 @@ _HEADERS = {
 _EVERY_REPLY = {"x-request-id": "The id that the request gave, or a new one. The server's log repeats it for errors."}
 _REPLY_HEADERS: dict[int, dict[str, str]] = {
     401: {"WWW-Authenticate": "Bearer"},
-    429: {"Retry-After": "Seconds, estimated from how many jobs ended in the last minute."},
+    429: {"Retry-After": "Seconds; of a full queue, estimated from how many jobs ended in the last minute."},
     503: {"Retry-After": "Seconds."},
 }
 

@@ -1,12 +1,17 @@
-"""Read a file uploaded as multipart/form-data: spooled to this machine's disk, so that no upload is held in memory."""
+"""Read a file uploaded as multipart/form-data: spooled to this machine's disk, so that no upload is held in memory.
 
+Names and fields are UTF-8. A charset is refused: the form parser would decode with any codec that Python has.
+"""
+
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 import python_multipart  # noqa: F401 - if it is missing, starlette reports it at the first upload only
 from msgspec import Struct
-from starlette.datastructures import Headers, UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -16,6 +21,9 @@ from scorepool.api.http.errors import BadRequest, TooLarge, UnsupportedMedia
 
 FRAME_BYTES = 64 * 1024  # what a body may have beside the file: boundaries, headers, other fields
 MAX_FIELDS = 8
+MAX_FIELD_BYTES = 1024
+MAX_DIGITS = 18  # of a field that is read as a number
+UTF8 = (b"utf-8", b"utf8")
 
 T = TypeVar("T")
 
@@ -29,15 +37,38 @@ class Uploaded(Struct, Generic[T], frozen=True):
 
 
 class StrictFormParser(MultiPartParser):
-    """Refuse a body that is cut off. Starlette's parser would accept the part that came and leave its file open."""
+    """Refuse a body that is cut off or not UTF-8.
+
+    Starlette's parser would accept the part that came and leave its file open, and guess an encoding.
+    """
 
     def __init__(self, headers: Headers, chunks: AsyncGenerator[bytes]) -> None:
-        super().__init__(headers, self._until_last_boundary(chunks), max_files=1, max_fields=MAX_FIELDS)
+        super().__init__(
+            headers,
+            self._until_last_boundary(chunks),
+            max_files=1,
+            max_fields=MAX_FIELDS,
+            max_part_size=MAX_FIELD_BYTES,
+        )
         self._has_ended = False
 
     def on_end(self) -> None:
         """Note that the last boundary came; called by the parser."""
         self._has_ended = True
+
+    def on_headers_finished(self) -> None:
+        """Check the headers of a part; called by the parser."""
+        for _, value in self._current_part.item_headers:
+            _check_utf8(value, "a header of a part")
+            if parse_options_header(value)[1].get(b"charset", UTF8[0]).lower() not in UTF8:
+                raise MultiPartException("a part names a charset, expected UTF-8")
+        super().on_headers_finished()
+
+    def on_part_end(self) -> None:
+        """Check a field; called by the parser."""
+        if self._current_part.file is None:
+            _check_utf8(bytes(self._current_part.data), f"the field {wire.quote(self._current_part.field_name)}")
+        super().on_part_end()
 
     async def _until_last_boundary(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         async for chunk in chunks:
@@ -46,22 +77,34 @@ class StrictFormParser(MultiPartParser):
             raise MultiPartException("it ends before its last boundary")
 
 
+def _check_utf8(value: bytes, name: str) -> None:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        raise MultiPartException(f"{name} is not UTF-8") from None
+
+
 @asynccontextmanager
 async def uploaded(request: Request, fields_type: type[T], max_bytes: int) -> AsyncGenerator[Uploaded[T]]:
     """Parse the form; the file is deleted from the disk when the context ends.
 
     Raises UnsupportedMedia, TooLarge, TooSlow, BadRequest, wire.Invalid.
     """
-    content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+    media_type, parameters = parse_options_header(request.headers.get("content-type", ""))
+    if media_type.strip() != b"multipart/form-data":
         raise UnsupportedMedia("Content-Type: expected multipart/form-data", "Content-Type")
+    charset = parameters.get(b"charset", UTF8[0])
+    if charset.lower() not in UTF8:
+        found = wire.quote(charset.decode("latin-1"))
+        raise UnsupportedMedia(f"Content-Type: expected the charset utf-8 or none, found {found}", "Content-Type")
     chunks = body_chunks(request, max_bytes + FRAME_BYTES, "SCOREPOOL_MAX_FILE_BYTES")
     try:
         form = await StrictFormParser(request.headers, chunks).parse()
     except MultiPartException as error:
         raise BadRequest(f"the body is not multipart/form-data: {error.message}") from None
     try:
-        texts = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+        _check_names(form)
+        texts = {name: value for name, value in form.items() if isinstance(value, str)}
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise BadRequest("file: expected a file, with its name", "file")
@@ -74,13 +117,21 @@ async def uploaded(request: Request, fields_type: type[T], max_bytes: int) -> As
         await form.close()
 
 
+def _check_names(form: FormData) -> None:
+    """Check that no name is given twice. Raises BadRequest."""
+    [(name, times)] = Counter(name for name, _ in form.multi_items()).most_common(1) or [("", 1)]
+    if times > 1:
+        raise BadRequest(f"{wire.cut(name)}: given {times} times, expected once", wire.cut(name))
+
+
 def _parse_fields(texts: dict[str, str], fields_type: type[T]) -> T:
     """Decode the fields of a form. OpenAI's SDK writes nested ones as `expires_after[seconds]`. Raises wire.Invalid."""
     fields: dict[str, object] = {}
     after: dict[str, object] = {}
     for name, text in texts.items():
         if name.startswith("expires_after[") and name.endswith("]"):
-            after[name[len("expires_after[") : -1]] = int(text) if text.isascii() and text.isdecimal() else text
+            is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+            after[name[len("expires_after[") : -1]] = int(text) if is_number else text
         else:
             fields[name] = text
     if after:

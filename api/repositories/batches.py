@@ -1,5 +1,6 @@
 """Create, read, list and cancel the batches of an owner."""
 
+import re
 from collections.abc import Sequence
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from scorepool.api.repositories.pages import add_to_list, page_after
 
 FIELDS = ("state", "cancel")  # of a batch's hash
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
+_ID = re.compile(r"batch_[0-9a-f]{32}")
 INPUT_FILE_MARGIN_S = 3600  # how long an input file outlives the window of a batch that reads it
 
 
@@ -55,6 +57,7 @@ class Batches:
 
     async def create(self, owner: str, body: CreateBatch) -> Batch:
         """Create a batch that is due at once; raise NotFound, BadRequest."""
+        files.check_file_id(body.input_file_id, "input_file_id")
         now = await decode.now_s(self._redis)
         batch = Batch(
             id=f"batch_{uuid4().hex}",
@@ -89,6 +92,7 @@ class Batches:
 
     async def read(self, owner: str, batch_id: str) -> Batch:
         """Return a batch; raise NotFound."""
+        _check_id(batch_id)
         [batch] = await self._read(owner, [batch_id])
         if batch is None:
             raise _batch_not_found(batch_id)
@@ -104,6 +108,7 @@ class Batches:
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Cancel a batch: no more lines are started, and its jobs are canceled. Raise NotFound, Conflict."""
+        _check_id(batch_id)
         key, now = store.Keys.batch(batch_id), await decode.now_s(self._redis)
 
         async def write(pipeline: Pipeline) -> None:
@@ -137,5 +142,11 @@ def _to_batch(row: Row | None) -> Batch | None:
     return batch
 
 
+def _check_id(batch_id: str) -> None:
+    """Check the form of an id before it becomes a key in Redis. Raise NotFound."""
+    if not _ID.fullmatch(batch_id):
+        raise _batch_not_found(batch_id)
+
+
 def _batch_not_found(batch_id: str) -> NotFound:
-    return NotFound(f"no batch {batch_id[:64]!r}; batches are kept for 30 days after their end", "id")
+    return NotFound(f"no batch {wire.quote(batch_id)}; batches are kept for 30 days after their end", "id")

@@ -6,8 +6,11 @@ memory of Redis. A chunk is about CHUNK_BYTES of whole lines, compressed (JSONL 
 """
 
 import logging
+import re
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from redis.asyncio import Redis
@@ -16,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from scorepool import store, wire
 from scorepool.api.dialects.openai.files import FileObject, Purpose
-from scorepool.api.http.errors import Conflict, NotFound, TooLarge
+from scorepool.api.http.errors import Conflict, NotFound, TooLarge, TooManyUploads
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.owned import read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
@@ -26,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
 UPLOAD_TTL_S = 3600  # of chunks whose upload was cut off
+_ID = re.compile(r"file-[0-9a-f]{32}")
+# Uploads at once to one API process: each takes disk and a connection.
+MAX_UPLOADS = 32
+MAX_UPLOADS_OF_OWNER = 8
 COMPRESSION = 1  # zlib's fastest level: half of the gain of its best level in a tenth of the time
 
 
@@ -42,6 +49,20 @@ class Files:
         self._redis = redis
         self._settings = settings
         self._delete = redis.register_script(load("delete_file.lua"))
+        self._uploads: Counter[str] = Counter()  # that are being read, by owner
+
+    @contextmanager
+    def count_upload(self, owner: str) -> Iterator[None]:
+        """Count an upload until the context ends; raise TooManyUploads."""
+        if self._uploads[owner] >= MAX_UPLOADS_OF_OWNER:
+            raise TooManyUploads(f"you are uploading {MAX_UPLOADS_OF_OWNER} files already; wait until one has ended")
+        if self._uploads.total() >= MAX_UPLOADS:
+            raise TooManyUploads(f"{MAX_UPLOADS} files are being uploaded to this server already; try again soon")
+        self._uploads[owner] += 1
+        try:
+            yield
+        finally:
+            self._uploads[owner] -= 1
 
     async def save(self, owner: str, file_id: str, filename: str, upload: Upload, ttl_s: int) -> FileObject:
         """Save the input file of a batch; raise TooLarge."""
@@ -61,6 +82,7 @@ class Files:
 
     async def read(self, owner: str, file_id: str) -> FileObject:
         """Return the file's record; raise NotFound."""
+        check_file_id(file_id)
         [file] = await self._read(owner, [file_id])
         if file is None:
             raise file_not_found(file_id)
@@ -95,6 +117,7 @@ class Files:
 
     async def delete(self, owner: str, file_id: str) -> None:
         """Delete a file; raise NotFound, or Conflict while a batch reads it."""
+        check_file_id(file_id)
         answer = await self._delete(args=[file_id, owner])
         if answer == b"absent":
             raise file_not_found(file_id)
@@ -152,6 +175,12 @@ async def chunks_of_lines(upload: Upload, max_line_bytes: int) -> AsyncIterator[
         yield bytes(rest)
 
 
+def check_file_id(file_id: str, field: str = "id") -> None:
+    """Check the form of an id before it becomes a key in Redis. Raise NotFound."""
+    if not _ID.fullmatch(file_id):
+        raise file_not_found(file_id, field)
+
+
 def file_not_found(file_id: str, field: str = "id") -> NotFound:
     """Build the same error for a file that never existed, one that expired and one of another owner."""
-    return NotFound(f"no file {file_id[:64]!r}", field)
+    return NotFound(f"no file {wire.quote(file_id)}", field)

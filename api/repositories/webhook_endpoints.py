@@ -1,6 +1,7 @@
 """Keep webhook endpoints of owners in Redis. Each change is an optimistic transaction: WATCH, read, write."""
 
 import base64
+import re
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.repositories import decode
 
 MAX_ENDPOINTS = 16  # of one owner: each job that ends makes a delivery to every one of them
+_ID = re.compile(r"[0-9a-f]{16}")
 ROTATION_S = 86_400  # how long deliveries are also signed with the previous secret
 
 
@@ -36,7 +38,7 @@ class WebhookEndpoints:
         try:
             store.WebhookUrl.parse(url, self._settings.webhook_allow_private)
         except ValueError as error:
-            raise BadRequest(f"{field}: {error}, found {url[:80]!r}", field) from None
+            raise BadRequest(f"{field}: {error}, found {wire.quote(url)}", field) from None
 
     async def register(self, owner: str, registration: wire.EndpointRegistration) -> wire.WebhookSecret:
         """Store a new endpoint with a new secret; raise BadRequest or Conflict."""
@@ -71,6 +73,7 @@ class WebhookEndpoints:
 
     async def read(self, owner: str, endpoint_id: str) -> wire.WebhookEndpoint:
         """Return one endpoint; raise NotFound."""
+        _check_id(endpoint_id)
         return _decode(await self._redis.hget(store.Keys.endpoints_of(owner), endpoint_id), endpoint_id).endpoint
 
     async def change(self, owner: str, endpoint_id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:
@@ -104,6 +107,7 @@ class WebhookEndpoints:
 
     async def delete(self, owner: str, endpoint_id: str) -> None:
         """Delete an endpoint, so that its pending deliveries fail; raise NotFound."""
+        _check_id(endpoint_id)
         deleted: Any = await self._redis.hdel(store.Keys.endpoints_of(owner), endpoint_id)
         if not deleted:
             raise _endpoint_not_found(endpoint_id)
@@ -114,6 +118,7 @@ class WebhookEndpoints:
         endpoint_id: str,
         update: Callable[[wire.Subscriber], wire.Subscriber],
     ) -> wire.Subscriber:
+        _check_id(endpoint_id)
         key = store.Keys.endpoints_of(owner)
         after: list[wire.Subscriber] = []
 
@@ -138,5 +143,11 @@ def _decode(value: bytes | str | None, endpoint_id: str) -> wire.Subscriber:
     return subscriber
 
 
+def _check_id(endpoint_id: str) -> None:
+    """Check the form of an id before it becomes a field in Redis. Raise NotFound."""
+    if not _ID.fullmatch(endpoint_id):
+        raise _endpoint_not_found(endpoint_id)
+
+
 def _endpoint_not_found(endpoint_id: str) -> NotFound:
-    return NotFound(f"no webhook endpoint {endpoint_id[:64]!r}", "id")
+    return NotFound(f"no webhook endpoint {wire.quote(endpoint_id)}", "id")

@@ -41,19 +41,24 @@ FORM: dict[str, Any] = {
 @router.post(
     "",
     summary="Upload a file for a batch",
-    responses=openapi.responses({200: FileObject}, (400, 401, 408, 413, 415, 503)),
+    responses=openapi.responses({200: FileObject}, (400, 401, 408, 413, 415, 429, 503)),
     openapi_extra=FORM,
 )
 async def create(
-    request: Request, owner: Owner, keyring: KeyringDep, settings: SettingsDep, files: FilesDep
+    request: Request,
+    owner: Owner,
+    keyring: KeyringDep,
+    settings: SettingsDep,
+    files: FilesDep,
 ) -> Response:
     """Upload a JSONL file with one request per line. Its lines are checked when a batch is created from it."""
     if not keyring and "origin" in request.headers:  # a form is what browsers send across sites without asking
         raise Forbidden("files are not taken from web pages by a server without API keys", "Origin")
-    async with uploaded(request, UploadFields, settings.max_file_bytes) as upload:
-        after = upload.fields.expires_after
-        ttl_s = FILE_KEPT_S if after is None else after.seconds
-        file = await files.save(owner, f"file-{uuid4().hex}", upload.filename, upload.file, ttl_s)
+    with files.count_upload(owner):
+        async with uploaded(request, UploadFields, settings.max_file_bytes) as upload:
+            after = upload.fields.expires_after
+            ttl_s = FILE_KEPT_S if after is None else after.seconds
+            file = await files.save(owner, f"file-{uuid4().hex}", upload.filename, upload.file, ttl_s)
     return reply(file, "json")
 
 

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 import scorepool.api.http.bodies
+import scorepool.api.repositories.files
 from scorepool.api.app import create_app
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
 from scorepool.store import Settings
@@ -315,6 +316,8 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
                         kind = "multipart/form-data; boundary=b" if is_form else "application/json"
                         content = slow_form() if is_form else trickle()
                         await call(method, path, content=content, headers={"Content-Type": kind})
+            patch.setattr(scorepool.api.repositories.files, "MAX_UPLOADS_OF_OWNER", 0)
+            await call("POST", "/v1/files", files={"file": ("a", b"")}, data={"purpose": "batch"})
         for route, wrap in (("/v1/jobs", lambda one: one), ("/v1/jobs/bulk", lambda one: [one])):
             key = {"Idempotency-Key": "k"}
             await call("POST", route, json=wrap(score()), headers=key)

@@ -4,19 +4,22 @@ Ids that a caller gives pass untouched. Text gets the model's own prefix (BOS fo
 never a suffix. Chats are in chat/codec.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from threading import Lock
 from typing import Any
 
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.vocabulary import read_token_bytes
 
+# The modules of transformers whose `encode` only passes a text on to the backend.
+_OF_ALL_MODELS = {"transformers.tokenization_utils_base", "transformers.tokenization_utils_tokenizers"}
+
 
 class Tokenizer:
     def __init__(self, hf_tokenizer: Any, eos_ids: Iterable[int]) -> None:
         """Take over a Hugging Face tokenizer that nothing else uses."""
         self.hf_tokenizer = hf_tokenizer
-        self.hf_lock = Lock()  # Hugging Face tokenizers change their own state while they encode
+        self._lock = Lock()  # a tokenizer without a backend may change its own state while it encodes
         self.eos_ids = frozenset(eos_ids)
         self.bos_id: int | None = hf_tokenizer.bos_token_id
         self.bos_token: str | None = hf_tokenizer.bos_token
@@ -26,6 +29,7 @@ class Tokenizer:
             token_id for token_id, token in hf_tokenizer.added_tokens_decoder.items() if token.special
         )
         self.vocab_size = len(hf_tokenizer)
+        self._backend = _thread_safe_backend(hf_tokenizer)
         self._prefix = self._find_prefix()
         self._token_bytes = read_token_bytes(hf_tokenizer)
         self.max_token_bytes = max(map(len, self._token_bytes.values()))
@@ -47,12 +51,36 @@ class Tokenizer:
         stripped = prompt.rstrip()
         completion = prompt[len(stripped) :] + completion
         ids, bos_added = self.encode(stripped + completion)
-        if not self._encode_without_prefix(completion):
+        if not (self._encode_without_prefix(completion[:64]) or self._encode_without_prefix(completion)):
             raise InvalidRequest(
                 "the completion has no token in this model's vocabulary; give text that has at least one"
             )
         num_prompt_tokens = len(self.encode(stripped)[0])
         return ids, min(num_prompt_tokens, len(ids) - 1), bos_added
+
+    def head_sizes(self, num_characters: int, max_tokens: int) -> Iterator[int]:
+        """Yield how many characters `is_longer` should be given of a text that long, one size after the other.
+
+        None if the text may fit by its length. The last one is at most half of the text: to encode the whole text then
+        takes about as long.
+        """
+        size = 4 * (max_tokens + self._max_joint_tokens)
+        while 2 * size <= num_characters:
+            yield size
+            size *= 4
+
+    def is_longer(self, head: str, max_tokens: int) -> bool:
+        """True if every text that begins with `head` has more than `max_tokens` tokens.
+
+        What follows changes the last tokens of a head, and they may become as few as one. Spaces at its end are not
+        counted, because a token that strips the spaces before it may follow.
+        """
+        return len(self.encode(head.rstrip(), add_bos=False)[0]) > max_tokens + self._max_joint_tokens
+
+    @property
+    def _max_joint_tokens(self) -> int:
+        """Most tokens of a head that a text with this head may not have."""
+        return 1024 + self.max_token_bytes
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the token's bytes: none for an id that pads the embedding and is not in the vocabulary."""
@@ -68,7 +96,10 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def _encode_without_prefix(self, text: str) -> list[int]:
-        with self.hf_lock:
+        if self._backend is not None:
+            encode = self._backend.encode_batch_fast  # without the offsets, which take half of the time of a long text
+            return list(encode([text], add_special_tokens=False)[0].ids)
+        with self._lock:
             return list(self.hf_tokenizer.encode(text, add_special_tokens=False))
 
     def _find_prefix(self) -> list[int]:
@@ -79,3 +110,22 @@ class Tokenizer:
             if with_special[start : start + len(plain)] == plain:
                 return with_special[:start]
         return []
+
+
+def _thread_safe_backend(hf_tokenizer: Any) -> Any:
+    """Return the `tokenizers.Tokenizer` that does all the encoding, or None if a model's own Python code takes part.
+
+    It encodes on several threads at once, without the GIL, as long as none of its settings changes.
+    """
+    backend = getattr(hf_tokenizer, "backend_tokenizer", None)
+    modules = {_module_of(type(hf_tokenizer), name) for name in ("encode", "_encode_plus")}
+    if backend is None or not modules <= _OF_ALL_MODELS or hf_tokenizer.split_special_tokens:
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _module_of(kind: type, method: str) -> str | None:
+    """Return the module of the class that defines the method; None if no class does."""
+    return next((base.__module__ for base in kind.__mro__ if method in vars(base)), None)

@@ -12,7 +12,7 @@ import threading
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import rq.utils
 from redis import Redis
@@ -23,7 +23,10 @@ from scorepool.engine import ChatCodec, Engine, ModelInfo, NonFiniteLogits, Sequ
 from scorepool.engine.errors import EngineDeadError
 from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker import BatchWorker, Job, Queue, WebhookWorker
+from scorepool.worker.inference.translate import Steps
 from scorepool.worker.rq.clock import REDIS_CLOCK
+
+T = TypeVar("T")
 
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
 AHEAD_S = float(os.environ.get("FAKE_CLOCK_AHEAD_S", "0"))
@@ -40,6 +43,15 @@ if AHEAD_S:
     time.time = lambda: right() + AHEAD_S
     rq.utils.datetime = SimpleNamespace(**vars(datetime) | {"datetime": WrongDatetime})  # the clock of rq.utils.now
     REDIS_CLOCK.__init__()  # as in a process whose clock was wrong from its start
+
+
+def finish(steps: Steps[T]) -> T:
+    """Run all steps of a translation at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
 
 
 class FakeTokenizer(Tokenizer):
@@ -72,8 +84,13 @@ class FakeTokenizer(Tokenizer):
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
 
-class NoTemplate:
+class PlainTemplate:
     source = None
+
+    def render(
+        self, messages: list[dict[str, object]], tools: object = (), variables: object = None
+    ) -> tuple[str, str]:
+        return "\n".join(f"{message['role']}: {message['content']}" for message in messages), ""
 
     def accepts_variable(self, name: str) -> bool:
         return False
@@ -82,15 +99,13 @@ class NoTemplate:
 class FakeChatCodec(ChatCodec):
     def __init__(self, tokenizer: FakeTokenizer) -> None:
         self.tokenizer = tokenizer
-        self.template = NoTemplate()
+        self.template = PlainTemplate()
         self.chat_format = ChatFormat(
             transitions={}, special_token_ids=tokenizer.special_token_ids, eos_ids=tokenizer.eos_ids
         )
 
-    def encode(
-        self, messages: list[dict[str, object]], tools: object = (), variables: object = None
-    ) -> tuple[list[int], list[int]]:
-        return [257, *"\n".join(f"{m['role']}: {m['content']}" for m in messages).encode()], []
+    def encode_rendered(self, text: str, generation_prompt: str) -> tuple[list[int], list[int]]:
+        return [257, *text.encode()], []
 
 
 class FakeEngine(Engine):

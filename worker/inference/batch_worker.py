@@ -89,8 +89,8 @@ class BatchWorker(Worker):
 
     def watched_operations(self) -> WatchedOperations:
         step = None if self.engine is None else self.engine.step_started_at
-        tokenizing = None if self.inference is None else self.inference.tokenizing_since
-        return {**super().watched_operations(), "a step of the engine": step, "the tokenizing of one job": tokenizing}
+        tokenizing = None if self.inference is None else self.inference.tokenizing.since
+        return {**super().watched_operations(), "a step of the engine": step, "the tokenizing of one text": tokenizing}
 
     def register(self, pipeline: Pipeline) -> None:
         if self.registration is not None:

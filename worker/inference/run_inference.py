@@ -2,12 +2,11 @@
 
 main thread        InferenceRunner(job)                                      to_result ──► wire.Result
                          │                                                       ▲
-tokenizer thread         └──► InferenceRun.start: to_sequences ──► engine.add    │
+tokenizer threads        └──► InferenceRun.advance: to_sequences ──► engine.add  │
 engine's thread                                                        └──► _on_done ──► ended
 """
 
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from threading import Lock
 
@@ -19,14 +18,15 @@ from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.token_publisher import TokenPublisher
-from scorepool.worker.inference.translate import PreparedSequence, check_text_sizes, to_sequences, with_seed
+from scorepool.worker.inference.tokenizing import TokenizingQueue
+from scorepool.worker.inference.translate import PreparedSequence, num_characters, to_sequences, with_seed
 from scorepool.worker.rq.errors import JobError
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 
 
 class InferenceRunner:
-    """The job function. The main thread calls it. Tokenizing a long text takes seconds, so it has its own thread."""
+    """The job function. The main thread calls it. Tokenizing a long text takes seconds, so it has its own threads."""
 
     def __init__(
         self, engine: Engine, model: str, publisher: TokenPublisher, crosschecker: Crosschecker | None = None
@@ -35,8 +35,7 @@ class InferenceRunner:
         self.model = model
         self.publisher = publisher
         self.crosschecker = crosschecker
-        self.tokenizing_since: float | None = None  # time.monotonic()
-        self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self.tokenizing = TokenizingQueue()
 
     def __call__(self, job: Job) -> AsyncResult:
         """Start the job. Raises wire.Invalid, JobError."""
@@ -50,7 +49,7 @@ class InferenceRunner:
         request = with_seed(wire.decode_request(job.request), job.id)
         job.request = None  # it may be large, and Redis has it
         run = InferenceRun(self.engine, request, job, self.publisher)
-        self._tokenizer_thread.submit(self._start, run)
+        self.tokenizing.put(run)
         return AsyncResult(
             run.ended,
             finish=partial(self._finish, job, request),
@@ -58,11 +57,6 @@ class InferenceRunner:
             num_rows=num_rows(request),
             has_begun=run.has_begun,
         )
-
-    def _start(self, run: "InferenceRun") -> None:
-        self.tokenizing_since = time.monotonic()
-        run.start()
-        self.tokenizing_since = None
 
     def _finish(self, job: Job, request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
         last = prepared[-1].recomputed or prepared[-1].sequence
@@ -77,7 +71,7 @@ class InferenceRunner:
         return result
 
     def close(self) -> None:
-        self._tokenizer_thread.shutdown(wait=False, cancel_futures=True)
+        self.tokenizing.close()
         self.publisher.close()
 
 
@@ -101,22 +95,37 @@ class InferenceRun:
         self._request = request
         self._job = job
         self._publisher = publisher
+        self.owner = job.owner
+        self.num_characters = num_characters(request)
+        self._steps = to_sequences(request, engine.chat, engine.model_info.context_length)
         self._sequences: list[Sequence] = []
         self._lock = Lock()  # guards the two below
         self._is_canceled = False
         self._added: Future[list[Sequence]] | None = None
 
-    def start(self) -> None:
-        """Tokenize the request and add it to the engine. Errors end the job."""
-        if self._is_canceled:
+    def advance(self, max_characters: int) -> int | None:
+        """Tokenize the next texts of the request; add it to the engine after the last. Errors end the job."""
+        num_encoded = 0
+        try:
+            while num_encoded <= max_characters:
+                if self._is_canceled:
+                    return None
+                size = next(self._steps)
+                num_encoded += size
+        except StopIteration as stop:
+            self._start(stop.value)
+        except BaseException as error:  # the main thread decides what any error means
+            self.ended.set_exception(map_engine_error(error))
+        else:
+            return size
+        return None
+
+    def _start(self, prepared: list[PreparedSequence]) -> None:
+        """Add the tokenized request to the engine. Errors end the job."""
+        if isinstance(self._request, wire.Tokenize):
+            self.ended.set_result(prepared)
             return
         try:
-            codec, context_length = self._engine.chat, self._engine.model_info.context_length
-            check_text_sizes(self._request, codec.tokenizer, context_length)
-            prepared = to_sequences(self._request, codec, context_length)
-            if isinstance(self._request, wire.Tokenize):
-                self.ended.set_result(prepared)
-                return
             with self._lock:
                 if self._is_canceled:
                     return

@@ -1,14 +1,18 @@
-"""Translate a wire.Request into the engine's Sequences. Pure: no engine, no Redis, no clock.
+"""Translate a wire.Request into the engine's Sequences, text by text. Pure: no engine, no Redis, no clock.
+
+Texts are encoded in steps, between which another job may have its turn (tokenizing.py). A text that cannot fit into the
+context is refused by its beginning, before all of it is encoded.
 
 To add a kind of job, add a branch to `to_sequences` and one to `to_result` in result.py.
 """
 
 import dataclasses
 import hashlib
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -20,7 +24,10 @@ from scorepool.worker.inference.structured_outputs import callable_tools, constr
 from scorepool.worker.inference.template_messages import to_template_messages, to_template_tool
 from scorepool.worker.rq.errors import JobError
 
-MAX_SHORTENING = 4  # a normalizer may make a text this many times shorter
+T = TypeVar("T")
+Steps = Generator[int, None, T]  # yields before each step how many characters it encodes, at most
+
+MAX_TOKENIZED = 1_000_000  # tokens of a tokenize job, as many as a request may hold
 DEFAULT_MAX_TOKENS = 4096  # of a generation that does not set max_tokens, if the context has room
 
 
@@ -42,29 +49,14 @@ class PreparedSequence:
         return dataclasses.replace(self, recomputed=recomputed)
 
 
-def check_text_sizes(request: wire.Request, tokenizer: Tokenizer, context_length: int) -> None:
-    """Check, before it is tokenized, that each text can fit into the context. Raises ContextLengthExceeded.
-
-    Tokenizing megabytes takes a minute.
-    """
-    max_bytes = MAX_SHORTENING * context_length * tokenizer.max_token_bytes
-    for text in _texts(request):
-        if len(text) * 4 > max_bytes and (num_bytes := len(text.encode())) > max_bytes:
-            raise ContextLengthExceeded(
-                f"a text of {num_bytes} bytes is more than this model's context of {context_length} tokens can hold"
-            )
-
-
-def _texts(request: wire.Request) -> list[str]:
+def num_characters(request: wire.Request) -> int:
+    """Return how many characters of text the request holds, without those of tools and calls."""
     if isinstance(request, wire.Score):
-        return [text for item in request.items for text in (item.prompt, item.completion) if isinstance(text, str)]
-    texts = [request.prompt] if isinstance(request.prompt, str) else []
-    for message in request.messages or ():
-        texts += [message.content, message.reasoning_content or ""]
-        texts += [wire.encode_json(message.tool_calls).decode()] if message.tool_calls else []
-    if isinstance(request, wire.Generate) and request.tools:
-        texts.append(wire.encode_json(request.tools).decode())
-    return texts
+        texts = [text for item in request.items for text in (item.prompt, item.completion) if isinstance(text, str)]
+        return sum(map(len, texts))
+    if isinstance(request.prompt, str):
+        return len(request.prompt)
+    return sum(len(message.content) + len(message.reasoning_content or "") for message in request.messages or ())
 
 
 def with_seed(request: wire.Request, job_id: str) -> wire.Request:
@@ -75,22 +67,37 @@ def with_seed(request: wire.Request, job_id: str) -> wire.Request:
     return replace(request, seed=int.from_bytes(digest, "big"))
 
 
-def to_sequences(request: wire.Request, codec: ChatCodec, context_length: int) -> list[PreparedSequence]:
-    """Return one sequence per item of a score job, n of a generate job. Raises engine.InvalidRequest, JobError.
+def to_sequences(request: wire.Request, codec: ChatCodec, context_length: int) -> Steps[list[PreparedSequence]]:
+    """Return one sequence per item of a score job, n of a generate job.
 
-    The sequence of a tokenize job does not go to the engine: its tokens are the answer.
+    Raises engine.InvalidRequest, ContextLengthExceeded, JobError. The sequence of a tokenize job does not go to the
+    engine: its tokens are the answer.
     """
     if isinstance(request, wire.Score):
-        return [_to_scored(request, item, codec.tokenizer) for item in request.items]
+        return (yield from _to_scored(request, codec.tokenizer, context_length))
     if isinstance(request, wire.Tokenize):
-        token_ids, bos_added, _ = _encode_prompt(request, codec)
+        token_ids, bos_added, _ = yield from _encode_prompt(request, codec, max(context_length, MAX_TOKENIZED))
         return [PreparedSequence(Sequence(token_ids=token_ids), len(token_ids), False, bos_added)]
-    return _to_generated(request, codec, context_length)
+    return (yield from _to_generated(request, codec, context_length))
 
 
-def _to_scored(request: wire.Score, item: wire.ScoreItem, tokenizer: Tokenizer) -> PreparedSequence:
+def _to_scored(request: wire.Score, tokenizer: Tokenizer, context_length: int) -> Steps[list[PreparedSequence]]:
+    prepared = []
+    for index, item in enumerate(request.items):
+        what = f"items[{index}]"
+        each = yield from _to_scored_sequence(request, item, tokenizer, context_length, what)
+        check_num_tokens(len(each.sequence.token_ids), context_length, what)
+        prepared.append(each)
+    return prepared
+
+
+def _to_scored_sequence(
+    request: wire.Score, item: wire.ScoreItem, tokenizer: Tokenizer, context_length: int, what: str
+) -> Steps[PreparedSequence]:
     prompt, completion = item.prompt, item.completion
     if isinstance(prompt, str) and isinstance(completion, str):
+        yield from check_length((prompt, completion), tokenizer, context_length, what)
+        yield 2 * len(prompt) + len(completion)
         token_ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(prompt, completion)
     elif isinstance(prompt, list) and isinstance(completion, list):
         token_ids, num_prompt_tokens, bos_added = prompt + completion, len(prompt), False
@@ -107,8 +114,27 @@ def _to_scored(request: wire.Score, item: wire.ScoreItem, tokenizer: Tokenizer) 
     return PreparedSequence(sequence, num_prompt_tokens, isinstance(prompt, str), bos_added)
 
 
-def _to_generated(request: wire.Generate, codec: ChatCodec, context_length: int) -> list[PreparedSequence]:
-    prompt_ids, bos_added, chat_prompt = _encode_prompt(request, codec)
+def check_length(texts: Items[str], tokenizer: Tokenizer, max_tokens: int, what: str) -> Steps[None]:
+    """Check that the joined texts can have at most `max_tokens` tokens. Raises ContextLengthExceeded."""
+    for size in tokenizer.head_sizes(sum(map(len, texts)), max_tokens):
+        yield size
+        head = "".join(texts)[:size]
+        if tokenizer.is_longer(head, max_tokens):
+            num_characters = sum(map(len, texts))
+            raise ContextLengthExceeded(
+                f"{what} has {num_characters} characters, of which the first {size} are already more than "
+                f"{max_tokens} tokens, the most that fit"
+            )
+
+
+def check_num_tokens(num_tokens: int, max_tokens: int, what: str) -> None:
+    """Check the tokens of a text. Raises ContextLengthExceeded."""
+    if num_tokens > max_tokens:
+        raise ContextLengthExceeded(f"{what} has {num_tokens} tokens; at most {max_tokens} fit")
+
+
+def _to_generated(request: wire.Generate, codec: ChatCodec, context_length: int) -> Steps[list[PreparedSequence]]:
+    prompt_ids, bos_added, chat_prompt = yield from _encode_prompt(request, codec, context_length)
     if not prompt_ids:
         raise _invalid("prompt", "it is empty, and this model's texts begin without BOS; give at least one character")
     max_tokens = request.max_tokens
@@ -176,30 +202,50 @@ def _score_from(request: wire.Generate, num_input_tokens: int, max_tokens: int) 
 
 
 def _encode_prompt(
-    request: wire.Generate | wire.Tokenize, codec: ChatCodec
-) -> tuple[list[int], bool, ChatPrompt | None]:
+    request: wire.Generate | wire.Tokenize, codec: ChatCodec, max_tokens: int
+) -> Steps[tuple[list[int], bool, ChatPrompt | None]]:
     """Return the prompt's token ids, whether BOS was added to them, and the ChatPrompt if the prompt is a chat."""
     if request.messages is not None:
-        return _encode_chat(request, request.messages, codec)
+        return (yield from _encode_chat(request, request.messages, codec, max_tokens))
     if isinstance(request.prompt, str):
-        return *codec.tokenizer.encode(request.prompt, request.add_bos), None
+        yield from check_length([request.prompt], codec.tokenizer, max_tokens, "prompt")
+        yield len(request.prompt)
+        token_ids, bos_added = codec.tokenizer.encode(request.prompt, request.add_bos)
+        check_num_tokens(len(token_ids), max_tokens, "prompt")
+        return token_ids, bos_added, None
     return list(request.prompt or ()), False, None
 
 
 def _encode_chat(
-    request: wire.Generate | wire.Tokenize, messages: Items[wire.Message], codec: ChatCodec
-) -> tuple[list[int], bool, ChatPrompt]:
+    request: wire.Generate | wire.Tokenize, messages: Items[wire.Message], codec: ChatCodec, max_tokens: int
+) -> Steps[tuple[list[int], bool, ChatPrompt]]:
     template_messages = to_template_messages(messages)
-    if isinstance(request, wire.Tokenize):
-        token_ids, generation_prompt = codec.encode(template_messages)
-        chat_prompt = ChatPrompt(generation_prompt, tools=())
-    else:
+    tools: list[dict[str, Any]] = []
+    may_call: list[dict[str, Any]] = []
+    variables: Mapping[str, bool | int | float | str | None] = {}
+    keep_special_tokens = False
+    if isinstance(request, wire.Generate):
         _check_template(request, codec)
         tools = [to_template_tool(tool) for tool in request.tools]
-        token_ids, generation_prompt = codec.encode(template_messages, tools, request.chat_template_kwargs)
-        may_call: list[dict[str, Any]] = [to_template_tool(tool) for tool in callable_tools(request)]
-        chat_prompt = ChatPrompt(generation_prompt, may_call, request.skip_special_tokens is False)
+        may_call = [to_template_tool(tool) for tool in callable_tools(request)]
+        variables, keep_special_tokens = request.chat_template_kwargs, request.skip_special_tokens is False
+    yield _rendering_size(messages, tools)
+    text, generation_prompt = codec.template.render(template_messages, tools, variables)
+    yield from check_length([text], codec.tokenizer, max_tokens, "the rendered chat")
+    yield len(text)
+    token_ids, prompt_ids = codec.encode_rendered(text, generation_prompt)
+    check_num_tokens(len(token_ids), max_tokens, "the rendered chat")
+    chat_prompt = ChatPrompt(prompt_ids, may_call, keep_special_tokens)
     return token_ids, token_ids[:1] == [codec.tokenizer.bos_id], chat_prompt
+
+
+def _rendering_size(messages: Items[wire.Message], tools: Items[object]) -> int:
+    """Return about as many characters as are encoded in the time in which a template renders the chat.
+
+    Some templates look at all messages for each of them.
+    """
+    num_calls = sum(len(message.tool_calls) for message in messages)
+    return len(messages) ** 2 + 64 * num_calls + 1024 * len(tools)
 
 
 def _check_template(request: wire.Generate, codec: ChatCodec) -> None:

@@ -156,6 +156,11 @@ class Job(rq.job.Job):
             return None
 
     @property
+    def owner(self) -> str:
+        """The name of the key that submitted the job; empty if it has none."""
+        return as_text(self.fields.get(JobField.OWNER, b""))
+
+    @property
     def func(self) -> Callable[..., Any]:
         raise InvalidJobOperation("this project's jobs name functions that a worker lists; none is imported")
 

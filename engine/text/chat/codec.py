@@ -31,7 +31,10 @@ class ChatCodec:
 
         The only BOS is the template's own. Raises InvalidRequest.
         """
-        text, generation_prompt = self.template.render(messages, tools, variables)
+        return self.encode_rendered(*self.template.render(messages, tools, variables))
+
+    def encode_rendered(self, text: str, generation_prompt: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a rendered chat, and those at its end that are the generation prompt."""
         ids, _ = self.tokenizer.encode(text, add_bos=False)
         start, num_bytes = len(ids), len(generation_prompt.encode())
         while start and num_bytes > 0:

@@ -75,14 +75,13 @@ class ChatTemplate:
         if not self._tokenizer.hf_tokenizer.chat_template:
             raise InvalidRequest("the model has no chat template; give `prompt` instead of `messages`")
         try:
-            with self._tokenizer.hf_lock:
-                return self._tokenizer.hf_tokenizer.apply_chat_template(  # type: ignore[no-any-return]
-                    list(messages),
-                    tools=list(tools) or None,
-                    add_generation_prompt=add_generation_prompt,
-                    tokenize=False,
-                    **variables,
-                )
+            return self._tokenizer.hf_tokenizer.apply_chat_template(  # type: ignore[no-any-return]
+                list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **variables,
+            )
         except (TemplateError, ArithmeticError, ValueError) as error:  # templates calculate with the caller's values
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
 

@@ -18,6 +18,7 @@ from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import PreparedSequence, to_sequences
 from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, chat_codec_of, ids_of
+from tests.worker.fake import finish
 
 PROVENANCE = wire.Provenance(
     model="m",
@@ -39,7 +40,7 @@ class Run:
         self.body = wire.parse(json.dumps(body | options).encode(), ChatRequest)
         self.codec = chat_codec_of(name)
         request = to_request(self.body, timeout_s=60)
-        (prepared,) = to_sequences(request, self.codec, context_length=10_000)
+        (prepared,) = finish(to_sequences(request, self.codec, context_length=10_000))
         self.deltas = list(self._run(prepared, token_ids, steps))
         self.result = to_result(request, [prepared], self.codec, PROVENANCE)
 

@@ -15,7 +15,7 @@ from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import to_sequences
-from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
+from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer, finish
 
 PROVENANCE = provenance_of("demo", FakeEngine.model_info)
 TOKENS = [b"a", b"b", b"<s>", b"<e>", b"\xf0\x9f", b"\x99\x82", b"ab", b""]
@@ -40,7 +40,7 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
     body = {"model": "demo", "prompt": [0], "max_tokens": len(token_ids), "logprobs": 0, "return_token_ids": True}
     request = wire.parse(json.dumps(body | options).encode(), CompletionRequest)
     (generate,) = to_requests(request, 60)
-    (prepared,) = to_sequences(generate, CODEC, 100)
+    (prepared,) = finish(to_sequences(generate, CODEC, 100))
     row = prepared.sequence
     job_stream = JobStream("j", [prepared], with_logprobs=True, codec=CODEC)
     deltas = []

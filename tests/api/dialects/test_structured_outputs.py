@@ -19,6 +19,7 @@ from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
 from tests.api.dialects.test_channels import PROVENANCE
 from tests.chat_formats import FORMATS, TOOLS, chat_codec_of, ids_of
+from tests.worker.fake import finish
 
 CALLING = ["json_tools", "opened", "mistral", "mistral_list", "kimi_k2", "harmony"]
 
@@ -36,7 +37,7 @@ class Answer:
         self.body = wire.parse(json.dumps(asked | {"max_tokens": max_tokens} | body).encode(), ChatRequest)
         codec = chat_codec_of(name)
         request = to_request(self.body, timeout_s=60)
-        (prepared,) = to_sequences(request, codec, context_length=10_000)
+        (prepared,) = finish(to_sequences(request, codec, context_length=10_000))
         self.row = prepared.sequence
         self._generate(codec, random.Random(seed), ids_of(name, says))
         result = to_result(request, [prepared], codec, PROVENANCE)
@@ -205,6 +206,6 @@ def test_unconstrained_requests_have_no_constraint(options: dict[str, Any]):
     body = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "tools": TOOLS} | options
     request = to_request(wire.parse(json.dumps(body).encode(), ChatRequest), timeout_s=60)
 
-    (prepared,) = to_sequences(request, chat_codec_of("json_tools"), context_length=10_000)
+    (prepared,) = finish(to_sequences(request, chat_codec_of("json_tools"), context_length=10_000))
 
     assert prepared.sequence.constraint is None

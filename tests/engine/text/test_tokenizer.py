@@ -1,5 +1,7 @@
 """Token ids and bytes: BOS once, the split of lm-evaluation-harness, and bytes that join to the text."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,3 +129,78 @@ def test_an_added_token_of_several_spaces_has_the_bytes_of_spaces(sentencepiece:
     (double_space,), _ = sentencepiece.encode("  ")
 
     assert sentencepiece.token_bytes(double_space) == b"  "
+
+
+@pytest.fixture(scope="module")
+def stripping() -> Tokenizer:
+    """Return a tokenizer with tokens that take the spaces around them, as in XLM-RoBERTa, and NFC."""
+    fast = build_tokenizer()
+    fast.backend_tokenizer.normalizer = normalizers.NFC()
+    fast.add_tokens([AddedToken("<mask>", lstrip=True, rstrip=True), AddedToken("lazy dog and", single_word=True)])
+    return Tokenizer(fast, [EOS])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    text=st.lists(st.sampled_from(["lazy dog and", "<mask>", " " * 40, "e\u0301", "the quick ", "x", "😀"])).map(
+        "".join
+    ),
+    cut=st.integers(0, 300),
+)
+@pytest.mark.parametrize("kind", ["tokenizer", "sentencepiece", "stripping"])
+def test_a_text_has_nearly_as_many_tokens_as_its_beginning(
+    kind: str, text: str, cut: int, request: pytest.FixtureRequest
+):
+    """is_longer allows for a hundred times as many."""
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    num_head = len(tokenizer.encode(text[:cut].rstrip(), add_bos=False)[0])
+
+    assert num_head <= len(tokenizer.encode(text, add_bos=False)[0]) + 12
+    assert tokenizer._max_joint_tokens >= 1024
+
+
+def test_a_text_is_known_to_be_too_long_by_its_beginning(stripping: Tokenizer):
+    max_tokens = 100
+    (size,) = stripping.head_sizes(10 * (max_tokens + stripping._max_joint_tokens), max_tokens)
+
+    assert stripping.is_longer("x " * size, max_tokens)
+    assert not stripping.is_longer("x " * max_tokens, max_tokens)
+    assert not stripping.is_longer(" " * size, max_tokens)  # "<mask>" may follow, which takes all of them
+    assert len(stripping.encode(" " * size + "<mask>", add_bos=False)[0]) == 1
+
+
+def test_a_text_is_encoded_whole_rather_than_twice(tokenizer: Tokenizer):
+    for num_characters in (0, 1000, 8 * 1524 - 1, 100_000, 8_000_000):
+        sizes = list(tokenizer.head_sizes(num_characters, 500))
+
+        assert sum(sizes) <= num_characters * 2 / 3
+        assert bool(sizes) == (num_characters >= 8 * (500 + tokenizer._max_joint_tokens))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_backend_encodes_as_the_whole_tokenizer_does(stripping: Tokenizer, text: str):
+    assert stripping._backend is not None
+    expected = stripping.hf_tokenizer.encode(text, add_special_tokens=False)
+
+    assert stripping.encode(text, add_bos=False)[0] == expected
+
+
+def test_a_tokenizer_that_encodes_in_its_own_way_keeps_it():
+    class Reversing(PreTrainedTokenizerFast):
+        def encode(self, text: str, *args: object, **kwargs: object) -> list[int]:
+            return super().encode(text[::-1], *args, **kwargs)
+
+    fast = build_tokenizer()
+    fast.__class__ = Reversing
+    own = Tokenizer(fast, [EOS])
+
+    assert own._backend is None
+    assert own.decode(own.encode("lazy", add_bos=False)[0]) == "yzal"
+
+
+def test_texts_are_encoded_on_several_threads_at_once(tokenizer: Tokenizer):
+    texts = [f"{word} " * 2000 for word in ("quick", "brown", "fox", "lazy")]
+    expected = [tokenizer.encode(text) for text in texts]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(5):
+            assert list(threads.map(tokenizer.encode, texts)) == expected

@@ -12,6 +12,7 @@ from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.run_inference import InferenceRun
 from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.rq.job import Job
 
 
 @pytest.fixture(scope="module", params=["default", "exact"])
@@ -29,8 +30,8 @@ def publisher(redis: Redis) -> Iterator[TokenPublisher]:
 
 
 def result_of(engine: Engine, request: wire.Generate, publisher: TokenPublisher) -> wire.Result:
-    run = InferenceRun(engine, request, "a-job", publisher)
-    run.start()
+    run = InferenceRun(engine, request, Job("a-job", Redis()), publisher)
+    assert run.advance(1000) is None
     return to_result(request, run.ended.result(240), engine.chat, provenance_of("demo", engine.model_info))
 
 

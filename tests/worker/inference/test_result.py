@@ -11,7 +11,7 @@ from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import PreparedSequence, to_sequences
 from scorepool.worker.rq.errors import JobError
-from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
+from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer, finish
 from tests.worker.inference.test_translate import BOS, CODEC, generate, score, translate
 
 PROVENANCE = provenance_of("demo", FakeEngine.model_info)
@@ -280,7 +280,7 @@ def test_special_tokens_are_skipped_on_request(
     """Special tokens of the prompt are always in the text."""
     request = generate(prompt="<p", skip_special_tokens=skip, prompt_logprobs=True)
     codec = FakeChatCodec(TokenizerWithSpecialTokens())
-    prepared = to_sequences(request, codec, 100)
+    prepared = finish(to_sequences(request, codec, 100))
     sequence = prepared[0].sequence
     sequence.token_ids += generated
     sequence.columns.logprobs = [None, *[-1.0] * (len(sequence.token_ids) - 1)]

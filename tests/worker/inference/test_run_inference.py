@@ -88,8 +88,8 @@ def send(runner: InferenceRunner, prompt: str) -> AsyncResult:
 
 
 def wait_for_tokenizer(runner: InferenceRunner) -> None:
-    """Wait until the tokenizer's thread has finished its queue."""
-    runner._tokenizer_thread.submit(lambda: None).result(30)
+    """Wait until the tokenizer's thread for short texts has finished its queue."""
+    runner.tokenizing.short.thread.submit(lambda: None).result(30)
 
 
 def assert_never_ends(pending: AsyncResult) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from scorepool import wire
+from scorepool.engine.errors import ContextLengthExceeded
 from scorepool.worker.inference.translate import PreparedSequence, to_sequences, with_seed
 from scorepool.worker.rq.errors import JobError
-from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
+from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer, finish
 
 CODEC = FakeChatCodec(FakeTokenizer())  # one token per byte, 257 is BOS
 BOS = 257
@@ -23,7 +24,7 @@ def generate(**options: object) -> wire.Generate:
 
 
 def translate(request: wire.Request) -> list[PreparedSequence]:
-    return to_sequences(request, CODEC, FakeEngine.model_info.context_length)
+    return finish(to_sequences(request, CODEC, FakeEngine.model_info.context_length))
 
 
 def test_prompt_and_completion_are_encoded_jointly_and_scored_from_the_completion():
@@ -81,27 +82,30 @@ GO = [wire.Message(role="user", content="Go.")]
 
 
 class RecordingTemplate:
+    """A template that records what it would render."""
+
+    def __init__(self) -> None:
+        self.rendered: list[Any] = []
+
     def accepts_variable(self, name: str) -> bool:
         return name == "enable_thinking"
 
+    def render(
+        self, messages: list[dict[str, object]], tools: object = (), variables: object = None
+    ) -> tuple[str, str]:
+        self.rendered += [messages, tools, variables]
+        return "x", "x"
+
 
 class RecordingCodec(FakeChatCodec):
-    """A codec that records what its template would render."""
-
     def __init__(self, can_call: bool = True) -> None:
         super().__init__(FakeTokenizer())
         self.template = RecordingTemplate()
-        self.rendered: list[Any] = []
+        self.rendered = self.template.rendered
         self.can_call = can_call
 
     def tools_unsupported_reason(self, may_call: bool = True) -> str | None:
         return "the format of its calls is not known" if may_call and not self.can_call else None
-
-    def encode(
-        self, messages: list[dict[str, object]], tools: object = (), variables: object = None
-    ) -> tuple[list[int], list[int]]:
-        self.rendered += [messages, tools, variables]
-        return [1], [1]
 
 
 def test_messages_tools_and_calls_as_the_template_gets_them():
@@ -113,7 +117,7 @@ def test_messages_tools_and_calls_as_the_template_gets_them():
     ]
     codec = RecordingCodec()
 
-    to_sequences(generate(messages=messages, tools=[wire.Tool(name="look")]), codec, 100)
+    finish(to_sequences(generate(messages=messages, tools=[wire.Tool(name="look")]), codec, 100))
 
     rendered, tools, _ = codec.rendered
     assert rendered[1]["tool_calls"] == [
@@ -129,7 +133,7 @@ def test_a_model_that_cannot_call_functions_refuses_tools():
     codec = RecordingCodec(can_call=False)
 
     with pytest.raises(JobError) as caught:
-        to_sequences(generate(messages=GO, tools=[wire.Tool(name="look")]), codec, 100)
+        finish(to_sequences(generate(messages=GO, tools=[wire.Tool(name="look")]), codec, 100))
 
     assert (caught.value.failure.code, caught.value.failure.field) == ("invalid", "tools")
 
@@ -139,7 +143,7 @@ def test_tools_that_must_not_be_called_are_rendered_and_need_no_known_format():
     request = generate(messages=GO, tools=[wire.Tool(name="look")], tool_choice="none")
     codec = RecordingCodec(can_call=False)
 
-    (each,) = to_sequences(request, codec, 100)
+    (each,) = finish(to_sequences(request, codec, 100))
 
     assert [tool["function"]["name"] for tool in codec.rendered[1]] == ["look"]
     assert each.chat_prompt is not None
@@ -148,11 +152,11 @@ def test_tools_that_must_not_be_called_are_rendered_and_need_no_known_format():
 
 def test_variables_that_the_template_does_not_read_are_refused():
     codec = RecordingCodec()
-    to_sequences(generate(messages=GO, chat_template_kwargs={"enable_thinking": False}), codec, 100)
+    finish(to_sequences(generate(messages=GO, chat_template_kwargs={"enable_thinking": False}), codec, 100))
     assert codec.rendered[2] == {"enable_thinking": False}
 
     with pytest.raises(JobError) as caught:
-        to_sequences(generate(messages=GO, chat_template_kwargs={"enabel_thinking": False}), codec, 100)
+        finish(to_sequences(generate(messages=GO, chat_template_kwargs={"enabel_thinking": False}), codec, 100))
     failure = caught.value.failure
     assert (failure.code, failure.field) == ("invalid", "chat_template_kwargs.enabel_thinking")
 
@@ -193,7 +197,7 @@ def test_stop_conditions_reach_the_sequences():
 )
 def test_min_tokens_that_cannot_be_generated_are_refused(options: dict[str, Any], field: str | None):
     def translate_for_context_of_100() -> list[PreparedSequence]:
-        return to_sequences(generate(prompt="a", **options), CODEC, 100)
+        return finish(to_sequences(generate(prompt="a", **options), CODEC, 100))
 
     if field is None:
         assert translate_for_context_of_100()
@@ -205,7 +209,7 @@ def test_min_tokens_that_cannot_be_generated_are_refused(options: dict[str, Any]
 
 
 def test_min_tokens_raise_the_default_of_max_tokens():
-    (each,) = to_sequences(generate(prompt="a", max_tokens=None, min_tokens=5000), CODEC, 9000)
+    (each,) = finish(to_sequences(generate(prompt="a", max_tokens=None, min_tokens=5000), CODEC, 9000))
 
     assert each.sequence.sampling.max_tokens == 5000
 
@@ -217,3 +221,58 @@ def test_a_job_without_a_seed_derives_one_from_its_id():
     assert with_seed(request, "j") != with_seed(request, "k")
     assert with_seed(generate(prompt="a", seed=7), "j").seed == 7
     assert with_seed(score("a", "b"), "j") == score("a", "b")
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        (score("a", LONG), r"items\[0\]"),
+        (score(LONG, "a"), r"items\[0\]"),
+        (score(LONG[:50_000], LONG[:50_000]), r"items\[0\]"),
+        (generate(prompt=LONG), "prompt"),
+        (generate(messages=[wire.Message(role="user", content=LONG)]), "rendered chat"),
+        (wire.Tokenize(model="demo", prompt="x" * 9_000_000), "prompt"),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_by_its_beginning(request_: wire.Request, what: str):
+    lengths: list[int] = []
+
+    class CountingTokenizer(FakeTokenizer):
+        def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
+            lengths.append(len(text))
+            return super().encode(text, add_bos)
+
+    with pytest.raises(ContextLengthExceeded, match=rf"^(the )?{what} has .* characters, of which the first"):
+        finish(to_sequences(request_, FakeChatCodec(CountingTokenizer()), 4096))
+    limit = 1_000_000 if isinstance(request_, wire.Tokenize) else 4096
+    assert sum(lengths) <= 4 * (limit + 1025)
+
+
+def test_the_first_item_that_does_not_fit_ends_the_job():
+    items = [wire.ScoreItem(prompt="x" * 4096, completion="x")] * 200
+    steps = to_sequences(wire.Score(model="demo", items=items), CODEC, 4096)
+
+    assert next(steps) > 8192
+    with pytest.raises(ContextLengthExceeded, match=r"items\[0\] has 4098 tokens; at most 4096 fit"):
+        next(steps)
+
+
+def test_what_just_fits_is_not_refused():
+    (each,) = finish(to_sequences(score("x" * 4094, "x"), CODEC, 4096))
+    assert len(each.sequence.token_ids) == 4096
+    tokenized = wire.Tokenize(model="demo", prompt="x" * 20_000)  # longer than the context: the model does not run
+    (each,) = finish(to_sequences(tokenized, CODEC, 4096))
+    assert each.num_prompt_tokens == 20_001
+
+
+def test_each_step_announces_what_it_encodes():
+    items = [wire.ScoreItem(prompt="x" * 10, completion="x"), wire.ScoreItem(prompt=[1], completion=[2])]
+
+    assert list(to_sequences(wire.Score(model="demo", items=items), CODEC, 4096)) == [21]
+    assert list(to_sequences(generate(prompt="abc"), CODEC, 4096)) == [3]
+    rendering, encoding = to_sequences(generate(messages=GO * 1000), CODEC, 40960)
+    assert rendering >= 1_000_000  # a template may look at all messages for each of them
+    assert encoding == 1000 * len("user: Go.\n") - 1

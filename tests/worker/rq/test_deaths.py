@@ -199,7 +199,7 @@ def test_hanging_tokenization_ends_the_worker_and_its_jobs_run_again(redis: Redi
     redis.set(store.Keys.request(ids[0]), wire.encode(generate("it ends")))
     workers.start("--burst").wait(timeout=60)
     assert results(redis, ids) == 2
-    assert "the tokenizing of one job has run longer than 2 s" in workers.log
+    assert "the tokenizing of one text has run longer than 2 s" in workers.log
 
 
 def test_a_hanging_loop_ends_the_worker_and_its_jobs_run_again(redis: Redis, workers: Workers):

@@ -1,0 +1,100 @@
+"""Tokenize jobs in turns, so that long texts of one owner hold up nobody else.
+
+A job is tokenized in slices: texts of at most SLICE_CHARACTERS together, or one longer text. Between two slices the
+next owner has its turn (owner_turns.py). A single text cannot be interrupted, so those that are longer have a thread of
+their own; the tokenizer releases the GIL.
+
+    put ──► short texts ──► thread ──┐
+       └──► long texts ───► thread ──┴──► job.advance ──► put, while the job has texts left
+"""
+
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Protocol
+
+from scorepool.worker.inference.owner_turns import OwnerTurns
+
+SLICE_CHARACTERS = 32_768  # of a turn with short texts: about 0.05 s
+MAX_WAITING_CHARACTERS = 1_000_000  # of an owner, up to which its jobs are claimed: about 1 s
+
+
+class TokenizedJob(Protocol):
+    owner: str
+    num_characters: int  # of all its texts
+
+    def advance(self, max_characters: int) -> int | None:
+        """Encode the text whose length the last call returned, and more: at most `max_characters` of them.
+
+        Return the length of the text that comes next; None if there is none. Raises nothing.
+        """
+
+
+class _Lane:
+    """One thread, and the jobs whose next text it encodes."""
+
+    def __init__(self, name: str) -> None:
+        self.turns: OwnerTurns[TokenizedJob] = OwnerTurns()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self.since: float | None = None  # time.monotonic() of the turn that runs now
+
+
+class TokenizingQueue:
+    """Jobs that wait for the tokenizer or are tokenized. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self.short, self.long = _Lane("tokenize"), _Lane("tokenize_long")
+        self._lock = Lock()  # guards the turns and the counts
+        self._num_characters: Counter[str] = Counter()  # of the jobs that are not done, by owner
+
+    @property
+    def since(self) -> float | None:
+        """The start of the turn that has run longest, time.monotonic(); None if none runs."""
+        return min((since for lane in (self.short, self.long) if (since := lane.since) is not None), default=None)
+
+    @property
+    def crowded_owners(self) -> frozenset[str]:
+        """The owners of which so much text waits that another worker should get their next jobs."""
+        with self._lock:
+            return frozenset(owner for owner, num in self._num_characters.items() if num > MAX_WAITING_CHARACTERS)
+
+    def put(self, job: TokenizedJob) -> None:
+        with self._lock:
+            self._num_characters[job.owner] += job.num_characters
+        self._put(job, 0)
+
+    def close(self) -> None:
+        """Drop the jobs that wait. Does not wait for the texts that are being encoded."""
+        for lane in (self.short, self.long):
+            lane.thread.shutdown(wait=False, cancel_futures=True)
+
+    def _put(self, job: TokenizedJob, num_characters: int) -> None:
+        lane = self.short if num_characters <= SLICE_CHARACTERS else self.long
+        with self._lock:
+            lane.turns.put(job.owner, job)
+        try:
+            lane.thread.submit(self._run_turn, lane)
+        except RuntimeError:  # closed: the worker gives its jobs back
+            self._forget(job)
+
+    def _run_turn(self, lane: _Lane) -> None:
+        with self._lock:
+            job = lane.turns.take()
+        if job is None:
+            return
+        lane.since = since = time.monotonic()
+        num_characters = job.advance(SLICE_CHARACTERS)
+        lane.since = None
+        with self._lock:
+            lane.turns.charge(job.owner, time.monotonic() - since)
+        if num_characters is None:
+            self._forget(job)
+        else:
+            self._put(job, num_characters)
+
+    def _forget(self, job: TokenizedJob) -> None:
+        with self._lock:
+            self._num_characters[job.owner] -= job.num_characters
+            if not self._num_characters[job.owner]:
+                del self._num_characters[job.owner]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from redis.asyncio import Redis
 
 from scorepool import store, wire
-from scorepool.api.http.errors import BadRequest
+from scorepool.api.http.errors import BadRequest, Forbidden
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
@@ -14,7 +14,8 @@ from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 class Admission:
     """Check requests against the models that workers serve, before they are put on the queue."""
 
-    def __init__(self, redis: Redis, models: Models, endpoints: WebhookEndpoints) -> None:
+    def __init__(self, settings: store.Settings, redis: Redis, models: Models, endpoints: WebhookEndpoints) -> None:
+        self._high_priority_names = {name.strip() for name in settings.high_priority_keys.split(",")} - {""}
         self._redis = redis
         self._models = models
         self._endpoints = endpoints
@@ -26,6 +27,22 @@ class Admission:
         now = await decode.now_s(self._redis) if expires else 0.0
         for index, request in enumerate(requests):
             self._check_one(request, served[request.model], now, f"[{index}]." if is_bulk else "")
+
+    def check_priorities(self, owner: str, requests: Sequence[wire.Request], is_bulk: bool) -> None:
+        """Check that the owner may use the requests' priorities. Raises Forbidden.
+
+        Tokenize jobs may have any: the server itself submits them.
+        """
+        if not self._high_priority_names or owner in self._high_priority_names:
+            return
+        for index, request in enumerate(requests):
+            if request.priority == "high" and not isinstance(request, wire.Tokenize):
+                field = f"[{index}].priority" if is_bulk else "priority"
+                raise Forbidden(
+                    f"{field}: expected normal or low, found high, which this server leaves to the keys that "
+                    "SCOREPOOL_HIGH_PRIORITY_KEYS names",
+                    field,
+                )
 
     def _check_one(self, request: wire.Request, served: Sequence[wire.ServedModel], now: float, where: str) -> None:
         if request.model == store.WEBHOOKS:

@@ -64,7 +64,7 @@ class State:
         waiting = Waiting(stream_redis.client(), redis, on_ended=metrics.ended.inc)
         models, jobs, endpoints = Models(redis), Jobs(redis), WebhookEndpoints(redis, settings)
         queue = Queue(redis, settings, keyring.weight, keyring.has_several_owners)
-        admission = Admission(redis, models, endpoints)
+        admission = Admission(settings, redis, models, endpoints)
         submission = Submission(settings, admission, models, queue, jobs, waiting, metrics)
         return cls(
             settings=settings,

@@ -89,6 +89,7 @@ class Submission:
         """
         job_ids = job_ids or await self._queue.job_ids(owner, idempotency_key, len(requests) if is_bulk else None)
         try:
+            self._admission.check_priorities(owner, requests, is_bulk)
             await self._admission.check(requests, is_bulk=is_bulk)
         except ApiError:
             if idempotency_key is None or not await self._queue.was_submitted(requests, job_ids):

@@ -62,6 +62,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     public_url: str = ""  # how others reach this API, for links in webhooks; default http://host:port
+    high_priority_keys: str = ""  # comma-separated names of keys that may submit jobs of priority high; "": all may
     max_body_bytes: Count = 32 * 2**20
     max_bulk_jobs: Count = 1000
     max_file_bytes: Count = 200 * 2**20  # of one uploaded file

@@ -36,7 +36,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known
 
 JobId = Annotated[str, Path(alias="id")]
 Bulk = Annotated[list[wire.Request], Meta(min_length=1)]
-SUBMIT_ERRORS = (400, 401, 404, 406, 408, 409, 413, 415, 429, 503)
+SUBMIT_ERRORS = (400, 401, 403, 404, 406, 408, 409, 413, 415, 429, 503)
 
 
 @router.post(

@@ -18,7 +18,7 @@ import scorepool.api.repositories.files
 from scorepool.api.app import create_app
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
 from scorepool.store import Settings
-from tests.api.conftest import ALICE, KEYS, Serving, bearer, eventually, score, trickle
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score, trickle
 from tests.api.fake_worker import COMPLETED, RESULT, FakeWorker
 
 
@@ -256,7 +256,13 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
     """Send a request for every status that a route declares, except 500 and 503, and validate the reply."""
     absent, none = "0" * 32, {"Accept": "text/html"}
     seen: set[tuple[str, str, int]] = set()
-    settings = {"api_keys": KEYS, "max_queue_depth": 6, "max_body_bytes": 5000, "max_file_bytes": 5000}
+    settings = {
+        "api_keys": KEYS,
+        "high_priority_keys": "alice",
+        "max_queue_depth": 6,
+        "max_body_bytes": 5000,
+        "max_file_bytes": 5000,
+    }
     async with serving(**settings) as http:
 
         async def call(method: str, route: str, id_: str = absent, *, key: str | None = ALICE, **request: Any) -> Any:
@@ -279,6 +285,8 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         for path in ("/healthz", "/metrics", "/readyz", "/health"):
             await call("GET", path)
         queued = (await call("POST", "/v1/jobs", json=score()))["id"]
+        await call("POST", "/v1/jobs", key=BOB, json=score(priority="high"))
+        await call("POST", "/v1/jobs/bulk", key=BOB, json=[score(priority="high")])
         ended = (await call("POST", "/v1/jobs", json=score()))["id"]
         running = (await call("POST", "/v1/jobs", json=score()))["id"]
         worker.end(ended)

@@ -10,7 +10,7 @@ from redis import Redis
 from scorepool.api.auth import Keyring
 from scorepool.api.http.middleware import is_loopback
 from scorepool.store import Settings, SettingsError
-from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, generate, score
 from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -134,3 +134,12 @@ async def test_without_keys_a_rebound_host_name_is_refused(serving: Serving, hos
             assert (await http.get("/v1/jobs", headers={"Host": local})).status_code == 200
     async with serving(api_keys=KEYS) as http:
         assert (await http.get("/v1/jobs", headers=bearer(BOB) | {"Host": host})).status_code == 200
+
+
+async def test_only_the_keys_that_the_operator_names_may_use_priority_high(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS, high_priority_keys="carol, bob") as client:
+        jobs = [generate(), generate(priority="high")]
+        refused = await client.post("/v1/jobs/bulk", json=jobs, headers=bearer(ALICE))
+        assert (refused.status_code, refused.json()["error"]["field"]) == (403, "[1].priority")
+        assert (await client.post("/v1/jobs", json=generate(priority="low"), headers=bearer(ALICE))).status_code == 202
+        assert (await client.post("/v1/jobs/bulk", json=jobs, headers=bearer(BOB))).status_code == 202

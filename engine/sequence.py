@@ -40,6 +40,14 @@ class Sampling:
         return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Whose work a sequence is. Shares that have waiting sequences get tokens in proportion to their weights."""
+
+    name: str = ""
+    weight: int = 1
+
+
 class Constraint(Protocol):
     """A grammar that generated tokens must follow."""
 
@@ -112,6 +120,7 @@ class Sequence:
     temperature: float = 1.0  # for the logprobs of given tokens; those of generated tokens are always at temperature 1
     sampling: Sampling | None = None  # None: score only
     constraint: Constraint | None = None  # applies to sampling; reported logprobs stay the model's own
+    share: Share = Share()
     num_input_tokens: int = field(init=False)
 
     columns: TokenColumns = field(default_factory=TokenColumns)

@@ -1,8 +1,8 @@
 """The policy for prefills: which of them start in a step. Answers with a slice or None, one prefill at a time.
 
-Prefills are offered in order of arrival. One that does not fit now is passed over, but never for good: the first
+Prefills are offered in the order of waiting.py. One that does not fit now is passed over, but never for good: the first
 waiting sequence that may run is always admitted unless a chunked prefill is half way, and a sequence that needs a KV
-cache waits only for sequences that arrived before it.
+cache waits only for sequences that come before it.
 """
 
 from scorepool.engine.scheduling.kv_budget import KVBudget

@@ -18,6 +18,7 @@ from scorepool.engine.scheduling.packing import pack_forwards
 from scorepool.engine.scheduling.policy import PrefillPolicy
 from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
+from scorepool.engine.scheduling.waiting import WaitingSequences
 from scorepool.engine.sequence import Sequence
 
 SHARE_BESIDE_DECODING = 8  # beside decoding sequences, a step prefills at most this fraction of its token budget
@@ -31,7 +32,7 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.kv_budget = kv_budget
         self.prefix_cache = prefix_cache
-        self.waiting: dict[Sequence, None] = {}  # in order of arrival
+        self.waiting = WaitingSequences()
         self.chunked_prefill: Slice | None = None  # what is left of a prefill too long for one step
         self.decoding: list[Sequence] = []
 
@@ -43,7 +44,7 @@ class Scheduler:
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Append sequences to those that wait."""
         for sequence in sequences:
-            self.waiting[sequence] = None
+            self.waiting.add(sequence)
             if self.prefix_cache:
                 self.prefix_cache.add(sequence)
 
@@ -97,7 +98,7 @@ class Scheduler:
     def _admit(self, policy: PrefillPolicy) -> list[Slice]:
         """Offer waiting sequences, and the prefixes that they share, to the policy."""
         admitted: list[Slice] = []
-        for sequence in list(self.waiting):
+        for sequence in self.waiting:
             if policy.is_exhausted:
                 break
             if sequence.sampling and not policy.has_room(sequence):
@@ -121,7 +122,7 @@ class Scheduler:
             if self.chunked_prefill is not None and self.chunked_prefill.fills_prefix in missing:
                 return
             for prefix in missing:
-                internal = Sequence(token_ids=prefix.token_ids)
+                internal = Sequence(token_ids=prefix.token_ids, share=sequence.share)
                 yield Slice.prefill(internal, cached, fills_prefix=prefix)
                 cached = prefix
         yield Slice.prefill(sequence, cached)
@@ -132,6 +133,7 @@ class Scheduler:
         self.chunked_prefill = None
         for slice_ in chain.from_iterable(forwards):
             slice_.sequence.num_computed = slice_.end
+            self.waiting.charge(slice_.sequence.share, slice_.num_tokens)
             if not slice_.is_decode:
                 self.chunked_prefill = slice_.rest or self.chunked_prefill
                 if slice_.completes_prefill and slice_.sequence.sampling:
@@ -148,6 +150,6 @@ class Scheduler:
             self.prefix_cache.insert(slice_.fills_prefix)
 
     def _stop_waiting(self, sequence: Sequence) -> None:
-        self.waiting.pop(sequence, None)
+        self.waiting.remove(sequence)
         if self.prefix_cache:
             self.prefix_cache.remove(sequence)

@@ -31,6 +31,8 @@ WEBHOOKS = f"{_QUEUE_PREFIX}{WEBHOOKS_NAME}"  # the queue of webhook deliveries
 TOKENS = f"{PREFIX}:tokens"  # stream: one entry {step} per write of a worker with streaming requests; not persisted
 DONE = f"{PREFIX}:done"  # stream: one entry {id} per job that ended
 LIST_LENGTH = 64  # jobs in RQ's list of a queue that owners share; the rest is in their backlogs (lua/backlog.lua)
+MEMORY_FOR_NEW = 80  # percent of Redis's maxmemory, above which no jobs and files are accepted (lua/memory.lua)
+MEMORY_FOR_CLAIMS = 90  # percent, above which no job begins; the rest is for the results of jobs in flight
 DELIVERY_KEPT_S = 14 * 86_400  # a delivery that was given up, so that it can be replayed
 
 _JOB = "rq:job:" if PREFIX == DEFAULT_PREFIX else f"rq:job:{PREFIX}:"
@@ -265,6 +267,8 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "DELIVER": DELIVER,
     "WEBHOOKS": WEBHOOKS,
     "DELIVERY_KEPT_S": DELIVERY_KEPT_S,
+    "MEMORY_FOR_NEW": MEMORY_FOR_NEW,
+    "MEMORY_FOR_CLAIMS": MEMORY_FOR_CLAIMS,
     # ours; a name that ends in _ is a prefix
     "REQUEST_": Keys.request(""),
     "OUTCOME_": Keys.outcome(""),

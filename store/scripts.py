@@ -1,6 +1,7 @@
 """Load the Lua scripts that every process runs in Redis.
 
-A script names the files that it needs in its first lines, `-- include: outbox.lua`; they come before it, each once. The
+A script names the files that it needs in its first lines, `-- include: outbox.lua`; they come before it, each once. A
+script that may run when Redis is out of memory says `-- flags: allow-oom` before them (Redis 7 and Valkey know it). The
 names of keys, of a job's fields and of job functions are constants in Lua, which a generated prelude defines. No script
 contains one of these names. A name that no prelude defines stops the import.
 """
@@ -13,6 +14,7 @@ from scorepool.store.job_fields import JobField
 from scorepool.store.keys import LUA_CONSTANTS
 
 _FOLDER = resources.files("scorepool.store").joinpath("lua")
+_FLAGS = re.compile(r"\A-- flags: (\S+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\S+)$", re.MULTILINE)
 _CONSTANT = re.compile(r"(?<![\w.'\"])_?[A-Z][A-Z_]*[A-Z_]\b(?!['\"\w])")
 
@@ -28,7 +30,9 @@ def load(name: str) -> str:
     used = sorted({name for name in _CONSTANT.findall(_without_strings(body)) if name in CONSTANTS})
     values = (f"'{value}'" if isinstance(value := CONSTANTS[name], str) else str(value) for name in used)
     prelude = f"local {', '.join(used)} = {', '.join(values)}\n" if used else ""
-    return f"{prelude}{body}\n"
+    flags = _FLAGS.match(_read(name))
+    shebang = f"#!lua flags={flags[1]}\n" if flags else ""
+    return f"{shebang}{prelude}{body}\n"
 
 
 def unknown_constants(name: str) -> set[str]:

@@ -51,6 +51,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     redis_prefix: RedisPrefix = DEFAULT_PREFIX
     log_level: LogLevel = "INFO"
     redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
+    redis_maxmemory: Annotated[int, Meta(ge=0)] = (
+        0  # of the embedded Redis, bytes; 0: a quarter of the machine's memory
+    )
     state_dir: str = ""  # for what outlives a process: the embedded Redis, certificates; "": see state_folder
     certificate_dir: str = ""  # "": `certificates` in the state folder
 

@@ -35,7 +35,7 @@ from http import HTTPStatus
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -184,6 +184,11 @@ class Unavailable(ApiError):
         super().__init__(message, headers={"Retry-After": str(REDIS_RETRY_S)})
 
 
+def redis_full() -> Unavailable:
+    """Build the error for a Redis that refused a command because it has no memory left."""
+    return Unavailable("Redis has no memory left, so nothing was changed; send the request again later")
+
+
 def redis_unanswered() -> Unavailable:
     """Build the error for a Redis that did not answer. The command may have run, or may still run."""
     return Unavailable(
@@ -245,7 +250,8 @@ def install(app: FastAPI, wrong_redis_type: type[RedisError]) -> None:
     @app.exception_handler(RedisError)
     async def on_redis_error(request: Request, error: RedisError) -> Response:
         _log(request, f"Redis failed: {error!r}")
-        return error_response(request, redis_unanswered())
+        is_full = isinstance(error, OutOfMemoryError)
+        return error_response(request, redis_full() if is_full else redis_unanswered())
 
     @app.exception_handler(wrong_redis_type)
     async def on_wrong_redis_type(request: Request, error: RedisError) -> Response:

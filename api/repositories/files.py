@@ -21,6 +21,7 @@ from scorepool import store, wire
 from scorepool.api.dialects.openai.files import FileObject, Purpose
 from scorepool.api.http.errors import Conflict, NotFound, TooLarge, TooManyUploads
 from scorepool.api.repositories import decode
+from scorepool.api.repositories.memory import check_memory
 from scorepool.api.repositories.owned import read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
 from scorepool.store.scripts import load
@@ -65,9 +66,10 @@ class Files:
             self._uploads[owner] -= 1
 
     async def save(self, owner: str, file_id: str, filename: str, upload: Upload, ttl_s: int) -> FileObject:
-        """Save the input file of a batch; raise TooLarge."""
+        """Save the input file of a batch; raise TooLarge or Unavailable."""
         num_bytes, num_chunks, key = 0, 0, store.Keys.file_parts(file_id)
         async for chunk in chunks_of_lines(upload, self._settings.max_body_bytes):
+            await check_memory(self._redis)
             compressed = await run_in_threadpool(compress, chunk)
             async with self._redis.pipeline() as pipeline:
                 pipeline.hset(key, str(num_chunks), compressed)

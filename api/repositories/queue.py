@@ -15,6 +15,7 @@ from scorepool import store, wire
 from scorepool.api.http.errors import Conflict, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.jobs import ENDED, EXPIRED, check_id, job_not_found, status_of
+from scorepool.api.repositories.memory import memory_is_short
 from scorepool.store.job_hash import new_job
 from scorepool.store.keys import DEFAULT_PREFIX, PREFIX
 from scorepool.store.scripts import load
@@ -91,6 +92,8 @@ class Queue:
                 ]
             case [b"full", queue_key, depth, num_new]:
                 raise await self._full(queue_key.decode(), depth, num_new)
+            case [b"no_memory"]:
+                raise memory_is_short()
             case [b"wrong_type", key, expected]:
                 raise Unavailable(f"the queue cannot take jobs: the Redis key {key.decode()} is no {expected.decode()}")
             case _:

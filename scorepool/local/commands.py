@@ -14,13 +14,14 @@ from scorepool.client import Client, JobFailed, ScorepoolError
 from scorepool.local import demo as demonstration
 from scorepool.local.local_models import LocalModels
 from scorepool.local.redis_check import check_redis_url
-from scorepool.local.redis_server import RedisServer, RedisServerError
+from scorepool.local.redis_server import RedisServerError
 from scorepool.local.stack import (
     Stack,
     StackError,
     add_import_path,
     api_command,
     certify_command,
+    embedded_redis,
     webhook_command,
     webhook_secret_command,
     worker_command,
@@ -107,7 +108,7 @@ def redis() -> int:
     settings = load_settings({})
     interrupt_on_sigterm()
     try:
-        with RedisServer(make_state_dir(settings) / "redis", appendfsync=settings.redis_appendfsync) as server:
+        with embedded_redis(make_state_dir(settings), settings) as server:
             print(server.url, flush=True)  # noqa: T201
             assert server.process is not None
             return server.process.wait()

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
+from scorepool.local.machine_memory import machine_memory_bytes
+
 SOCKET_PATH_MAX_BYTES = 103  # sun_path on macOS, without its final NUL; 107 on Linux
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
@@ -38,14 +40,18 @@ class RedisServer:
     With `appendfsync` "always" the server replies to a write after the data is on disk. With "everysec" a crash of the
     machine can lose the last second, and so can a kill of the server while the disk is slow.
 
+    With `maxmemory_bytes`, 0 for a quarter of the machine's memory, the server refuses what needs more. It takes more
+    than that itself, above all while it rewrites the append-only file.
+
     A folder has one server: a second server on the same folder raises RedisServerError.
     """
 
-    def __init__(self, folder: Path, *, appendfsync: str = "always") -> None:
+    def __init__(self, folder: Path, *, appendfsync: str = "always", maxmemory_bytes: int = 0) -> None:
         self.folder = folder
         self.socket = folder / "redis.sock"
         self.log = folder / "redis.log"
         self.appendfsync = appendfsync
+        self.maxmemory_bytes = maxmemory_bytes or machine_memory_bytes() // 4
         self.process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
 
@@ -92,6 +98,7 @@ class RedisServer:
             "appendonly": "yes",
             "appendfsync": self.appendfsync,
             "save": "",
+            "maxmemory": str(self.maxmemory_bytes),
             "maxmemory-policy": "noeviction",
             "stream-node-max-bytes": "512",  # RQ's results are streams; the default allocates 4 KiB for each
             "logfile": str(self.log),

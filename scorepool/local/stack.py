@@ -27,6 +27,13 @@ CONNECTION_CLASS = ("--connection-class", "scorepool.worker.Redis")  # supports 
 IMPORT_PATH = str(Path(__file__).parents[2])  # the folder that holds the package `scorepool`
 
 
+def embedded_redis(state: Path, settings: store.Settings) -> RedisServer:
+    """Return the server whose data lies in the state folder."""
+    return RedisServer(
+        state / "redis", appendfsync=settings.redis_appendfsync, maxmemory_bytes=settings.redis_maxmemory
+    )
+
+
 class StackError(RuntimeError):
     """A process that did not start. The message names it and shows the end of its log."""
 
@@ -122,7 +129,7 @@ class Stack:
         self.models = {store.parse_model(spec)[0][0]: spec for spec in models}  # by name
         self.settings = store.Settings.load({**os.environ, **environ})
         self.url = f"http://{url_host(self.settings.host)}:{self.settings.port}"
-        self.redis = None if redis_url else RedisServer(state / "redis", appendfsync=self.settings.redis_appendfsync)
+        self.redis = None if redis_url else embedded_redis(state, self.settings)
         self.redis_url = redis_url or (self.redis.url if self.redis else "")
         self._environ = {**os.environ, **environ}
         self._logs = logs

@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: outbox.lua
 --
 -- Report the end of a batch to the endpoints of its owner that subscribe to the event.

@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: end_job.lua
 --
 -- Cancel one job: at once if it waits, through its worker if it runs. A waiting job past its expires_at has failed, as the

@@ -1,4 +1,6 @@
+-- flags: allow-oom
 -- include: owner_turns.lua
+-- include: memory.lua
 -- include: wake.lua
 -- include: speeds.lua
 --
@@ -89,6 +91,7 @@ if known and num_leased > #known then
 end
 
 if redis.call('EXISTS', SUSPENDED) == 1 then return #rows > 0 and {rows, wrong_types, 0} end
+if exceeds_memory(MEMORY_FOR_CLAIMS) then max_jobs = 0 end
 
 -- The share of a deep queue is more than any worker claims, so it need not be computed.
 local num_wanted = max_jobs

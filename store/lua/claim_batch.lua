@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- Lease the batch that has been due for the longest time to one driver.
 --
 -- KEYS  scorepool:batches

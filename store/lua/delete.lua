@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: end_job.lua
 --
 -- Delete a job that has ended, and its deliveries, in whatever state they are. A waiting job past its expires_at has ended:

@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: wrong_types.lua
 --
 -- Delete a file that no batch reads.

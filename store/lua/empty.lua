@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: end_job.lua
 --
 -- `rq empty`: jobs of the API that wait in a queue, also behind RQ's list (see backlog.lua), end as canceled; others are

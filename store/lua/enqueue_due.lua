@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: clock.lua
 -- include: wake.lua
 --

@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: end_job.lua
 -- include: is_held.lua
 -- include: is_recorded.lua

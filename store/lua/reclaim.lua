@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: lease.lua
 -- include: wake.lua
 --

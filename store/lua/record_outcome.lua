@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: end_job.lua
 --
 -- Record the outcome of a job that RQ's own methods end in the same transaction (worker/rq/job.py).

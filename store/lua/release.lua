@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: wake.lua
 --
 -- Put jobs that a worker holds back at the front of their queues, as if it had never claimed them.

@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- Set the time at which a batch is due next, if the caller's turn is still the current one.
 --
 -- KEYS  scorepool:batches, the batch

@@ -1,4 +1,6 @@
+-- flags: allow-oom
 -- include: clock.lua
+-- include: memory.lua
 -- include: hand_out.lua
 --
 -- Put one or many jobs on their queues: all of them, or none.
@@ -13,6 +15,7 @@
 -- Returns {'accepted', {status, ...}}: '' for a job that is new, its RQ status for one that was there already;
 --      or {'conflict', index}: a job of that id came with another body;
 --      or {'full', queue, its depth, the number of new jobs for it};
+--      or {'no_memory'}: too much of Redis's memory is in use for new jobs;
 --      or {'wrong_type', key, expected type}: a queue cannot take jobs.
 
 local owner, max_depth, list_length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -67,6 +70,7 @@ while i <= #ARGV do
     return {'conflict', #statuses}
   end
 end
+if next(new_in) and exceeds_memory(MEMORY_FOR_NEW) then return {'no_memory'} end
 for queue, count in pairs(new_in) do
   local num_listed, num_deferred = try('list', 'LLEN', QUEUE_ .. queue), try('zset', 'ZCARD', DEFERRED_ .. queue)
   local num_sharing = try('zset', 'ZCARD', FAIR_SHARE_ .. queue)

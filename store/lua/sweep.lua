@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: wrong_types.lua
 --
 -- Drop what expired keys leave behind: ids of jobs and deliveries in the lists of owners and in RQ's registries, and names of

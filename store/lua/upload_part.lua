@@ -1,3 +1,4 @@
+-- flags: allow-oom
 -- include: is_held.lua
 -- include: is_recorded.lua
 --

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from scorepool.local import redis_server
+from scorepool.local import machine_memory, redis_server
+from scorepool.local.machine_memory import machine_memory_bytes
 from scorepool.local.redis_server import RedisServer, RedisServerError
 
 
@@ -79,3 +80,36 @@ def test_start_waits_for_data_that_takes_long_to_load(tmp_path: Path, monkeypatc
         monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed_s)
         server.start()
         assert redis.dbsize() == 10_000
+
+
+def test_the_memory_of_the_server_is_limited_by_default_to_a_quarter_of_the_machines(tmp_path: Path):
+    with RedisServer(tmp_path / "r") as server, Redis.from_url(server.url) as redis:
+        assert redis.config_get("maxmemory*")["maxmemory"] == str(machine_memory_bytes() // 4)
+    with RedisServer(tmp_path / "r", maxmemory_bytes=10**8) as server, Redis.from_url(server.url) as redis:
+        assert redis.config_get("maxmemory*")["maxmemory"] == str(10**8)
+        assert redis.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/", {"memory.max": "1000000\n"}, 1_000_000),
+        ("0::/", {"memory.max": "max\n"}, None),
+        ("0::/a/b", {"a/memory.max": "2000000\n", "a/b/memory.max": "3000000\n"}, 2_000_000),
+        ("5:cpu,memory:/a", {"memory/a/memory.limit_in_bytes": "4000000\n", "memory.max": "x"}, 4_000_000),
+        ("5:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_memory_of_a_container_is_what_its_cgroups_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None, files: dict[str, str], expected: int | None
+):
+    whole = machine_memory.os.sysconf("SC_PHYS_PAGES") * machine_memory.os.sysconf("SC_PAGE_SIZE")
+    if own is not None:
+        (tmp_path / "own").write_text(own + "\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine_memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(machine_memory, "OWN_CGROUPS", tmp_path / "own")
+    assert machine_memory_bytes() == (whole if expected is None else expected)

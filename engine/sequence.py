@@ -1,6 +1,7 @@
 """One sequence of a batch: what is asked of it, and what the engine has computed so far. No tensors, no clock."""
 
 from collections.abc import Sequence as Ids
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from secrets import randbits
 from typing import Literal, Protocol
@@ -49,12 +50,21 @@ class Share:
 
 
 class Constraint(Protocol):
-    """A grammar that generated tokens must follow."""
+    """A grammar that generated tokens must follow. Others find what may follow meanwhile; no method raises."""
 
     error: str | None  # why no token can follow: the sequence ends at once
 
+    def compile(self) -> Future[None]:
+        """Start to compile the grammar, if nobody has. The future gets an InvalidRequest if it cannot be compiled."""
+
+    def prepare(self, generated: Ids[int]) -> None:
+        """Start to find the bitmask of what may follow `generated`: all generated tokens. Returns at once."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the bitmask, without a limit if it is None. Return False if it is not there in time."""
+
     def token_bitmask(self, generated: Ids[int]) -> bytes:
-        """Return one bit per token id, lowest id first, set if the token may follow `generated`. Raises nothing."""
+        """Return one bit per token id, lowest id first, set if the token may follow `generated`. Waits for it."""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ Each tokenizer has one token per byte and the format's own tokens. `FORMATS[name
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,8 @@ from transformers import PreTrainedTokenizerFast
 from scorepool.engine import Tokenizer
 from scorepool.engine.text.chat.chat_format import ChatTags
 from scorepool.engine.text.chat.codec import ChatCodec
+from scorepool.engine.text.chat.grammar import StructuredOutputSpec
+from scorepool.engine.text.chat.grammar_compiler import GrammarConstraint
 
 EOS = "<eos>"
 TEMPLATE = (
@@ -224,6 +227,15 @@ def chat_codec_of(name: str) -> ChatCodec:
         fast.save_pretrained(folder)
         wrapper = load_tokenizer(Path(folder))
     return ChatCodec(Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids), ChatTags.from_mlx_lm(wrapper))
+
+
+def compile_constraint(
+    chat: ChatCodec, spec: StructuredOutputSpec, generation_prompt: Sequence[int] | None
+) -> GrammarConstraint:
+    """Return the constraint of one answer, compiled. Raises InvalidRequest."""
+    (constraint,) = chat.grammar_compiler.constraints(spec, generation_prompt)
+    constraint.compile().result(60)
+    return constraint
 
 
 def ids_of(name: str, text: str) -> list[int]:

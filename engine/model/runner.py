@@ -20,6 +20,7 @@ from scorepool.engine.sampling.logprobs import (
     PendingLogprobs,
     TokenLogprobs,
     compute_logprobs,
+    prepare_constraints,
     split_rows,
 )
 from scorepool.engine.sampling.stop import check_stop, min_tokens_banned_ids
@@ -79,7 +80,8 @@ class ModelRunner:
                     queries.append(self._query(slice_.sequence, predictors, row, last_ids))
         rows = mx.concatenate(hidden)
         if any(query.sequence.constraint is not None for query in queries):
-            mx.async_eval(rows)  # the device computes while the host reads the last tokens and finds what may follow
+            mx.async_eval(rows)  # the device computes while the host reads the last tokens, and others what may follow
+            prepare_constraints(queries)
         pending = self._compute(queries, rows)
         self._remember_sampled_rows(pending)
         return LaunchedStep(slices, pending)

@@ -117,6 +117,13 @@ def split_rows(queries: list[LogprobQuery], max_rows: int) -> Iterator[list[Logp
         yield group
 
 
+def prepare_constraints(queries: list[LogprobQuery]) -> None:
+    """Have the grammars of all rows that are sampled now find what may follow. Waits for the last tokens."""
+    for query in queries:
+        if query.samples and query.sequence.constraint is not None:
+            query.sequence.constraint.prepare(_generated_on_host(query))
+
+
 def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:
     """Launch the computation. logits [rows, vocab] float32 of the model, one row per position of the queries."""
     token_ids, sampled_logprobs = _tokens(queries, logits)

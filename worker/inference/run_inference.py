@@ -3,7 +3,8 @@
 main thread        InferenceRunner(job)                                      to_result ──► wire.Result
                          │                                                       ▲
 tokenizer threads        └──► InferenceRun.advance: to_sequences ──► engine.add  │
-engine's thread                                                        └──► _on_done ──► ended
+grammars' thread                     (a constraint is compiled first) ──┘ │      │
+engine's thread                                                           └──► _on_done ──► ended
 """
 
 from concurrent.futures import Future
@@ -11,12 +12,13 @@ from functools import partial
 from threading import Lock
 
 from scorepool import wire
-from scorepool.engine import Engine, EngineError, Sequence
+from scorepool.engine import Engine, EngineError, InvalidRequest, Sequence
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
+from scorepool.worker.inference.structured_outputs import invalid_grammar
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.inference.tokenizing import TokenizingQueue
 from scorepool.worker.inference.translate import PreparedSequence, num_characters, to_sequences, with_seed
@@ -97,10 +99,11 @@ class InferenceRun:
         self._publisher = publisher
         self.owner = job.owner
         self.num_characters = num_characters(request)
-        self._steps = to_sequences(request, engine.chat, engine.model_info.context_length)
+        self._steps = to_sequences(request, engine.chat, engine.model_info.context_length, job.owner)
         self._sequences: list[Sequence] = []
-        self._lock = Lock()  # guards the two below
+        self._lock = Lock()  # guards the three below
         self._is_canceled = False
+        self._compiled: Future[None] | None = None
         self._added: Future[list[Sequence]] | None = None
 
     def advance(self, max_characters: int) -> int | None:
@@ -126,15 +129,39 @@ class InferenceRun:
             self.ended.set_result(prepared)
             return
         try:
+            constraint = prepared[0].sequence.constraint  # those of the others have the same grammar
+            if constraint is None or prepared[0].sequence.sampling is None:
+                self._enter(prepared)
+                return
             with self._lock:
+                self._compiled = constraint.compile()
                 if self._is_canceled:
-                    return
-                self._added = self._add(prepared)
-            self._sequences = [each.sequence for each in prepared]
+                    self._compiled.cancel()
         except BaseException as error:  # the main thread decides what any error means
             self.ended.set_exception(map_engine_error(error))
         else:
-            self._added.add_done_callback(partial(self._on_done, prepared))
+            self._compiled.add_done_callback(partial(self._on_compiled, prepared))
+
+    def _on_compiled(self, prepared: list[PreparedSequence], compiled: "Future[None]") -> None:
+        """Enter the engine when the grammar is compiled, which another process does. Runs on any thread."""
+        if compiled.cancelled():
+            return
+        try:
+            error = compiled.exception()
+            if isinstance(error, InvalidRequest) and isinstance(self._request, wire.Generate):
+                raise invalid_grammar(self._request, error)
+            self._enter(prepared)
+        except BaseException as error:
+            self.ended.set_exception(map_engine_error(error))
+
+    def _enter(self, prepared: list[PreparedSequence]) -> None:
+        """Add the sequences to the engine. Raises engine.EngineError."""
+        with self._lock:
+            if self._is_canceled:
+                return
+            self._added = self._add(prepared)
+        self._sequences = [each.sequence for each in prepared]
+        self._added.add_done_callback(partial(self._on_done, prepared))
 
     def _add(self, prepared: list[PreparedSequence]) -> "Future[list[Sequence]]":
         request = self._request
@@ -169,6 +196,8 @@ class InferenceRun:
     def cancel(self) -> None:
         with self._lock:
             self._is_canceled = True
+            if self._compiled is not None:
+                self._compiled.cancel()
             if self._added is not None:
                 self._engine.cancel(self._added)
 

@@ -1,5 +1,7 @@
 """Build the constraint that makes an answer what its request asks for. Pure."""
 
+from collections.abc import Sequence
+
 from scorepool import wire
 from scorepool.engine import ChatCodec
 from scorepool.engine.errors import InvalidRequest
@@ -11,14 +13,16 @@ from scorepool.worker.rq.errors import JobError
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def constraint_of(request: wire.Generate, prompt: ChatPrompt | None, codec: ChatCodec) -> Constraint | None:
-    """Return the constraint of one sequence, or None if its answer is free. Raises JobError.
+def constraints_of(
+    request: wire.Generate, prompt: ChatPrompt | None, codec: ChatCodec, owner: str
+) -> Sequence[Constraint | None]:
+    """Return the constraint of each of `n` sequences, or None for each if the answer is free. Raises JobError.
 
-    A constraint holds how far its sequence has come, so sequences cannot share one.
+    A constraint holds how far its sequence has come, so sequences cannot share one. None is compiled yet.
     """
     field = _constraining_field(request)
     if field is None:
-        return None
+        return [None] * request.n
     if request.ignore_eos or request.min_tokens:
         raise _invalid("it determines where the answer ends: give neither `ignore_eos` nor `min_tokens`", field)
     tools = callable_tools(request)
@@ -32,9 +36,14 @@ def constraint_of(request: wire.Generate, prompt: ChatPrompt | None, codec: Chat
         parallel_calls=request.parallel_tool_calls,
     )
     try:
-        return compiler.compile(spec, None if prompt is None else prompt.generation_prompt)
+        return compiler.constraints(spec, None if prompt is None else prompt.generation_prompt, owner, request.n)
     except InvalidRequest as error:
-        raise _invalid(error.message, "tools" if tools else "json_schema") from None
+        raise invalid_grammar(request, error) from None
+
+
+def invalid_grammar(request: wire.Generate, error: InvalidRequest) -> JobError:
+    """Return the error of a job whose schema or tools cannot be followed."""
+    return _invalid(error.message, "tools" if callable_tools(request) else "json_schema")
 
 
 def callable_tools(request: wire.Generate) -> list[wire.Tool]:

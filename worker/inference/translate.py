@@ -20,7 +20,7 @@ from scorepool import wire
 from scorepool.engine import ChatCodec, Sampling, Sequence, Tokenizer
 from scorepool.engine.errors import ContextLengthExceeded
 from scorepool.worker.inference.chat_answer import ChatPrompt
-from scorepool.worker.inference.structured_outputs import callable_tools, constraint_of
+from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
 from scorepool.worker.inference.template_messages import to_template_messages, to_template_tool
 from scorepool.worker.rq.errors import JobError
 
@@ -67,7 +67,9 @@ def with_seed(request: wire.Request, job_id: str) -> wire.Request:
     return replace(request, seed=int.from_bytes(digest, "big"))
 
 
-def to_sequences(request: wire.Request, codec: ChatCodec, context_length: int) -> Steps[list[PreparedSequence]]:
+def to_sequences(
+    request: wire.Request, codec: ChatCodec, context_length: int, owner: str = ""
+) -> Steps[list[PreparedSequence]]:
     """Return one sequence per item of a score job, n of a generate job.
 
     Raises engine.InvalidRequest, ContextLengthExceeded, JobError. The sequence of a tokenize job does not go to the
@@ -78,7 +80,7 @@ def to_sequences(request: wire.Request, codec: ChatCodec, context_length: int) -
     if isinstance(request, wire.Tokenize):
         token_ids, bos_added, _ = yield from _encode_prompt(request, codec, max(context_length, MAX_TOKENIZED))
         return [PreparedSequence(Sequence(token_ids=token_ids), len(token_ids), False, bos_added)]
-    return (yield from _to_generated(request, codec, context_length))
+    return (yield from _to_generated(request, codec, context_length, owner))
 
 
 def _to_scored(request: wire.Score, tokenizer: Tokenizer, context_length: int) -> Steps[list[PreparedSequence]]:
@@ -133,7 +135,9 @@ def check_num_tokens(num_tokens: int, max_tokens: int, what: str) -> None:
         raise ContextLengthExceeded(f"{what} has {num_tokens} tokens; at most {max_tokens} fit")
 
 
-def _to_generated(request: wire.Generate, codec: ChatCodec, context_length: int) -> Steps[list[PreparedSequence]]:
+def _to_generated(
+    request: wire.Generate, codec: ChatCodec, context_length: int, owner: str
+) -> Steps[list[PreparedSequence]]:
     prompt_ids, bos_added, chat_prompt = yield from _encode_prompt(request, codec, context_length)
     if not prompt_ids:
         raise _invalid("prompt", "it is empty, and this model's texts begin without BOS; give at least one character")
@@ -144,14 +148,14 @@ def _to_generated(request: wire.Generate, codec: ChatCodec, context_length: int)
     is_text = not isinstance(request.prompt, list)
     skipped_ids = codec.tokenizer.special_token_ids if request.skip_special_tokens else frozenset()
     prepared = []
-    for index in range(request.n):
+    for index, constraint in enumerate(constraints_of(request, chat_prompt, codec, owner)):
         sequence = Sequence(
             token_ids=list(prompt_ids),
             score_from=_score_from(request, len(prompt_ids), max_tokens),
             top_logprobs=request.top_logprobs,
             rank=request.rank,
             sampling=_sampling(request, index, max_tokens) if max_tokens else None,
-            constraint=constraint_of(request, chat_prompt, codec),
+            constraint=constraint,
         )
         prepared.append(PreparedSequence(sequence, len(prompt_ids), is_text, bos_added, chat_prompt, skipped_ids))
     return prepared

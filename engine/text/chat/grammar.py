@@ -4,6 +4,7 @@ The model's structural tag says how such an answer is written; this module says 
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ _OPTIONS = '%llguidance {"no_forcing": true}'
 _COMPACT: dict[str, Any] = {"whitespace_flexible": False}  # else a model may write spaces until it has no tokens left
 _TEMPLATE_SPACING = _COMPACT | {"item_separator": ", ?", "key_separator": ": ?"}  # templates put spaces in calls
 _LENIENT = {"lenient": True, "coerce_one_of": True}
+_ARGUMENTS_RULE = re.compile(r"arguments_(?P<index>\d+): ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +65,10 @@ def build_grammar(spec: StructuredOutputSpec, parser: OutputParser) -> str:
     return "\n".join([_OPTIONS, f"start: {tag.unconstrained if is_free else ' | '.join(answers)}", *rules])
 
 
-def function_of_rule(spec: StructuredOutputSpec, rule: str) -> Function | None:
-    """Return the function whose parameters this line of the grammar describes."""
-    functions = {f"{_arguments_rule(index)}:": function for index, function in enumerate(spec.functions)}
-    return functions.get(rule.partition(" ")[0])
+def index_of_arguments(rule: str) -> int | None:
+    """Return the index of the function whose parameters this line of the grammar describes."""
+    found = _ARGUMENTS_RULE.match(rule)
+    return int(found["index"]) if found else None
 
 
 def _reasoning_before(tag: StructuralTag, parser: OutputParser) -> str:

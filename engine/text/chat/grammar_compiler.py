@@ -1,108 +1,144 @@
-"""Structured outputs: compile a grammar, and say which tokens may follow at each step. Uses llguidance; no MLX."""
+"""Structured outputs: say which tokens may follow at each step. Grammars run in processes of their own. No MLX."""
 
 import json
 import re
+import weakref
 from collections.abc import Sequence
-
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from concurrent.futures import Future
+from functools import cached_property, partial
+from itertools import count
 
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.chat.chat_format import PLAIN_TEXT_FORMAT, ChatFormat
-from scorepool.engine.text.chat.grammar import StructuredOutputSpec, build_grammar, function_of_rule, unsupported_reason
+from scorepool.engine.text.chat.grammar import (
+    StructuredOutputSpec,
+    build_grammar,
+    index_of_arguments,
+    unsupported_reason,
+)
+from scorepool.engine.text.chat.grammar_process.fork_server_link import tokenizer_message
+from scorepool.engine.text.chat.grammar_process.grammar_process import GrammarProcess, Reply
+from scorepool.engine.text.chat.grammar_process.grammars import Grammars
 from scorepool.engine.text.chat.output_parser import OutputParser
 from scorepool.engine.text.tokenizer import Tokenizer
 
-# The time to make a matcher grows with the square of the grammar's symbols: two seconds at this limit.
-_LIMITS = LLParserLimits(max_grammar_size=20_000)
 _ERROR_AT_LINE = re.compile(r"at (?P<line>\d+)\(\d+\): (?P<message>.*)")
 _ERROR_IN_PATTERN = re.compile(r"(?P<where>.*):\n(?P<pattern>(?:.*\n)+?)error: (?P<message>.*)")  # carets below it
 _ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+MAX_GRAMMAR_CHARACTERS = 2**20
+_numbers = count()  # of sequences
 
 
 class GrammarConstraint:
     """The constraint of one sequence: it holds how far the sequence has come. One thread at a time uses it."""
 
-    def __init__(self, matcher: LLMatcher, eos_bitmask: bytes) -> None:
+    def __init__(self, compiler: "GrammarCompiler", grammar: GrammarProcess, eos_bitmask: bytes) -> None:
         self.error: str | None = None  # why no token can follow any more: the sequence ends at once
-        self._matcher = matcher
+        self.number = next(_numbers)
+        self.generated: Sequence[int] = ()
+        self.num_consumed = 0
+        self.run = 0
+        self.reply: Reply | None = None
+        self._compiler = compiler
+        self._grammar = grammar
         self._eos_bitmask = eos_bitmask
-        self._num_consumed = 0
+        self._num_asked = -1  # generated tokens
+        weakref.finalize(self, grammar.forgotten.append, self.number)
+
+    def compile(self) -> Future[None]:
+        """Have the grammar compiled, for all sequences that have it. The future gets InvalidRequest if it cannot be."""
+        return self._compiler.grammars.compile(self._grammar)
+
+    def prepare(self, generated: Sequence[int]) -> None:
+        """Have the bitmask found for what follows these tokens: those of the last call and those since."""
+        if self._num_asked == len(generated):
+            return
+        self._num_asked, self.generated = len(generated), generated
+        self.reply = self._grammar.first_reply if not generated else None
+        if self.error is None and self.reply is None:
+            self._compiler.grammars.ask(self._grammar, self)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the bitmask. Return False if it is not there in time."""
+        changed = self._compiler.grammars.changed
+        with changed:
+            return changed.wait_for(lambda: self.reply is not None or self.error is not None, timeout_s)
 
     def token_bitmask(self, generated: Sequence[int]) -> bytes:
-        """Return one bit per token id, the lowest first: 1 if the token may follow.
-
-        `generated` holds all generated tokens of the sequence: those of the last call and those since.
-        """
-        for token_id in generated[self._num_consumed :]:
-            if self.error is None and not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
-                self.error = _error_of(self._matcher)
-        self._num_consumed = len(generated)
-        if self.error is None and not self._matcher.is_stopped():
-            bitmask: bytes = self._matcher.compute_bitmask()
-            if not self._matcher.is_error():
-                return bitmask
-            self.error = _error_of(self._matcher)
-        return self._eos_bitmask
+        """Return one bit per token id, the lowest first: 1 if the token may follow. Waits for it."""
+        self.prepare(generated)
+        self.wait(None)
+        if self.error is None and self.reply is not None and self.reply.error is not None:
+            self.error = self.reply.error
+        if self.error is not None or self.reply is None or self.reply.bitmask is None:
+            return self._eos_bitmask
+        return self.reply.bitmask
 
 
 class GrammarCompiler:
-    """Make the constraints of one model's sequences. One thread uses it."""
+    """Make the constraints of one model's sequences. Any thread may use it."""
 
     def __init__(self, tokenizer: Tokenizer, chat_format: ChatFormat) -> None:
         self._tokenizer = tokenizer
         self._chat_format = chat_format
-        self._ll_tokenizer: LLTokenizer | None = None  # made on first use: it takes a second
-        self._cached: tuple[str, LLMatcher] | None = None  # the last grammar: sequences of a job share it
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The grammars of the model. Ended with the compiler and its constraints."""
+        grammars = Grammars(self._tokenizer_message)
+        weakref.finalize(self, grammars.close)
+        return grammars
 
     def unsupported_reason(self, has_functions: bool) -> str | None:
         """Return why answers to chats, or the calls in them, cannot be constrained. None if they can."""
         return unsupported_reason(self._chat_format.structural_tag, has_functions)
 
-    def compile(self, spec: StructuredOutputSpec, generation_prompt: Sequence[int] | None) -> GrammarConstraint:
-        """Return the constraint of one answer to a chat, or of a plain text if there is no generation prompt.
+    def constraints(
+        self, spec: StructuredOutputSpec, generation_prompt: Sequence[int] | None, owner: str = "", num: int = 1
+    ) -> list[GrammarConstraint]:
+        """Return constraints for answers to one chat, or for plain texts if there is no generation prompt.
 
-        Raises InvalidRequest.
+        Owners take turns to have grammars compiled. Raises InvalidRequest.
         """
         chat_format = PLAIN_TEXT_FORMAT if generation_prompt is None else self._chat_format
-        grammar = build_grammar(spec, OutputParser(chat_format, self._tokenizer.token_bytes, generation_prompt or ()))
-        if self._ll_tokenizer is None:
-            self._ll_tokenizer = self._make_tokenizer()
-        if self._cached is None or self._cached[0] != grammar:
-            self._cached = (grammar, _compile(self._ll_tokenizer, grammar, spec))
+        text = build_grammar(spec, OutputParser(chat_format, self._tokenizer.token_bytes, generation_prompt or ()))
+        if len(text) > MAX_GRAMMAR_CHARACTERS:
+            raise InvalidRequest(
+                f"the schema is too large: its grammar has {len(text)} characters, and the limit is "
+                f"{MAX_GRAMMAR_CHARACTERS}"
+            )
+        self._check_tokenizer()
+        explain = partial(_explain, [function.name for function in spec.functions])
+        grammar = self.grammars.get(text, owner, explain)
         bits = sum(1 << token_id for token_id in self._chat_format.eos_ids)
-        eos_bitmask = bits.to_bytes((self._ll_tokenizer.vocab_size + 31) // 32 * 4, "little")
-        return GrammarConstraint(self._cached[1].deep_copy(), eos_bitmask)
+        eos_bitmask = bits.to_bytes((bits.bit_length() + 31) // 32 * 4, "little")
+        return [GrammarConstraint(self, grammar, eos_bitmask) for _ in range(num)]
 
-    def _make_tokenizer(self) -> LLTokenizer:
-        """Return a tokenizer in which markers are special tokens, so that constrained text contains none."""
-        backend = getattr(self._tokenizer.hf_tokenizer, "backend_tokenizer", None)
-        if backend is None:
+    def _check_tokenizer(self) -> None:
+        if getattr(self._tokenizer.hf_tokenizer, "backend_tokenizer", None) is None:
             raise InvalidRequest("it needs a tokenizer of the `tokenizers` library, and the model has another")
-        config = json.loads(backend.to_str())
+
+    def _tokenizer_message(self) -> bytes:
+        """Write a tokenizer in which markers are special tokens, so that constrained text contains none."""
+        config = json.loads(self._tokenizer.hf_tokenizer.backend_tokenizer.to_str())
         for token in config["added_tokens"]:
             token["special"] = token["special"] or token["id"] in self._chat_format.marker_ids
-        return LLTokenizer(json.dumps(config), eos_token=sorted(self._chat_format.eos_ids))
+        return tokenizer_message(config, sorted(self._chat_format.eos_ids))
 
 
-def _compile(tokenizer: LLTokenizer, grammar: str, spec: StructuredOutputSpec) -> LLMatcher:
-    """Return a matcher at the start of the grammar. Raises InvalidRequest."""
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS)
-    if not matcher.is_error():
-        matcher.compute_bitmask()  # it finds some errors only now, and the first bitmask takes longest
-    if matcher.is_error():
-        message = _error_of(matcher)
-        if at_line := _ERROR_AT_LINE.fullmatch(message):
-            function = function_of_rule(spec, grammar.split("\n")[int(at_line["line"]) - 1])
-            message = at_line["message"]
-            if function is not None:
-                message = f"the parameters of {function.name!r}: {message}"
-        raise InvalidRequest(message)
-    return matcher
+def _explain(function_names: list[str], grammar: str, error: str) -> str:
+    """Return an error of llguidance in one line, and say which function's parameters it is about."""
+    message = one_line(error)
+    if at_line := _ERROR_AT_LINE.fullmatch(message):
+        message = at_line["message"]
+        index = index_of_arguments(grammar.split("\n")[int(at_line["line"]) - 1])
+        if index is not None:
+            message = f"the parameters of {function_names[index]!r}: {message}"
+    return message
 
 
-def _error_of(matcher: LLMatcher) -> str:
-    """Return the error in one line: the first, and the pattern that is wrong. The rest is the library's state."""
-    error = matcher.get_error()
+def one_line(error: str) -> str:
+    """Return the first line of an error, and the pattern that is wrong. The rest is the library's state."""
     if found := _ERROR_IN_PATTERN.match(error):
         error = f"{found['where']}: {found['message']}: {' '.join(found['pattern'].split()).rstrip('^ ')}"
     return error.partition("\n")[0].replace(_ONE_OF, "oneOf whose choices may overlap: use anyOf")[:300]

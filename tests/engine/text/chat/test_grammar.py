@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from scorepool.engine import ChatCodec, InvalidRequest, Tokenizer
 from scorepool.engine.text.chat.chat_format import ChatTags
 from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
-from tests.chat_formats import EOS, FORMATS, chat_codec_of, generation_prompt_of, ids_of
+from tests.chat_formats import EOS, FORMATS, chat_codec_of, compile_constraint, generation_prompt_of, ids_of
 from tests.engine.text.chat.test_grammar_compiler import SCHEMA, ids_in
 
 
@@ -24,7 +24,7 @@ class Answer:
         self._name = name
         self._chat = chat_codec_of(name)
         prompt_ids = generation_prompt_of(name) if generation_prompt is None else ids_of(name, generation_prompt)
-        self._constraint = self._chat.grammar_compiler.compile(spec, prompt_ids)
+        self._constraint = compile_constraint(self._chat, spec, prompt_ids)
         self._generated: list[int] = []
 
     def allowed_after(self, text: str) -> set[str]:
@@ -63,7 +63,7 @@ def test_an_answer_may_begin_with_reasoning_unless_the_prompt_has_ended_it():
 def test_the_constraint_of_a_plain_text_applies_from_its_first_token():
     chat = chat_codec_of("json_tools")
 
-    assert ids_in(chat.grammar_compiler.compile(A, None).token_bitmask([])) == set(ids_of("json_tools", '"'))
+    assert ids_in(compile_constraint(chat, A, None).token_bitmask([])) == set(ids_of("json_tools", '"'))
 
 
 @pytest.mark.parametrize("marker", ["<think>", "</think>", "<tool_call>", "</tool_call>"])
@@ -174,7 +174,7 @@ def test_constrained_text_contains_no_marker_that_is_an_ordinary_token(root: Pat
     chat = demo_chat_codec(root)
     generated, _ = chat.tokenizer.encode('"a')
 
-    constraint = chat.grammar_compiler.compile(StructuredOutputSpec(json_schema={"type": "string"}), [])
+    constraint = compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "string"}), [])
 
     allowed = ids_in(constraint.token_bitmask(generated))
     assert len(allowed) > 1000
@@ -186,7 +186,7 @@ def test_tokens_of_many_characters_spell_calls_too(root: Path, seed: int):
     """Some tokens span the end of one part of the grammar and the beginning of the next."""
     chat = demo_chat_codec(root)
     spec = StructuredOutputSpec(functions=[Function(name="look", parameters=SCHEMA)], must_call=True)
-    constraint, parser = chat.grammar_compiler.compile(spec, []), chat.output_parser([])
+    constraint, parser = compile_constraint(chat, spec, []), chat.output_parser([])
     rng, generated = random.Random(seed), list[int]()
 
     while generated[-1:] != [2]:

@@ -10,7 +10,7 @@ import pytest
 
 from scorepool.engine import ChatCodec, Engine, InvalidRequest, Sampling, Sequence, Tokenizer
 from scorepool.engine.text.chat.grammar import StructuredOutputSpec
-from tests.chat_formats import chat_codec_of, ids_of
+from tests.chat_formats import chat_codec_of, compile_constraint, ids_of
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_tokenizer import EOS, build_tokenizer
 
@@ -29,7 +29,7 @@ SCHEMA: dict[str, Any] = {
 def sequence_of(engine: Engine, seed: int, schema: dict[str, Any] | None = SCHEMA, **options: Any) -> Sequence:
     constraint = None
     if schema is not None:
-        constraint = engine.chat.grammar_compiler.compile(StructuredOutputSpec(json_schema=schema), None)
+        constraint = compile_constraint(engine.chat, StructuredOutputSpec(json_schema=schema), None)
     sampling = Sampling(max_tokens=120, seed=seed, **options)
     return Sequence(token_ids=[0, 50, 51], top_logprobs=2, sampling=sampling, constraint=constraint)
 
@@ -100,10 +100,10 @@ def test_the_same_seed_generates_the_same_tokens(engine: Engine):
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any]):
-    compiler = ChatCodec(Tokenizer(build_tokenizer(), [EOS])).grammar_compiler
+    chat = ChatCodec(Tokenizer(build_tokenizer(), [EOS]))
 
     with pytest.raises(InvalidRequest, match=r"^.{1,400}$"):
-        compiler.compile(StructuredOutputSpec(json_schema=schema), None)
+        compile_constraint(chat, StructuredOutputSpec(json_schema=schema), None)
 
 
 def ids_in(bitmask: bytes) -> set[int]:
@@ -112,7 +112,7 @@ def ids_in(bitmask: bytes) -> set[int]:
 
 def test_a_token_that_was_not_allowed_ends_the_sequence_with_a_reason():
     chat = chat_codec_of("json_tools")
-    constraint = chat.grammar_compiler.compile(StructuredOutputSpec(json_schema={"type": "object"}), None)
+    constraint = compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "object"}), None)
 
     assert ids_in(constraint.token_bitmask(ids_of("json_tools", "x"))) == chat.tokenizer.eos_ids
     assert constraint.error

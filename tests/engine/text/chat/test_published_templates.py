@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from scorepool.engine import ChatCodec, Tokenizer
 from scorepool.engine.text.chat.chat_format import ChatTags
 from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
-from tests.chat_formats import TOOLS
+from tests.chat_formats import TOOLS, compile_constraint
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 EOS_OF = {  # each template's token that ends a turn
@@ -129,7 +129,7 @@ def test_the_models_grammar_allows_a_rendered_turn_with_a_call(name: str):
     place, x = {"type": "string"}, {"type": "integer"}
     functions = [Function(name="look", parameters={"properties": {"place": place, "x": x}})]  # in order
 
-    constraint = chat.grammar_compiler.compile(StructuredOutputSpec(functions=functions), generation_prompt)
+    constraint = compile_constraint(chat, StructuredOutputSpec(functions=functions), generation_prompt)
 
     for num_before, token_id in enumerate(answer):
         bitmask = constraint.token_bitmask(answer[:num_before])

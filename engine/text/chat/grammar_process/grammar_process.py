@@ -1,0 +1,115 @@
+"""One grammar as the engine's process sees it: where its process is, and what its sequences wait for.
+
+    idle ──► waiting ──► compiling ──► ready ──► idle    its process made room for others, or was killed by others
+                ▲            │           │
+                └──(longer)──┴───────────┴─────► failed  for good, with a reason
+
+Knows no threads: `Grammars` holds its lock around everything here.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Literal, Protocol
+
+from scorepool.engine.text.chat.grammar_process import fork_server
+from scorepool.engine.text.chat.grammar_process.compile_queue import SHORT, Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What may follow. Nothing but an end token if there is neither a bitmask nor an error."""
+
+    bitmask: bytes | None = None
+    error: str | None = None
+
+
+class Asker(Protocol):
+    """A sequence that waits for a bitmask."""
+
+    number: int
+    generated: Sequence[int]  # the tokens after which it wants one
+    num_consumed: int  # tokens that the process has, or was sent
+    run: int  # of the grammar's process, that has them
+    reply: Reply | None
+
+
+@dataclass(slots=True, eq=False)
+class GrammarProcess:
+    text: str
+    owner: str
+    explain: Callable[[str, str], str]  # (text, error of llguidance) to a sentence
+    state: Literal["idle", "waiting", "compiling", "ready", "failed"] = "idle"
+    error: str | None = None  # why it failed
+    lane: Lane = SHORT
+    compiled: list[Future[None]] = field(default_factory=list)  # those that wait for it
+    first_reply: Reply | None = None  # before any token
+
+    run: int = 0  # number of its process, new with each
+    connection: Connection | None = None
+    num_deaths: int = 0  # of its processes, by no fault of the grammar's
+    memory_bytes: int = 0
+    asking: dict[int, Asker] = field(default_factory=dict)  # by number
+    num_unanswered: int = 0  # of those, were sent
+    forgotten: deque[int] = field(default_factory=deque)  # numbers of sequences that are over
+    used_at: float = 0.0  # time.monotonic()
+
+    @property
+    def is_busy(self) -> bool:
+        """True if its process computes."""
+        return self.state == "compiling" or self.num_unanswered > 0
+
+    def send_compile(self) -> None:
+        """Have it compiled by the process that was forked for it. Raises OSError."""
+        if self.connection is not None:
+            order = fork_server.COMPILE.pack(self.lane.limit_s, self.lane.has_low_priority)
+            self.connection.send_bytes(order + self.text.encode())
+
+    def send_steps(self) -> None:
+        """Send the questions that wait, if the process has answered all others: then it reads. Raises OSError."""
+        if self.state == "ready" and self.connection is not None and self.asking and not self.num_unanswered:
+            steps = [*self._forget(), *map(self._step, self.asking.values())]
+            self.num_unanswered = len(self.asking)
+            self.connection.send_bytes(b"".join(steps))
+
+    def read(self, message: bytes) -> None:
+        """Take in a message of its process."""
+        kind, number, self.memory_bytes = fork_server.REPLY.unpack_from(message)
+        payload = message[fork_server.REPLY.size :]
+        reply = Reply(
+            bitmask=payload if kind == fork_server.BITMASK else None,
+            error=self.explain(self.text, payload.decode(errors="replace")) if kind == fork_server.ERROR else None,
+        )
+        if self.state == "compiling":
+            self.first_reply = reply
+        elif asker := self.asking.pop(number, None):
+            asker.reply = reply
+            self.num_unanswered -= 1
+
+    def forget_run(self) -> None:
+        """Note that its process is gone."""
+        if self.connection is not None:
+            self.connection.close()
+        self.connection, self.num_unanswered, self.memory_bytes = None, 0, 0
+        self.forgotten.clear()
+
+    def fail(self, error: str) -> None:
+        """Answer every question with this error, now and later."""
+        self.state, self.error, self.text = "failed", error, ""
+        for asker in self.asking.values():
+            asker.reply = Reply(error=error)
+        self.asking.clear()
+
+    def _step(self, asker: Asker) -> bytes:
+        if asker.run != self.run:
+            asker.run, asker.num_consumed = self.run, 0  # a new process has to consume all tokens
+        new = array("I", asker.generated[asker.num_consumed :])
+        asker.num_consumed = len(asker.generated)
+        return fork_server.STEP.pack(asker.number, len(new)) + new.tobytes()
+
+    def _forget(self) -> Iterator[bytes]:
+        while self.forgotten:
+            yield fork_server.STEP.pack(self.forgotten.popleft(), fork_server.FORGET)

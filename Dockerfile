@@ -1,12 +1,13 @@
 # The API and the webhook worker. No MLX: that runs natively, on Macs.
 
-FROM python:3.11-slim AS build
+ARG PYTHON_IMAGE=python:3.11-slim
+FROM ${PYTHON_IMAGE} AS build
 RUN python -m venv /venv
 WORKDIR /src
 COPY . .
 RUN /venv/bin/pip install --no-cache-dir --constraint constraints.txt ".[api,webhook]"
 
-FROM python:3.11-slim
+FROM ${PYTHON_IMAGE}
 RUN useradd --system --uid 10001 --no-create-home scorepool
 COPY --from=build /venv /venv
 COPY deploy/worker_is_alive.py /app/

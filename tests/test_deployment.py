@@ -109,6 +109,34 @@ def test_every_service_has_a_health_check_and_restarts(compose: dict[str, Any]):
         assert all(port.startswith("${") and ":-127.0.0.1}:" in port for port in service.get("ports", []))
 
 
+def test_every_service_is_confined(compose: dict[str, Any]):
+    for service in compose["services"].values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert 0 < service["pids_limit"] <= 1024
+        assert to_bytes(interpolate(service["mem_limit"], VALUES)) > 0
+        assert not {"privileged", "cap_add", "devices", "pid", "network_mode", "ipc"} & set(service)
+    assert compose["services"]["redis"]["user"] == "redis"
+
+
+def test_every_image_can_be_pinned_by_its_digest(compose: dict[str, Any], root: Path):
+    example = (root / "deploy" / "env.example").read_text()
+    pinned = VALUES | {"REDIS_IMAGE": "redis@sha256:1", "PYTHON_IMAGE": "python@sha256:2"}
+    services = compose["services"]
+    assert interpolate(services["redis"]["image"], pinned) == "redis@sha256:1"
+    for name in ("api", "webhooks"):
+        assert interpolate(services[name]["build"]["args"]["PYTHON_IMAGE"], pinned) == "python@sha256:2"
+    for variable in ("REDIS_IMAGE", "PYTHON_IMAGE"):
+        assert f"{variable}=" in example
+
+
+def to_bytes(size: str) -> int:
+    """Return a size in bytes: `1gb` of Redis, `2g` of Compose."""
+    number, unit = size[: len(size.rstrip("kmgb"))], size.lstrip("0123456789").removesuffix("b")
+    return int(number) * 1024 ** " kmg".index(unit)
+
+
 def test_each_service_has_more_time_to_stop_than_it_needs(compose: dict[str, Any], root: Path):
     drain_s = store.Settings().drain_timeout_s
     assert float(compose["services"]["webhooks"]["stop_grace_period"].removesuffix("s")) > drain_s
@@ -134,12 +162,14 @@ def test_redis_runs_with_a_password_an_append_only_file_and_no_eviction(compose:
             with Redis.from_url(f"unix://{tmp_path / 's'}") as anonymous, pytest.raises(AuthenticationError):
                 anonymous.ping()
             with Redis.from_url(url, decode_responses=True) as redis:
-                settings = redis.config_get("append*", "maxmemory-policy", "save")
+                settings = redis.config_get("append*", "maxmemory*", "save")
         finally:
             server.terminate()
     assert settings["appendonly"] == "yes"
     assert settings["appendfsync"] == "always"
     assert settings["maxmemory-policy"] == "noeviction"
+    limit = to_bytes(interpolate(compose["services"]["redis"]["mem_limit"], VALUES))
+    assert 0 < 2 * int(settings["maxmemory"]) <= limit
     assert settings["save"] == ""
 
 
@@ -159,9 +189,10 @@ def test_a_worker_container_is_healthy_while_redis_knows_a_worker_of_its_host(
 def test_the_image_has_two_extras_and_does_not_run_as_root(root: Path):
     lines = (root / "Dockerfile").read_text().splitlines()
     assert [line for line in lines if line.startswith("FROM")] == [
-        "FROM python:3.11-slim AS build",
-        "FROM python:3.11-slim",
+        "FROM ${PYTHON_IMAGE} AS build",
+        "FROM ${PYTHON_IMAGE}",
     ]
+    assert "ARG PYTHON_IMAGE=python:3.11-slim" in lines
     assert any('".[api,webhook]"' in line for line in lines)
     assert "USER scorepool" in lines
 

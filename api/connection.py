@@ -11,7 +11,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from scorepool.store import REDIS_URL_FORMS, SentinelUrl, SettingsError
+from scorepool.store import SentinelUrl, SettingsError
 
 REDIS_TIMEOUT_S = 4.0  # for a command, and for a free connection
 REDIS_CONNECT_TIMEOUT_S = 2.0
@@ -39,8 +39,6 @@ def connect(url: str, timeout_s: float, max_connections: int) -> Redis:
         return Redis.from_pool(_pool(sentinel, options))
     except SettingsError as error:
         raise SettingsError(f"SCOREPOOL_REDIS_URL: {error}") from None
-    except ValueError:  # its text may contain a part of the password
-        raise SettingsError(f"SCOREPOOL_REDIS_URL cannot be parsed; expected {REDIS_URL_FORMS}") from None
 
 
 async def check_login(url: str) -> None:
@@ -57,6 +55,8 @@ async def check_login(url: str) -> None:
         # redis-py wraps the AuthenticationError of a unix socket in a ConnectionError
         if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
             raise SettingsError("SCOREPOOL_REDIS_URL: Redis refuses the user or the password of the URL") from None
+    except Exception as error:  # redis-py raises anything at replies that are none of Redis's
+        raise SettingsError(f"SCOREPOOL_REDIS_URL: what answers at the URL is no Redis: {error!r}") from None
     finally:
         await redis.aclose()
 

@@ -46,7 +46,7 @@ from scorepool.store.keys import (
     queue_names,
     rq_queue,
 )
-from scorepool.store.sentinel import REDIS_URL_FORMS, SentinelUrl
+from scorepool.store.sentinel import SentinelUrl
 from scorepool.store.settings import KEY_NAME, LOCAL_OWNER, Settings, SettingsError, parse_model
 from scorepool.store.webhook_secret import decode_webhook_secrets, encode_webhook_secret, webhook_secrets
 from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
@@ -60,7 +60,6 @@ __all__ = [
     "LIST_LENGTH",
     "LOCAL_OWNER",
     "MEMORY_FOR_NEW",
-    "REDIS_URL_FORMS",
     "TOKENS",
     "WEBHOOKS",
     "JobField",

@@ -7,19 +7,16 @@
 """
 
 from typing import Self
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from msgspec import Struct
 
+from scorepool.store.redis_url import check_redis_url, is_database, parse_options, split_redis_url
 from scorepool.store.settings import SettingsError
 
 SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 DEFAULT_PORT = 26379
 FORM = "redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/SERVICE[/DB][?OPTIONS]"
-REDIS_URL_FORMS = (
-    "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], rediss://, unix://PATH or redis+sentinel://, "
-    "with special characters of the password percent-encoded"
-)
 
 
 class SentinelUrl(Struct, frozen=True):
@@ -31,37 +28,31 @@ class SentinelUrl(Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str) -> Self | None:
-        """Parse a URL; return None if it does not use Sentinel.
+        """Parse a URL; check it and return None if it does not use Sentinel.
 
-        Raise SettingsError if it is wrong, or if its database is no number, which redis-py reads as database 0. The
-        message leaves out the URL, which may hold a password.
+        Raises SettingsError. The message leaves out the URL, which may hold a password.
         """
         scheme, _, rest = url.partition("://")
-        if scheme in SCHEMES.values() and not _is_database(urlsplit(url).path.strip("/")):
-            raise SettingsError("the database of the Redis URL is no number; expected redis://HOST[:PORT][/DB]")
         if scheme not in SCHEMES:
+            check_redis_url(url)
             return None
-        parts = urlsplit(f"//{rest}")
+        parts = split_redis_url(f"//{rest}")
         user, at, hosts = parts.netloc.rpartition("@")
         try:
             sentinels = [_address(host) for host in hosts.split(",")]
         except ValueError:
             raise SettingsError(f"the Redis URL has a bad HOST:PORT; expected {FORM}") from None
         service, _, db = parts.path.strip("/").partition("/")
-        if not service or not _is_database(db):
+        if not service or not is_database(db):
             raise SettingsError(
                 f"the Redis URL lacks SERVICE, the sentinels' name of the master, or has a bad DB; expected {FORM}"
             )
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        options = parse_options(parts.query)
         names = ("username", "password")
         credentials = {name: value for name in names if (value := options.pop(f"sentinel_{name}", ""))}
         master = f"{SCHEMES[scheme]}://{user}{at}master/{db or 0}?{urlencode(options)}"
+        check_redis_url(master)
         return cls(sentinels, credentials, service, master, scheme.startswith("rediss"))
-
-
-def _is_database(text: str) -> bool:
-    """True if the text is the number of a database, or empty, which means 0."""
-    return not text or text.isdecimal()
 
 
 def _address(text: str) -> tuple[str, int]:

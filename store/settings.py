@@ -17,8 +17,10 @@ PREFIX = "SCOREPOOL_"
 LOCAL_OWNER = "local"  # the owner of every job of a server without keys; no key has the name
 KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # names the owner of an API key
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
-Seconds = Annotated[float, Meta(gt=0)]
-Count = Annotated[int, Meta(ge=1)]
+YEAR_S = 366 * 86_400
+Seconds = Annotated[float, Meta(gt=0, le=YEAR_S)]
+Interval = Annotated[float, Meta(ge=0.1, le=YEAR_S)]  # seconds; loops run several times in each
+Count = Annotated[int, Meta(ge=1, le=2**48)]  # Redis and Lua count exactly up to 2**53
 RedisPrefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]  # see store/keys.py
 
 
@@ -70,7 +72,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_bulk_jobs: Count = 1000
     max_file_bytes: Count = 200 * 2**20  # of one uploaded file
     max_queue_depth: Count = 100_000  # jobs waiting in one queue before 429
-    redis_min_replicas: Annotated[int, Meta(ge=0)] = 0  # that must have a job before it is accepted
+    redis_min_replicas: Annotated[int, Meta(ge=0, le=1000)] = 0  # that must have a job before it is accepted
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400
 
@@ -85,11 +87,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32
     crosscheck: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of score jobs that a second worker computes too
-    lease_s: Seconds = 20.0  # how long a silent worker keeps its jobs, on a good link
+    lease_s: Interval = 20.0  # how long a silent worker keeps its jobs, on a good link
     drain_timeout_s: Seconds = 60.0
-    model_grace_s: Annotated[int, Meta(ge=0)] = 600  # how long jobs for a model are accepted after its last worker left
+    model_grace_s: Annotated[int, Meta(ge=0, le=YEAR_S)] = (
+        600  # how long jobs for a model are accepted after its last worker left
+    )
     crash_limit: Count = 5  # a job that ran alone at so many deaths of its worker fails with `crashed`
-    stall_timeout_s: Seconds = 300.0  # a step, a tokenizing or a turn of the loop that takes longer ends the worker
+    stall_timeout_s: Interval = 300.0  # a step, a tokenizing or a turn of the loop that takes longer ends the worker
 
     # client
     client_key: str = ""  # the API key that `scorepool verify` sends
@@ -141,5 +145,5 @@ class Settings(Struct, frozen=True, kw_only=True):
                 msgspec.convert({name: value}, cls, strict=False)
             except msgspec.ValidationError as error:
                 expectation = str(error).partition(" - at")[0]
-                raise SettingsError(f"{PREFIX}{name.upper()}={value!r}: {expectation}") from None
+                raise SettingsError(f"{PREFIX}{name.upper()}={value[:100]!r}: {expectation}") from None
         return msgspec.convert(given, cls, strict=False)

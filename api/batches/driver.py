@@ -13,7 +13,7 @@ from scorepool.api.http import tasks
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5  # pause while no batch is due
-REDIS_RETRY_S = 2.0  # pause after Redis did not answer
+RETRY_S = 2.0  # pause after an error: a loop that fails before it waits would block the process, and its signals
 
 
 class Driver:
@@ -39,9 +39,10 @@ class Driver:
                 await (asyncio.sleep(POLL_S) if lease is None else self._advance(lease))
             except (RedisError, OSError) as error:
                 logger.warning("batches wait for Redis: %r", error)
-                await asyncio.sleep(REDIS_RETRY_S)
+                await asyncio.sleep(RETRY_S)
             except Exception:  # a fault of one batch or of its record does not stop the others
                 logger.exception("a batch failed to advance; it is due again after its lease")
+                await asyncio.sleep(RETRY_S)
 
     async def _advance(self, lease: BatchLease) -> None:
         try:

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 BLOCK_S = 1.0  # how long one read of the stream may find nothing
 READ_COUNT = 1000
 MISSING_TOKENS_TTL_S = 60  # of requests to which no worker answers
+AT_ONCE_S = 0.05  # pause after an empty reply that came before BLOCK_S / 2: what answers there does not block
 RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # pauses after one, two, ... failures in a row; the last repeats
 
 
@@ -159,15 +160,14 @@ class Waiting:
             try:
                 await self._read_once()
                 num_failures = 0
-            except (RedisError, OSError) as error:
+            except Exception as error:  # of any kind: without this reader no client is answered
                 if num_failures == 0:
-                    logger.warning("the stream of ended jobs cannot be read and is tried again: %r", error)
-                self.is_connected = False
+                    is_of_redis = isinstance(error, (RedisError, OSError))
+                    message = "the stream of ended jobs cannot be read and is tried again: %r"
+                    logger.warning(message, error, exc_info=None if is_of_redis else error)
+                self.is_connected = False  # /readyz reports it
                 await asyncio.sleep(RECONNECT_S[min(num_failures, len(RECONNECT_S) - 1)])
                 num_failures += 1
-            except Exception:
-                logger.exception("the reader of ended jobs stopped")  # /readyz reports it
-                raise
 
     async def _read_once(self) -> None:
         """Run one XREAD from where the last one ended, even if that was on another connection."""
@@ -179,7 +179,12 @@ class Waiting:
             self.is_connected = True
             self._wake_all()  # entries may be lost after a failure: let every client read its job once more
         positions: Any = self._positions
+        clock = asyncio.get_running_loop().time
+        read_at = clock()
         streams: Any = await self._redis.xread(positions, count=READ_COUNT, block=int(BLOCK_S * 1000))
+        if not streams and clock() - read_at < BLOCK_S / 2:
+            await asyncio.sleep(AT_ONCE_S)
+            return
         for stream, entries in sorted(streams, key=lambda item: bool(item[0] == store.DONE.encode())):  # ends come last
             for entry_id, fields in entries:
                 self._positions[stream.decode()] = entry_id.decode()

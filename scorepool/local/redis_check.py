@@ -29,8 +29,6 @@ def check_redis_url(url: str, setting: str, *, must_answer: bool) -> None:
         raise store.SettingsError(f"{setting}: Redis refuses the user or the password of the URL: {error}") from None
     except store.SettingsError as error:
         raise store.SettingsError(f"{setting}: {error}") from None
-    except ValueError:  # its text may contain a part of the password
-        raise store.SettingsError(f"{setting}: the URL cannot be parsed; expected {store.REDIS_URL_FORMS}") from None
     except BusyLoadingError:  # Redis reads its data and will answer
         return
     except (RedisConnectionError, RedisTimeoutError) as error:

@@ -41,7 +41,7 @@ from scorepool.worker.inference.translate import PreparedSequence
 from scorepool.worker.rq.job import Job
 
 POLL_S = 1.0
-RETRY_S = 10.0  # after an error of Redis
+RETRY_S = 10.0  # after an error
 MAX_OFFERED = 256  # checks that wait to be sent in this process; the oldest are dropped
 MAX_TOKENS = 2**17  # of all sequences of a job; a longer one is not checked
 JOIN_TIMEOUT_S = 5.0
@@ -125,6 +125,7 @@ class Crosschecker:
                 wait_s = RETRY_S
             except Exception:
                 log.exception("a crosscheck failed")
+                wait_s = RETRY_S
 
     def _send(
         self, job_id: str, temperature: float, token_ids: list[list[int]], first: list[int], mine: Computation

@@ -10,8 +10,9 @@ import redis
 from redis._parsers.base import BaseParser
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -57,14 +58,11 @@ class Redis(redis.Redis):
             _check_login(cls._connect(url, **kwargs | LOGIN_OPTIONS))
             return cls._connect(url, **kwargs)
         except SettingsError as error:
-            reason = str(error)
-        except ValueError:  # its text may contain a part of the password
-            reason = "the URL cannot be parsed; see docs/settings.md"
-        raise SystemExit(f"scorepool: SCOREPOOL_REDIS_URL (or RQ_REDIS_URL, or `rq --url`): {reason}")
+            raise SystemExit(f"scorepool: SCOREPOOL_REDIS_URL (or RQ_REDIS_URL, or `rq --url`): {error}") from None
 
     @classmethod
     def _connect(cls, url: str, **kwargs: Any) -> redis.Redis:
-        """Make a client of the server, or of the master that Sentinel names. Raises ValueError."""
+        """Make a client of the server, or of the master that Sentinel names. Raises SettingsError."""
         sentinel = SentinelUrl.parse(url)
         if sentinel is None:
             connection_class = CONNECTION_CLASSES[parse_url(url).get("connection_class", redis.Connection)]
@@ -85,16 +83,20 @@ class Redis(redis.Redis):
 
 
 def _check_login(client: redis.Redis) -> None:
-    """Raise SettingsError if Redis refuses the user, the password or the database.
+    """Raise SettingsError if Redis refuses the user, the password or the database, or what answers is no Redis.
 
-    A Redis that does not answer is no error here.
+    A Redis that cannot be reached is no error here: RQ ends with a sentence then.
     """
     with client:
         try:
             client.ping()
         except ResponseError as error:
             raise SettingsError(f"Redis refuses the connection: {error}") from None
-        except (RedisError, OSError) as error:
+        except RedisTimeoutError:  # RQ would show a traceback
+            raise SettingsError("no Redis answers at the URL: it timed out") from None
+        except (RedisConnectionError, OSError) as error:
             # redis-py wraps the AuthenticationError of a unix socket in a ConnectionError
             if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
                 raise SettingsError("Redis refuses the user or the password of the URL") from None
+        except Exception as error:  # redis-py raises anything at replies that are none of Redis's
+            raise SettingsError(f"what answers at the URL is no Redis: {error!r}") from None

@@ -202,10 +202,17 @@ class WorkerProcess(BaseWorker):
             self.log.warning("Worker %s: a message that is no command: %r", self.name, error)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Let RQ retry after a time-out, too, by passing it on as a ConnectionError, the only error that RQ retries."""
+        """Let RQ retry after every error, by passing it on as a ConnectionError, the only error that RQ retries.
+
+        RQ would end the thread, and the worker would miss all commands until it is restarted.
+        """
         self._post_call(self._lose_messages)
-        error = RedisConnectionError(str(exc)) if isinstance(exc, RedisTimeoutError) else exc
-        super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
+        if isinstance(exc, RedisConnectionError):
+            super()._pubsub_exception_handler(exc, pubsub, pubsub_thread)
+            return
+        if not isinstance(exc, RedisTimeoutError) and pubsub.connection is not None:
+            pubsub.connection.disconnect()  # what follows on it may be the rest of a reply that cannot be read
+        super()._pubsub_exception_handler(RedisConnectionError(repr(exc)), pubsub, pubsub_thread)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Drain. Only sets flags, because a signal can interrupt any statement."""

@@ -18,6 +18,7 @@ from scorepool.api.auth import Keyring
 from scorepool.api.http import formats
 from scorepool.api.http.errors import BadRequest, NotAcceptable
 from scorepool.api.metrics.prometheus import Metrics
+from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories.batches import Batches
 from scorepool.api.repositories.files import Files
 from scorepool.api.repositories.jobs import Jobs
@@ -59,6 +60,10 @@ async def waiting(request: Request) -> Waiting:
 
 async def metrics(request: Request) -> Metrics:
     return _state(request).metrics
+
+
+async def snapshots(request: Request) -> QueueSnapshots:
+    return _state(request).snapshots
 
 
 async def models(request: Request) -> Models:
@@ -161,6 +166,7 @@ KeyringDep = Annotated[Keyring, Depends(keyring)]
 RedisDep = Annotated[Redis, Depends(redis)]
 WaitingDep = Annotated[Waiting, Depends(waiting)]
 MetricsDep = Annotated[Metrics, Depends(metrics)]
+SnapshotsDep = Annotated[QueueSnapshots, Depends(snapshots)]
 ModelsDep = Annotated[Models, Depends(models)]
 JobsDep = Annotated[Jobs, Depends(jobs)]
 QueueDep = Annotated[Queue, Depends(queue)]

@@ -13,6 +13,7 @@ from scorepool.api.admission import Admission
 from scorepool.api.auth import Keyring
 from scorepool.api.connection import REDIS_TIMEOUT_S, connect
 from scorepool.api.metrics.prometheus import Metrics
+from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories.batches import Batches
 from scorepool.api.repositories.files import Files
 from scorepool.api.repositories.jobs import Jobs
@@ -40,6 +41,7 @@ class State:
     stream_redis: Redis  # for the one blocking read
     waiting: Waiting
     metrics: Metrics
+    snapshots: QueueSnapshots
     # repositories
     models: Models
     jobs: Jobs
@@ -73,6 +75,7 @@ class State:
             stream_redis=stream_redis,
             waiting=waiting,
             metrics=metrics,
+            snapshots=QueueSnapshots(redis, models),
             models=models,
             jobs=jobs,
             queue=queue,
@@ -92,5 +95,7 @@ class State:
         await self.waiting.close()
         if num_waiting:
             await asyncio.sleep(LAST_READS_S)
+        await self.snapshots.close()
+        await self.models.close()
         await self.stream_redis.aclose()
         await self.redis.aclose()

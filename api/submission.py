@@ -114,7 +114,14 @@ class Submission:
         named = self._models.resolve_aliases(requests)
         ttl_s = ANSWER_TTL_S if is_synchronous else None
         submitted = await self._queue.submit(
-            owner, named, job_ids, submission_fingerprint, ttl_s, batch_id, is_synchronous=is_synchronous
+            owner,
+            named,
+            job_ids,
+            submission_fingerprint,
+            ttl_s,
+            batch_id,
+            unserved={request.model for request in named if not self._models.is_known(request.model)},
+            is_synchronous=is_synchronous,
         )
         for job, request in zip(submitted, requests, strict=True):
             if job.is_replay:

@@ -53,7 +53,13 @@ class Keys:
     id_secret = (
         f"{PREFIX}:id_secret"  # string: from which ids that follow from an Idempotency-Key are computed; permanent
     )
+    unserved = f"{PREFIX}:unserved"  # zset: queues that nobody serves, by their next check, see lua/unserved.lua
     recent_models = f"{PREFIX}:recent_models"  # zset: models by the time (unix, s) at which they were last served
+
+    @staticmethod
+    def unserved_of(owner: str) -> str:
+        """set: queues of models that an owner waits for and that no worker served when it submitted jobs for them."""
+        return f"{PREFIX}:unserved:{owner}"
 
     @staticmethod
     def recent_model(model: str) -> str:
@@ -290,6 +296,8 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "DONE": DONE,
     "OUTCOME_COUNTS": Keys.outcome_counts,
     "SWEEP_SCHEDULE": Keys.sweep_schedule,
+    "UNSERVED": Keys.unserved,
+    "UNSERVED_OF_": Keys.unserved_of(""),
     "MODELS": Keys.models,
     "SERVED_MODEL_": Keys.served_model(""),
     "CROSSCHECK_INBOX_": Keys.crosscheck_inbox(""),
@@ -297,6 +305,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "RECENT_MODEL_": Keys.recent_model(""),
     # RQ's
     "QUEUES": RqKeys.queues,
+    "OWN_QUEUE_": RqKeys.queue(_QUEUE_PREFIX),
     "SUSPENDED": RqKeys.suspended,
     "WORKERS": RqKeys.workers,
     "WORKER_": RqKeys.worker(""),

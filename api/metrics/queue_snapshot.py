@@ -8,8 +8,15 @@ from redis.asyncio import Redis
 
 from scorepool import store, wire
 from scorepool.api.repositories import decode
+from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.shared_read import SharedRead
+from scorepool.store.clock import clock_s
+from scorepool.store.scripts import load
 
 UNSERVED = "(unserved)"  # stands for all queues whose model no live worker serves
+FRESH_S = 3.0  # how long a snapshot is used again
+COUNT_AT_ONCE = 200  # unserved queues in one script, which takes Redis about a millisecond
+MAX_UNSERVED = 5000  # unserved queues whose jobs are counted; the settings allow fewer
 REGISTRIES = {"started": "wip", "finished": "finished", "failed": "failed", "canceled": "canceled"}
 DELIVERY_STATES = {"started": "wip", "waiting": "scheduled", "delivered": "finished", "failed": "failed"}
 CROSSCHECK_OUTCOMES = ("agreed", "differed", "stopped")
@@ -34,16 +41,15 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         """Read the snapshot. `live` is what live workers serve. Raises RedisError."""
         models = sorted({model.id for model in live})
         served = {queue for model in models for queue in store.queue_names(model)} | {store.WEBHOOKS}
-        keys: Any = await redis.smembers(store.RqKeys.queues)
-        queues = sorted({queue for queue in map(_queue_of, keys) if store.is_own_queue(queue)} | served)
-        labels = [queue if queue in served else UNSERVED for queue in queues]
+        queues = sorted(served)
         now = await decode.now_s(redis)
         workers, heartbeat_age_s = await _read_workers(redis, [*models, store.WEBHOOKS], now)
         counts: Any = await redis.hgetall(store.Keys.outcome_counts)
         checks: Any = await redis.hgetall(store.Keys.crosscheck_counts)
+        jobs_unserved, oldest_unserved_s = await _read_unserved(redis, queues, now)
         return cls(
-            jobs=await _read_jobs(redis, queues, labels),
-            oldest_s=await _read_oldest(redis, queues, labels, now),
+            jobs=await _read_jobs(redis, queues) | jobs_unserved,
+            oldest_s=await _read_oldest(redis, queues, now) | oldest_unserved_s,
             workers=workers,
             heartbeat_age_s=heartbeat_age_s,
             stopped={model: sum(one.id == model and not one.takes_jobs for one in live) for model in models},
@@ -54,8 +60,49 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         )
 
 
-async def _read_jobs(redis: Redis, queues: Sequence[str], labels: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Count the jobs of every queue and registry; the queues with one label are added up."""
+class QueueSnapshots:
+    """Give all who ask the same snapshot, which is read at most once in FRESH_S."""
+
+    def __init__(self, redis: Redis, models: Models) -> None:
+        self._redis = redis
+        self._models = models
+        self._shared = SharedRead(self._read)
+
+    async def latest(self) -> QueueSnapshot:
+        """Return a snapshot that is at most FRESH_S old. Raises RedisError."""
+        return await self._shared.since(clock_s() - FRESH_S)
+
+    async def close(self) -> None:
+        """End a read that is under way."""
+        await self._shared.close()
+
+    async def _read(self) -> QueueSnapshot:
+        return await QueueSnapshot.read(self._redis, await self._models.live())
+
+
+async def _read_unserved(
+    redis: Redis, served: Sequence[str], now: float
+) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
+    """Add up the jobs of the queues that are not served, and the age of the oldest, both under UNSERVED.
+
+    Empty if there is no such queue. At most about MAX_UNSERVED queues are counted, whatever Redis holds.
+    """
+    count = redis.register_script(load("count_unserved.lua"))
+    cursor, num_queues, sums, oldest = b"0", 0, [0] * (1 + len(REGISTRIES)), b""
+    while True:
+        cursor, num_found, sizes, first = await count(args=[cursor, COUNT_AT_ONCE, *served])
+        num_queues += num_found
+        sums = [total + size for total, size in zip(sums, sizes, strict=True)]
+        oldest = min(filter(None, (oldest, first)), default=b"")
+        if cursor == b"0" or num_queues >= MAX_UNSERVED:
+            break
+    if num_queues == 0:
+        return {}, {}
+    return {UNSERVED: dict(zip(("queued", *REGISTRIES), sums, strict=True))}, {UNSERVED: _age_s(oldest, now)}
+
+
+async def _read_jobs(redis: Redis, queues: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Count the jobs of every queue and registry."""
     async with redis.pipeline(transaction=False) as pipeline:
         for queue in queues:
             pipeline.llen(store.RqKeys.queue(queue))
@@ -63,15 +110,13 @@ async def _read_jobs(redis: Redis, queues: Sequence[str], labels: Sequence[str])
             for registry in REGISTRIES.values():
                 pipeline.zcard(store.RqKeys.registry(registry, queue))
         sizes = (size or 0 for size in await decode.execute(pipeline))
-    jobs = {label: dict.fromkeys(("queued", *REGISTRIES), 0) for label in labels}
-    for label in labels:
-        jobs[label]["queued"] += next(sizes) + next(sizes)
-        for status in REGISTRIES:
-            jobs[label][status] += next(sizes)
-    return jobs
+    return {
+        queue: {"queued": next(sizes) + next(sizes), **{status: next(sizes) for status in REGISTRIES}}
+        for queue in queues
+    }
 
 
-async def _read_oldest(redis: Redis, queues: Sequence[str], labels: Sequence[str], now: float) -> dict[str, float]:
+async def _read_oldest(redis: Redis, queues: Sequence[str], now: float) -> dict[str, float]:
     async with redis.pipeline(transaction=False) as pipeline:
         for queue in queues:
             pipeline.lindex(store.RqKeys.queue(queue), 0)
@@ -79,10 +124,7 @@ async def _read_oldest(redis: Redis, queues: Sequence[str], labels: Sequence[str
         for head in heads:
             pipeline.hget(store.RqKeys.job("").encode() + (head or b""), store.JobField.ENQUEUED_AT)
         times = await decode.execute(pipeline)
-    ages_s = dict.fromkeys(labels, 0.0)
-    for label, enqueued_at in zip(labels, times, strict=True):
-        ages_s[label] = max(ages_s[label], _age_s(enqueued_at, now))
-    return ages_s
+    return {queue: _age_s(enqueued_at, now) for queue, enqueued_at in zip(queues, times, strict=True)}
 
 
 async def _read_workers(redis: Redis, names: Sequence[str], now: float) -> tuple[dict[str, int], dict[str, float]]:
@@ -124,7 +166,3 @@ def _age_s(iso_time: bytes | None, now: float) -> float:
 
 
 assert {"queued", *REGISTRIES} == set(get_args(wire.Status))
-
-
-def _queue_of(key: bytes) -> str:
-    return decode.text(key).removeprefix(store.RqKeys.queue(""))

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, ModelNotServed
 from scorepool.api.repositories import decode
+from scorepool.api.repositories.shared_read import SharedRead
 from scorepool.store.clock import RedisClock, clock_s
 
 FRESH_S = 1.0  # how long the models read last are used again
@@ -27,10 +28,17 @@ class Models:
         self._live: list[wire.ServedModel] = []  # of the workers that take jobs
         self._recent: list[wire.ServedModel] = []
         self._read_at = float("-inf")
+        self._shared = SharedRead(self._read)
         self._clock = RedisClock()
 
     async def live(self) -> list[wire.ServedModel]:
-        """Read what each live worker serves, stopped ones included, ordered by model, then by worker."""
+        """Return what each live worker serves, stopped ones included, ordered by model, then by worker.
+
+        It is read at most once in FRESH_S, however many clients ask.
+        """
+        return await self._shared.since(clock_s() - FRESH_S)
+
+    async def _read(self) -> list[wire.ServedModel]:
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.time()
             pipeline.zrange(store.Keys.models, 0, -1)
@@ -64,8 +72,7 @@ class Models:
         """
         wanted = set(names)
         known = {name for model in (*self._live, *self._recent) for name in (model.id, *model.aliases)}
-        if clock_s() - self._read_at > FRESH_S or not wanted <= known:
-            await self.live()
+        await self._shared.since(clock_s() if not wanted <= known else clock_s() - FRESH_S)
         return {name: self._named(name) for name in wanted}
 
     async def find(self, name: str | None) -> wire.ServedModel:
@@ -86,9 +93,17 @@ class Models:
         await self.live()
         return any(name in (model.id, *model.aliases) for model in self._live)
 
+    async def close(self) -> None:
+        """End a read that is under way."""
+        await self._shared.close()
+
     def _named(self, name: str) -> list[wire.ServedModel]:
         """Return the entries of one model for a name, live ones before recent ones."""
         return _entries_of(name, self._live) or _entries_of(name, self._recent)
+
+    def is_known(self, name: str) -> bool:
+        """True if the models read last have a live or recent one of the name or alias."""
+        return bool(self._named(name))
 
     def live_by_name(self) -> dict[str, list[wire.ServedModel]]:
         """Return the entries of the live models read last, by each name and then each alias that clients may use."""

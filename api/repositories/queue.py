@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +24,7 @@ CANCELED = wire.encode(wire.Failure(code="canceled", message="canceled by its ow
 DRAIN_WINDOW_S = 60  # over which the speed of a queue is measured
 UNKNOWN_DRAIN_RETRY_S = 5  # Retry-After of a full queue that finished nothing in that time
 MAX_RETRY_AFTER_S = 3600
+UNSERVED_RETRY_S = 60  # Retry-After: queues without jobs are forgotten once a minute (lua/unserved.lua)
 PROBE_TTL_S = 60
 REPLICAS_TIMEOUT_S = 2.0  # less than that of a command
 
@@ -60,23 +61,28 @@ class Queue:
         result_ttl_s: int | None = None,
         batch: str | None = None,
         *,
+        unserved: Collection[str] = (),
         is_synchronous: bool = False,
     ) -> list[Submitted]:
         """Put all jobs on their queues or none, in one round trip.
 
         `submission_fingerprint` is the fingerprint of the submission as it came, with aliases, if they were replaced
-        since. `batch` is the id of the batch whose lines the requests are. Raises Conflict, QueueFull, TooLarge,
+        since. `batch` is the id of the batch whose lines the requests are. `unserved` are the models that no worker
+        serves. Raises Conflict, QueueFull, TooLarge,
         Unavailable.
         """
         submission_fingerprint = submission_fingerprint or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
         list_length = min(store.LIST_LENGTH, self._settings.max_jobs_in_flight) if self._has_several_owners else 0
-        args: list[str | bytes | int | float] = [owner, self._settings.max_queue_depth, list_length]
+        settings = self._settings
+        args: list[str | bytes | int | float] = [owner, settings.max_queue_depth, list_length]
+        args += [settings.max_unserved_queues_per_key, settings.max_unserved_queues]
         weight = self._weight(owner)
         for job_id, request in zip(job_ids, requests, strict=True):
             fields = new_job(owner, weight, request, ttl_s, batch, is_synchronous=is_synchronous)
             queue = store.queue_name(request.model, request.priority)
-            args += (job_id, queue, submission_fingerprint, wire.encode(request), len(fields), *fields)
+            is_unserved = "1" if request.model in unserved else ""
+            args += (job_id, queue, is_unserved, submission_fingerprint, wire.encode(request), len(fields), *fields)
         answer, num_replicas = await self._run_submit(args)
         match answer:
             case [b"accepted", _] if num_replicas < self._settings.redis_min_replicas:
@@ -94,6 +100,8 @@ class Queue:
                 raise await self._full(queue_key.decode(), depth, num_new)
             case [b"no_memory"]:
                 raise memory_is_short()
+            case [b"unserved", whose, num_queues]:
+                raise self._too_many_unserved(whose == b"own", num_queues)
             case [b"wrong_type", key, expected]:
                 raise Unavailable(f"the queue cannot take jobs: the Redis key {key.decode()} is no {expected.decode()}")
             case _:
@@ -158,6 +166,17 @@ class Queue:
             f"{depth} jobs wait in the queue {queue}; with the {num_new} of this request there would be more than "
             f"{max_depth} (SCOREPOOL_MAX_QUEUE_DEPTH), so nothing of it was accepted",
             min(max(retry_after_s, 1), MAX_RETRY_AFTER_S),
+        )
+
+    def _too_many_unserved(self, is_own: bool, num_queues: int) -> QueueFull:
+        """Build the error for a queue of a model that nobody serves, if there are too many such queues."""
+        name = "SCOREPOOL_MAX_UNSERVED_QUEUES" + ("_PER_KEY" if is_own else "")
+        most = self._settings.max_unserved_queues_per_key if is_own else self._settings.max_unserved_queues
+        whose = "your jobs are" if is_own else "the jobs of all keys are"
+        return QueueFull(
+            f"wait_for_model: {whose} in {num_queues} queues of models that no worker serves, expected at most {most} "
+            f"({name}); delete the jobs of a model that you no longer wait for, or ask for a model that is served",
+            UNSERVED_RETRY_S,
         )
 
     async def _drained_per_s(self, queue: str) -> float:

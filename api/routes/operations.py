@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 from starlette.responses import Response
 
-from scorepool.api.dependencies import MetricsDep, ModelsDep, RedisDep, WaitingDep
+from scorepool.api.dependencies import MetricsDep, ModelsDep, RedisDep, SnapshotsDep, WaitingDep
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import Unavailable
 from scorepool.api.http.formats import reply
@@ -68,10 +68,11 @@ async def health(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Res
     summary="Prometheus metrics",
     responses={200: {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-async def read_metrics(redis: RedisDep, models: ModelsDep, metrics: MetricsDep) -> Response:
+async def read_metrics(snapshots: SnapshotsDep, metrics: MetricsDep) -> Response:
     """Report metrics of this process and, while Redis answers, of queues, workers and webhook deliveries."""
+    snapshot: QueueSnapshot | None
     try:
-        snapshot = await QueueSnapshot.read(redis, await models.live())
+        snapshot = await snapshots.latest()
     except RedisError as error:
         logger.warning("metrics without a snapshot of the queue: %r", error)
         snapshot = None

@@ -1,5 +1,6 @@
 -- flags: allow-oom
 -- include: end_job.lua
+-- include: unserved.lua
 --
 -- Delete a job that has ended, and its deliveries, in whatever state they are. A waiting job past its expires_at has ended:
 -- the API shows it as failed.
@@ -42,6 +43,7 @@ for delivery in string.gmatch(known[3] or '', '[^ ]+') do
 end
 redis.call('DEL', REQUEST_ .. id, OUTCOME_ .. id)
 try('zset', 'ZREM', JOBS_OF_ .. owner, id)
+if try('set', 'SISMEMBER', UNSERVED_OF_ .. owner, known[5] or '') == 1 then check_unserved(owner, known[5], now_s) end
 for _, list in ipairs({JOBS_OF_ .. owner, DELIVERIES_OF_ .. owner}) do
   if redis.call('EXISTS', list) == 0 then try('zset', 'ZREM', SWEEP_SCHEDULE, list) end
 end

@@ -2,6 +2,7 @@
 -- include: clock.lua
 -- include: memory.lua
 -- include: hand_out.lua
+-- include: unserved.lua
 --
 -- Put one or many jobs on their queues: all of them, or none.
 --
@@ -9,16 +10,20 @@
 -- ARGV[2]  most jobs that may wait in one queue
 -- ARGV[3]  most jobs in the list of a queue that owners share; the rest goes to the backlogs of their owners (backlog.lua).
 --          0: all go to the list
--- then for each job: id, queue, fingerprint of the body, the request, how many arguments its RQ hash has
---   (name, value, name, value, ...), these
+-- ARGV[4]  most queues of models that nobody serves, of this owner
+-- ARGV[5]  the same, of all owners together
+-- then for each job: id, queue, '1': nobody serves its model, fingerprint of the body, the request, how many arguments its RQ
+--   hash has (name, value, name, value, ...), these
 --
 -- Returns {'accepted', {status, ...}}: '' for a job that is new, its RQ status for one that was there already;
 --      or {'conflict', index}: a job of that id came with another body;
 --      or {'full', queue, its depth, the number of new jobs for it};
 --      or {'no_memory'}: too much of Redis's memory is in use for new jobs;
+--      or {'unserved', 'own' or 'all', number of the owner's or of all queues}: there are too many such queues;
 --      or {'wrong_type', key, expected type}: a queue cannot take jobs.
 
 local owner, max_depth, list_length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local max_unserved, max_unserved_of_all = tonumber(ARGV[4]), tonumber(ARGV[5])
 local owned = JOBS_OF_ .. owner
 local SWEEP_S = 60  -- until the first sweep of a new list of ids (see sweep.lua)
 
@@ -51,19 +56,34 @@ local function put_in_backlog(queue, id, created_at)
   redis.call('HSET', JOB_ .. id, F_STATUS, 'deferred')
 end
 
--- Check everything before the first write.
-local FIRST = 4
-local NUM_FIXED = 5
-local starts, statuses, new_in = {}, {}, {}
+-- Return the reply that refuses more queues that nobody serves, or nil. Some of the owner's, and some that are due, are
+-- checked before. Each owner may have a few, however many the others have.
+local MIN_UNSERVED, NUM_CHECKS = 10, 8
+local function refuse_unserved(queues)
+  local num_new, own = 0, UNSERVED_OF_ .. owner
+  for queue in pairs(queues) do num_new = num_new + (try('set', 'SISMEMBER', own, queue) == 0 and 1 or 0) end
+  if num_new == 0 then return nil end
+  check_due(math.floor(now), NUM_CHECKS)
+  for _, queue in ipairs(try('set', 'SRANDMEMBER', own, NUM_CHECKS) or {}) do check_unserved(owner, queue, math.floor(now)) end
+  local num_own, num_all = try('set', 'SCARD', own) or 0, try('zset', 'ZCARD', UNSERVED) or 0
+  if num_own + num_new > max_unserved then return {'unserved', 'own', num_own} end
+  if num_all + num_new > max_unserved_of_all and num_own + num_new > MIN_UNSERVED then return {'unserved', 'all', num_all} end
+end
+
+-- Check everything before the first job is written.
+local FIRST = 6
+local NUM_FIXED = 6
+local starts, statuses, new_in, unserved = {}, {}, {}, {}
 local i = FIRST
 while i <= #ARGV do
-  local id, queue, fingerprint = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local id, queue, is_unserved, fingerprint = unpack(ARGV, i, i + 3)
   starts[#starts + 1] = i
   i = i + NUM_FIXED + tonumber(ARGV[i + NUM_FIXED - 1])
   local known = redis.call('HMGET', JOB_ .. id, F_FINGERPRINT, F_STATUS)
   if not known[1] then
     statuses[#statuses + 1] = ''
     new_in[queue] = (new_in[queue] or 0) + 1
+    if is_unserved == '1' then unserved[queue] = true end
   elseif known[1] == fingerprint then
     statuses[#statuses + 1] = known[2]
   else
@@ -85,6 +105,11 @@ for queue, count in pairs(new_in) do
   end
 end
 
+if next(unserved) then
+  local refusal = refuse_unserved(unserved)
+  if refusal then return refusal end
+end
+
 -- The time of submission, in whole microseconds. The cursor of a page is such a time, so no two jobs of an owner have the
 -- same. It is Redis's clock, because those of the API processes differ.
 local created = tonumber(time[1]) * 1e6 + tonumber(time[2])
@@ -97,7 +122,7 @@ end
 local num_new = 0
 for job, at in ipairs(starts) do
   if statuses[job] == '' then
-    local id, queue, fingerprint, body, num_fields = unpack(ARGV, at, at + NUM_FIXED - 1)
+    local id, queue, _, fingerprint, body, num_fields = unpack(ARGV, at, at + NUM_FIXED - 1)
     local created_at = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
     local iso = iso_time(created / 1e6)
     redis.call('HSET', JOB_ .. id, F_FINGERPRINT, fingerprint, F_CREATED, created_at, F_CREATED_AT, iso,
@@ -115,8 +140,9 @@ for job, at in ipairs(starts) do
 end
 if num_new == 0 and starts[1] then
   -- Write something: the caller's WAIT covers what was written before the last write of its own connection.
-  redis.call('HSET', JOB_ .. ARGV[FIRST], F_FINGERPRINT, ARGV[FIRST + 2])
+  redis.call('HSET', JOB_ .. ARGV[FIRST], F_FINGERPRINT, ARGV[FIRST + 3])
 end
+for queue in pairs(unserved) do add_unserved(owner, queue, math.floor(now)) end
 for queue, count in pairs(new_in) do
   try('set', 'SADD', QUEUES, QUEUE_ .. queue)
   hand_out(queue, count)

@@ -1,31 +1,20 @@
 -- flags: allow-oom
--- include: wrong_types.lua
+-- include: unserved.lua
 --
--- Drop what expired keys leave behind: ids of jobs and deliveries in the lists of owners and in RQ's registries, and names of
--- workers and models. Each call checks a bounded number of ids, so it blocks Redis for milliseconds.
+-- Drop what expired keys leave behind: ids of jobs and deliveries in the lists of owners and in RQ's registries, names of
+-- workers and models, and queues without jobs. Each call checks a bounded number of ids, so it blocks Redis for milliseconds.
 --
 -- ARGV  seconds until a list of ids is checked again, then the name of each queue
 -- Returns whether there is more to drop.
 local again_s = tonumber(ARGV[1])
 local now = tonumber(redis.call('TIME')[1])
-local MAX_LISTS, MAX_IDS = 20, 200
+local MAX_LISTS, MAX_IDS, MAX_QUEUES = 20, 200, 50
 local has_more = 0
-
--- Drop ids of expired jobs from a list. The oldest ids are checked, and as many random ones. Return how many were dropped.
-local function drop_expired(list)
-  local num_dropped = 0
-  for _, ids in ipairs({redis.call('ZRANGE', list, 0, MAX_IDS - 1), redis.call('ZRANDMEMBER', list, MAX_IDS)}) do
-    for _, id in ipairs(ids) do
-      if redis.call('EXISTS', JOB_ .. id) == 0 then num_dropped = num_dropped + redis.call('ZREM', list, id) end
-    end
-  end
-  if num_dropped >= MAX_IDS then has_more = 1 end
-  return num_dropped
-end
 
 local due = try('zset', 'ZRANGEBYSCORE', SWEEP_SCHEDULE, '-inf', now, 'LIMIT', 0, MAX_LISTS) or {}
 for _, list in ipairs(due) do
   local num_dropped = is_type(list, 'zset') and drop_expired(list) or 0
+  if num_dropped >= MAX_IDS then has_more = 1 end
   if redis.call('EXISTS', list) == 0 then
     redis.call('ZREM', SWEEP_SCHEDULE, list)
   else
@@ -51,6 +40,16 @@ for i = 2, #ARGV do
       try('set', 'SREM', WORKERS, worker)
     end
   end
-  if is_type(CANCELED_ .. ARGV[i], 'zset') then drop_expired(CANCELED_ .. ARGV[i]) end  -- scored by the time of the cancel
+  local canceled = CANCELED_ .. ARGV[i]  -- scored by the time of the cancel
+  if is_type(canceled, 'zset') and drop_expired(canceled) >= MAX_IDS then has_more = 1 end
 end
+
+-- The queues of a deployment that listed none by owner are found at random, as Redis finds expired keys: while many of those
+-- found are unused, there are more.
+if check_due(now, MAX_QUEUES) == MAX_QUEUES then has_more = 1 end
+local num_removed = 0
+for _, key in ipairs(try('set', 'SRANDMEMBER', QUEUES, MAX_QUEUES) or {}) do
+  if is_own_queue(key) and remove_if_unused(string.sub(key, #QUEUE_ + 1), now) then num_removed = num_removed + 1 end
+end
+if num_removed > MAX_QUEUES / 4 then has_more = 1 end
 return has_more

@@ -164,7 +164,8 @@ def test_a_redis_that_hangs_is_answered_with_503_within_seconds(root: Path, tmp_
 
 def check_unavailable(http: httpx.Client) -> None:
     assert http.get("/healthz").status_code == 200
-    assert "scorepool_redis_up 0.0" in http.get("/metrics").text
+    eventually(lambda: "scorepool_redis_up 0.0" in http.get("/metrics").text)  # what was read last is used for seconds
+    eventually(lambda: http.get("/v1/models").status_code == 503)
     absent = "0" * 32
     for method, path in [
         ("GET", "/readyz"),

@@ -75,7 +75,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     redis_min_replicas: Annotated[int, Meta(ge=0, le=1000)] = 0  # that must have a job before it is accepted
     max_unserved_queues_per_key: Annotated[int, Meta(ge=0)] = 100  # of models that no worker serves, of one name
     max_unserved_queues: Annotated[int, Meta(ge=0)] = 1000  # the same, of all names together
-    redis_min_replicas: Annotated[int, Meta(ge=0)] = 0  # that must have a job before it is accepted
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400
 

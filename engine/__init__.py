@@ -15,7 +15,7 @@ from scorepool.engine.errors import (
     NonFiniteLogits,
 )
 from scorepool.engine.model_info import ModelInfo, Verification
-from scorepool.engine.sequence import Sampling, Sequence, TokenColumns
+from scorepool.engine.sequence import Sampling, Sequence, Share, TokenColumns
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
@@ -34,6 +34,7 @@ __all__ = [
     "NonFiniteLogits",
     "Sampling",
     "Sequence",
+    "Share",
     "TokenColumns",
     "Tokenizer",
     "Verification",

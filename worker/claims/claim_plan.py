@@ -19,6 +19,7 @@ POLL_S = 1.0  # between claims when no message wakes the worker
 REFUSED_S = 0.5  # until a worker that is idle takes a job that was left to faster ones
 LOOK_S = 0.02  # between looks whether claimed jobs have begun
 RECONCILE_S = 5.0  # between questions for leases that it does not know, while it has jobs; POLL_S while it has none
+OTHERS_S = 0.5  # between looks for jobs of other owners, while jobs that have not begun fill the worker
 TAKE_OVER_S = 0.25  # between looks at what others have not begun, while it has no jobs; POLL_S while it has some
 REPORT_S = 0.1  # at least, between exchanges that only report which jobs have begun
 AHEAD_S = 0.15  # seconds of work that wait in the worker beyond what the exchanges with Redis need
@@ -37,6 +38,8 @@ class HeldJob(Protocol):
     has_begun: bool
 
     @property
+    def owner(self) -> str: ...
+    @property
     def num_rows(self) -> int: ...
     @property
     def work(self) -> float: ...
@@ -48,6 +51,7 @@ class Load:
 
     num_jobs: int = 0  # that are not over
     num_unbegun: int = 0
+    unbegun_owners: frozenset[str] = frozenset()  # whose jobs have not begun
     num_rows: int = 0  # of the jobs that are not over
     num_ended: int = 0  # that have yet to be recorded
 
@@ -61,6 +65,7 @@ class ClaimPlan:
         self.queues_are_empty = False  # the last claim found no more, and nobody has woken the worker since
         self.round_trip_s = 0.0  # of an exchange, smoothed
         self._is_refused = False  # the last claim found jobs and got none
+        self._is_behind = False  # too many ended jobs wait to be recorded
         self._must_reconcile = False
         self._unreported: list[str] = []  # keys of leases whose jobs have begun
         self._rows_per_job = 1.0  # smoothed
@@ -71,14 +76,17 @@ class ClaimPlan:
         self._speed_written_at = -math.inf
         self._reconciled_at = -math.inf
         self._looked_at = -math.inf  # at what others have not begun
+        self._looked_for_others_at = -math.inf  # for jobs of other owners
 
     def see(self, in_flight: Collection[HeldJob], begun: Iterable[str]) -> None:
         """Look at the jobs in flight, of which some have begun since the last call."""
         self._unreported += begun
         running = [inflight for inflight in in_flight if not inflight.is_over]
+        unbegun = [inflight.owner for inflight in running if not inflight.has_begun]
         self.load = Load(
             num_jobs=len(running),
-            num_unbegun=sum(not inflight.has_begun for inflight in running),
+            num_unbegun=len(unbegun),
+            unbegun_owners=frozenset(unbegun),
             num_rows=sum(inflight.num_rows for inflight in running),
             num_ended=len(in_flight) - len(running),
         )
@@ -106,7 +114,8 @@ class ClaimPlan:
         worker without a measure begins with a few jobs and doubles.
         """
         load, jobs_per_s = self.load, self.speed.jobs_per_s
-        if load.num_ended > max(4, (jobs_per_s or max_rows / UNSENT_S) * UNSENT_S):
+        self._is_behind = load.num_ended > max(4, (jobs_per_s or max_rows / UNSENT_S) * UNSENT_S)
+        if self._is_behind:
             return 0
         wanted = self.num_ahead - load.num_unbegun
         if not load.num_unbegun:
@@ -124,11 +133,25 @@ class ClaimPlan:
         """Return the seconds until the next exchange or look, if no job ends before."""
         if self._is_woken or (num_wanted > 0 and not self.queues_are_empty and not self._is_refused):
             return 0.0
-        after_s = REPORT_S if self._unreported else REFUSED_S if self._is_refused else POLL_S
+        is_crowded = self._is_crowded and not num_wanted
+        after_s = (
+            REPORT_S if self._unreported else REFUSED_S if self._is_refused else OTHERS_S if is_crowded else POLL_S
+        )
         return self._sent_at + after_s - clock_s()
 
-    def claim(self, wanted: Claim, known: Iterable[str]) -> Claim:
-        """Return the next claim: `wanted`, with what this plan adds. `known` are the keys of all leases."""
+    @property
+    def _is_crowded(self) -> bool:
+        """True if no job is wanted because some have not begun.
+
+        Jobs of other owners are, because the engine lets owners take turns.
+        """
+        return bool(self.load.unbegun_owners) and not self._is_behind
+
+    def claim(self, wanted: Claim, known: Iterable[str], num_free: float = math.inf) -> Claim:
+        """Return the next claim: `wanted`, with what this plan adds.
+
+        `known` are the keys of all leases, `num_free` is how many more jobs the worker may have at all.
+        """
         now_s = clock_s()
         has_run_out = not self.load.num_unbegun and not self.queues_are_empty
         self._gain = min(MAX_GAIN, self._gain * GAIN_UP) if has_run_out else max(1.0, self._gain * GAIN_DOWN)
@@ -138,11 +161,15 @@ class ClaimPlan:
         reconciles = self._must_reconcile or now_s >= self._reconciled_at + (POLL_S if is_idle else RECONCILE_S)
         has_room = wanted.max_jobs > 0
         looks = wanted.takes_over and has_room and now_s >= self._looked_at + (TAKE_OVER_S if is_idle else POLL_S)
+        looks_for_others = (
+            self._is_crowded and not has_room and num_free >= 1 and now_s >= self._looked_for_others_at + OTHERS_S
+        )
         claim = replace(
             wanted,
-            max_jobs=min(1, wanted.max_jobs) if exceeds_share else wanted.max_jobs,
+            max_jobs=1 if looks_for_others else min(1, wanted.max_jobs) if exceeds_share else wanted.max_jobs,
+            excluded=sorted(self.load.unbegun_owners) if looks_for_others else (),
             list_length=min(wanted.list_length, LIST_LENGTH),
-            exceeds_share=exceeds_share,
+            exceeds_share=exceeds_share or looks_for_others,
             waits=has_room,
             takes_over=looks,
             speed=self.speed.work_per_s,
@@ -154,10 +181,12 @@ class ClaimPlan:
             self._reconciled_at = now_s
         if looks:
             self._looked_at = now_s
+        if looks_for_others or has_room:
+            self._looked_for_others_at = now_s
         if writes_speed:
             self._speed_written_at = now_s
         self._unreported, self._must_reconcile, self._is_woken = [], False, False
-        self._max_jobs, self._sent_at = claim.max_jobs, now_s
+        self._max_jobs, self._sent_at = wanted.max_jobs and claim.max_jobs, now_s
         return claim
 
     def take(self, claimed: Claimed, elapsed_s: float) -> None:

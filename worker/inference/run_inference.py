@@ -12,7 +12,7 @@ from functools import partial
 from threading import Lock
 
 from scorepool import wire
-from scorepool.engine import Engine, EngineError, InvalidRequest, Sequence
+from scorepool.engine import Engine, EngineError, InvalidRequest, Sequence, Share
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.job_stream import JobStream
@@ -166,6 +166,8 @@ class InferenceRun:
     def _add(self, prepared: list[PreparedSequence]) -> "Future[list[Sequence]]":
         request = self._request
         sequences = [each.sequence for each in prepared]
+        for sequence in sequences:
+            sequence.share = Share(self._job.owner, self._job.weight)
         if not isinstance(request, wire.Generate) or not request.stream:
             return self._engine.add(sequences)
         return self._add_streamed(prepared, request.logprobs)

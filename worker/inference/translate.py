@@ -45,7 +45,9 @@ class PreparedSequence:
 
     def with_recompute(self) -> "PreparedSequence":
         sequence = self.sequence
-        recomputed = Sequence(token_ids=list(sequence.token_ids), score_from=sequence.num_input_tokens)
+        recomputed = Sequence(
+            token_ids=list(sequence.token_ids), score_from=sequence.num_input_tokens, share=sequence.share
+        )
         return dataclasses.replace(self, recomputed=recomputed)
 
 

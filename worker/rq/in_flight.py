@@ -107,6 +107,11 @@ class InFlightJob:
         return self.job.work
 
     @property
+    def owner(self) -> str:
+        """The name of the API key that submitted the job."""
+        return self.job.owner
+
+    @property
     def num_rows(self) -> int:
         """The rows of a batch that the job fills."""
         return self.async_result.num_rows if self.async_result is not None else 1

@@ -109,6 +109,12 @@ class Job(rq.job.Job):
                 jobs.append(None)
         return jobs
 
+    @property
+    def weight(self) -> int:
+        """The owner's share of a worker, 1 or more."""
+        weight = as_text(self.fields.get(JobField.WEIGHT, b"1"))
+        return int(weight) if weight.isdecimal() and 0 < len(weight) < 10 and int(weight) else 1
+
     def dependencies_are_met(self, *args: Any, **kwargs: Any) -> bool:
         """True if the job may run. False if the keys that hold its dependencies have a wrong type."""
         try:

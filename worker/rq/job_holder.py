@@ -167,7 +167,7 @@ class JobHolder(WorkerProcess):
             round_robin=self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN,
             takes_over=self.takes_over,
         )
-        return self.plan.claim(wanted, known=self.in_flight)
+        return self.plan.claim(wanted, known=self.in_flight, num_free=num_free)
 
     @property
     def _may_claim(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scorepool.worker.claims import claim_plan
-from scorepool.worker.claims.claim_plan import AHEAD_S, FIRST_JOBS, LOOK_S, POLL_S, REFUSED_S, ClaimPlan
+from scorepool.worker.claims.claim_plan import AHEAD_S, FIRST_JOBS, LOOK_S, OTHERS_S, POLL_S, REFUSED_S, ClaimPlan
 from scorepool.worker.claims.leases import Claim, Claimed
 
 CAPACITY = 512
@@ -23,6 +23,7 @@ class FakeJob:
     has_begun: bool = False
     is_over: bool = False
     work: float = 1.0
+    owner: str = "alice"
 
 
 class Clock:
@@ -106,7 +107,8 @@ class Simulation:
         if not self._is_claiming and (ended or self.plan.is_due(self._num_wanted)):
             self._is_claiming = True
             self.num_claims += 1
-            num = ask(self.plan, self._num_wanted).max_jobs
+            claim = ask(self.plan, self._num_wanted)
+            num = 0 if claim.excluded else claim.max_jobs
             self._after(self.round_trip_s, lambda: self._take(num))
 
     def _record(self, ended: list[FakeJob]) -> None:
@@ -194,6 +196,24 @@ def test_a_worker_that_cannot_send_its_results_claims_nothing(clock: Clock):
     plan = ClaimPlan()
     plan.see([FakeJob(has_begun=True, is_over=True) for _ in range(33)], [])  # type: ignore[misc]
     assert plan.num_wanted(32) == 0
+
+
+def test_a_worker_that_is_full_of_the_jobs_of_one_owner_looks_for_those_of_others(clock: Clock):
+    plan = ClaimPlan()
+    plan.see([FakeJob(has_begun=True, num_rows=1000), FakeJob()], [])  # type: ignore[misc]
+    assert plan.num_wanted(32) == 0
+    claim = ask(plan, 0)
+    assert (claim.max_jobs, claim.excluded, claim.exceeds_share, claim.waits) == (1, ["alice"], True, False)
+    plan.take(Claimed([], num_waiting=10), 0.01)
+    assert ask(plan, 0).max_jobs == 0
+    assert plan.due_in_s(0) == pytest.approx(OTHERS_S)
+    assert not plan.queues_are_empty
+
+    clock.now_s += OTHERS_S
+    plan.see([FakeJob(has_begun=True, num_rows=1000), FakeJob(), FakeJob(owner="bob")], [])  # type: ignore[misc]
+    assert ask(plan, 0).excluded == ["alice", "bob"]
+    clock.now_s += OTHERS_S
+    assert plan.claim(Claim(max_jobs=0, num_in_flight=9, max_in_flight=9), (), num_free=0).max_jobs == 0
 
 
 def test_a_worker_that_is_left_nothing_looks_again_and_then_takes_one(clock: Clock):

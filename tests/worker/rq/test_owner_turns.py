@@ -38,7 +38,7 @@ class Pool:
         self.queues = [Queue(name, connection=connection) for name in QUEUES]
 
     def submit(self, owner: str, priority: wire.Priority = "normal", num: int = 1) -> list[str]:
-        ids = scorepool.api.repositories.queue.new_job_ids(owner, None, num)
+        ids = scorepool.api.repositories.queue.new_job_ids(num)
         request = wire.Generate(model="demo", prompt="hello", max_tokens=1, priority=priority)
         self.runner.run(self.api.submit(owner, [request] * num, ids))
         return ids

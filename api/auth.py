@@ -2,7 +2,9 @@
 
 import hashlib
 import hmac
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -22,17 +24,24 @@ class Keyring:
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
-        """Read SCOREPOOL_API_KEYS and the file that SCOREPOOL_API_KEYS_FILE names. Raises SettingsError."""
+        """Read SCOREPOOL_API_KEYS and the file that SCOREPOOL_API_KEYS_FILE names. Raises SettingsError.
+
+        A variable that is set and holds no key is an error: its operator did not want a server that anyone may use.
+        """
         weights: dict[str, int] = {}
-        entries = _parse(re.split(r"[,\n]", settings.api_keys), "SCOREPOOL_API_KEYS, entry", weights)
+        entries = []
+        if settings.api_keys:
+            entries += _parse(re.split(r"[,\n]", settings.api_keys), "SCOREPOOL_API_KEYS, entry", weights)
+            _check_any(entries, "SCOREPOOL_API_KEYS")
         if settings.api_keys_file:
-            try:
-                lines = Path(settings.api_keys_file).read_text("utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise SettingsError(f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r}: {error}") from None
-            entries += _parse(lines, f"{settings.api_keys_file}, line", weights)
-            if not entries:
-                raise SettingsError(f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r} has no key")
+            place = f"SCOREPOOL_API_KEYS_FILE={settings.api_keys_file!r}"
+            in_file = _parse(_read(settings.api_keys_file, place), f"{place}, line", weights)
+            _check_any(in_file, place)
+            entries += in_file
+        names: dict[bytes, str] = {}
+        for name, digest in entries:
+            if names.setdefault(digest, name) != name:
+                raise SettingsError(f"the API keys: {names[digest]} and {name} have the same key")
         return cls(entries, weights)
 
     def __bool__(self) -> bool:
@@ -64,6 +73,27 @@ class Keyring:
         return found
 
 
+def _read(path: str, place: str) -> list[str]:
+    """Return the lines of a file of keys, which no other user may change. Raises SettingsError."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = file.read().splitlines()
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the path
+        raise SettingsError(f"{place}: {error}") from None
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        raise SettingsError(f"{place}: every user may write to it; run `chmod o-w` on it")
+    return lines
+
+
+def _check_any(entries: list[tuple[str, bytes]], place: str) -> None:
+    if not entries:
+        raise SettingsError(
+            f"{place} is set and has no key: give `name:sha256-hex`, as `scorepool key NAME` prints, "
+            "or leave the variable out for a server without keys"
+        )
+
+
 def _parse(lines: list[str], place: str, weights: dict[str, int]) -> list[tuple[str, bytes]]:
     """Parse entries and add their weights to `weights`. Blank lines and `#` comments are skipped.
 
@@ -81,6 +111,10 @@ def _parse(lines: list[str], place: str, weights: dict[str, int]) -> list[tuple[
                 "or `name:sha256-hex:weight` with a weight of 1 to 999"
             )
         name, weight = entry["name"], int(entry["weight"] or 1)
+        if name == LOCAL_OWNER:
+            raise SettingsError(
+                f"{place} {number}: the name {LOCAL_OWNER!r} belongs to servers without keys; expected another"
+            )
         if weights.setdefault(name, weight) != weight:
             raise SettingsError(
                 f"{place} {number}: another key of {name} has the weight {weights[name]}, this {weight}"

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # as in scorepool.store, which a plain installation cannot import
+# As in scorepool.store, which a plain installation cannot import.
+KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+LOCAL_OWNER = "local"
 
 # The modules that each extra in pyproject.toml brings.
 API = ("fastapi", "uvicorn", "redis", "rq", "prometheus_client", "python_multipart")
@@ -201,6 +203,8 @@ def key(name: Annotated[str, typer.Argument(help="Name of the key's owner: lette
     """Make an API key. Print it with its entry for SCOREPOOL_API_KEYS, which holds only the key's hash."""
     if not re.fullmatch(KEY_NAME, name):
         fail(f"NAME is {name!r}: expected 1 to 64 letters, digits, `.`, `_` or `-`, beginning with a letter or digit")
+    if name == LOCAL_OWNER:
+        fail(f"NAME is {name!r}, which belongs to servers without keys: expected another")
     secret = "sp_" + secrets.token_urlsafe(32)
     print(f"key:   {secret}")  # noqa: T201
     print(f"entry: {name}:{hashlib.sha256(secret.encode()).hexdigest()}")  # noqa: T201

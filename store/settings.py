@@ -140,6 +140,12 @@ class Settings(Struct, frozen=True, kw_only=True):
                 close = difflib.get_close_matches(name, cls.__struct_fields__, n=1)
                 hint = f"; did you mean {PREFIX}{close[0].upper()}?" if close else ""
                 raise SettingsError(f"{PREFIX}{name.upper()} is not a setting{hint}")
+        for name in ("api_keys", "api_keys_file"):
+            if not given.get(name, "-").strip():  # without keys anyone on the machine may use the API
+                raise SettingsError(
+                    f"{PREFIX}{name.upper()} is set and empty: give keys, as `scorepool key NAME` prints them, "
+                    "or leave the variable out for a server without keys"
+                )
         if "log_level" in given:
             given["log_level"] = given["log_level"].upper()
         for name, value in given.items():

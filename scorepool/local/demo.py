@@ -17,7 +17,7 @@ from rich.table import Table
 from scorepool import wire
 from scorepool.client import Client, JobFailed
 from scorepool.local.receiver import Receiver
-from scorepool.local.stack import Stack
+from scorepool.local.stack import PRIVATE, Stack
 
 MODEL = "demo"
 PROMPT = "If the file does not exist,"
@@ -35,10 +35,9 @@ def run(folder: str, state: Path) -> None:
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
     demo_dir = state / f"demo-{os.getpid()}"
     environ = {
+        **PRIVATE,
         "SCOREPOOL_STATE_DIR": str(demo_dir),
         "SCOREPOOL_PORT": str(free_port()),
-        "SCOREPOOL_HOST": "127.0.0.1",
-        "SCOREPOOL_API_KEYS": "",
         "SCOREPOOL_WEBHOOK_SECRET": secret,
         "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "true",
     }

@@ -10,7 +10,7 @@ from scorepool import wire
 from scorepool.client import Client
 from scorepool.local.demo import free_port
 from scorepool.local.redis_server import RedisServerError
-from scorepool.local.stack import Stack, StackError
+from scorepool.local.stack import PRIVATE, Stack, StackError
 from scorepool.verify import CannotTell, Recompute, on_server
 
 
@@ -50,10 +50,8 @@ class LocalModels:
             self._open.close()
             self._recompute = None
             environ = {
+                **PRIVATE,
                 "SCOREPOOL_PORT": str(free_port()),
-                "SCOREPOOL_HOST": "127.0.0.1",
-                "SCOREPOOL_API_KEYS": "",
-                "SCOREPOOL_API_KEYS_FILE": "",
                 "SCOREPOOL_WEBHOOK_SECRET": "",
                 "SCOREPOOL_REDIS_MIN_REPLICAS": "0",
                 "SCOREPOOL_DTYPE": stamp.dtype,

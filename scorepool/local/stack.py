@@ -24,6 +24,12 @@ RESTART_DELAY_S = 1.0
 MAX_RESTART_DELAY_S = 60.0  # of a process that ends within STEADY_S again and again, e.g. because its model is damaged
 STEADY_S = 10.0
 CONNECTION_CLASS = ("--connection-class", "scorepool.worker.Redis")  # supports Sentinel
+# For a stack that serves its own process alone, whatever the environment says. None unsets a variable.
+PRIVATE: Mapping[str, str | None] = {
+    "SCOREPOOL_HOST": "127.0.0.1",
+    "SCOREPOOL_API_KEYS": None,
+    "SCOREPOOL_API_KEYS_FILE": None,
+}
 IMPORT_PATH = str(Path(__file__).parents[2])  # the folder that holds the package `scorepool`
 
 
@@ -112,7 +118,8 @@ def check_port_is_free(host: str, port: int) -> None:
 class Stack:
     """A context in which every process runs. `url` answers once the context is entered.
 
-    `models` have the form of SCOREPOOL_MODEL: `NAME=FOLDER_OR_HUB_ID`. `environ` holds settings for every process.
+    `models` have the form of SCOREPOOL_MODEL: `NAME=FOLDER_OR_HUB_ID`. `environ` holds settings for every process;
+    None unsets one.
     A model that cannot be loaded at the start is left out if there are others. `watch` and `restart_dead` restart a
     process that died, as launchd or systemd would.
     """
@@ -122,16 +129,17 @@ class Stack:
         models: Sequence[str],
         *,
         state: Path,
-        environ: Mapping[str, str],
+        environ: Mapping[str, str | None],
         redis_url: str | None = None,
         logs: Path | None = None,
     ) -> None:
         self.models = {store.parse_model(spec)[0][0]: spec for spec in models}  # by name
-        self.settings = store.Settings.load({**os.environ, **environ})
+        merged: dict[str, str | None] = {**os.environ, **environ}
+        self._environ = {name: value for name, value in merged.items() if value is not None}
+        self.settings = store.Settings.load(self._environ)
         self.url = f"http://{url_host(self.settings.host)}:{self.settings.port}"
         self.redis = None if redis_url else embedded_redis(state, self.settings)
         self.redis_url = redis_url or (self.redis.url if self.redis else "")
-        self._environ = {**os.environ, **environ}
         self._logs = logs
         self._open = ExitStack()
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}

@@ -88,11 +88,35 @@ async def test_a_bad_key_entry_stops_the_start_without_being_shown(text: str):
     assert DIGEST not in str(caught.value)
 
 
-async def test_a_key_file_without_a_key_stops_the_start(tmp_path: Path):
-    (tmp_path / "empty").write_text("# none\n")
-    for file in (tmp_path / "empty", tmp_path / "missing"):
-        with pytest.raises(SettingsError, match="SCOREPOOL_API_KEYS_FILE"):
-            Keyring.load(Settings(api_keys_file=str(file)))
+@pytest.mark.parametrize("text", ["", " ", "\n", ",", " , ,", "# none", "# none\n#alice:,\n\n"])
+async def test_keys_that_are_set_and_hold_no_key_stop_the_start(text: str, tmp_path: Path):
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(SettingsError, match="SCOREPOOL_API_KEYS is set and "):
+        Keyring.load(Settings.load({"SCOREPOOL_API_KEYS": text}))
+    for path in (text, str(tmp_path / "keys"), str(tmp_path / "missing")):
+        for keys in ({}, {"SCOREPOOL_API_KEYS": KEYS}):
+            with pytest.raises(SettingsError, match="SCOREPOOL_API_KEYS_FILE"):
+                Keyring.load(Settings.load(keys | {"SCOREPOOL_API_KEYS_FILE": path}))
+
+
+async def test_a_key_file_that_every_user_may_write_to_stops_the_start(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text(KEYS.replace(",", "\n"))
+    file.chmod(0o646)
+    with pytest.raises(SettingsError, match="chmod o-w"):
+        Keyring.load(Settings(api_keys_file=str(file)))
+    file.chmod(0o644)
+    assert Keyring.load(Settings(api_keys_file=str(file))).owner(ALICE) == "alice"
+
+
+async def test_the_name_of_a_server_without_keys_is_reserved():
+    with pytest.raises(SettingsError, match="entry 2: the name 'local' belongs to servers without keys"):
+        Keyring.load(Settings(api_keys=f"alice:{DIGEST},local:{DIGEST}"))
+
+
+async def test_one_key_belongs_to_one_name():
+    with pytest.raises(SettingsError, match="alice and bob have the same key"):
+        Keyring.load(Settings(api_keys=f"alice:{DIGEST},bob:{DIGEST.upper()}"))
 
 
 async def test_metrics_name_no_owner_and_no_text_of_a_client(serving: Serving, worker: FakeWorker):

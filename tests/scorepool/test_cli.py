@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scorepool import store
-from scorepool.cli import KEY_NAME, app
+from scorepool.cli import KEY_NAME, LOCAL_OWNER, app
 from scorepool.local.demo import free_port
 
 SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
@@ -182,6 +182,17 @@ def test_a_redis_folder_that_cannot_be_created_is_named(tmp_path: Path):
 
 def test_the_key_command_and_the_api_accept_the_same_names():
     assert KEY_NAME == store.KEY_NAME
+    assert LOCAL_OWNER == store.LOCAL_OWNER
+
+
+@pytest.mark.parametrize(
+    "name", ["a:b", "", "-a", "a,b", "a b", "a\n", "\N{LATIN SMALL LETTER E WITH ACUTE}", "local", 65 * "x"]
+)
+def test_a_name_that_the_server_refuses_gets_no_key(name: str):
+    done = CliRunner().invoke(app, ["key", "--", name])
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("scorepool: NAME is ")
 
 
 @pytest.mark.parametrize("name", ["ann", "0-A.b_c" + 57 * "x"])

@@ -21,6 +21,8 @@ from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
+IDLE_S = 0.01  # for which new sequences may wait while all others are paused
+
 
 class Runner(Protocol):
     """A loaded model. Make, use and drop it on the MLX thread. Read steps in the order of their launch."""
@@ -30,8 +32,8 @@ class Runner(Protocol):
     chat: ChatCodec
     can_share: bool  # sequences can continue from a prefix that was computed for several
 
-    def launch(self, output: SchedulerOutput) -> Any:
-        """Start one step and return its handle for `read`."""
+    def launch(self, output: SchedulerOutput) -> tuple[Any, list[Sequence]]:
+        """Start one step. Return its handle for `read`, and the sequences that it pauses: see Scheduler."""
 
     def read(self, step: Any) -> list[SliceResult]:
         """Wait for a step and append to the columns. Return a result for each slice that gave new entries."""
@@ -99,6 +101,8 @@ class EngineCore:
         output = self.scheduler.schedule()
         previous, self._launched = self._launched, self._launch(output)
         self._commit(previous)
+        if output.is_empty and previous is None:
+            self._wait_for_paused()
 
     def drain(self) -> None:
         """Commit the launched step, so that none is in flight."""
@@ -108,9 +112,17 @@ class EngineCore:
     def _launch(self, output: SchedulerOutput) -> Any:
         if output.is_empty:
             return None
-        launched = self.runner.launch(output)
-        self.runner.release(output.leaving)
+        launched, paused = self.runner.launch(output)
+        self.scheduler.pause(paused)
+        self.runner.release([sequence for sequence in output.leaving if sequence not in paused])
         return launched
+
+    def _wait_for_paused(self) -> None:
+        """Sleep for a moment if there is nothing to do but to wait for constraints."""
+        for sequence in self.scheduler.paused:
+            if sequence.constraint is not None:
+                sequence.constraint.wait(IDLE_S)
+                return
 
     def _commit(self, launched: Any) -> None:
         """Read a step, end the groups that are done or failed, and call `on_step` of those with new entries."""

@@ -44,6 +44,12 @@ class BatchRunner(Protocol):
     def decode(self, slices: list[Slice], last_ids: mx.array) -> mx.array:
         """Return hidden states [rows, width] of the last tokens. `slices` are those of all decoding sequences."""
 
+    def pause(self, sequences: list[Sequence]) -> None:
+        """Take decoding sequences out of the next steps, and keep their caches."""
+
+    def resume(self, sequences: list[Sequence]) -> None:
+        """Let paused sequences decode again, after those that decode."""
+
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences. One without a cache is ignored."""
 
@@ -66,6 +72,7 @@ class PaddedBatch:
         # A CPU computes the whole rectangle of the attention, of which a causal model uses half: it runs fewer queries.
         self._max_queries = MAX_CPU_QUERIES if mx.default_device() == mx.cpu else sys.maxsize
         self._chunked: dict[Sequence, Cache] = {}  # prefills that continue with the next chunk
+        self._paused: dict[Sequence, Cache] = {}
         self._decoding: list[Sequence] = []  # in the order of the cache's rows
         self._cache: Cache = []
 
@@ -93,6 +100,20 @@ class PaddedBatch:
         """Drop the caches of these sequences; see BatchRunner."""
         for sequence in sequences:
             self._chunked.pop(sequence, None)
+            self._paused.pop(sequence, None)
+        self._drop_rows(sequences)
+
+    def pause(self, sequences: list[Sequence]) -> None:
+        """Move rows out of the batch's cache; see BatchRunner."""
+        for sequence in sequences:
+            self._paused[sequence] = kv_cache.take_row(self._cache, self._decoding.index(sequence))
+        self._drop_rows(sequences)
+
+    def resume(self, sequences: list[Sequence]) -> None:
+        """Move rows back into the batch's cache; see BatchRunner."""
+        self._join(sequences, kv_cache.merge([self._paused.pop(sequence) for sequence in sequences]))
+
+    def _drop_rows(self, sequences: list[Sequence]) -> None:
         gone = set(sequences)
         kept = [row for row, sequence in enumerate(self._decoding) if sequence not in gone]
         if len(kept) == len(self._decoding):
@@ -171,6 +192,12 @@ class SequentialBatch:
             [self._forward(last_id[None, None], self._caches[slice_.sequence])[0] for slice_, last_id in rows]
         )
 
+    def pause(self, sequences: list[Sequence]) -> None:
+        """Do nothing: every sequence has a cache of its own."""
+
+    def resume(self, sequences: list[Sequence]) -> None:
+        """Do nothing; see `pause`."""
+
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences; see BatchRunner."""
         for sequence in sequences:
@@ -220,6 +247,12 @@ class BatchInvariant:
         """Run the last tile of one sequence after the other; see BatchRunner."""
         rows = zip(slices, last_ids, strict=True)
         return mx.concatenate([self._decode(slice_, last_id) for slice_, last_id in rows])
+
+    def pause(self, sequences: list[Sequence]) -> None:
+        """Do nothing: every sequence has a cache of its own."""
+
+    def resume(self, sequences: list[Sequence]) -> None:
+        """Do nothing; see `pause`."""
 
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences; see BatchRunner."""

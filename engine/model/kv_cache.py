@@ -118,6 +118,11 @@ def keep_rows(cache: Cache, rows: list[int]) -> None:
         layer.filter(mx.array(rows))
 
 
+def take_row(cache: Cache, row: int) -> Cache:
+    """Return the cache of one row of a merged cache, without its padding. `merge` makes one of such again."""
+    return [layer.extract(row) for layer in cache]
+
+
 def set_padding(cache: Cache, lengths: set[int]) -> None:
     """Tell a merged cache how many tokens its rows have, before a step that decodes them."""
     for layer in cache:

@@ -20,7 +20,7 @@ from scorepool.engine.sampling.logprobs import (
     PendingLogprobs,
     TokenLogprobs,
     compute_logprobs,
-    prepare_constraints,
+    find_late,
     split_rows,
 )
 from scorepool.engine.sampling.stop import check_stop, min_tokens_banned_ids
@@ -61,9 +61,10 @@ class ModelRunner:
         self._head = backbone_and_head
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
         self._sampled_rows: dict[Sequence, int] = {}  # rows of `_token_ids` that hold sampled tokens
+        self._paused_rows: dict[Sequence, mx.array] = {}  # [1, width]: hidden states of sequences that are paused
 
-    def launch(self, output: SchedulerOutput) -> LaunchedStep:
-        """Start one step and return before it is computed."""
+    def launch(self, output: SchedulerOutput) -> tuple[LaunchedStep, list[Sequence]]:
+        """Start one step and return before it is computed. Pause sequences whose constraints are late."""
         queries: list[LogprobQuery] = []
         hidden: list[mx.array] = []
         slices: dict[Sequence, Slice] = {}
@@ -71,6 +72,9 @@ class ModelRunner:
             if forward[0].is_decode:
                 last_ids = self._last_ids(forward)
                 hidden.append(self._batch.decode(forward, last_ids))
+            elif forward[0].resumes:
+                last_ids = mx.array([slice_.sequence.token_ids[-1] for slice_ in forward], dtype=mx.int32)
+                hidden += self._resume([slice_.sequence for slice_ in forward])
             else:
                 last_ids = None
                 hidden.append(self._batch.prefill(forward))
@@ -79,12 +83,15 @@ class ModelRunner:
                     slices[slice_.sequence] = slice_
                     queries.append(self._query(slice_.sequence, predictors, row, last_ids))
         rows = mx.concatenate(hidden)
+        late: list[Sequence] = []
         if any(query.sequence.constraint is not None for query in queries):
             mx.async_eval(rows)  # the device computes while the host reads the last tokens, and others what may follow
-            prepare_constraints(queries)
+            late = find_late(queries)
+        if late:
+            queries, rows = self._pause(late, queries, rows)
         pending = self._compute(queries, rows)
         self._remember_sampled_rows(pending)
-        return LaunchedStep(slices, pending)
+        return LaunchedStep(slices, pending), late
 
     def read(self, step: LaunchedStep) -> list[SliceResult]:
         """Wait for a step and append to the columns. An error marks a sequence whose logits are no distribution."""
@@ -102,13 +109,40 @@ class ModelRunner:
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences. One without a cache is ignored."""
         self._batch.release(sequences)
+        for sequence in sequences:
+            self._paused_rows.pop(sequence, None)
+
+    def _pause(
+        self, late: list[Sequence], queries: list[LogprobQuery], rows: mx.array
+    ) -> tuple[list[LogprobQuery], mx.array]:
+        """Keep the hidden states from which sequences will sample. Return the queries and the rows without those."""
+        kept_queries: list[LogprobQuery] = []
+        kept_rows: list[int] = []
+        start = 0
+        for query in queries:
+            stop = start + len(query.positions)
+            if query.sequence in late:
+                self._paused_rows[query.sequence] = mx.contiguous(rows[stop - 1 : stop])
+                query = replace(query, positions=query.positions[:-1])  # given tokens, which are reported now
+            if query.positions:
+                kept_queries.append(query)
+                kept_rows += range(start, start + len(query.positions))
+            start = stop
+        self._batch.pause(late)
+        mx.async_eval([self._paused_rows[sequence] for sequence in late])
+        return kept_queries, rows[mx.array(kept_rows)] if kept_rows else rows[:0]
+
+    def _resume(self, sequences: list[Sequence]) -> list[mx.array]:
+        """Let paused sequences decode again; return the hidden states from which they sample now."""
+        self._batch.resume(sequences)
+        return [self._paused_rows.pop(sequence) for sequence in sequences]
 
     def _query(self, sequence: Sequence, predictors: range, row: int, last_ids: mx.array | None) -> LogprobQuery:
         """Make the query for what the predictors predict. `last_ids` [rows] are the tokens before sampled ones."""
         query = LogprobQuery(sequence, range(predictors.start + 1, predictors.stop + 1))
         if query.samples:
             query.banned_ids = min_tokens_banned_ids(sequence, predictors.stop, self.tokenizer.eos_ids)
-        if last_ids is not None and sequence.needs_logits_processing:
+        if last_ids is not None and sequence.needs_logits_processing and predictors.stop > sequence.num_input_tokens:
             query.last_id = last_ids[row : row + 1]
         return query
 

@@ -6,6 +6,7 @@ the rows of sequences that ask for them, and for no others.
 To add a value per token, add a field to TokenColumns and a column in `compute_logprobs`.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -16,7 +17,9 @@ from typing import Any
 import mlx.core as mx
 
 from scorepool.engine.sampling import logits_processors, sample, scoring
-from scorepool.engine.sequence import Sequence, TokenColumns
+from scorepool.engine.sequence import Constraint, Sequence, TokenColumns
+
+PATIENCE_S = 0.02  # for which a step waits for constraints
 
 
 @dataclass(slots=True, eq=False)
@@ -117,11 +120,23 @@ def split_rows(queries: list[LogprobQuery], max_rows: int) -> Iterator[list[Logp
         yield group
 
 
-def prepare_constraints(queries: list[LogprobQuery]) -> None:
-    """Have the grammars of all rows that are sampled now find what may follow. Waits for the last tokens."""
+def find_late(queries: list[LogprobQuery]) -> list[Sequence]:
+    """Have the constraints of all rows that are sampled now find what may follow. Return the sequences that must wait.
+
+    Waits for the last tokens, then for all constraints together no longer than PATIENCE_S, and less for those that were
+    late before.
+    """
+    constrained: list[tuple[Sequence, Constraint]] = []
     for query in queries:
         if query.samples and query.sequence.constraint is not None:
             query.sequence.constraint.prepare(_generated_on_host(query))
+            constrained.append((query.sequence, query.sequence.constraint))
+    began = time.monotonic()
+    return [
+        sequence
+        for sequence, constraint in constrained
+        if not constraint.wait(max(0.0, began + PATIENCE_S / (1 + sequence.num_pauses) - time.monotonic()))
+    ]
 
 
 def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:

@@ -9,13 +9,13 @@ MAX_PADDING = 1 / 8  # of the longest row, in a forward pass of MIN_FORWARD_TOKE
 MAX_KEYS = 16_384  # rows times tokens in a forward pass on cached prefixes: a layer holds the keys of all of them
 
 
-def pack_forwards(decode: list[Slice], prefill: list[Slice]) -> list[list[Slice]]:
+def pack_forwards(decode: list[Slice], resumed: list[Slice], prefill: list[Slice]) -> list[list[Slice]]:
     """Group slices into forward passes: of one kind, of similar length, and on one cached prefix if they are many.
 
     Decoding comes first, before other sequences join its cache. A prefix comes before the slices that continue from
     it. An empty slice belongs to a sequence whose whole prompt is its cached prefix.
     """
-    forwards = [decode] if decode else []
+    forwards = [one for one in (decode, resumed) if one]
     forwards += [[slice_] for slice_ in prefill if slice_.runs_alone]
     together = [slice_ for slice_ in prefill if not slice_.runs_alone]
     for keeps_cache in (False, True):

@@ -5,6 +5,9 @@ A step computes prompts (prefill) beside one token of every decoding sequence, s
     waiting ──policy──► [ prefill, in chunks ] ──► decoding ──► gone
                                └──(score only)────────────────► gone
 
+A sequence whose constraint does not know in time what may follow is paused, with its KV cache, until it does; the
+others go on.
+
 A step is scheduled before the step before it was read, so `schedule` advances sequences as if the step had run: a
 sequence is gone from here once its last step is scheduled. Facts that need the generated tokens arrive with `commit`: a
 stop string, or proposed tokens that were rejected.
@@ -25,7 +28,7 @@ SHARE_BESIDE_DECODING = 8  # beside decoding sequences, a step prefills at most 
 
 
 class Scheduler:
-    """Two containers, waiting and decoding, and at most one chunked prefill between them."""
+    """Two containers, waiting and decoding, and at most one chunked prefill between them. And those that are paused."""
 
     def __init__(self, max_batch_tokens: int, kv_budget: KVBudget, prefix_cache: PrefixCache | None = None) -> None:
         """Start empty. Without a prefix cache, every sequence computes its whole prompt."""
@@ -35,11 +38,12 @@ class Scheduler:
         self.waiting = WaitingSequences()
         self.chunked_prefill: Slice | None = None  # what is left of a prefill too long for one step
         self.decoding: list[Sequence] = []
+        self.paused: dict[Sequence, None] = {}  # in the order in which they were paused
 
     @property
     def has_work(self) -> bool:
         """True if there is something to schedule."""
-        return bool(self.waiting or self.chunked_prefill or self.decoding)
+        return bool(self.waiting or self.chunked_prefill or self.decoding or self.paused)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Append sequences to those that wait."""
@@ -53,6 +57,7 @@ class Scheduler:
         gone = set(sequences)
         for sequence in gone:
             self._stop_waiting(sequence)
+            self.paused.pop(sequence, None)
         if self.chunked_prefill is not None and self.chunked_prefill.sequence in gone:
             self.chunked_prefill = None
         self.decoding = [sequence for sequence in self.decoding if sequence not in gone]
@@ -62,8 +67,20 @@ class Scheduler:
         if self.prefix_cache:
             self.prefix_cache.evict()
         decode = [Slice(sequence, sequence.num_computed, sequence.num_computed + 1) for sequence in self.decoding]
-        forwards = pack_forwards(decode, self._schedule_prefill())
+        resumed = [Slice.resumption(sequence) for sequence in self.paused if _may_resume(sequence)]
+        forwards = pack_forwards(decode, resumed, self._schedule_prefill())
+        for slice_ in resumed:
+            del self.paused[slice_.sequence]
         return SchedulerOutput(forwards, self._advance(forwards))
+
+    def pause(self, sequences: Iterable[Sequence]) -> None:
+        """Let sequences of the step that was scheduled last wait for what may follow, which they have not sampled."""
+        late = dict.fromkeys(sequences)
+        if late:
+            for sequence in late:
+                sequence.num_pauses += 1
+            self.decoding = [sequence for sequence in self.decoding if sequence not in late]
+            self.paused |= late
 
     def commit(self, results: Iterable[SliceResult]) -> list[Sequence]:
         """Take back the proposed tokens that were rejected. Remove and return the sequences that are done."""
@@ -86,7 +103,7 @@ class Scheduler:
             step_tokens=budget,
             free_tokens=budget // 2 if chunked else budget,
             kv_budget=self.kv_budget,
-            running=self.decoding + ([chunked.sequence] if chunked else []),
+            running=[*self.decoding, *self.paused, *([chunked.sequence] if chunked else [])],
             may_chunk=chunked is None,
         )
         slices = self._admit(policy)
@@ -136,7 +153,7 @@ class Scheduler:
             self.waiting.charge(slice_.sequence.share, slice_.num_tokens)
             if not slice_.is_decode:
                 self.chunked_prefill = slice_.rest or self.chunked_prefill
-                if slice_.completes_prefill and slice_.sequence.sampling:
+                if slice_.resumes or (slice_.completes_prefill and slice_.sequence.sampling):
                     running.append(slice_.sequence)
         leaving: list[Sequence] = []
         self.decoding = []
@@ -153,3 +170,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         if self.prefix_cache:
             self.prefix_cache.remove(sequence)
+
+
+def _may_resume(sequence: Sequence) -> bool:
+    return sequence.constraint is None or sequence.constraint.wait(0)

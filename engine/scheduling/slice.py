@@ -2,6 +2,7 @@
 
 prefill       given tokens, in one slice or in several chunks
 decode        the token that was sampled last: a slice of one
+resumption    no token: the last one went through the model in an earlier step, and the next one is sampled now
 speculation   the token that was sampled last and k proposed ones: a slice of k + 1 (no scheduler proposes any yet)
 """
 
@@ -22,6 +23,7 @@ class Slice:
     proposed_ids: tuple[int, ...] = ()  # the slice's last tokens, which the model may reject
     cached_prefix: Prefix | None = None  # holds the first `start` tokens of the sequence; set on its first slice only
     fills_prefix: Prefix | None = None  # the sequence is internal, and its last slice completes this prefix
+    resumes: bool = False  # the sequence was paused
 
     @classmethod
     def prefill(
@@ -31,6 +33,11 @@ class Slice:
         start = cached_prefix.length if cached_prefix else 0
         return cls(sequence, start, sequence.num_prefill, cached_prefix=cached_prefix, fills_prefix=fills_prefix)
 
+    @classmethod
+    def resumption(cls, sequence: Sequence) -> "Slice":
+        """Make the slice of a paused sequence, whose constraint now says what may follow."""
+        return cls(sequence, sequence.num_computed, sequence.num_computed, resumes=True)
+
     @property
     def num_tokens(self) -> int:
         """The number of tokens that go through the model: 0 if the cached prefix is the whole prompt."""
@@ -39,12 +46,12 @@ class Slice:
     @property
     def is_decode(self) -> bool:
         """True if the slice begins with a generated token."""
-        return self.end > self.sequence.num_input_tokens
+        return self.end > self.sequence.num_input_tokens and not self.resumes
 
     @property
     def predictors(self) -> range:
         """Positions whose logits are needed: p predicts token p + 1. The first may be the last of the cached prefix."""
-        first = self.start - 1 if self.is_predicted_by_prefix else self.start
+        first = self.start - 1 if self.is_predicted_by_prefix or self.resumes else self.start
         return range(max(first, self.sequence.first_predictor), self.end)
 
     @property
@@ -93,8 +100,8 @@ class SliceResult:
 class SchedulerOutput:
     """One step: its slices, packed into forward passes that run in this order.
 
-    The decoding sequences come first, in one pass. In each of the others, either all slices keep a cache or none does,
-    and either all are empty or none is.
+    The decoding sequences come first, in one pass, then resumed ones, which need none. In each of the others, either
+    all slices keep a cache or none does, and either all are empty or none is.
     """
 
     forwards: list[list[Slice]]

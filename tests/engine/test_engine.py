@@ -57,13 +57,13 @@ class FakeRunner:
 
     can_share = False
 
-    def launch(self, output: SchedulerOutput) -> list[Slice]:
+    def launch(self, output: SchedulerOutput) -> tuple[list[Slice], list[Sequence]]:
         self.threads.add(threading.current_thread().name)
         self.in_step.set()
         assert self.may_step.wait(30)
         if any(FAULTS in slice_.sequence.token_ids for slice_ in output.slices):
             raise ZeroDivisionError("a bug")
-        return output.slices
+        return output.slices, []
 
     def read(self, step: list[Slice]) -> list[SliceResult]:
         results: list[SliceResult] = []

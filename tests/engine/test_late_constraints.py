@@ -1,0 +1,108 @@
+"""A sequence whose constraint is late is paused: it holds up nobody, and its numbers stay those of the model."""
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+from concurrent.futures import Future
+from random import Random
+
+import pytest
+
+from scorepool.engine import Engine, Sampling, Sequence
+from tests.engine.oracle import Oracle, assert_agrees
+
+
+class LateConstraint:
+    """Allows every token, and is often late by some calls of `wait`."""
+
+    error: str | None = None
+
+    def __init__(self, seed: int, most_calls: int) -> None:
+        self._rng = Random(seed)
+        self._most_calls = most_calls
+        self._num_asked = -1
+        self._calls_left = 0
+
+    def compile(self) -> Future[None]:
+        raise NotImplementedError
+
+    def prepare(self, generated: Ids[int]) -> None:
+        if len(generated) != self._num_asked:
+            self._num_asked = len(generated)
+            self._calls_left = self._rng.randrange(self._most_calls + 1)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        self._calls_left -= 1
+        return self._calls_left < 0
+
+    def token_bitmask(self, generated: Ids[int]) -> bytes:
+        assert self._num_asked == len(generated)
+        assert self._calls_left < 0
+        return b"\xff" * 100
+
+
+def generating(seed: int, most_calls: int = 0, num_given: int = 5, **report: int) -> Sequence:
+    sampling = Sampling(max_tokens=12, seed=seed, ignore_eos=True)
+    constraint = LateConstraint(seed, most_calls) if most_calls else None
+    return Sequence(token_ids=[0, *range(40, 39 + num_given)], sampling=sampling, constraint=constraint, **report)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("llama", {}), ("gemma3", {}), ("mamba", {}), ("llama", {"mode": "exact"})]
+)
+def test_late_sequences_have_the_numbers_of_the_model(
+    engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle], name: str, settings: dict[str, str]
+):
+    late = [generating(seed, 4, num_given=3 + seed, score_from=seed % 3, top_logprobs=2) for seed in range(4)]
+    prompt = [generating(seed, num_given=4 + seed) for seed in range(2)]
+
+    engine_of(name, **settings).add([*late, *prompt]).result(120)
+
+    for sequence in [*late, *prompt]:
+        assert sequence.num_generated == 12
+        assert_agrees(sequence, oracle_of(name))
+    assert sum(sequence.num_pauses for sequence in late) > 12
+
+
+def test_a_late_sequence_samples_what_it_would_have_sampled(engine: Engine):
+    punctual, late = generating(7), generating(7, 6)
+
+    engine.add([punctual]).result(60)
+    engine.add([late, generating(8)]).result(60)
+
+    assert late.token_ids == punctual.token_ids
+    assert late.num_pauses
+
+
+class StuckConstraint(LateConstraint):
+    """Never knows what may follow."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        time.sleep(min(timeout_s or 0, 0.02))
+        return False
+
+
+def test_a_constraint_that_never_answers_holds_up_nobody(engine: Engine):
+    stuck = [generating(seed) for seed in range(3)]
+    for sequence in stuck:
+        sequence.constraint = StuckConstraint(0, 0)
+    never = engine.add(stuck)
+
+    engine.add([generating(3)]).result(60)
+    engine.add([Sequence(token_ids=[0, 40, 41], score_from=1)]).result(60)
+    engine.add([generating(4, 2)]).result(60)
+
+    assert not never.done()
+    engine.cancel(never)
+    engine.add([generating(5)]).result(60)
+    assert [sequence.num_generated for sequence in stuck] == [0, 0, 0]
+
+
+def test_an_end_token_ends_a_sequence_that_was_paused_after_it(engine: Engine):
+    sequence = generating(9, 3)
+    sequence.sampling = Sampling(max_tokens=12, seed=9, stop_token_ids=tuple(range(3, 400)))
+
+    engine.add([sequence]).result(60)
+
+    assert sequence.finish_reason == "stop"
+    assert sequence.num_generated == 1

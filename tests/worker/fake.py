@@ -4,6 +4,7 @@ One token is one byte of the prompt. A generate job takes `max_tokens` steps of 
 process is FAKE_CLOCK_AHEAD_S seconds ahead. Its weights have the fingerprint FAKE_FINGERPRINT.
 """
 
+import dataclasses
 import datetime
 import logging
 import os
@@ -105,7 +106,7 @@ class FakeChatCodec(ChatCodec):
         )
 
     def encode_rendered(self, text: str, generation_prompt: str) -> tuple[list[int], list[int]]:
-        return [257, *text.encode()], []
+        return self.tokenizer.encode(text)[0], []
 
 
 class FakeEngine(Engine):
@@ -197,6 +198,32 @@ class FakeWorker(BatchWorker):
 
 class FakeWebhookWorker(WebhookWorker):
     """A real webhook worker in a process whose clock may be wrong."""
+
+
+class SlowTokenizer(FakeTokenizer):
+    """A tokenizer that takes 2 us a character, without the GIL."""
+
+    def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:
+        time.sleep(2e-6 * len(text))
+        return super().encode(text, add_bos)
+
+    def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
+        time.sleep(2e-6 * (2 * len(prompt) + len(completion)))
+        return super().encode_pair(prompt, completion)
+
+
+class SlowTokenizerEngine(FakeEngine):
+    model_info = dataclasses.replace(FakeEngine.model_info, context_length=10_000_000)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer = SlowTokenizer()
+        self.chat = FakeChatCodec(self.tokenizer)
+
+
+class SlowTokenizerWorker(BatchWorker):
+    def start_engine(self, source: str) -> Engine:
+        return SlowTokenizerEngine()
 
 
 class LyingEngine(FakeEngine):

@@ -7,6 +7,7 @@ speeds of all, of what waits and is in flight (store/lua/speeds.lua).
 
 import math
 from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,6 +22,7 @@ LOOK_S = 0.02  # between looks whether claimed jobs have begun
 RECONCILE_S = 5.0  # between questions for leases that it does not know, while it has jobs; POLL_S while it has none
 OTHERS_S = 0.5  # between looks for jobs of other owners, while jobs that have not begun fill the worker
 TAKE_OVER_S = 0.25  # between looks at what others have not begun, while it has no jobs; POLL_S while it has some
+EXCLUDED_S = 0.1  # between claims while some owners' jobs are not claimed: no message tells of those of the others
 REPORT_S = 0.1  # at least, between exchanges that only report which jobs have begun
 AHEAD_S = 0.15  # seconds of work that wait in the worker beyond what the exchanges with Redis need
 # After running out of jobs: the worker measures only the speed at which it got some.
@@ -50,7 +52,7 @@ class Load:
     """What a worker has in flight."""
 
     num_jobs: int = 0  # that are not over
-    num_unbegun: int = 0
+    num_unbegun: int = 0  # without those of excluded owners, as in num_rows
     unbegun_owners: frozenset[str] = frozenset()  # whose jobs have not begun
     num_rows: int = 0  # of the jobs that are not over
     num_ended: int = 0  # that have yet to be recorded
@@ -67,6 +69,7 @@ class ClaimPlan:
         self._is_refused = False  # the last claim found jobs and got none
         self._is_behind = False  # too many ended jobs wait to be recorded
         self._must_reconcile = False
+        self._excluded: AbstractSet[str] = frozenset()  # owners whose jobs are not claimed
         self._unreported: list[str] = []  # keys of leases whose jobs have begun
         self._rows_per_job = 1.0  # smoothed
         self._gain = 1.0  # of what is kept ahead
@@ -78,16 +81,24 @@ class ClaimPlan:
         self._looked_at = -math.inf  # at what others have not begun
         self._looked_for_others_at = -math.inf  # for jobs of other owners
 
-    def see(self, in_flight: Collection[HeldJob], begun: Iterable[str]) -> None:
-        """Look at the jobs in flight, of which some have begun since the last call."""
+    def see(
+        self, in_flight: Collection[HeldJob], begun: Iterable[str], excluded: AbstractSet[str] = frozenset()
+    ) -> None:
+        """Look at the jobs in flight, of which some have begun since the last call.
+
+        `excluded` are owners whose jobs wait for something else than the engine. The engine has room for those of the
+        others as if these were not there.
+        """
         self._unreported += begun
+        self._excluded = excluded
         running = [inflight for inflight in in_flight if not inflight.is_over]
-        unbegun = [inflight.owner for inflight in running if not inflight.has_begun]
+        counted = [inflight for inflight in running if inflight.has_begun or inflight.owner not in excluded]
+        unbegun = [inflight.owner for inflight in counted if not inflight.has_begun]
         self.load = Load(
             num_jobs=len(running),
             num_unbegun=len(unbegun),
             unbegun_owners=frozenset(unbegun),
-            num_rows=sum(inflight.num_rows for inflight in running),
+            num_rows=sum(inflight.num_rows for inflight in counted),
             num_ended=len(in_flight) - len(running),
         )
         self.speed.advance(awake_s(), bool(in_flight))
@@ -137,6 +148,7 @@ class ClaimPlan:
         after_s = (
             REPORT_S if self._unreported else REFUSED_S if self._is_refused else OTHERS_S if is_crowded else POLL_S
         )
+        after_s = min(after_s, EXCLUDED_S) if self._excluded and num_wanted > 0 else after_s
         return self._sent_at + after_s - clock_s()
 
     @property
@@ -167,7 +179,7 @@ class ClaimPlan:
         claim = replace(
             wanted,
             max_jobs=1 if looks_for_others else min(1, wanted.max_jobs) if exceeds_share else wanted.max_jobs,
-            excluded=sorted(self.load.unbegun_owners) if looks_for_others else (),
+            excluded=sorted(self._excluded | self.load.unbegun_owners if looks_for_others else self._excluded),
             list_length=min(wanted.list_length, LIST_LENGTH),
             exceeds_share=exceeds_share or looks_for_others,
             waits=has_room,

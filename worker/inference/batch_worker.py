@@ -5,6 +5,7 @@
 SCOREPOOL_MODEL names the model. Its engine starts in `open`, so never before a fork.
 """
 
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,9 @@ class BatchWorker(Worker):
 
     def num_wanted(self) -> int:
         return self.plan.num_wanted(self.settings.max_running_rows)
+
+    def excluded_owners(self) -> AbstractSet[str]:
+        return frozenset() if self.inference is None else self.inference.tokenizing.crowded_owners
 
     def start_engine(self, source: str) -> Engine:
         """Start the engine; block until the model is loaded. Raises StartError."""

@@ -17,7 +17,7 @@ from typing import Protocol
 from scorepool.worker.inference.owner_turns import OwnerTurns
 
 SLICE_CHARACTERS = 32_768  # of a turn with short texts: about 0.05 s
-MAX_WAITING_CHARACTERS = 1_000_000  # of an owner, up to which its jobs are claimed: about 1 s
+MAX_WAITING_CHARACTERS = 4 * SLICE_CHARACTERS  # of an owner, up to which its jobs are claimed
 
 
 class TokenizedJob(Protocol):

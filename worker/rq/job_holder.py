@@ -9,6 +9,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import Event
@@ -111,6 +112,10 @@ class JobHolder(WorkerProcess):
         """Return how many more jobs this worker should have. The loop claims no more than `capacity` allows."""
         return self.capacity
 
+    def excluded_owners(self) -> AbstractSet[str]:
+        """Return the owners whose jobs are not claimed for now: see ClaimPlan.see."""
+        return frozenset()
+
     def register(self, pipeline: Pipeline) -> None:
         """Write what this worker serves, with every heartbeat."""
 
@@ -151,7 +156,8 @@ class JobHolder(WorkerProcess):
 
     def _next_claim(self, max_jobs: float, num_ending: int) -> Claim | None:
         """Return the claim that is due, also if only because something is sent anyway."""
-        self.plan.see(self.in_flight.values(), [key for key, inflight in self.in_flight.items() if inflight.begins()])
+        begun = [key for key, inflight in self.in_flight.items() if inflight.begins()]
+        self.plan.see(self.in_flight.values(), begun, self.excluded_owners())
         if not self._may_claim:
             return None
         num_free = min(self.capacity + num_ending - len(self.in_flight), max_jobs - self._num_claimed)

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from scorepool.worker.claims import claim_plan
-from scorepool.worker.claims.claim_plan import AHEAD_S, FIRST_JOBS, LOOK_S, OTHERS_S, POLL_S, REFUSED_S, ClaimPlan
+from scorepool.worker.claims.claim_plan import (
+    AHEAD_S,
+    EXCLUDED_S,
+    FIRST_JOBS,
+    LOOK_S,
+    OTHERS_S,
+    POLL_S,
+    REFUSED_S,
+    ClaimPlan,
+)
 from scorepool.worker.claims.leases import Claim, Claimed
 
 CAPACITY = 512
@@ -190,6 +199,24 @@ def test_a_worker_whose_jobs_have_not_begun_claims_no_more_than_it_ends_until_th
     waiting[0].has_begun = waiting[1].has_begun = True
     plan.see(waiting, [])
     assert plan.num_wanted(32) == 1 + 30
+
+
+def test_jobs_of_excluded_owners_do_not_keep_a_worker_from_claiming_those_of_others(clock: Clock):
+    plan = ClaimPlan()
+    waiting: list[Any] = [FakeJob(owner="alice", num_rows=200) for _ in range(3)]
+    plan.see(waiting, [])
+    assert (plan.num_wanted(32), ask(plan, 4).excluded) == (0, [])
+
+    clock.now_s += POLL_S
+    plan.see(waiting, [], excluded={"alice"})
+    assert plan.num_wanted(32) > 0
+    assert ask(plan, 4).excluded == ["alice"]
+    plan.take(Claimed([], num_waiting=100), 0.01)  # alice's
+    assert plan.due_in_s(4) == pytest.approx(EXCLUDED_S)  # no message tells of another's job
+
+    waiting[0].has_begun = True
+    plan.see(waiting, [], excluded={"alice"})
+    assert plan.load.num_rows == 200
 
 
 def test_a_worker_that_cannot_send_its_results_claims_nothing(clock: Clock):

@@ -100,12 +100,14 @@ def test_small_texts_share_a_turn(queue: TokenizingQueue, gate: threading.Event)
 def test_an_owner_is_crowded_while_much_of_its_text_waits(queue: TokenizingQueue, gate: threading.Event):
     long = SlicedJob("a", [MAX_WAITING_CHARACTERS + 1], [], gate)
     queue.put(long)
-    queue.put(SlicedJob("b", [100], []))
+    small = SlicedJob("b", [100], [])
+    queue.put(small)
 
     assert queue.crowded_owners == {"a"}
     gate.set()
-    assert long.is_done.wait(30)
-    queue.long.thread.submit(lambda: None).result(30)
+    for job, lane in ((long, queue.long), (small, queue.short)):
+        assert job.is_done.wait(30)
+        lane.thread.submit(lambda: None).result(30)
     assert queue.crowded_owners == frozenset()
     assert not queue._num_characters
     assert queue.since is None

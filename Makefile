@@ -8,7 +8,7 @@ DEBIAN_VENV = { test "$$(id -u)" = 0 && apt-get --version >/dev/null 2>&1 && apt
 	apt-get install -y -qq python3-venv && "$(PYTHON)" -m venv --clear .venv; }
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-.PHONY: demo serve test soak check bench tlds clean
+.PHONY: demo serve test test-acl soak check bench tlds lock locked clean
 
 demo: .venv/all
 	$(BIN)/scorepool demo
@@ -19,6 +19,10 @@ serve: .venv/all
 # Three processes, because tests wait a third of their time. Files run in their order, so that long ones are not last.
 test: .venv/dev
 	$(BIN)/python -m pytest tests --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# The whole suite, its processes as the Redis user that docs/deploy.md describes.
+test-acl: .venv/dev
+	TEST_REDIS_ACL=1 $(BIN)/python -m pytest tests --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 soak: .venv/dev
 	$(BIN)/python -m pytest tests -m soak -s
@@ -46,6 +50,23 @@ tlds: .venv/dev
 	$(PIP) --upgrade --no-deps --target build/tlds publicsuffixlist
 	PYTHONPATH=build/tlds $(BIN)/python -m survey.top_level_domains > build/top_level_domains.txt
 	mv build/top_level_domains.txt store/
+
+# Install what `.venv/all` does, but only files whose hashes are in deploy/requirements-all.txt.
+locked:
+	"$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install --require-hashes --requirement deploy/requirements-all.txt
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
+	@touch .venv/all
+
+# The hashes of every package that the image and `make locked` install, for all platforms: run it when pyproject.toml or
+# constraints.txt changes. setuptools builds scorepool itself.
+LOCK = echo setuptools | build/uv/bin/uv pip compile --quiet pyproject.toml - --constraint constraints.txt --universal \
+	--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock"
+lock:
+	"$(PYTHON)" -m venv build/uv
+	build/uv/bin/pip --disable-pip-version-check --quiet install uv
+	$(LOCK) --extra api --extra webhook --output-file deploy/requirements-server.txt
+	$(LOCK) --extra all --output-file deploy/requirements-all.txt
 
 clean:
 	rm -rf .venv build dist *.egg-info

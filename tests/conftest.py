@@ -1,5 +1,7 @@
 """Provide a real Redis to tests that ask for `redis`: one server per session, flushed before each test."""
 
+import os
+import re
 import signal
 import subprocess
 import time
@@ -78,8 +80,27 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with subprocess.Popen([get_binary_path(), *options], stdout=subprocess.DEVNULL) as server:
         url = f"unix://{socket}"
         wait_until_up(url)
-        yield url
+        with Redis.from_url(url) as admin:
+            if not os.environ.get("TEST_REDIS_ACL"):
+                yield url
+            else:
+                yield limit_rights(admin, url)
+                assert denied(admin) == []
         server.terminate()
+
+
+def limit_rights(admin: Redis, url: str) -> str:
+    """Make the user that docs/deploy.md describes; return the URL with it."""
+    text = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text()
+    found = re.search(r"ACL SETUSER scorepool on >PASSWORD(.*?)```", text, re.DOTALL)
+    assert found is not None
+    admin.execute_command("ACL", "SETUSER", "scorepool", "on", ">secret", *found[1].replace("\\\n", " ").split())
+    return url.replace("unix://", "unix://scorepool:secret@")
+
+
+def denied(admin: Redis) -> list[tuple[str, str, str]]:
+    """Return what that user was denied: the reason, the command or key, and the command that it ran."""
+    return [(entry["reason"], entry["object"], entry["context"]) for entry in admin.acl_log()]
 
 
 def wait_until_up(url: str, timeout_s: float = 60.0) -> None:
@@ -99,7 +120,7 @@ def wait_until_up(url: str, timeout_s: float = 60.0) -> None:
 @pytest.fixture
 def redis(redis_url: str) -> Iterator[Redis]:
     """Connect to the session's Redis, which is empty."""
-    with Redis.from_url(redis_url) as connection:
+    with Redis.from_url(re.sub("//.*@", "//", redis_url)) as connection:  # the administrator, under `make test-acl` too
         connection.flushdb()
         yield connection
 

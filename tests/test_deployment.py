@@ -193,7 +193,9 @@ def test_the_image_has_two_extras_and_does_not_run_as_root(root: Path):
         "FROM ${PYTHON_IMAGE}",
     ]
     assert "ARG PYTHON_IMAGE=python:3.11-slim" in lines
-    assert any('".[api,webhook]"' in line for line in lines)
+    installs = [line for line in lines if "pip install" in line]
+    assert "--require-hashes --requirement deploy/requirements-server.txt" in installs[0]
+    assert "--no-deps --no-build-isolation ." in installs[1]
     assert "USER scorepool" in lines
 
 
@@ -212,6 +214,22 @@ def required_distributions(root: Path, *extras: str) -> set[str]:
             if applies and canonicalize_name(child.name) not in found:
                 pending.append(child)
     return found
+
+
+@pytest.mark.parametrize(("name", "extras"), [("server", ("api", "webhook")), ("all", ("all",))])
+def test_the_hashes_cover_every_package_in_the_version_that_was_tested(root: Path, name: str, extras: tuple[str, ...]):
+    """`make lock` writes these files. A package without a hash, or an unlisted one, would stop the installation."""
+    text = (root / "deploy" / f"requirements-{name}.txt").read_text()
+    entries = re.split(r"\n(?=\S)", re.sub(r"(?m)^#.*\n", "", text).strip())
+    pins = [Requirement(entry.partition(" \\\n")[0]) for entry in entries]
+    assert all(re.search(r"\n    --hash=sha256:[0-9a-f]{64}( \\|$)", entry) for entry in entries)
+    constraints = [
+        Requirement(line) for line in (root / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+    ]
+    tested = {canonicalize_name(one.name): one.specifier for one in constraints}
+    assert [pin.name for pin in pins if pin.specifier != tested.get(canonicalize_name(pin.name))] == []
+    assert {canonicalize_name(pin.name) for pin in pins} >= required_distributions(root, *extras) - {"scorepool"}
+    assert not re.search(r"https?:|index-url|find-links|trusted-host", text)
 
 
 def test_the_image_has_everything_that_its_processes_import_and_no_mlx(root: Path):

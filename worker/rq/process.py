@@ -13,9 +13,11 @@ from functools import cached_property, partial
 from types import FrameType
 from typing import Any
 
+from redis import Redis
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from rq import worker_registration
@@ -74,6 +76,14 @@ class WorkerProcess(BaseWorker):
             yield
         finally:
             self._is_interruptible = False
+
+    def _set_ip_address(self, connection: Redis) -> None:
+        """Set the address that `rq info` shows. RQ itself lists the connections of all clients for it."""
+        try:
+            connection.client_setname(self.name)
+            self.ip_address = str(connection.client_info()["addr"])
+        except ResponseError:  # some services have no CLIENT
+            self.ip_address = "unknown"
 
     # A subclass defines what these do, on the main thread.
 

@@ -6,11 +6,11 @@ import socket
 import time
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from scorepool.api.app import create_app
 from scorepool.api.connection import check_login
 from scorepool.api.http.middleware import is_loopback
+from scorepool.api.http.protocol import Protocol
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.state import State
 from scorepool.store import Settings, SettingsError
@@ -29,22 +29,6 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._waiting.release()
         await super().shutdown(sockets)
-
-
-class Protocol(H11Protocol):
-    """Answer a request whose body breaks the protocol exactly once.
-
-    uvicorn's own class fails with a traceback if the application has begun to answer, or begins just afterwards.
-    """
-
-    def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None and self.cycle.response_started:
-            self.transport.close()
-            return
-        super().send_400_response(msg)
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
 
 
 def is_not_probe(record: logging.LogRecord) -> bool:
@@ -99,6 +83,7 @@ def serve(settings: Settings) -> None:
         host=settings.host,
         port=settings.port,
         http=Protocol,
+        ws="none",
         log_level=settings.log_level.lower(),
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,

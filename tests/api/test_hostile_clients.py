@@ -56,6 +56,8 @@ def test_garbage_and_clients_that_disconnect_leave_no_traceback(
                 send_and_disconnect(http, b"POST " + path + b" HTTP/1.1\r\n", nonsense)
                 send_at_once(http, b"POST " + path + b" HTTP/1.1\r\n" + nonsense)
         assert http.post("/v1/jobs", json=score()).status_code == 202
+        both_lengths = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
+        assert http.post("/v1/jobs", content=b"{}", headers=both_lengths).status_code == 400  # api/http/protocol.py
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 

@@ -91,11 +91,16 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def limit_rights(admin: Redis, url: str) -> str:
     """Make the user that docs/deploy.md describes; return the URL with it."""
+    admin.execute_command("ACL", "SETUSER", "scorepool", "on", ">secret", *documented_rights())
+    return url.replace("unix://", "unix://scorepool:secret@")
+
+
+def documented_rights() -> list[str]:
+    """Return the rules of that user."""
     text = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text()
     found = re.search(r"ACL SETUSER scorepool on >PASSWORD(.*?)```", text, re.DOTALL)
     assert found is not None
-    admin.execute_command("ACL", "SETUSER", "scorepool", "on", ">secret", *found[1].replace("\\\n", " ").split())
-    return url.replace("unix://", "unix://scorepool:secret@")
+    return found[1].replace("\\\n", " ").split()
 
 
 def denied(admin: Redis) -> list[tuple[str, str, str]]:

@@ -1,5 +1,6 @@
 """A Redis user with the rights that docs/deploy.md lists is enough for every process."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from redis.exceptions import NoPermissionError
 from scorepool.local.redis_server import RedisServer
 from tests.api.conftest import SECRET, generate
 from tests.api.test_process import eventually, running, serves
-from tests.conftest import denied, limit_rights
+from tests.conftest import denied, documented_rights, limit_rights
 from tests.worker.conftest import Workers, until
 
 LINE = (
@@ -58,6 +59,19 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
         workers.processes[0].terminate()
         assert workers.processes[0].wait(60) == 0
     assert denied(admin) == []
+
+
+def test_the_rights_cover_every_command_of_the_scripts(root: Path):
+    """A script that gets a new command needs a new right."""
+    command = re.compile(r"(?:redis\.p?call\(|\btry\('\w+', )'(\w+)'|(?:LPUSH|RPUSH)")
+    used = {
+        (found[1] or found[0]).lower()
+        for path in root.glob("store/lua/*.lua")
+        for found in command.finditer(path.read_text())
+    }
+    given = {rule.removeprefix("+").partition("|")[0] for rule in documented_rights()}
+    assert len(used) > 40
+    assert used - given == set()
 
 
 def test_the_documented_rights_do_not_include_administration(limited: tuple[Redis, str]):

@@ -12,7 +12,8 @@ from scorepool.api.batches.driver import Driver
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.dialects import openai, sglang, trl
 from scorepool.api.http import errors, openapi
-from scorepool.api.http.middleware import HeadAsGet, LingeringClose, LoopbackOnly, RequestId, ShutdownMiddleware
+from scorepool.api.http.loopback import LoopbackOnly
+from scorepool.api.http.middleware import HeadAsGet, LingeringClose, RequestId, ShutdownMiddleware
 from scorepool.api.metrics.prometheus import MetricsMiddleware
 from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.api.routes import (

@@ -9,7 +9,7 @@ import uvicorn
 
 from scorepool.api.app import create_app
 from scorepool.api.connection import check_login
-from scorepool.api.http.middleware import is_loopback
+from scorepool.api.http.loopback import is_loopback
 from scorepool.api.http.protocol import Protocol
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.state import State

@@ -1,18 +1,17 @@
-"""Wrap the whole application: request ids, HEAD, replies of a stopping server, refused bodies, loopback only.
+"""Wrap the whole application: request ids, HEAD, replies of a stopping server, refused bodies.
 
 All are plain ASGI middleware. `app.py` decides their order.
 """
 
 import asyncio
 import re
-from ipaddress import ip_address
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scorepool.api.http.errors import Forbidden, error_response, server_stopping
+from scorepool.api.http.errors import error_response, server_stopping
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # what is taken over from a client
 LINGER_S = 10.0  # how long the rest of a refused body is read and discarded
@@ -123,43 +122,3 @@ class ShutdownMiddleware:
             if scope["type"] != "http" or has_started:
                 raise
             await error_response(Request(scope), server_stopping())(scope, receive, send)
-
-
-class LoopbackOnly:
-    """Refuse requests that came in on another address, or under another name.
-
-    The address matters for servers that are started without `api.serve`. The name matters for browsers: a page whose
-    host name was rebound to 127.0.0.1 reaches this server as its own origin, but its Host header shows it.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_local(scope):
-            refusal = Forbidden(
-                "this server has no API keys, so it answers on loopback only, as 127.0.0.1 or localhost; "
-                "its operator sets SCOREPOOL_API_KEYS to open it"
-            )
-            await error_response(Request(scope), refusal)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    @staticmethod
-    def _is_local(scope: Scope) -> bool:
-        address, port = scope.get("server") or ("localhost", None)
-        if port is not None and not is_loopback(address):  # no port: a unix socket
-            return False
-        host = Headers(scope=scope).get("host", "localhost")
-        name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
-        return is_loopback(name.lower().rstrip("."))
-
-
-def is_loopback(host: str) -> bool:
-    """True if `host` is a loopback address or `localhost`. Other names do not count: they may resolve to anything."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from scorepool.api.auth import Keyring
-from scorepool.api.http.middleware import is_loopback
+from scorepool.api.http.loopback import is_loopback
 from scorepool.store import Settings, SettingsError
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, generate, score
 from tests.api.fake_worker import FakeWorker

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from redis.asyncio import Redis
 
 from scorepool import store, wire
-from scorepool.api.http.errors import BadRequest, Forbidden
+from scorepool.api.http import tasks
+from scorepool.api.http.errors import BadRequest, Forbidden, TooLarge
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
@@ -17,6 +18,7 @@ class Admission:
     def __init__(self, settings: store.Settings, redis: Redis, models: Models, endpoints: WebhookEndpoints) -> None:
         self._high_priority_names = {name.strip() for name in settings.high_priority_keys.split(",")} - {""}
         self._redis = redis
+        self._settings = settings
         self._models = models
         self._endpoints = endpoints
 
@@ -25,7 +27,7 @@ class Admission:
         served = await self._models.serving(request.model for request in requests)
         expires = any(request.expires_at is not None for request in requests)
         now = await decode.now_s(self._redis) if expires else 0.0
-        for index, request in enumerate(requests):
+        async for index, request in tasks.in_turns(enumerate(requests)):
             self._check_one(request, served[request.model], now, f"[{index}]." if is_bulk else "")
 
     def check_priorities(self, owner: str, requests: Sequence[wire.Request], is_bulk: bool) -> None:
@@ -57,8 +59,21 @@ class Admission:
             self._endpoints.check_url(request.webhook, f"{where}webhook")
         if not served and not request.wait_for_model:
             raise self._models.not_served(request.model, f"{where}model")
+        self._check_size(request, where)
         if served:
             _check_tokens(request, served, where)
+
+    def _check_size(self, request: wire.Request, where: str) -> None:
+        """Check the size of a job whose items share a prompt as if each had it: the worker encodes it for each."""
+        if not isinstance(request, wire.Score) or request.prompt is None:
+            return
+        most, num_bytes = self._settings.max_body_bytes, len(wire.encode(request.prompt))
+        if num_bytes * len(request.items) > most:
+            raise TooLarge(
+                f"{where}prompt: {num_bytes} bytes before each of {len(request.items)} items; expected at most {most} "
+                "together (SCOREPOOL_MAX_BODY_BYTES); send several jobs",
+                f"{where}prompt",
+            )
 
 
 def _check_tokens(request: wire.Request, served: Sequence[wire.ServedModel], where: str) -> None:
@@ -66,16 +81,14 @@ def _check_tokens(request: wire.Request, served: Sequence[wire.ServedModel], whe
     vocab_size = max(model.vocab_size for model in served)
     context_length = max(model.context_length for model in served)
     _check_parameter_ids(request, vocab_size, where)
-    for field, lists in _token_lists(request):
-        num_ids = 0
-        for name, ids in lists:
-            num_ids += len(ids)
-            if max(ids) >= vocab_size:
-                index = next(index for index, token_id in enumerate(ids) if token_id >= vocab_size)
-                full = f"{where}{field}{name}[{index}]"
-                raise BadRequest(f"{full}: expected a token id below {vocab_size}, found {ids[index]}", full)
-        if num_ids > context_length and not isinstance(request, wire.Tokenize):
-            full = f"{where}{field}{lists[0][0]}" if len(lists) == 1 else f"{where}{field}".removesuffix(".")
+    for field, ids in _id_lists(request):
+        if max(ids) >= vocab_size:
+            index = next(index for index, token_id in enumerate(ids) if token_id >= vocab_size)
+            full = f"{where}{field}[{index}]"
+            raise BadRequest(f"{full}: expected a token id below {vocab_size}, found {ids[index]}", full)
+    for field, num_ids in _lengths(request):
+        if num_ids > context_length:
+            full = f"{where}{field}"
             raise BadRequest(
                 f"{full}: expected at most {context_length} token ids, the model's context, found {num_ids}", full
             )
@@ -98,12 +111,22 @@ def _check_parameter_ids(request: wire.Request, vocab_size: int, where: str) -> 
                 raise BadRequest(f"{full}: expected token ids below {vocab_size}, found {token_id}", full)
 
 
-def _token_lists(request: wire.Request) -> Iterator[tuple[str, list[tuple[str, list[int]]]]]:
-    """Yield for each sequence its prefix of field names, and its lists of token ids by field name."""
-    if not isinstance(request, wire.Score):
-        if isinstance(request.prompt, list) and request.prompt:
-            yield "", [("prompt", request.prompt)]
-        return
-    for index, item in enumerate(request.items):
-        if isinstance(item.prompt, list) and isinstance(item.completion, list):
-            yield f"items[{index}].", [("prompt", item.prompt), ("completion", item.completion)]
+def _id_lists(request: wire.Request) -> Iterator[tuple[str, list[int]]]:
+    """Yield each list of token ids that is not empty, with the name of its field. A shared prompt comes once."""
+    if isinstance(request.prompt, list) and request.prompt:
+        yield "prompt", request.prompt
+    for index, item in enumerate(request.items if isinstance(request, wire.Score) else ()):
+        if isinstance(item.prompt, list):
+            yield f"items[{index}].prompt", item.prompt
+        if isinstance(item.completion, list):
+            yield f"items[{index}].completion", item.completion
+
+
+def _lengths(request: wire.Request) -> Iterator[tuple[str, int]]:
+    """Yield the number of token ids of each sequence for the model that is given as ids, with its field's name."""
+    if isinstance(request, wire.Score):
+        for index, (prompt, completion) in enumerate(request.pairs()):
+            if isinstance(prompt, list):
+                yield f"items[{index}]", len(prompt) + len(completion)
+    elif isinstance(request, wire.Generate) and isinstance(request.prompt, list):
+        yield "prompt", len(request.prompt)

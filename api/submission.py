@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from redis.exceptions import RedisError
 from starlette.requests import Request
@@ -71,6 +71,24 @@ class Submission:
             if count > most:
                 expected = f"expected at most {most} {noun} in one request ({setting})"
                 raise TooLarge(f"{field}: {expected}, found {count}", field)
+
+    async def build(self, requests: Iterable[wire.Request], field: str) -> list[wire.Request]:
+        """Build the jobs of one request one by one, until together they are larger than a body may be.
+
+        `field` is the list with an entry for each job, if there is one. Raises TooLarge, and what building one raises.
+        """
+        most, num_bytes = self._settings.max_body_bytes, 0
+        built: list[wire.Request] = []
+        async for request in tasks.in_turns(requests):
+            num_bytes += len(wire.encode(request))
+            if num_bytes > most:
+                raise TooLarge(
+                    f"{field}: expected jobs of at most {most} bytes together (SCOREPOOL_MAX_BODY_BYTES), each with "
+                    f"what they share; found more after {len(built)}".removeprefix(": "),
+                    field or None,
+                )
+            built.append(request)
+        return built
 
     async def submit(
         self,

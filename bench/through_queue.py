@@ -97,6 +97,8 @@ def score(engine: Engine, jobs: list[Job]) -> list[float]:
 
 
 def to_sequence(item: wire.ScoreItem) -> Sequence:
+    assert isinstance(item.prompt, list)
+    assert isinstance(item.completion, list)
     return Sequence(token_ids=[*item.prompt, *item.completion], score_from=len(item.prompt))
 
 

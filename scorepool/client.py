@@ -98,10 +98,20 @@ class Client:
             if remaining_s <= 0:
                 raise TimeoutError(f"job {job_id} is {job.status} after {timeout_s} s")
 
-    def score(self, model: str, items: Iterable[Pair], **options: Unpack[ScoreOptions]) -> wire.Result:
-        """Score (prompt, completion) pairs and wait for the result. Options are the fields of `Score`."""
-        pairs = [wire.ScoreItem(prompt=prompt, completion=completion) for prompt, completion in items]
-        return self.result(self.submit(wire.Score(model=model, items=pairs, **options)))
+    def score(
+        self, model: str, items: Iterable[Pair | str | list[int]], **options: Unpack[ScoreOptions]
+    ) -> wire.Result:
+        """Score (prompt, completion) pairs, or completions of one `prompt`, and wait for the result.
+
+        Options are the fields of `Score`.
+        """
+        score_items = [
+            wire.ScoreItem(prompt=item[0], completion=item[1])
+            if isinstance(item, tuple)
+            else wire.ScoreItem(completion=item)
+            for item in items
+        ]
+        return self.result(self.submit(wire.Score(model=model, items=score_items, **options)))
 
     def generate(
         self, model: str, prompt: str | list[int] | None = None, **options: Unpack[GenerateOptions]

@@ -20,7 +20,9 @@ class JobOptions(TypedDict, total=False):
 
 
 class ScoreOptions(JobOptions, total=False):
-    """Options of `Client.score`."""
+    """Options of `Client.score`. With `prompt`, items are the completions after it."""
+
+    prompt: str | list[int] | None
 
     score: Literal["completion", "all"]
     top_logprobs: int

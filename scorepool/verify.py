@@ -6,6 +6,7 @@ more as given tokens, on the server or on another machine, whatever kind of job 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from math import isnan
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -209,7 +210,7 @@ def _prompt_ids(index: int, sequence: wire.SequenceResult, request: wire.Request
             "give the request with --request FILE"
         )
     if isinstance(request, wire.Score):
-        prompt = request.items[index].prompt if index < len(request.items) else None
+        prompt, _ = next(islice(request.pairs(), index, None), (None, None))
     else:
         prompt = request.prompt
     if not isinstance(prompt, list) or len(prompt) != sequence.num_prompt_tokens:

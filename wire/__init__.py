@@ -4,7 +4,7 @@
     reply.py          replies of the native API          token_delta.py    tokens of running jobs
     webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
     columns.py        per-token columns                   codec.py          JSON and msgpack
-    quote.py          values in errors
+    quote.py          values in errors                    free_form.py      sizes of schemas and arguments
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
@@ -12,7 +12,17 @@ in `api/admission.py`; the translation in `worker/inference/translate.py` and `w
 that `scorepool/__init__.py` exports.
 """
 
-from scorepool.wire.codec import Format, Invalid, decode_outcome, decode_request, encode, encode_json, parse
+from scorepool.wire.codec import (
+    Format,
+    Invalid,
+    check_free_form,
+    count_objects,
+    decode_outcome,
+    decode_request,
+    encode,
+    encode_json,
+    parse,
+)
 from scorepool.wire.columns import Floats, StreamedColumns
 from scorepool.wire.comparison import (
     Comparison,
@@ -166,7 +176,9 @@ __all__ = [
     "WebhookSecret",
     "WorkerLink",
     "are_of_one_model",
+    "check_free_form",
     "compare",
+    "count_objects",
     "cut",
     "decode_outcome",
     "decode_request",

@@ -3,17 +3,20 @@
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import inspect
 
+from scorepool.wire import free_form
 from scorepool.wire.columns import Floats
 from scorepool.wire.quote import cut, quote
-from scorepool.wire.request import Request
+from scorepool.wire.request import MAX_LIST_LENGTH, Request
 from scorepool.wire.result import Outcome
 
 T = TypeVar("T")
+MAX_FREE_FORM_BYTES = 2**20  # of a schema, or of the arguments of a call
+MAX_FREE_FORM_BYTES_TOGETHER = 8 * 2**20  # of those of one body
 Format = Literal["json", "msgpack"]
 
 
@@ -78,7 +81,9 @@ def parse(body: bytes, message_type: type[T], message_format: Format = "json") -
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
 _FIELD_IN_QUOTES = re.compile(r"(?:unknown|required) field `(?P<name>[^`]*)`")
 _INVALID_CHOICE = re.compile(r"Invalid (?:enum )?value")  # msgspec does not list the valid values
-_LEADING_FIELD = re.compile(r"`(?P<name>\w+)`(?! and `)")  # errors of `__post_init__` begin with the name of the field
+_LEADING_FIELD = re.compile(
+    r"`(?P<name>\w+)(?P<path>(\[\d+\]|\.\w+)*)`(?! and `)"
+)  # errors of `__post_init__` begin with the name of the field
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")  # one step of a path: the name of a field, or an index
 _MAX_SENTENCE = 1000  # characters of msgspec's sentence, which repeats a name of any length, that are read
 _MAX_EXPLAINED_BYTES = 2**20  # of a body that is decoded again to show the value of a field
@@ -111,10 +116,21 @@ def _explain(error: msgspec.ValidationError, body: bytes, message_type: Any, mes
         return Invalid(f"{field}: {expectation}", field)  # the bytes after the invalid field may not be decodable
     leading = _LEADING_FIELD.match(expectation)
     if leading and isinstance(found, dict) and leading["name"] in found:
-        field, found = f"{field}.{leading['name']}".removeprefix("."), found[leading["name"]]
+        field = f"{field}.{leading['name']}{leading['path']}".removeprefix(".")
+        found = _follow(found[leading["name"]], leading["path"])
     if not field:
         return Invalid(expectation)
     return Invalid(f"{field}: {expectation}, found {quote(found)}", field)
+
+
+def _follow(value: Any, path: str) -> Any:
+    """Return what stands at a path below a decoded value, None if nothing does."""
+    try:
+        for name, index in _STEP.findall(path):
+            value = value[name] if name else value[int(index)]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return value
 
 
 def _choices(node: inspect.Type, steps: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -136,6 +152,36 @@ def _choices(node: inspect.Type, steps: Sequence[tuple[str, str]]) -> Iterator[s
             for field in node.fields:
                 if field.encode_name == name:
                     yield from _choices(field.type, steps[1:])
+
+
+def check_free_form(body: bytes, message_type: Any, message_format: Format) -> None:
+    """Check the size of values that may be any JSON before they are built; raise Invalid.
+
+    In msgpack a byte of them takes up to 72 bytes of memory.
+    """
+    outline = free_form.outline(message_type)
+    if outline is None or len(body) <= MAX_FREE_FORM_BYTES:  # then none can be larger
+        return
+    together = 0
+    for field, num_bytes in free_form.sizes(parse(body, outline, message_format)):
+        together += num_bytes
+        if num_bytes > MAX_FREE_FORM_BYTES:
+            raise Invalid(f"{field}: expected at most {MAX_FREE_FORM_BYTES} bytes, found {num_bytes}", field)
+        if together > MAX_FREE_FORM_BYTES_TOGETHER:
+            most = f"expected schemas and arguments of at most {MAX_FREE_FORM_BYTES_TOGETHER} bytes together"
+            raise Invalid(f"{field}: {most}, found more; send several requests", field)
+
+
+class _Entry(msgspec.Struct):
+    """Skip an object: its fields are not built."""
+
+
+_Entries = Annotated[list[_Entry], msgspec.Meta(max_length=MAX_LIST_LENGTH)]
+
+
+def count_objects(body: bytes, message_format: Format) -> int:
+    """Return the length of a list of objects without building them; raise Invalid."""
+    return len(parse(body, _Entries, message_format))
 
 
 def decode_request(body: bytes) -> Request:

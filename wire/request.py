@@ -4,6 +4,7 @@ A request is written without the fields that have their default, so that a relea
 reads every request that does not use it. Decoding is strict: an unknown field is refused.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -22,8 +23,10 @@ ModelName = Annotated[
     ),
 ]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=1_000_000)]
-AnyTokenIds = Annotated[list[TokenId], Meta(max_length=1_000_000)]  # possibly none
+MAX_TOOL_CALLS = 1024  # of one message
+MAX_LIST_LENGTH = 1_000_000  # of lists without another limit
+TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
+AnyTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LIST_LENGTH)]  # possibly none
 Text = Annotated[str, Meta(max_length=8_000_000)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="Most likely tokens to report at each position.")]
 # Parameters of sampling, also of the requests of other servers' APIs (api/dialects).
@@ -80,24 +83,27 @@ def _defaults(kind: type[Submission]) -> tuple[tuple[str, object], ...]:
     return tuple((each.name, each.default) for each in fields(kind) if isinstance(each.default, int | float | str))
 
 
-class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Give a completion to score after a prompt. Both are text, or both are token ids.
+class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Give a completion to score after a prompt, its own or the job's. Both are text, or both are token ids.
 
     Text is encoded jointly, and spaces at the end of the prompt move into the completion, as in lm-evaluation-harness.
     Token ids are used unchanged.
     """
 
-    prompt: Text | TokenIds
+    prompt: Text | TokenIds | None = None
     completion: Annotated[str, Meta(min_length=1, max_length=8_000_000)] | TokenIds
 
     def __post_init__(self) -> None:
-        if isinstance(self.prompt, str) != isinstance(self.completion, str):
+        if self.prompt is not None and isinstance(self.prompt, str) != isinstance(self.completion, str):
             raise ValueError("`prompt` and `completion` must both be text or both be token ids")
 
 
 class Score(Submission, tag="score", frozen=True, kw_only=True):
     """Report how likely the model finds the given completions."""
 
+    prompt: Annotated[
+        Text | TokenIds | None, Meta(description="The prompt of every item. Then items give a `completion` only.")
+    ] = None
     items: Annotated[list[ScoreItem], Meta(min_length=1, max_length=1024)]
     score: Annotated[
         Literal["completion", "all"],
@@ -107,6 +113,21 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
     temperature: ScoreTemperature = 1.0
     rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
     entropy: Annotated[bool, Meta(description="Report the entropy, in nats, of each token's distribution.")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for index, item in enumerate(self.items):
+            if (item.prompt is None) == (self.prompt is None):
+                raise ValueError(f"`items[{index}].prompt` must be given, or `prompt` for all items, and not both")
+            if self.prompt is not None and isinstance(self.prompt, str) != isinstance(item.completion, str):
+                raise ValueError(f"`items[{index}].completion` must be text if `prompt` is, and token ids otherwise")
+
+    def pairs(self) -> Iterator[tuple[str | list[int], str | list[int]]]:
+        """Yield the prompt and the completion of each item."""
+        for item in self.items:
+            prompt = self.prompt if item.prompt is None else item.prompt
+            assert prompt is not None
+            yield prompt, item.completion
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -153,7 +174,7 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omi
     reasoning_content: Text | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOL_CALLS)] = []
 
 
 class Generate(Submission, tag="generate", frozen=True, kw_only=True):

@@ -2,11 +2,14 @@
 
 import asyncio
 
+from starlette.concurrency import run_in_threadpool
+
 from scorepool import wire
 from scorepool.api.batches import lines
 from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import EndedLine, Ending, LineInProgress
 from scorepool.api.batches.services import BatchServices
+from scorepool.api.http.bodies import MAX_INLINE_BYTES
 from scorepool.api.http.errors import NotFound
 from scorepool.api.repositories.jobs import ENDED
 
@@ -46,6 +49,8 @@ async def _ended_line(
     job_ids = line.job_ids(lease.batch_id)
     try:
         jobs = await asyncio.gather(*(services.jobs.read(lease.owner, job_id) for job_id in job_ids))
+        if len(text) > MAX_INLINE_BYTES:
+            return await run_in_threadpool(lines.ended_line, text, batch_store.batch, jobs, ending)
         return lines.ended_line(text, batch_store.batch, jobs, ending)
     except NotFound:
         return None if ending is None else lines.unexecuted_line(text, ending, job_ids[0])

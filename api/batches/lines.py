@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -20,6 +20,7 @@ from scorepool.api.dialects.openai.batch import (
     LineResponse,
 )
 from scorepool.api.dialects.protocol import Context, Endpoint
+from scorepool.api.http.bodies import parse_body
 from scorepool.api.http.errors import ApiError, BadRequest, error_reply, map_field_names
 from scorepool.api.repositories import decode
 from scorepool.api.submission import error_of_job, name_field
@@ -86,14 +87,12 @@ class LineCall(NamedTuple):
             raise wire.Invalid("stream: a line of a batch is not streamed, expected false", "stream")
         return cls(endpoint, body, Context(unique_id=unique_id, timeout_s=LINE_TIMEOUT_S, created=batch.created_at))
 
-    def to_requests(self, batch: Batch) -> list[wire.Request]:
-        """Build the jobs. Their priority is low, so that synchronous requests come first; they wait for their model."""
-        return [
-            msgspec.structs.replace(
+    def to_requests(self, batch: Batch) -> Iterator[wire.Request]:
+        """Yield the jobs. Their priority is low, so that synchronous requests come first; they wait for their model."""
+        for request in self.endpoint.to_requests(self.body, self.context):
+            yield msgspec.structs.replace(
                 request, priority="low", expires_at=float(batch.expires_at + EXPIRY_MARGIN_S), wait_for_model=True
             )
-            for request in self.endpoint.to_requests(self.body, self.context)
-        ]
 
     def to_reply(self, results: Sequence[wire.Result], created: float | None) -> object:
         """Build the endpoint's reply from the results of the line's jobs, which were created at that time, unix, s."""
@@ -105,11 +104,19 @@ class LineCall(NamedTuple):
         return self.endpoint.field_name(self.body, field)
 
 
+async def build_jobs(
+    services: BatchServices, text: bytes, batch: Batch, unique_id: str
+) -> tuple[list[wire.Request], LineCall]:
+    """Return the jobs of a line, and its call. Raise wire.Invalid, TooLarge."""
+    call = await parse_body(text, "json", lambda: LineCall.parse(text, batch, unique_id))
+    count = call.endpoint.job_count(call.body)
+    services.submission.check_count(*count)
+    return await services.submission.build(call.to_requests(batch), count.field), call
+
+
 async def to_jobs(services: BatchServices, text: bytes, batch: Batch, unique_id: str) -> list[wire.Request]:
     """Return the jobs of a line. Raise wire.Invalid or ApiError if the line is refused: it ends without a job."""
-    call = LineCall.parse(text, batch, unique_id)
-    services.submission.check_count(*call.endpoint.job_count(call.body))
-    requests = call.to_requests(batch)
+    requests, call = await build_jobs(services, text, batch, unique_id)
     with map_field_names(call.field_name):
         await services.admission.check(requests, is_bulk=len(requests) > 1)
     return requests
@@ -149,7 +156,7 @@ def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Endi
     if failed.failure.code == "canceled" and ending is not None:
         return unexecuted_line(text, ending, unique_id)
     call = LineCall.parse(text, batch, unique_id)
-    error = name_field(error_of_job(failed, 0), call.to_requests(batch), index)
+    error = name_field(error_of_job(failed, 0), list(call.to_requests(batch)), index)
     error.rename_field(call.field_name)
     return EndedLine(_output_line(text, unique_id, error.status, error_reply(error)))
 

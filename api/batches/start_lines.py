@@ -1,5 +1,6 @@
 """Start lines: read them, record them as in progress, then queue their jobs. A recorded line cannot get lost."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from scorepool import wire
 from scorepool.api.batches import lines
 from scorepool.api.batches.batch_lease import BatchLease
 from scorepool.api.batches.batch_store import BatchStore
-from scorepool.api.batches.lines import EndedLine, Ending, LineCall, LineInProgress
+from scorepool.api.batches.lines import EndedLine, Ending, LineInProgress
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.batches.validate import split_lines
 from scorepool.api.http.errors import ApiError, QueueFull, Unavailable
@@ -38,8 +39,8 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> bool:
     for line, text in zip(missing, await batch_store.texts(missing), strict=True):
         unique_id = line.job_ids(batch_store.lease.batch_id)[0]
         try:
-            requests = LineCall.parse(text, batch_store.batch, unique_id).to_requests(batch_store.batch)
-        except wire.Invalid as error:
+            requests, _ = await lines.build_jobs(services, text, batch_store.batch, unique_id)
+        except (wire.Invalid, ApiError) as error:
             refused = lines.refused_line(text, error, unique_id)
             await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
             continue
@@ -81,6 +82,7 @@ async def _start_chunk(
     jobs: dict[LineInProgress, tuple[bytes, list[wire.Request]]] = {}
     line, number = before.line, before.line_number
     while line < len(texts) and num_free > 0 and len(ended) < MAX_ENDED_LINES:
+        await asyncio.sleep(0)  # a line may take 20 ms
         if line > before.line and lease.should_renew:
             break
         text, line, number = texts[line], line + 1, number + 1

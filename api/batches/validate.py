@@ -9,6 +9,7 @@ from scorepool import wire
 from scorepool.api.batches.batch_lease import BatchLease
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.dialects.openai.batch import MAX_LINES, Batch, BatchError, Line, LineModel
+from scorepool.api.http import tasks
 
 MAX_ERRORS = 100  # in a batch's `errors`
 
@@ -28,28 +29,31 @@ async def validate(services: BatchServices, lease: BatchLease) -> Validation:
     models: dict[str, int] = {}  # by name: the first line that names it
     number = num_lines = 0
     async for chunk in services.files.chunks(lease.batch.input_file_id):
-        for text in split_lines(chunk):
+        async for text in tasks.in_turns(split_lines(chunk)):
             number += 1
             if not text:
                 continue
             num_lines += 1
+            if num_lines > MAX_LINES:
+                message = f"expected at most {MAX_LINES} lines, found more"
+                return Validation(num_lines, None, [BatchError(code="too_many_lines", message=message)])
             error = _validate_line(text, number, lease.batch, custom_ids, models)
             if error is not None and len(errors) < MAX_ERRORS:
                 errors.append(error)
-        if num_lines > MAX_LINES:
-            message = f"expected at most {MAX_LINES} lines, found more"
-            return Validation(num_lines, None, [BatchError(code="too_many_lines", message=message)])
         await lease.extend()
     if num_lines == 0:
         errors.append(BatchError(code="empty_file", message="the input file has no line"))
-    errors += await _unknown_models(services, models)
+    errors += await _unknown_models(services, models, MAX_ERRORS - len(errors))
     return Validation(num_lines, next(iter(models)) if len(models) == 1 else None, errors[:MAX_ERRORS])
 
 
-async def _unknown_models(services: BatchServices, models: dict[str, int]) -> list[BatchError]:
+async def _unknown_models(services: BatchServices, models: dict[str, int], most: int) -> list[BatchError]:
+    """Return the errors of the first lines that name a model that is not served, at most `most`."""
     serving = await services.models.serving(models)
-    errors = []
+    errors: list[BatchError] = []
     for model, number in models.items():
+        if len(errors) == most:
+            break
         if not serving[model]:
             error = services.models.not_served(model, "body.model")
             errors.append(BatchError(code="model_not_found", message=error.message, line=number, param=error.field))

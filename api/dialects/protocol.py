@@ -9,7 +9,7 @@ api/routes/dialects.py runs any Endpoint over HTTP; api/batches runs those of ba
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
@@ -26,7 +26,7 @@ class Context(Struct, frozen=True, kw_only=True):
     unique_id: str
     timeout_s: int  # how long each job may run
     created: int  # unix, s: the time that the reply shows
-    served_model: wire.ServedModel | None = None  # set for an endpoint with `needs_model`
+    served_model: wire.ServedModel | None = None  # None for a line of a batch
     encoded_texts: Sequence[list[int]] = ()  # the token ids of `texts_to_encode`
 
 
@@ -79,11 +79,11 @@ class Endpoint(ABC, Generic[Body]):
     reply_type: ClassVar[Any]
     chunk_type: ClassVar[Any] = None  # of a stream; None: the endpoint does not stream
     foreign_fields: ClassVar[Mapping[str, object]] = {}  # fields of other servers, with the defaults that pass
-    needs_model: ClassVar[bool] = False  # `to_requests` needs the served model; a body need not name the only one
     has_large_replies: ClassVar[bool] = False  # `to_reply` may take a second, so it runs in a thread
 
     def parse(self, body: bytes, message_format: wire.Format = "json") -> Body:
         """Parse a body. A field that only other servers have passes with its default. Raise wire.Invalid."""
+        wire.check_free_form(body, self.body_type, message_format)
         try:
             return wire.parse(body, self.body_type, message_format)
         except wire.Invalid:  # the body may have defaults of another server
@@ -96,13 +96,16 @@ class Endpoint(ABC, Generic[Body]):
         """Return the number of jobs, and the field that decides it."""
         return JobCount(1)
 
-    def texts_to_encode(self, body: Body) -> Sequence[str]:
-        """Return the texts that `to_requests` needs as token ids: a worker encodes them first."""
+    def texts_to_encode(self, body: Body) -> Iterable[str]:
+        """Yield the texts that `to_requests` needs as token ids: a worker encodes them first."""
         return ()
 
     @abstractmethod
-    def to_requests(self, body: Body, context: Context) -> Sequence[wire.Request]:
-        """Return the jobs of a body. Raise wire.Invalid, ReplyTooLarge."""
+    def to_requests(self, body: Body, context: Context) -> Iterable[wire.Request]:
+        """Yield the jobs of a body, built one by one. Raise wire.Invalid, ReplyTooLarge.
+
+        The caller stops where the jobs become too large together: many may have one long field of the body.
+        """
 
     @abstractmethod
     def to_reply(self, body: Body, results: Sequence[wire.Result], context: Context) -> object:

@@ -1,7 +1,10 @@
 """Read the body of a request up to a limit, whatever its headers claim, and notice when the client disconnects."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+import gc
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,13 +19,81 @@ T = TypeVar("T")
 # A client that sends more slowly than this is refused with 408.
 BODY_GRACE_S = 20.0
 BODY_BYTES_PER_S = 16 * 1024
+MAX_INLINE_BYTES = 128 * 1024  # of a body that is parsed on the event loop
+# Of a JSON body. A list or an object takes up to 250 bytes of memory, a string 50.
+FREE_VALUES = 100_000
+MIN_BYTES_PER_CONTAINER = 32
+MIN_BYTES_PER_STRING = 16
 MAX_LENGTH_DIGITS = 18  # of a Content-Length that is read as a number
 
 
 async def read_message(request: Request, message_type: type[T], max_bytes: int) -> T:
     """Read and decode the body. Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
     message_format = body_format(request)
-    return wire.parse(await read_body(request, max_bytes), message_type, message_format)
+    return await parse_message(await read_body(request, max_bytes), message_type, message_format)
+
+
+async def parse_message(body: bytes, message_type: type[T], message_format: wire.Format) -> T:
+    """Decode a body. Raises TooLarge, wire.Invalid."""
+
+    def parse() -> T:
+        wire.check_free_form(body, message_type, message_format)
+        return wire.parse(body, message_type, message_format)
+
+    return await parse_body(body, message_format, parse)
+
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_parsing = ThreadPoolExecutor(1, "parse")  # one large body at a time: its memory is that of one
+
+
+async def parse_body(body: bytes, message_format: wire.Format, parse: Callable[[], T]) -> T:
+    """Return what `parse` makes of a body. A large one is parsed in a thread, while others use the event loop.
+
+    Raises TooLarge, and what `parse` raises.
+    """
+    if len(body) <= MAX_INLINE_BYTES:
+        return parse()
+    return await asyncio.get_running_loop().run_in_executor(_parsing, _parse_large, body, message_format, parse)
+
+
+def _parse_large(body: bytes, message_format: wire.Format, parse: Callable[[], T]) -> T:
+    if message_format == "json":
+        _check_strings(body)
+        _check_containers(body)
+    gc.disable()  # it would look at all new objects again and again, for most of the time
+    try:
+        return parse()
+    finally:
+        gc.enable()
+
+
+def _check_strings(body: bytes) -> None:
+    """Check the number of strings in a JSON body before they are built. Raises TooLarge.
+
+    They are counted by their quotes. A string that ends with a backslash counts half.
+    """
+    most = FREE_VALUES + len(body) // MIN_BYTES_PER_STRING
+    found = (body.count(b'"') - body.count(b'\\"')) // 2
+    if found > most:
+        raise _too_many(body, "strings", found, most)
+
+
+def _check_containers(body: bytes) -> None:
+    """Check the number of lists and objects in a JSON body before they are built. Raises TooLarge."""
+    most = FREE_VALUES + len(body) // MIN_BYTES_PER_CONTAINER
+    if body.count(b"[") + body.count(b"{") <= most:
+        return
+    outside_strings = _STRING.sub(b"", body)
+    found = outside_strings.count(b"[") + outside_strings.count(b"{")
+    if found > most:
+        raise _too_many(body, "lists and objects", found, most)
+
+
+def _too_many(body: bytes, noun: str, found: int, most: int) -> TooLarge:
+    return TooLarge(
+        f"the body holds {found} {noun}; expected at most {most} in {len(body)} bytes, send several requests"
+    )
 
 
 def body_format(request: Request) -> wire.Format:

@@ -12,6 +12,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from scorepool import store, wire
+from scorepool.api.http import tasks
 from scorepool.api.http.errors import Conflict, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.jobs import ENDED, EXPIRED, check_id, job_not_found, status_of
@@ -78,7 +79,7 @@ class Queue:
         args: list[str | bytes | int | float] = [owner, settings.max_queue_depth, list_length]
         args += [settings.max_unserved_queues_per_key, settings.max_unserved_queues]
         weight = self._weight(owner)
-        for job_id, request in zip(job_ids, requests, strict=True):
+        async for job_id, request in tasks.in_turns(zip(job_ids, requests, strict=True)):
             fields = new_job(owner, weight, request, ttl_s, batch, is_synchronous=is_synchronous)
             queue = store.queue_name(request.model, request.priority)
             is_unserved = "1" if request.model in unserved else ""
@@ -237,11 +238,14 @@ def fingerprint(requests: Sequence[wire.Request]) -> str:
     """Hash a whole submission in its canonical form: JSON and msgpack of one request have the same fingerprint.
 
     Fields that have their default are hashed too, as in release 0.1.0, so that a submission that is repeated during or
-    after an upgrade has the fingerprint that Redis holds. Hash a field that is added later only if it is set.
+    after an upgrade has the fingerprint that Redis holds. A field that was added later is hashed only if it is set.
     """
     digest = hashlib.blake2b(digest_size=16)
     for request in requests:
-        body = wire.encode({"type": wire.kind_of(request), **msgspec.structs.asdict(request)})
+        fields = msgspec.structs.asdict(request)
+        if isinstance(request, wire.Score) and request.prompt is None:
+            del fields["prompt"]
+        body = wire.encode({"type": wire.kind_of(request), **fields})
         digest.update(len(body).to_bytes(8, "big") + body)
     return digest.hexdigest()
 

@@ -1,7 +1,9 @@
 """Serve the routes of every dialect: one handler runs any Endpoint (see api/dialects/protocol.py).
 
-    body ─parse─► [texts to token ids] ─► to_requests ─► submit ─┬─ wait ────► to_reply
-                                                                 └─ stream ──► to_events
+    body ─parse─► count ─► [texts to token ids] ─► to_requests ─► submit ─┬─ wait ────► to_reply
+                                                                          └─ stream ──► to_events
+
+The jobs are counted, and their model is looked up, before the first is built.
 
 A stream's status waits for the first event of every job (see `_first_events`), so that a request of which a worker
 refuses any part gets the status of its error. A failure after that is an error event in the stream.
@@ -22,7 +24,7 @@ from scorepool.api.dependencies import ModelsDep, Owner, SettingsDep, StreamingD
 from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
 from scorepool.api.http import openapi
-from scorepool.api.http.bodies import body_format, read_body, while_connected
+from scorepool.api.http.bodies import body_format, parse_body, read_body, while_connected
 from scorepool.api.http.errors import Failed, TooLarge, map_codes
 from scorepool.api.http.formats import reply
 from scorepool.api.http.sse import EventStream
@@ -32,6 +34,7 @@ from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
 
 SYNCHRONOUS_ERRORS = (400, 401, 404, 409, 413, 415, 429, 503)
+MAX_INLINE_TOKENS = 4096  # of results whose reply is built on the event loop
 MAX_HELD_TOKENS = 16_384  # of one request, before its status is sent: about 30 MB with 20 top logprobs each
 
 AnyEndpoint = Endpoint[Any]
@@ -68,7 +71,7 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
         with map_codes(error_codes):
             message_format = body_format(request)
             content = await read_body(request, settings.max_body_bytes)
-            body = endpoint.parse(content, message_format)
+            body = await parse_body(content, message_format, lambda: endpoint.parse(content, message_format))
             return await _run(endpoint, body, request, owner, models, submission, streaming)
 
     return handle
@@ -83,26 +86,29 @@ async def _run(
     submission: Submission,
     streaming: Streaming,
 ) -> Response:
-    submission.check_count(*endpoint.job_count(body))
+    count = endpoint.job_count(body)
+    submission.check_count(*count)
+    served_model = await models.find(body.model)
 
     def field_name(name: str) -> str:
         return endpoint.field_name(body, name)
 
     limit_s = submission.time_limit_s
-    texts = [
-        wire.Tokenize(model=body.model, prompt=text, priority="high", timeout_s=limit_s)
+    texts = (
+        wire.Tokenize(model=served_model.id, prompt=text, priority="high", timeout_s=limit_s)
         for text in endpoint.texts_to_encode(body)
-    ]
-    encoded = await submission.submit_and_wait(request, owner, texts, field_name) if texts else []
+    )
+    tokenizes = await submission.build(texts, count.field)
+    encoded = await submission.submit_and_wait(request, owner, tokenizes, field_name) if tokenizes else []
     context = Context(
         unique_id=uuid4().hex,
         timeout_s=limit_s,
         created=int(await models.now_s()),
-        served_model=await models.find(body.model) if endpoint.needs_model else None,
+        served_model=served_model,
         encoded_texts=[result.sequences[0].token_ids for result in encoded],
     )
     try:
-        requests = endpoint.to_requests(body, context)
+        requests = await submission.build(endpoint.to_requests(body, context), count.field)
     except ReplyTooLarge as error:
         raise TooLarge(error.message, error.field) from None
     if endpoint.is_streamed(body):
@@ -110,9 +116,13 @@ async def _run(
         events = streaming.submit_and_stream(owner, requests, ids, field_name)
         return await _stream(request, events, ids, endpoint.to_events(body, ids, context))
     results = await submission.submit_and_wait(request, owner, requests, field_name) if requests else []
-    if endpoint.has_large_replies:
-        return reply(await run_in_threadpool(endpoint.to_reply, body, results, context), "json")
+    if endpoint.has_large_replies or sum(map(_num_tokens, results)) > MAX_INLINE_TOKENS:
+        return await run_in_threadpool(lambda: reply(endpoint.to_reply(body, results, context), "json"))
     return reply(endpoint.to_reply(body, results, context), "json")
+
+
+def _num_tokens(result: wire.Result) -> int:
+    return sum(len(sequence.token_ids) for sequence in result.sequences)
 
 
 async def _stream(

@@ -25,7 +25,7 @@ from scorepool.api.dependencies import (
     known_query,
 )
 from scorepool.api.http import openapi
-from scorepool.api.http.bodies import read_message
+from scorepool.api.http.bodies import body_format, parse_body, parse_message, read_body, read_message
 from scorepool.api.http.errors import TooLarge
 from scorepool.api.http.formats import reply
 from scorepool.api.repositories.jobs import ENDED
@@ -93,12 +93,14 @@ async def submit_bulk(
     submission: SubmissionDep,
 ) -> Response:
     """Submit jobs: all are accepted, or none. The answer has their order."""
-    requests: list[wire.Request] = await read_message(request, Bulk, settings.max_body_bytes)
-    if len(requests) > settings.max_bulk_jobs:
+    message_format = body_format(request)
+    body = await read_body(request, settings.max_body_bytes)
+    count = await parse_body(body, message_format, lambda: wire.count_objects(body, message_format))
+    if count > settings.max_bulk_jobs:
         raise TooLarge(
-            f"expected at most {settings.max_bulk_jobs} jobs in one request (SCOREPOOL_MAX_BULK_JOBS), "
-            f"found {len(requests)}"
+            f"expected at most {settings.max_bulk_jobs} jobs in one request (SCOREPOOL_MAX_BULK_JOBS), found {count}"
         )
+    requests: list[wire.Request] = await parse_message(body, Bulk, message_format)
     submitted = await submission.submit(owner, requests, key, is_bulk=True)
     return reply([_accepted(job) for job in submitted], reply_format, 202, _replayed(submitted))
 

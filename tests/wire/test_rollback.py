@@ -45,6 +45,10 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# Required fields that may be left out beside a new field, which the previous release refuses by its name.
+LEFT_OUT = {("ScoreItem", "prompt")}
+
+
 def previous_release() -> Any:
     """Build the strict union of requests that a worker of the previous release decodes."""
     structs: dict[str, Any] = {}
@@ -100,7 +104,7 @@ def test_a_field_keeps_its_default_because_a_default_is_not_sent(kind: str):
     for name, default in FIELDS[kind].items():
         now = fields[name]
         if default == REQUIRED:
-            assert now.required
+            assert now.required or (kind, name) in LEFT_OUT
         else:
             assert (now.default if now.default is not msgspec.NODEFAULT else now.default_factory()) == default
 
@@ -138,7 +142,8 @@ def test_a_value_that_equals_its_default_is_not_sent(kind: str):
     least = wire.parse(msgspec.json.encode(LEAST[kind]), wire.Request)
     for written, encoding in ((msgspec.json.encode(given), "json"), (msgspec.msgpack.encode(given), "msgpack")):
         assert wire.encode(wire.parse(written, wire.Request, encoding)) == wire.encode(least)
-    built = KINDS[kind](**{name: value for name, value in given.items() if name != "type"})
+    nested = {"items": [wire.ScoreItem(prompt="a", completion="b")]} if kind == "Score" else {}
+    built = KINDS[kind](**{name: value for name, value in given.items() if name != "type"} | nested)
     assert msgspec.msgpack.decode(wire.encode(built)).keys() == LEAST[kind].keys()
 
 

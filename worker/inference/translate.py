@@ -54,8 +54,7 @@ class PreparedSequence:
 def num_characters(request: wire.Request) -> int:
     """Return how many characters of text the request holds, without those of tools and calls."""
     if isinstance(request, wire.Score):
-        texts = [text for item in request.items for text in (item.prompt, item.completion) if isinstance(text, str)]
-        return sum(map(len, texts))
+        return sum(len(text) for pair in request.pairs() for text in pair if isinstance(text, str))
     if isinstance(request.prompt, str):
         return len(request.prompt)
     return sum(len(message.content) + len(message.reasoning_content or "") for message in request.messages or ())
@@ -87,18 +86,22 @@ def to_sequences(
 
 def _to_scored(request: wire.Score, tokenizer: Tokenizer, context_length: int) -> Steps[list[PreparedSequence]]:
     prepared = []
-    for index, item in enumerate(request.items):
+    for index, pair in enumerate(request.pairs()):
         what = f"items[{index}]"
-        each = yield from _to_scored_sequence(request, item, tokenizer, context_length, what)
+        each = yield from _to_scored_sequence(request, pair, tokenizer, context_length, what)
         check_num_tokens(len(each.sequence.token_ids), context_length, what)
         prepared.append(each)
     return prepared
 
 
 def _to_scored_sequence(
-    request: wire.Score, item: wire.ScoreItem, tokenizer: Tokenizer, context_length: int, what: str
+    request: wire.Score,
+    pair: tuple[str | list[int], str | list[int]],
+    tokenizer: Tokenizer,
+    context_length: int,
+    what: str,
 ) -> Steps[PreparedSequence]:
-    prompt, completion = item.prompt, item.completion
+    prompt, completion = pair
     if isinstance(prompt, str) and isinstance(completion, str):
         yield from check_length((prompt, completion), tokenizer, context_length, what)
         yield 2 * len(prompt) + len(completion)

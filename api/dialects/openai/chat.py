@@ -54,7 +54,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     functions: None = None
     function_call: None = None
     audio: None = None
-    modalities: Annotated[list[Literal["text"]], Meta(min_length=1)] | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=16)] | None = None
     moderation: None = None
     prediction: None = None
     web_search_options: None = None

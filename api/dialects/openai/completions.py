@@ -5,6 +5,7 @@ vLLM's additions to OpenAI's fields: `prompt_logprobs`, `return_token_ids`, `ret
 """
 
 import re
+from collections.abc import Iterator
 from typing import Annotated
 
 from msgspec import Meta
@@ -12,7 +13,7 @@ from msgspec import Meta
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import SamplingRequest, sampling_fields
-from scorepool.wire.request import NumChoices, NumTokens, Text, TokenId, TokenIds
+from scorepool.wire.request import MAX_LIST_LENGTH, NumChoices, NumTokens, Text, TokenId, TokenIds
 
 _field_name = map_field({"prompt": "prompt"}, list_field="prompt")
 
@@ -20,7 +21,7 @@ _field_name = map_field({"prompt": "prompt"}, list_field="prompt")
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     """Complete prompts. A field that is null has its default."""
 
-    prompt: Text | Annotated[list[Text | TokenId | TokenIds], Meta(min_length=1)]
+    prompt: Text | Annotated[list[Text | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
     max_tokens: NumTokens | None = None
     best_of: NumChoices | None = None
     echo: bool | None = None
@@ -65,16 +66,23 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return bool(self.stream and self.echo) and self.max_new_tokens > 0
 
 
-def to_requests(body: CompletionRequest, timeout_s: int) -> list[wire.Generate]:
+def to_requests(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Generate]:
     """Build one request per prompt, so that the workers of a model share the prompts.
 
     A stream that echoes has one more per prompt, behind the others: it reports the prompt's tokens and generates none.
     """
+    yield from _generates(body, timeout_s)
+    if body.echoes_in_stream:
+        yield from map(_prompt_request, _generates(body, timeout_s))
+
+
+def _generates(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Generate]:
+    """Build the request that generates, for each prompt."""
     top_logprobs = max(body.logprobs or 0, body.prompt_logprobs or 0)
     num_sequences = max(body.num_choices, body.best_of or 1)
     wants_logprobs = body.logprobs is not None or body.prompt_logprobs is not None or num_sequences > body.num_choices
-    generates = [
-        wire.Generate(
+    for prompt in body.prompts:
+        yield wire.Generate(
             **sampling_fields(body, timeout_s),
             prompt=prompt,
             max_tokens=body.max_new_tokens,
@@ -86,9 +94,6 @@ def to_requests(body: CompletionRequest, timeout_s: int) -> list[wire.Generate]:
             top_logprobs=top_logprobs,
             rank=body.prompt_logprobs is not None,
         )
-        for prompt in body.prompts
-    ]
-    return [*generates, *map(_prompt_request, generates)] if body.echoes_in_stream else generates
 
 
 def _prompt_request(generate: wire.Generate) -> wire.Generate:

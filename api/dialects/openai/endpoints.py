@@ -3,7 +3,7 @@
 To add one that batches may use too, list it in LINE_ENDPOINTS of batch.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scorepool import wire
 from scorepool.api.dialects.openai import chat, completions, foreign_fields
@@ -40,7 +40,7 @@ class CompletionsEndpoint(Endpoint[CompletionRequest]):
     def job_count(self, body: CompletionRequest) -> JobCount:
         return JobCount(len(body.prompts) * (2 if body.echoes_in_stream else 1), "prompt", "prompts")
 
-    def to_requests(self, body: CompletionRequest, context: Context) -> Sequence[wire.Request]:
+    def to_requests(self, body: CompletionRequest, context: Context) -> Iterable[wire.Request]:
         return completions.to_requests(body, context.timeout_s)
 
     def to_reply(self, body: CompletionRequest, results: Sequence[wire.Result], context: Context) -> Completion:
@@ -92,7 +92,6 @@ class TokenizeEndpoint(Endpoint[TokenizeRequest]):
     body_type = TokenizeRequest
     reply_type = TokenizeReply
     foreign_fields = foreign_fields.TOKENIZE
-    needs_model = True
 
     def to_requests(self, body: TokenizeRequest, context: Context) -> Sequence[wire.Request]:
         assert context.served_model is not None
@@ -121,7 +120,6 @@ class DetokenizeEndpoint(Endpoint[DetokenizeRequest]):
     description = "Bytes that are not UTF-8 become U+FFFD."
     body_type = DetokenizeRequest
     reply_type = DetokenizeReply
-    needs_model = True
 
     def to_requests(self, body: DetokenizeRequest, context: Context) -> Sequence[wire.Request]:
         assert context.served_model is not None

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.wire.request import STRICT, Text
+from scorepool.wire.request import MAX_TOOL_CALLS, STRICT, Text
 
+MAX_PARTS = 4096  # of the content of one message
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",
     "developer": "system",  # OpenAI's newer name of the role
@@ -62,13 +63,13 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     """Give one message of the chat. Unknown fields are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)] | None = None
     reasoning_content: Annotated[
         Text | None, Meta(description="Sent back from an answer, for templates that show a model its reasoning.")
     ] = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[PastToolCall] | None = None
+    tool_calls: Annotated[list[PastToolCall], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     refusal: Annotated[Text | None, Meta(description="Stands for `content` where that is null.")] = None
     audio: None = None
     function_call: None = None

@@ -85,7 +85,7 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     include_stop_str_in_output: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[str], Meta(max_length=1024)] | None = None
     spaces_between_special_tokens: NoEffect[bool] | None = None
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ Each list of logprobs has `[logprob, token id, text or null]` per token. The inp
 the logprob of its first entry is null.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -15,6 +15,7 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
 from scorepool.wire.request import (
+    MAX_LIST_LENGTH,
     MinP,
     ModelName,
     NumChoices,
@@ -73,8 +74,8 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Continue prompts. null is the default, as in SGLang."""
 
-    text: Text | Annotated[list[Text], Meta(min_length=1)] | None = None
-    input_ids: Annotated[list[TokenId | TokenIds], Meta(min_length=1)] | None = None
+    text: Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_LIST_LENGTH)] | None = None
+    input_ids: Annotated[list[TokenId | TokenIds], Meta(min_length=1, max_length=MAX_LIST_LENGTH)] | None = None
     sampling_params: SamplingParams | None = None
     return_logprob: bool | None = False
     logprob_start_len: (
@@ -161,11 +162,11 @@ def field_name(body: GenerateRequest, field: str) -> str:
     return map_field(names, list_field="prompt")(field)
 
 
-def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.Generate]:
+def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[wire.Generate]:
     """Build one request per prompt, so that the workers of a model share the prompts."""
     params = body.params
-    return [
-        wire.Generate(
+    for prompt in body.prompts:
+        yield wire.Generate(
             model=model,
             timeout_s=timeout_s,
             prompt=prompt,
@@ -189,8 +190,6 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> list[wire.
             logprobs=bool(body.return_logprob),
             top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else 0,
         )
-        for prompt in body.prompts
-    ]
 
 
 def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id: str) -> list[GenerateReply]:
@@ -268,12 +267,11 @@ class GenerateEndpoint(Endpoint[GenerateRequest]):
     body_type = GenerateRequest
     reply_type = GenerateReply | list[GenerateReply]
     foreign_fields = foreign_fields.GENERATE
-    needs_model = True
 
     def job_count(self, body: GenerateRequest) -> JobCount:
         return JobCount(len(body.prompts), "text" if body.input_ids is None else "input_ids", "prompts")
 
-    def to_requests(self, body: GenerateRequest, context: Context) -> Sequence[wire.Request]:
+    def to_requests(self, body: GenerateRequest, context: Context) -> Iterable[wire.Request]:
         assert context.served_model is not None
         return to_requests(body, context.served_model.id, context.timeout_s)
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -12,7 +12,7 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import CompletionUsage, to_usage
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
-from scorepool.wire.request import AnyTokenIds, ModelName, Text, TokenId
+from scorepool.wire.request import MAX_LIST_LENGTH, AnyTokenIds, ModelName, Text, TokenId
 
 
 class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -20,7 +20,7 @@ class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     model: ModelName
     query: Text | AnyTokenIds
-    items: Text | Annotated[list[Text | AnyTokenIds], Meta(min_length=1)]
+    items: Text | Annotated[list[Text | AnyTokenIds], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
     label_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)]
     apply_softmax: Annotated[bool, Meta(description="Normalise over the labels, so that they add up to 1.")] = False
     item_first: Annotated[bool, Meta(description="Put each item before the query.")] = False
@@ -34,11 +34,11 @@ class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """Return the items, each as text or as token ids."""
         return [self.items] if isinstance(self.items, str) else list(self.items)
 
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """Return what comes before the labels: one text or list of token ids per item."""
-        pairs = [(item, self.query) if self.item_first else (self.query, item) for item in self.item_list]
-        return [first + second for first, second in pairs]  # type: ignore[operator]
+    def prompts(self) -> Iterator[str | list[int]]:
+        """Yield what comes before the labels, for each item: a text or token ids, which repeat the query."""
+        for item in self.item_list:
+            first, second = (item, self.query) if self.item_first else (self.query, item)
+            yield first + second  # type: ignore[operator]
 
 
 class ScoringResponse(Struct, frozen=True, kw_only=True):
@@ -55,38 +55,35 @@ _encoding_field_name = map_field({"prompt": "items"}, list_field="prompt")
 
 def field_name(field: str) -> str:
     """Map a field of the wire.Scores, or of the wire.Tokenizes before them, to a field of the body."""
+    in_prompt = re.match(r"(?:\[(?P<item>\d+)\]\.)?prompt\[", field)
+    if in_prompt:
+        return f"items[{in_prompt['item'] or 0}]"
     match = re.match(r"(?:\[(?P<item>\d+)\]\.)?items\[(?P<label>\d+)\](?P<completion>\.completion)?", field)
     if match is None:
         return _encoding_field_name(field)
     return f"label_token_ids[{match['label']}]" if match["completion"] else f"items[{match['item'] or 0}]"
 
 
-def to_scores(body: ScoringRequest, prompts: Sequence[list[int]], timeout_s: int) -> list[wire.Score]:
+def to_scores(body: ScoringRequest, prompts: Iterable[list[int]], timeout_s: int) -> Iterator[wire.Score]:
     """Build one request per item: its prompt is computed once, and each label is scored after it.
 
     Raise wire.Invalid if a prompt has no token.
     """
+    items = [wire.ScoreItem(completion=[label]) for label in body.label_token_ids]
     for index, prompt in enumerate(prompts):
         if not prompt:
             field = f"items[{index}]"
             raise wire.Invalid(f"{field}: expected a token before the labels, found none", field)
-    return [
-        wire.Score(
-            model=body.model,
-            timeout_s=timeout_s,
-            items=[wire.ScoreItem(prompt=prompt, completion=[label]) for label in body.label_token_ids],
-        )
-        for prompt in prompts
-    ]
+        yield wire.Score(model=body.model, timeout_s=timeout_s, prompt=prompt, items=items)
 
 
-def to_response(body: ScoringRequest, prompts: Sequence[list[int]], results: Sequence[wire.Result]) -> ScoringResponse:
+def to_response(body: ScoringRequest, num_prompt_tokens: int, results: Sequence[wire.Result]) -> ScoringResponse:
     """Build the reply from the results of the items, in the order of the items."""
     logprobs = [[_label_logprob(sequence) for sequence in result.sequences] for result in results]
     return ScoringResponse(
         model=body.model,
         scores=[_softmax(of_item) if body.apply_softmax else list(map(math.exp, of_item)) for of_item in logprobs],
-        usage=to_usage(sum(map(len, prompts)), 0),
+        usage=to_usage(num_prompt_tokens, 0),
     )
 
 
@@ -111,25 +108,24 @@ class ScoreEndpoint(Endpoint[ScoringRequest]):
     body_type = ScoringRequest
     reply_type = ScoringResponse
     foreign_fields = foreign_fields.SCORE
+    has_large_replies = True
 
     def job_count(self, body: ScoringRequest) -> JobCount:
         return JobCount(len(body.item_list), "items", "items")
 
-    def texts_to_encode(self, body: ScoringRequest) -> Sequence[str]:
-        return [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    def texts_to_encode(self, body: ScoringRequest) -> Iterable[str]:
+        return (prompt for prompt in body.prompts() if isinstance(prompt, str))
 
-    def to_requests(self, body: ScoringRequest, context: Context) -> Sequence[wire.Request]:
-        return to_scores(body, _prompt_ids(body, context), context.timeout_s)
+    def to_requests(self, body: ScoringRequest, context: Context) -> Iterable[wire.Request]:
+        given = (prompt for prompt in body.prompts() if isinstance(prompt, list))
+        return to_scores(body, context.encoded_texts or given, context.timeout_s)
 
     def to_reply(self, body: ScoringRequest, results: Sequence[wire.Result], context: Context) -> ScoringResponse:
-        return to_response(body, _prompt_ids(body, context), results)
+        num_given = sum(len(body.query) + len(item) for item in body.item_list)
+        return to_response(body, sum(map(len, context.encoded_texts)) or num_given, results)
 
     def field_name(self, body: ScoringRequest, field: str) -> str:
         return field_name(field)
-
-
-def _prompt_ids(body: ScoringRequest, context: Context) -> Sequence[list[int]]:
-    return context.encoded_texts or [prompt for prompt in body.prompts if isinstance(prompt, list)]
 
 
 SCORE = ScoreEndpoint()

@@ -6,7 +6,7 @@ prompt's length on. The first token of a sequence has no logprob.
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isnan
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount, ReplyTooLarge
-from scorepool.wire.request import ModelName, ScoreTemperature, TokenIds, TopLogprobs
+from scorepool.wire.request import MAX_LIST_LENGTH, ModelName, ScoreTemperature, TokenIds, TopLogprobs
 
 MAX_ENTRIES = 2**24  # of the padded arrays of one reply: 128 MiB of logprobs and ids
 
@@ -22,9 +22,12 @@ MAX_ENTRIES = 2**24  # of the padded arrays of one reply: 128 MiB of logprobs an
 class SequenceLogprobsRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Score given sequences."""
 
-    sequences: Annotated[list[TokenIds], Meta(min_length=1, description="Prompts with their completions.")]
+    sequences: Annotated[
+        list[TokenIds], Meta(min_length=1, max_length=MAX_LIST_LENGTH, description="Prompts with their completions.")
+    ]
     prompt_lengths: Annotated[
-        list[Annotated[int, Meta(ge=0)]], Meta(description="Number of tokens of each sequence that are prompt.")
+        list[Annotated[int, Meta(ge=0)]],
+        Meta(max_length=MAX_LIST_LENGTH, description="Number of tokens of each sequence that are prompt."),
     ]
     top_logprobs: TopLogprobs = 100
     temperature: ScoreTemperature = 1.0
@@ -85,10 +88,12 @@ def _invalid(field: str, expected: str, found: int) -> wire.Invalid:
     return wire.Invalid(f"{field}: expected {expected}, found {found}", field)
 
 
-def to_scores(body: SequenceLogprobsRequest, model: str, timeout_s: int) -> list[wire.Score]:
+def to_scores(body: SequenceLogprobsRequest, model: str, timeout_s: int) -> Iterator[wire.Score]:
     """Build one request per sequence that has a logprob to report, so that the workers of a model share them."""
-    return [
-        wire.Score(
+    for sequence, length in zip(body.sequences, body.prompt_lengths, strict=True):
+        if not _is_scored(sequence, length):
+            continue
+        yield wire.Score(
             model=model,
             timeout_s=timeout_s,
             items=[wire.ScoreItem(prompt=sequence[: length or 1], completion=sequence[length or 1 :])],
@@ -96,9 +101,6 @@ def to_scores(body: SequenceLogprobsRequest, model: str, timeout_s: int) -> list
             top_logprobs=body.top_logprobs,
             temperature=body.temperature,
         )
-        for sequence, length in zip(body.sequences, body.prompt_lengths, strict=True)
-        if _is_scored(sequence, length)
-    ]
 
 
 def _is_scored(sequence: list[int], prompt_length: int) -> bool:
@@ -185,13 +187,12 @@ class SequenceLogprobsEndpoint(Endpoint[SequenceLogprobsRequest]):
     description = "Each sequence is a job, so the workers of the model share them. `temperature` divides the logits."
     body_type = SequenceLogprobsRequest
     reply_type = SequenceLogprobs
-    needs_model = True
     has_large_replies = True
 
     def job_count(self, body: SequenceLogprobsRequest) -> JobCount:
         return JobCount(len(body.sequences), "sequences", "sequences")
 
-    def to_requests(self, body: SequenceLogprobsRequest, context: Context) -> Sequence[wire.Request]:
+    def to_requests(self, body: SequenceLogprobsRequest, context: Context) -> Iterable[wire.Request]:
         assert context.served_model is not None
         check(body, context.served_model)
         num, longest, k = body.shape

@@ -19,6 +19,12 @@ CHAT = {
 }
 
 
+def test_a_shared_prompt_is_part_of_the_fingerprint():
+    items = [wire.ScoreItem(completion=" b")]
+    shared = [wire.Score(model="demo", prompt=prompt, items=items) for prompt in ("a", "c")]
+    assert len({fingerprint([request]) for request in shared}) == 2
+
+
 @pytest.mark.parametrize(
     ("body", "of_release_0_1_0"),
     [

@@ -27,6 +27,19 @@ def translate(request: wire.Request) -> list[PreparedSequence]:
     return finish(to_sequences(request, CODEC, FakeEngine.model_info.context_length))
 
 
+@pytest.mark.parametrize(("prompt", "completions"), [("ab ", ["c", "de"]), ([1, 2], [[3], [4, 5]])])
+def test_items_that_share_a_prompt_are_scored_as_if_each_had_it(prompt: Any, completions: list[Any]):
+    shared = wire.Score(
+        model="demo", prompt=prompt, items=[wire.ScoreItem(completion=completion) for completion in completions]
+    )
+    repeated = [translate(score(prompt, completion))[0] for completion in completions]
+
+    for one, other in zip(translate(shared), repeated, strict=True):
+        assert one.sequence.token_ids == other.sequence.token_ids
+        assert one.sequence.score_from == other.sequence.score_from == one.num_prompt_tokens
+        assert (one.is_prompt_text, one.bos_added) == (other.is_prompt_text, other.bos_added)
+
+
 def test_prompt_and_completion_are_encoded_jointly_and_scored_from_the_completion():
     request = score("ab ", "c", top_logprobs=3, temperature=0.5, rank=True, entropy=True)
 

@@ -114,7 +114,7 @@ def test_every_service_is_confined(compose: dict[str, Any]):
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
-        assert 0 < service["pids_limit"] <= 1024
+        assert 0 < service["pids_limit"] <= 2048
         assert to_bytes(interpolate(service["mem_limit"], VALUES)) > 0
         assert not {"privileged", "cap_add", "devices", "pid", "network_mode", "ipc"} & set(service)
     assert compose["services"]["redis"]["user"] == "redis"

@@ -20,9 +20,10 @@ from scorepool.store import Settings, WebhookUrl
 from scorepool.worker.rq.clock import REDIS_CLOCK, clock_s
 from scorepool.worker.version import VERSION
 from scorepool.worker.webhooks.connection_pool import Connection, ConnectionPool
-from scorepool.worker.webhooks.ssrf_guard import SsrfGuard, resolve
+from scorepool.worker.webhooks.ssrf_guard import MAX_RECEIVED_BYTES, SsrfGuard, resolve
 
-MAX_RESPONSE_BYTES = 64 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024  # of a body
+LOOKUPS_PER_DELIVERY = 4  # threads: the system's resolver may go on for long after the attempt has ended
 MAX_RETRY_AFTER_S = 86_400
 Headers = dict[bytes | str, bytes | str]
 ResponseHead = tuple[int, list[tuple[bytes, bytes]]]  # status, headers
@@ -57,7 +58,9 @@ class Sender:
         self._timeout_s = settings.webhook_timeout_s
         self._tls = tls_context()
         self._connections = ConnectionPool()
-        self._lookups = ThreadPoolExecutor(settings.webhook_max_in_flight, thread_name_prefix="lookup")
+        self._lookups = ThreadPoolExecutor(
+            LOOKUPS_PER_DELIVERY * settings.webhook_max_in_flight, thread_name_prefix="lookup"
+        )
 
     def send(self, url: str, message_id: str, body: bytes, secrets: Sequence[str]) -> Attempt:
         """POST once, signed with each of the secrets, of which there is at least one."""
@@ -110,6 +113,7 @@ class Sender:
     ) -> ResponseHead:
         """Send the request and read its response. A redirect is a response like any other."""
         connection.guard.deadline = deadline
+        connection.guard.bytes_left = MAX_RECEIVED_BYTES
         url = httpcore.URL(scheme=receiver.scheme, host=receiver.host, port=receiver.port, target=receiver.target)
         try:
             with connection.http.stream("POST", url, headers=headers, content=body) as response:

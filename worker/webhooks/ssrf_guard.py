@@ -18,6 +18,8 @@ import httpcore
 
 from scorepool.store import is_public
 
+MAX_RECEIVED_BYTES = 128 * 1024  # in one attempt: also heads, of which a receiver may send any number (HTTP 1xx)
+
 T = TypeVar("T")
 Lookup = Callable[[str, int], "Future[list[str]]"]  # resolves a name on another thread
 
@@ -34,12 +36,14 @@ def resolve(host: str, port: int) -> list[str]:
 class SsrfGuard(httpcore.NetworkBackend):
     """The network backend of one connection.
 
-    `deadline` is a time.monotonic(): lookup, connect, TLS, write and read all end by then. Set it again before the
-    connection is reused. `lookup` runs on another thread because the system's resolver has no timeout.
+    `deadline` is a time.monotonic(): lookup, connect, TLS, write and read all end by then. `bytes_left` may be read
+    until then. Set both again before a connection is reused. `lookup` runs on another thread because the system's
+    resolver has no timeout.
     """
 
     def __init__(self, deadline: float, lookup: Lookup, allow_private: bool) -> None:
         self.deadline = deadline
+        self.bytes_left = MAX_RECEIVED_BYTES
         self._lookup = lookup
         self._allow_private = allow_private
 
@@ -100,12 +104,16 @@ class DeadlineStream(httpcore.NetworkStream):
         self._guard = guard
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._guard.bytes_left <= 0:
+            raise httpcore.ReadError("the receiver sent too much")
         try:
-            return self._run(lambda: self._socket.recv(max_bytes), select.POLLIN)
+            received = self._run(lambda: self._socket.recv(max_bytes), select.POLLIN)
         except TimeoutError as error:
             raise httpcore.ReadTimeout(str(error)) from None
         except OSError as error:
             raise httpcore.ReadError(str(error)) from error
+        self._guard.bytes_left -= len(received)
+        return received
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         try:

@@ -5,6 +5,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -43,6 +44,26 @@ def test_the_receiver_verifies_a_delivery_with_either_secret(sender: Sender, hoo
     stranger = "whsec_" + base64.b64encode(b"3" * 24).decode()
     with pytest.raises(WebhookVerificationError):
         Webhook(stranger).verify(received.body, dict(received.headers))
+
+
+@pytest.mark.parametrize(
+    "sent", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 204 No Content\r\na: b\r\n", b"a: b\r\n"]
+)
+def test_a_receiver_that_sends_heads_without_end_is_cut_off(sender: Sender, sent: bytes):
+    num_sent = 0
+
+    def flood(connection: socket.socket) -> None:
+        nonlocal num_sent
+        connection.recv(65536)
+        with suppress(OSError):
+            while True:
+                num_sent += connection.send(sent * 100)
+
+    with raw_server(flood) as port:
+        attempt = sender.send(f"http://127.0.0.1:{port}/", "wh_1", BODY, [OLD])
+        assert attempt.status is None
+        assert "took too long" not in (attempt.error or "")
+    assert num_sent < 16 * 2**20  # most is in the buffers of the sockets
 
 
 def test_the_headers_are_those_of_standard_webhooks(sender: Sender, hook: Receiver):

@@ -1,4 +1,4 @@
-"""Run the application under uvicorn, on loopback unless it has keys."""
+"""Run the application under uvicorn, on loopback or a unix socket unless it has keys."""
 
 import asyncio
 import logging
@@ -13,7 +13,10 @@ from scorepool.api.http.loopback import is_loopback
 from scorepool.api.http.protocol import Protocol
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.state import State
+from scorepool.api.unix_socket import UnixSocket
 from scorepool.store import Settings, SettingsError
+
+logger = logging.getLogger(__name__)
 
 ACCEPT_ERROR_INTERVAL_S = 10.0
 SHUTDOWN_GRACE_S = 10  # for replies that are being written; clients that wait for a job are answered at once
@@ -22,11 +25,14 @@ SHUTDOWN_GRACE_S = 10  # for replies that are being written; clients that wait f
 class Server(uvicorn.Server):
     """Answer waiting clients when the server is asked to stop, instead of running on for up to max_wait_s."""
 
-    def __init__(self, config: uvicorn.Config, waiting: Waiting) -> None:
+    def __init__(self, config: uvicorn.Config, waiting: Waiting, unix_socket: UnixSocket | None) -> None:
         super().__init__(config)
         self._waiting = waiting
+        self._unix_socket = unix_socket
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._unix_socket is not None:  # here, because uvicorn ends the process by the signal that it was sent
+            self._unix_socket.remove()
         self._waiting.release()
         await super().shutdown(sockets)
 
@@ -66,7 +72,7 @@ def serve(settings: Settings) -> None:
     """Serve until the server is asked to stop. Raises SettingsError before it listens."""
     app = create_app(settings)
     state: State = app.state.scorepool
-    if not state.keyring and not is_loopback(settings.host):
+    if not state.keyring and not settings.uds and not is_loopback(settings.host):
         raise SettingsError(
             f"SCOREPOOL_HOST={settings.host!r} without API keys would let everyone who reaches it submit jobs. "
             "Set SCOREPOOL_API_KEYS or SCOREPOOL_API_KEYS_FILE (`scorepool key NAME` makes one), "
@@ -88,4 +94,12 @@ def serve(settings: Settings) -> None:
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )
-    Server(config, state.waiting).run()
+    if not settings.uds:
+        Server(config, state.waiting, None).run()
+        return
+    unix_socket = UnixSocket.listen(settings.uds)
+    try:
+        logger.info("listening on the unix socket %s", unix_socket.path)
+        Server(config, state.waiting, unix_socket).run(sockets=[unix_socket.listener])
+    finally:
+        unix_socket.remove()

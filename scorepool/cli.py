@@ -79,6 +79,9 @@ Model = Annotated[
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
+Uds = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Listen on a unix socket that only this user can open, not a port.")
+]
 RedisUrl = Annotated[str | None, typer.Option(help="Default: $SCOREPOOL_REDIS_URL, $REDIS_URL, or an embedded Redis.")]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning, error or critical, in any case.")]
@@ -111,19 +114,26 @@ def serve(
     model: Model = None,
     host: Host = None,
     port: Port = None,
+    uds: Uds = None,
     redis_url: RedisUrl = None,
     dtype: Dtype = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run everything on this machine until Ctrl-C: Redis, the API, one worker per model, the webhook worker."""
-    environ = to_environ(host=host, port=port, dtype=dtype, log_level=log_level)
+    environ = to_environ(host=host, port=port, uds=uds, dtype=dtype, log_level=log_level)
     run("serve", lambda: commands.serve(model, redis_url, environ))
 
 
 @app.command()
-def api(host: Host = None, port: Port = None, redis_url: RedisUrl = None, log_level: LogLevel = None) -> None:
+def api(
+    host: Host = None,
+    port: Port = None,
+    uds: Uds = None,
+    redis_url: RedisUrl = None,
+    log_level: LogLevel = None,
+) -> None:
     """Run the API alone."""
-    environ = to_environ(host=host, port=port, redis_url=redis_url, log_level=log_level)
+    environ = to_environ(host=host, port=port, uds=uds, redis_url=redis_url, log_level=log_level)
     run("api", lambda: commands.api(environ))
 
 

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
+from urllib.parse import unquote
 
 import httpx
 
@@ -22,6 +23,8 @@ MSGPACK = "application/msgpack"
 MAX_ATTEMPTS = 6  # with pauses of 0.2 s to 6.4 s: longer than a restart of the API takes on a busy machine
 LONG_POLL_S = 60.0
 REPLY_TIMEOUT_S = 60.0  # added to the wait that the caller asked for
+UNIX = "unix://"
+DEFAULT_LIMITS = httpx.Limits()
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -49,14 +52,18 @@ class Client:
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8000", api_key: str | None = None) -> None:
+        """Use the API at a URL, or at a unix socket: `unix:///PATH`."""
         headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
+        limits = httpx.Limits(max_connections=None)  # threads that wait must not block threads that submit
+        base_url, transport = transport_of(url, limits)
         self._http = httpx.Client(
-            base_url=url.rstrip("/").removesuffix("/v1"),  # the OpenAI SDK's base_url works too
+            base_url=base_url.rstrip("/").removesuffix("/v1"),  # the OpenAI SDK's base_url works too
             headers=headers,
             timeout=REPLY_TIMEOUT_S,
-            limits=httpx.Limits(max_connections=None),  # threads that wait must not block threads that submit
+            limits=limits,
+            transport=transport,
         )
 
     def __enter__(self) -> Self:
@@ -176,6 +183,13 @@ class Client:
                 pause_s = max(pause_s, _retry_after_s(reply))
             time.sleep(pause_s)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def transport_of(url: str, limits: httpx.Limits = DEFAULT_LIMITS) -> tuple[str, httpx.HTTPTransport | None]:
+    """Return the base URL and the transport for the API at a URL; no transport but httpx's own unless it is `unix://`."""
+    if not url.startswith(UNIX):
+        return url, None
+    return "http://localhost", httpx.HTTPTransport(uds=unquote(url.removeprefix(UNIX)), limits=limits)
 
 
 def _retry_after_s(reply: httpx.Response) -> float:

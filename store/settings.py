@@ -66,6 +66,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     api_keys_file: str = ""  # the same, one a line
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    uds: str = ""  # path of a unix socket to listen on, instead of host and port
     public_url: str = ""  # how others reach this API, for links in webhooks; default http://host:port
     high_priority_keys: str = ""  # comma-separated names of keys that may submit jobs of priority high; "": all may
     max_body_bytes: Count = 32 * 2**20

@@ -2,15 +2,17 @@
 
 import os
 import re
+import shlex
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
+from urllib.parse import unquote
 
 from scorepool import store
 from scorepool import verify as verification
-from scorepool.client import Client, JobFailed, ScorepoolError
+from scorepool.client import Client, JobFailed, ScorepoolError, transport_of
 from scorepool.local import demo as demonstration
 from scorepool.local.local_models import LocalModels
 from scorepool.local.redis_check import check_redis_url
@@ -195,7 +197,9 @@ def make_state_dir(settings: store.Settings) -> Path:
 def example_command(url: str, model: str) -> str:
     """Return a curl command that scores one completion."""
     body = f'{{"type":"score","model":"{model}","items":[{{"prompt":"import","completion":" os"}}],"top_logprobs":2}}'
-    return f"curl -s {url}/v1/jobs -H 'Content-Type: application/json' -H 'Prefer: wait=30' -d '{body}'"
+    base_url, transport = transport_of(url)
+    socket = f"--unix-socket {shlex.quote(unquote(url.removeprefix('unix://')))} " if transport else ""
+    return f"curl -s {socket}{base_url}/v1/jobs -H 'Content-Type: application/json' -H 'Prefer: wait=30' -d '{body}'"
 
 
 def replace_process(command: list[str], environ: dict[str, str]) -> NoReturn:

@@ -11,10 +11,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
+from urllib.parse import quote
 
 import httpx
 
 from scorepool import store
+from scorepool.client import transport_of
 from scorepool.local.child_reaper import ChildReaper
 from scorepool.local.redis_server import RedisServer, RedisServerError
 
@@ -29,6 +31,7 @@ PRIVATE: Mapping[str, str | None] = {
     "SCOREPOOL_HOST": "127.0.0.1",
     "SCOREPOOL_API_KEYS": None,
     "SCOREPOOL_API_KEYS_FILE": None,
+    "SCOREPOOL_UDS": None,
 }
 IMPORT_PATH = str(Path(__file__).parents[2])  # the folder that holds the package `scorepool`
 
@@ -95,6 +98,13 @@ def rq() -> str:
     return str(Path(sys.executable).with_name("rq"))
 
 
+def api_url(settings: store.Settings) -> str:
+    """Return the URL at which `scorepool.Client` reaches the API from this machine."""
+    if settings.uds:
+        return f"unix://{quote(str(Path(settings.uds).absolute()))}"
+    return f"http://{url_host(settings.host)}:{settings.port}"
+
+
 def url_host(host: str) -> str:
     """Return the host part of a URL that reaches a server bound to `host` from this machine."""
     if host in ("0.0.0.0", "::"):  # noqa: S104
@@ -137,7 +147,7 @@ class Stack:
         merged: dict[str, str | None] = {**os.environ, **environ}
         self._environ = {name: value for name, value in merged.items() if value is not None}
         self.settings = store.Settings.load(self._environ)
-        self.url = f"http://{url_host(self.settings.host)}:{self.settings.port}"
+        self.url = api_url(self.settings)
         self.redis = None if redis_url else embedded_redis(state, self.settings)
         self.redis_url = redis_url or (self.redis.url if self.redis else "")
         self._logs = logs
@@ -148,7 +158,8 @@ class Stack:
         self._restart_delay_s: dict[str, float] = {}  # before the next restart, of processes that ended early
 
     def __enter__(self) -> Self:
-        check_port_is_free(self.settings.host, self.settings.port)
+        if not self.settings.uds:
+            check_port_is_free(self.settings.host, self.settings.port)
         self._child_reaper = ChildReaper()
         self._open.callback(self._child_reaper.close)
         try:
@@ -269,8 +280,10 @@ class Stack:
             missing = set(self.models) - self._served()
 
     def _served(self) -> set[str]:
+        base_url, transport = transport_of(self.url)
         try:
-            reply = httpx.get(f"{self.url}/readyz", timeout=5.0, trust_env=False)
+            with httpx.Client(base_url=base_url, transport=transport, timeout=5.0, trust_env=False) as http:
+                reply = http.get("/readyz")
         except httpx.HTTPError:
             return set()
         return set(reply.json()["models"]) if reply.status_code == httpx.codes.OK else set()

@@ -5,19 +5,26 @@ import encodings
 import encodings.aliases
 import pkgutil
 import tracemalloc
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from redis import Redis
 
 from scorepool import store, wire
+from scorepool.api.dialects.sglang.score import SCORE
 from scorepool.api.event_cursor import EventCursor
-from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, generate
+from scorepool.api.http.errors import TooLarge
+from scorepool.api.submission import Submission
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, generate
 from tests.api.fake_worker import FakeWorker
+from tests.security.hostile_bodies import ROUTES, hostile_bodies
 from tests.security.second_tenant import PAUSE_S, second_tenant
 
 pytestmark = pytest.mark.anyio
 MAX_TURN_S = 0.3
+JSON, MSGPACK = {"Content-Type": "application/json"}, {"Content-Type": "application/msgpack"}
 BOUNDARY = "multipart/form-data; boundary=b"
 LARGEST_CURSOR = ",".join(["131072"] * 128)
 CODECS = sorted(
@@ -141,3 +148,141 @@ async def test_an_id_of_another_form_is_never_a_key_in_redis(serving: Serving, w
         name = f"cmdstat_{command}"
         assert before.get(name, {}).get("calls") == after.get(name, {}).get("calls"), command
     assert redis.exists(store.Keys.file_parts(file_id))
+
+
+NUM_ENTRIES = 15_000
+REFUSED = {400, 403, 404, 409, 413, 429, 503}  # 503: no worker takes the jobs in MAX_WAIT_S
+MAX_WAIT_S = 0.02
+
+
+@pytest.mark.parametrize(
+    ("path", "count", "every_filling"),
+    [
+        *(pytest.param(path, NUM_ENTRIES, False, id=path) for path in ROUTES if path != "/v1/jobs/bulk"),
+        *(
+            pytest.param(path, 1_000_000, True, id=f"{path} whole", marks=[pytest.mark.soak, pytest.mark.timeout(3600)])
+            for path in ROUTES
+        ),
+    ],
+)
+async def test_every_field_filled_with_very_much_is_answered_in_bounded_time(
+    serving: Serving, worker: FakeWorker, path: str, count: int, every_filling: bool
+):
+    worker.register(context_length=2**20, vocab_size=2**31)
+    num_sent = 0
+    async with serving(api_keys=KEYS, max_wait_s=MAX_WAIT_S) as http, second_tenant(http) as progress:
+        for name, body in hostile_bodies(path, count, every_filling):
+            reply = await http.post(path, content=body, headers=bearer(ALICE) | JSON)
+            assert reply.status_code in REFUSED or reply.is_success, (name, reply.status_code, reply.text[:300])
+            assert len(reply.content) < 2000 or reply.is_success, name
+            assert progress.longest_turn_s < MAX_TURN_S, name
+            num_sent += 1
+            await asyncio.sleep(0)
+        await eventually(lambda: progress.answered >= num_sent / 10)
+
+
+async def test_lines_of_a_batch_filled_with_very_much_are_refused_in_bounded_time(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    hostile = [body for _, body in hostile_bodies("/v1/completions", NUM_ENTRIES, False) if b'"demo"' in body]
+    bodies = [*hostile[::2], b'{"model":"demo","prompt":"a"}']
+    line = b'{"custom_id":"%d","method":"POST","url":"/v1/completions","body":%s}\n'
+    lines = b"".join(line % numbered for numbered in enumerate(bodies))
+    headers = bearer(ALICE)
+    async with serving(api_keys=KEYS) as http, second_tenant(http) as progress:
+        upload: Any = {"files": {"file": ("a.jsonl", lines)}, "data": {"purpose": "batch"}}
+        file_id = (await http.post("/v1/files", **upload, headers=headers)).json()["id"]
+        batch = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch_id = (await http.post("/v1/batches", json=batch, headers=headers)).json()["id"]
+        while True:
+            shown = (await http.get(f"/v1/batches/{batch_id}", headers=headers)).json()
+            if shown["request_counts"]["failed"] + len(worker.waiting()) >= len(bodies):
+                break
+            assert shown["status"] != "failed", shown
+            await asyncio.sleep(0.02)
+        assert worker.waiting()
+        assert progress.answered > len(bodies) / 10
+        assert progress.longest_turn_s < MAX_TURN_S
+
+
+REPEATED: dict[str, tuple[str, dict[str, Any]]] = {
+    "the query of a score": (
+        "/v1/score",
+        {"query": "a" * 200_000, "items": ["b"] * 300, "label_token_ids": [1, 2]},
+    ),
+    "the ids of a query": (
+        "/v1/score",
+        {"query": [5] * 200_000, "items": [[1]] * 300, "label_token_ids": [1, 2]},
+    ),
+    "a prompt for every label": (
+        "/v1/score",
+        {"query": [5] * 60_000, "items": [[1]], "label_token_ids": [1] * 1000},
+    ),
+    "stop strings of many prompts": ("/v1/completions", {"prompt": ["a"] * 1000, "stop": ["b" * 1024] * 64}),
+    "stop strings of many texts": ("/generate", {"text": ["a"] * 1000, "sampling_params": {"stop": ["b" * 1024] * 64}}),
+    "the prompt of many items": (
+        "/v1/jobs",
+        {"type": "score", "prompt": "a" * 60_000, "items": [{"completion": "b"}] * 1000},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+async def test_what_a_request_repeats_counts_as_often_as_it_is_repeated(
+    serving: Serving, worker: FakeWorker, redis: Redis, name: str
+):
+    """The sum of the jobs is refused as a body of that size would be, before it is built."""
+    path, body = REPEATED[name]
+    worker.register(context_length=2**20)
+    async with serving(api_keys=KEYS) as http, second_tenant(http) as progress:
+        reply = await http.post(path, json={"model": "demo"} | body, headers=bearer(ALICE))
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
+        unknown = await http.post(path, json={"model": "none"} | body, headers=bearer(ALICE))
+        assert unknown.status_code == 404
+    assert progress.longest_turn_s < MAX_TURN_S
+    assert worker.waiting() == set()
+    assert progress.answered > 0
+
+
+async def test_jobs_are_built_until_they_are_larger_than_a_body():
+    """A query of 2 MB before 500 items took 1 GB."""
+    body = SCORE.parse(
+        wire.encode_json({"model": "demo", "query": "a" * 2**21, "items": ["b"] * 500, "label_token_ids": [1]})
+    )
+    num_built = 0
+
+    def texts() -> Iterator[wire.Request]:
+        nonlocal num_built
+        for text in SCORE.texts_to_encode(body):
+            num_built += 1
+            yield wire.Tokenize(model="demo", prompt=text)
+
+    submission = SimpleNamespace(_settings=store.Settings())
+    with pytest.raises(TooLarge):
+        await Submission.build(submission, texts(), "items")  # type: ignore[arg-type]
+    assert num_built == 16
+
+
+async def test_a_shared_prompt_is_stored_once(serving: Serving, worker: FakeWorker, redis: Redis):
+    worker.register(context_length=2**20)
+    body = {"model": "demo", "query": [5] * 10_000, "items": [[1]], "label_token_ids": [1] * 1000}
+    async with serving(api_keys=KEYS, max_wait_s=0.2) as http:
+        posting = asyncio.create_task(http.post("/v1/score", json=body, headers=bearer(ALICE)))
+        await eventually(worker.waiting)
+        [job_id] = worker.waiting()
+        assert redis.strlen(store.Keys.request(job_id)) < 40_000
+        await posting
+
+
+@pytest.mark.parametrize("field", ["json_schema", "tools"])
+async def test_schemas_in_msgpack_are_measured_before_they_are_built(serving: Serving, worker: FakeWorker, field: str):
+    """A byte of msgpack can be an object, which takes 72 bytes."""
+    count = 2**20
+    schema = b"\x81\xa1a\xdd" + count.to_bytes(4, "big") + b"\x80" * count
+    value = schema if field == "json_schema" else b"\x91\x82\xa4name\xa1f\xaaparameters" + schema
+    head = wire.encode({"type": "generate", "model": "demo", "messages": [{"role": "user", "content": "a"}]})
+    body = b"\x84" + head[1:] + wire.encode(field) + value
+    async with serving(api_keys=KEYS) as http, second_tenant(http) as progress:
+        reply = await http.post("/v1/jobs", content=body, headers=bearer(ALICE) | MSGPACK)
+    assert (reply.status_code, "expected at most 1048576 bytes" in reply.text) == (400, True)
+    assert progress.longest_turn_s < MAX_TURN_S

@@ -64,7 +64,7 @@ class Tokenizer:
         None if the text may fit by its length. The last one is at most half of the text: to encode the whole text then
         takes about as long.
         """
-        size = 4 * (max_tokens + self._max_joint_tokens)
+        size = 2 * (max_tokens + self._max_joint_tokens)
         while 2 * size <= num_characters:
             yield size
             size *= 4

@@ -27,7 +27,9 @@ from scorepool.worker.rq.errors import JobError
 T = TypeVar("T")
 Steps = Generator[int, None, T]  # yields before each step how many characters it encodes, at most
 
-MAX_TOKENIZED = 1_000_000  # tokens of a tokenize job, as many as a request may hold
+MAX_TOKENIZED = (
+    500_000  # tokens of a tokenize job on a model with a shorter context; the tokenizer needs 350 bytes for each
+)
 DEFAULT_MAX_TOKENS = 4096  # of a generation that does not set max_tokens, if the context has room
 
 

@@ -142,6 +142,7 @@ class Sequence:
     # Internal state of the engine.
     num_computed: int = field(init=False, default=0)  # leading tokens that went through the model, or are in flight
     num_pauses: int = field(init=False, default=0)  # steps for which its constraint was late
+    held_up_s: float = field(init=False, default=0.0)  # for which steps have waited for its constraint
     noise_seed: int = field(init=False)
     text: bytearray = field(init=False, default_factory=bytearray)  # generated so far
 

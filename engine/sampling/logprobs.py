@@ -20,6 +20,8 @@ from scorepool.engine.sampling import logits_processors, sample, scoring
 from scorepool.engine.sequence import Constraint, Sequence, TokenColumns
 
 PATIENCE_S = 0.02  # for which a step waits for constraints
+HELD_UP_S = 0.1
+HELD_UP_PER_TOKEN_S = 0.001
 
 
 @dataclass(slots=True, eq=False)
@@ -123,20 +125,24 @@ def split_rows(queries: list[LogprobQuery], max_rows: int) -> Iterator[list[Logp
 def find_late(queries: list[LogprobQuery]) -> list[Sequence]:
     """Have the constraints of all rows that are sampled now find what may follow. Return the sequences that must wait.
 
-    Waits for the last tokens, then for all constraints together no longer than PATIENCE_S, and less for those that were
-    late before.
+    Waits for the last tokens, then no longer than PATIENCE_S for all constraints together. A sequence that has held up
+    the steps for HELD_UP_S, beside HELD_UP_PER_TOKEN_S for each token, is waited for no longer than that.
     """
     constrained: list[tuple[Sequence, Constraint]] = []
     for query in queries:
         if query.samples and query.sequence.constraint is not None:
             query.sequence.constraint.prepare(_generated_on_host(query))
             constrained.append((query.sequence, query.sequence.constraint))
-    began = time.monotonic()
-    return [
-        sequence
-        for sequence, constraint in constrained
-        if not constraint.wait(max(0.0, began + PATIENCE_S / (1 + sequence.num_pauses) - time.monotonic()))
-    ]
+    late: list[Sequence] = []
+    now = time.monotonic()
+    deadline = now + PATIENCE_S
+    for sequence, constraint in constrained:
+        earned_s = HELD_UP_S + HELD_UP_PER_TOKEN_S * sequence.num_generated - sequence.held_up_s
+        if not constraint.wait(max(0.0, min(deadline - now, max(earned_s, HELD_UP_PER_TOKEN_S)))):
+            late.append(sequence)
+        began, now = now, time.monotonic()
+        sequence.held_up_s += now - began
+    return late
 
 
 def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:

@@ -85,8 +85,8 @@ class GrammarCompiler:
     @cached_property
     def grammars(self) -> Grammars:
         """The grammars of the model. Ended with the compiler and its constraints."""
-        grammars = Grammars(self._tokenizer_message)
-        weakref.finalize(self, grammars.close)
+        grammars = Grammars(partial(_write_tokenizer, self._tokenizer, self._chat_format))
+        weakref.finalize(self, grammars.close)  # which must not know the compiler
         return grammars
 
     def unsupported_reason(self, has_functions: bool) -> str | None:
@@ -118,12 +118,13 @@ class GrammarCompiler:
         if getattr(self._tokenizer.hf_tokenizer, "backend_tokenizer", None) is None:
             raise InvalidRequest("it needs a tokenizer of the `tokenizers` library, and the model has another")
 
-    def _tokenizer_message(self) -> bytes:
-        """Write a tokenizer in which markers are special tokens, so that constrained text contains none."""
-        config = json.loads(self._tokenizer.hf_tokenizer.backend_tokenizer.to_str())
-        for token in config["added_tokens"]:
-            token["special"] = token["special"] or token["id"] in self._chat_format.marker_ids
-        return tokenizer_message(config, sorted(self._chat_format.eos_ids))
+
+def _write_tokenizer(tokenizer: Tokenizer, chat_format: ChatFormat) -> bytes:
+    """Write a tokenizer in which markers are special tokens, so that constrained text contains none."""
+    config = json.loads(tokenizer.hf_tokenizer.backend_tokenizer.to_str())
+    for token in config["added_tokens"]:
+        token["special"] = token["special"] or token["id"] in chat_format.marker_ids
+    return tokenizer_message(config, sorted(chat_format.eos_ids))
 
 
 def _explain(function_names: list[str], grammar: str, error: str) -> str:

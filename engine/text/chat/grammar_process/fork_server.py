@@ -34,15 +34,16 @@ EXITED = struct.Struct("<Ii")  # number of the process, how it ended, as os.wait
 FORK, KILL = b"F", b"K"
 
 # From and to the process of a grammar.
-COMPILE = struct.Struct("<d?")  # seconds of CPU time, runs with low priority; then the grammar
+COMPILE = struct.Struct("<dI")  # seconds of CPU time, niceness; then the grammar
 STEP = struct.Struct("<II")  # number of the sequence, number of new tokens; then the tokens as 32-bit numbers
-REPLY = struct.Struct("<cIQ")  # kind, number of the sequence, bytes of memory; then the bitmask or the error
+REPLY = struct.Struct("<cIQ?")  # kind, number of the sequence, bytes of memory, is slow; then the bitmask or the error
 BITMASK, ENDED, ERROR = b"B", b"E", b"X"  # ENDED: only an end token may follow
 FORGET = 0xFFFFFFFF  # in place of a number of new tokens: the sequence is over
 
 EXIT_MEMORY = 3
-LOW_PRIORITY = 15  # added to the nice value of what takes long
-SLOW_S = 0.05  # of CPU time in one step, after which a process has low priority
+LOW_PRIORITY = 15  # added to the niceness of what takes long
+SLOW_S = 0.05  # of CPU time in all steps, beside SLOW_PER_STEP_S each, after which a grammar is slow
+SLOW_PER_STEP_S = 0.002
 STEP_S = 0.5  # of CPU time in one step
 SPENT_S = 1.0  # of CPU time, that all steps of a grammar may take beyond SPENT_PER_STEP_S each
 SPENT_PER_STEP_S = 0.02
@@ -66,6 +67,7 @@ class Grammar:
         self._matchers: dict[int, LLMatcher] = {}
         self._spent_s = 0.0
         self._num_steps = 0
+        self._is_slow = False
 
     def serve(self) -> None:
         """Compile what comes first, then answer steps until the other side is gone."""
@@ -79,9 +81,8 @@ class Grammar:
             pass
 
     def _compile(self, message: bytes) -> None:
-        limit_s, has_low_priority = COMPILE.unpack_from(message)
-        if has_low_priority:
-            os.nice(LOW_PRIORITY)
+        limit_s, niceness = COMPILE.unpack_from(message)
+        os.nice(niceness)
         threading.Thread(target=self._watch_memory, daemon=True).start()
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         grammar = LLMatcher.grammar_from_lark(message[COMPILE.size :].decode())
@@ -112,7 +113,8 @@ class Grammar:
 
     def _charge(self, spent_s: float) -> None:
         self._spent_s += spent_s
-        if spent_s > SLOW_S and os.getpriority(os.PRIO_PROCESS, 0) < LOW_PRIORITY:
+        if not self._is_slow and self._spent_s > SLOW_S + SLOW_PER_STEP_S * self._num_steps:
+            self._is_slow = True
             os.nice(LOW_PRIORITY)
         if self._spent_s > SPENT_S + SPENT_PER_STEP_S * self._num_steps:
             os.kill(os.getpid(), signal.SIGPROF)
@@ -127,7 +129,7 @@ class Grammar:
             kind, payload = ERROR, matcher.get_error().encode()[:MAX_ERROR_BYTES]
         else:
             kind, payload = (BITMASK if bitmask else ENDED), bitmask
-        self._connection.send_bytes(REPLY.pack(kind, sequence, memory) + payload)
+        self._connection.send_bytes(REPLY.pack(kind, sequence, memory, self._is_slow) + payload)
 
     def _memory(self) -> int:
         return max(0, peak_memory_bytes() - self._base_bytes)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Literal, Protocol
 
 from scorepool.engine.text.chat.grammar_process import fork_server
-from scorepool.engine.text.chat.grammar_process.compile_queue import SHORT, Lane
+from scorepool.engine.text.chat.grammar_process.compile_queue import LANES, Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class GrammarProcess:
     explain: Callable[[str, str], str]  # (text, error of llguidance) to a sentence
     state: Literal["idle", "waiting", "compiling", "ready", "failed"] = "idle"
     error: str | None = None  # why it failed
-    lane: Lane = SHORT
+    lane: Lane = LANES[0]
     compiled: list[Future[None]] = field(default_factory=list)  # those that wait for it
     first_reply: Reply | None = None  # before any token
 
@@ -52,10 +52,12 @@ class GrammarProcess:
     connection: Connection | None = None
     num_deaths: int = 0  # of its processes, by no fault of the grammar's
     memory_bytes: int = 0
+    is_slow: bool = False  # its steps take long
     asking: dict[int, Asker] = field(default_factory=dict)  # by number
     num_unanswered: int = 0  # of those, were sent
     forgotten: deque[int] = field(default_factory=deque)  # numbers of sequences that are over
     used_at: float = 0.0  # time.monotonic()
+    busy_since: float = 0.0  # time.monotonic(), while it is busy
 
     @property
     def is_busy(self) -> bool:
@@ -65,7 +67,7 @@ class GrammarProcess:
     def send_compile(self) -> None:
         """Have it compiled by the process that was forked for it. Raises OSError."""
         if self.connection is not None:
-            order = fork_server.COMPILE.pack(self.lane.limit_s, self.lane.has_low_priority)
+            order = fork_server.COMPILE.pack(self.lane.limit_s, self.lane.niceness)
             self.connection.send_bytes(order + self.text.encode())
 
     def send_steps(self) -> None:
@@ -77,7 +79,7 @@ class GrammarProcess:
 
     def read(self, message: bytes) -> None:
         """Take in a message of its process."""
-        kind, number, self.memory_bytes = fork_server.REPLY.unpack_from(message)
+        kind, number, self.memory_bytes, self.is_slow = fork_server.REPLY.unpack_from(message)
         payload = message[fork_server.REPLY.size :]
         reply = Reply(
             bitmask=payload if kind == fork_server.BITMASK else None,

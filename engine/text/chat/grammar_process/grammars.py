@@ -14,12 +14,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
-from socket import socketpair
+from socket import socket, socketpair
 from threading import Condition, Thread
 
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.chat.grammar_process import fork_server
-from scorepool.engine.text.chat.grammar_process.compile_queue import LONG, CompileQueue
+from scorepool.engine.text.chat.grammar_process.compile_queue import LANES, CompileQueue, next_lane
 from scorepool.engine.text.chat.grammar_process.fork_server_link import ForkServerLink
 from scorepool.engine.text.chat.grammar_process.grammar_process import Asker, GrammarProcess
 
@@ -27,7 +27,10 @@ log = logging.getLogger(__name__)
 
 MAX_CACHED = 512  # grammars, failed ones included
 MAX_PROCESSES = 128
+MAX_IDLE = 8  # processes that were not used for IDLE_S
+IDLE_S = 5.0
 MAX_MEMORY_BYTES = 2**30  # of all processes, beside what they share
+MAX_SLOW = 2  # slow grammars whose steps are computed at the same time
 MAX_DEATHS = 2  # of a grammar's processes, by no fault of the grammar's
 HANG_S = 60.0  # in which a process answers, although others have the processor
 TICK_S = 1.0
@@ -39,7 +42,7 @@ _REASONS = {
     -signal.SIGSEGV: "it is nested too deeply",
     -signal.SIGBUS: "it is nested too deeply",
 }
-_COMPILE_TIME = f"compiling it takes more than {LONG.limit_s:g} s: {_SIMPLER}"
+_COMPILE_TIME = f"compiling it takes more than {LANES[-1].limit_s:g} s: {_SIMPLER}"
 _STEP_TIME = (
     f"finding what may follow takes more than {fork_server.STEP_S:g} s for a token, "
     f"or {fork_server.SPENT_PER_STEP_S * 1000:g} ms on average: {_SIMPLER}"
@@ -53,17 +56,20 @@ class Grammars:
         self.changed = Condition()  # guards everything here and in the grammars
         self._tokenizer = tokenizer
         self._cached: OrderedDict[tuple[str, bytes], GrammarProcess] = OrderedDict()
-        self._queue: CompileQueue[GrammarProcess] = CompileQueue()
-        self._server: ForkServerLink | None = None
-        self._runs: dict[int, GrammarProcess] = {}  # by number of the process, which may still be ending
         self._num_runs = 0
         self._events: list[Callable[[], object]] = []  # to be called without the lock
-        self._selector = selectors.DefaultSelector()
-        self._wakeup, self._waker = socketpair()
-        self._waker.setblocking(False)
-        self._selector.register(self._wakeup, selectors.EVENT_READ)
-        self._thread: Thread | None = None
         self._is_closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """Start with no thread, no server and no processes."""
+        self._queue: CompileQueue[GrammarProcess] = CompileQueue()
+        self._slow: OrderedDict[GrammarProcess, None] = OrderedDict()  # those that are to be asked next
+        self._runs: dict[int, GrammarProcess] = {}  # by number of the process, which may still be ending
+        self._server: ForkServerLink | None = None
+        self._selector = selectors.DefaultSelector()
+        self._wakeup: socket | None = None
+        self._waker: socket | None = None
 
     # Called by any thread.
 
@@ -101,7 +107,7 @@ class Grammars:
                 return
             grammar.asking[asker.number] = asker
             if grammar.state == "ready":
-                self._try(grammar, grammar.send_steps)
+                self._send_steps(grammar)
             else:
                 self._start_waiting(grammar)
 
@@ -116,14 +122,17 @@ class Grammars:
         if grammar.state == "idle":
             grammar.state = "waiting"
             self._queue.put(grammar)
-            if self._thread is None:
-                self._thread = Thread(target=self._serve, name="grammars", daemon=True)
-                self._thread.start()
+            if self._waker is None:
+                self._wakeup, self._waker = socketpair()
+                self._waker.setblocking(False)
+                self._selector.register(self._wakeup, selectors.EVENT_READ)
+                Thread(target=self._serve, name="grammars", daemon=True).start()
             self._wake()
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # then it is awake
-            self._waker.send(b"\0")
+        if self._waker is not None:
+            with suppress(BlockingIOError):  # then it is awake
+                self._waker.send(b"\0")
 
     @contextmanager
     def _events_after(self) -> Iterator[None]:
@@ -141,6 +150,15 @@ class Grammars:
         except OSError:
             log.debug("the process of grammar %d has ended", grammar.run)
 
+    def _send_steps(self, grammar: GrammarProcess) -> None:
+        num_slow = sum(other.is_slow and other.num_unanswered > 0 for other in self._runs.values())
+        if grammar.is_slow and num_slow >= MAX_SLOW:
+            self._slow[grammar] = None
+        elif not grammar.num_unanswered:
+            self._slow.pop(grammar, None)
+            grammar.used_at = grammar.busy_since = time.monotonic()
+            self._try(grammar, grammar.send_steps)
+
     def _resolve(self, grammar: GrammarProcess, error: Exception | None = None) -> None:
         """Tell those that wait for it that it is compiled, or why it is not."""
         waiting, grammar.compiled = grammar.compiled, []
@@ -151,10 +169,18 @@ class Grammars:
                 )
 
     def _fail(self, grammar: GrammarProcess, error: str) -> None:
-        self._queue.done(grammar)
+        self._leave_queue(grammar)
         self._end_run(grammar)
         grammar.fail(error)
         self._resolve(grammar, InvalidRequest(error))
+
+    def _leave_queue(self, grammar: GrammarProcess) -> None:
+        self._queue.done(grammar, time.monotonic() - grammar.busy_since)
+
+    def _make_idle(self, grammar: GrammarProcess) -> None:
+        """Take away its process. It gets another when it is asked again, which consumes all tokens anew."""
+        self._end_run(grammar)
+        grammar.state = "idle"
 
     def _end_run(self, grammar: GrammarProcess) -> None:
         """Kill its process, if it has one."""
@@ -172,26 +198,46 @@ class Grammars:
             while not self._is_closed:
                 with self._events_after():
                     self._compile_next()
-                is_busy = any(grammar.is_busy for grammar in list(self._runs.values()))
-                ready = self._selector.select(TICK_S if is_busy else None)
+                is_waiting = len(self._runs) > MAX_IDLE or any(one.is_busy for one in list(self._runs.values()))
+                ready = self._selector.select(TICK_S if is_waiting else None)
                 with self._events_after():
                     for key, _ in ready:
                         self._read(key.fileobj, key.data)
                     self._check_limits()
+                    for grammar in list(self._slow)[:MAX_SLOW]:
+                        self._send_steps(grammar)
                     self.changed.notify_all()
-        except BaseException:
-            log.exception("the thread of the grammars failed")
-            raise
-        finally:
+            self._end()
+        except Exception:
+            log.exception("the grammars failed; they start again with the next one")
+            self._end()
+
+    def _end(self) -> None:
+        """End the server and its processes, and fail everything that waits for them."""
+        with self._events_after():
+            waiting = dict.fromkeys([*self._queue.clear(), *self._runs.values(), *self._slow])
+            for grammar in waiting:
+                grammar.forget_run()
+                grammar.fail("the processes of the grammars were ended")
+                self._resolve(grammar, RuntimeError("the processes of the grammars were ended"))
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.fileobj, socket):
+                    key.fileobj.close()
+            self._selector.close()
+            if self._waker is not None:
+                self._waker.close()
             if self._server is not None:
                 self._server.close()
+            self._cached.clear()
+            self._reset()
+            self.changed.notify_all()
 
     def _compile_next(self) -> None:
         while (grammar := self._queue.take()) is not None:
             if grammar.compiled and not grammar.asking and all(future.cancelled() for future in grammar.compiled):
                 grammar.state = "idle"
                 self._resolve(grammar)
-                self._queue.done(grammar)
+                self._leave_queue(grammar)
                 continue
             self._make_room()
             self._start_run(grammar)
@@ -201,7 +247,7 @@ class Grammars:
             self._server = ForkServerLink(self._tokenizer())
             self._selector.register(self._server.control, selectors.EVENT_READ)
         self._num_runs += 1
-        grammar.run, grammar.state, grammar.used_at = self._num_runs, "compiling", time.monotonic()
+        grammar.run, grammar.state, grammar.busy_since = self._num_runs, "compiling", time.monotonic()
         self._runs[grammar.run] = grammar
         try:
             grammar.connection = self._server.fork(grammar.run)
@@ -217,13 +263,11 @@ class Grammars:
         if len(self._runs) >= MAX_PROCESSES:
             not_busy = [grammar for grammar in self._runs.values() if not grammar.is_busy]
             if not_busy:
-                oldest = min(not_busy, key=lambda grammar: grammar.used_at)
-                self._end_run(oldest)
-                oldest.state = "idle"
+                self._make_idle(min(not_busy, key=lambda grammar: grammar.used_at))
 
     def _read(self, readable: object, grammar: GrammarProcess | None) -> None:
-        if readable is self._wakeup:
-            self._wakeup.recv(4096)
+        if isinstance(readable, socket) and readable is self._wakeup:
+            readable.recv(4096)
         elif grammar is not None:
             self._read_reply(grammar)
         else:
@@ -241,15 +285,14 @@ class Grammars:
             return
         was_compiling = grammar.state == "compiling"
         grammar.read(message)
-        grammar.used_at = time.monotonic()
         if was_compiling:
-            self._queue.done(grammar)
+            self._leave_queue(grammar)
             if grammar.first_reply is not None and grammar.first_reply.error is not None:
                 self._fail(grammar, grammar.first_reply.error)
                 return
             grammar.state = "ready"
             self._resolve(grammar)
-        self._try(grammar, grammar.send_steps)
+        self._send_steps(grammar)
 
     def _read_exits(self) -> None:
         assert self._server is not None
@@ -280,14 +323,13 @@ class Grammars:
             self._fail(grammar, reason)
         elif exit_code == -signal.SIGPROF and not was_compiling:
             self._fail(grammar, _STEP_TIME)
-        elif exit_code == -signal.SIGPROF and grammar.lane is LONG:
+        elif exit_code == -signal.SIGPROF and (longer := next_lane(grammar.lane)) is None:
             self._fail(grammar, _COMPILE_TIME)
         else:
-            self._queue.done(grammar)
-            self._end_run(grammar)
-            grammar.state = "idle"
-            if exit_code == -signal.SIGPROF:
-                grammar.lane = LONG
+            self._leave_queue(grammar)
+            self._make_idle(grammar)
+            if exit_code == -signal.SIGPROF and longer is not None:
+                grammar.lane = longer
             else:
                 grammar.num_deaths += was_busy
             if grammar.num_deaths >= MAX_DEATHS:
@@ -298,7 +340,14 @@ class Grammars:
     def _check_limits(self) -> None:
         now = time.monotonic()
         for grammar in list(self._runs.values()):
-            if grammar.is_busy and now - grammar.used_at > HANG_S:
+            if grammar.is_busy and now - grammar.busy_since > HANG_S:
                 self._fail(grammar, f"it gave no answer within {HANG_S:g} s")
+        unused = [one for one in self._runs.values() if not one.is_busy and now - one.used_at > IDLE_S]
+        for grammar in sorted(unused, key=lambda grammar: grammar.used_at)[: max(0, len(unused) - MAX_IDLE)]:
+            self._make_idle(grammar)
         if sum(grammar.memory_bytes for grammar in self._runs.values()) > MAX_MEMORY_BYTES:
-            self._fail(max(self._runs.values(), key=lambda grammar: grammar.memory_bytes), _TOTAL_MEMORY)
+            largest = max(self._runs.values(), key=lambda grammar: grammar.memory_bytes)
+            if largest.is_busy:
+                self._fail(largest, _TOTAL_MEMORY)
+            else:
+                self._make_idle(largest)

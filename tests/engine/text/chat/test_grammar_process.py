@@ -1,0 +1,261 @@
+"""A grammar can use no more than a little time and memory, and a process that ends starts again where it was."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scorepool.engine import ChatCodec, InvalidRequest, Tokenizer
+from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
+from scorepool.engine.text.chat.grammar_compiler import GrammarConstraint
+from scorepool.engine.text.chat.grammar_process import compile_queue, fork_server, grammars
+from scorepool.engine.text.chat.grammar_process.compile_queue import LANES, CompileQueue, Lane
+from scorepool.engine.text.chat.grammar_process.fork_server_link import tokenizer_message
+from tests.chat_formats import chat_codec_of, compile_constraint, ids_of
+from tests.tiny_tokenizer import EOS, build_tokenizer
+
+# Without limits: 34 s and 2.8 GB; a minute; 7 s.
+BOMBS: list[dict[str, Any]] = [
+    {"allOf": [{"type": "string", "pattern": f"(.*a){{{k}}}"} for k in range(1, 17)]},
+    {"allOf": [{"type": "string", "pattern": f"(.*a){{{k}}}"} for k in range(1, 18)]},
+    {"type": "integer", "multipleOf": 999_983},
+]
+# Refused or harmless, and at once.
+LARGE: list[dict[str, Any]] = [
+    {"enum": [f"v{number}" for number in range(30_000)]},
+    {"enum": ["v" * number for number in range(1000)]},
+    {"type": "array", "minItems": 10**9, "maxItems": 10**9, "items": {"type": "integer"}},
+    {"type": "string", "minLength": 10**9, "maxLength": 10**9},
+    {"type": "string", "pattern": "^(((a{1,99}){1,99}){1,99}){1,99}$"},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}},
+    {"allOf": [{"anyOf": [{"properties": {f"a{i}_{j}": {}}} for j in range(3)]} for i in range(12)]},
+]
+
+
+def a_codec() -> ChatCodec:
+    return ChatCodec(Tokenizer(build_tokenizer(), [EOS]))
+
+
+def constraint_of(chat: ChatCodec, schema: dict[str, Any], owner: str = "") -> GrammarConstraint:
+    return chat.grammar_compiler.constraints(StructuredOutputSpec(json_schema=schema), None, owner)[0]
+
+
+def processes() -> list[psutil.Process]:
+    """Return the fork servers of this process and what they forked."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if child.is_running() and is_ours(child)]
+
+
+def is_ours(process: psutil.Process) -> bool:
+    try:
+        return any("fork_server" in word for word in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def short_limits() -> Iterator[None]:
+    """Compile for a tenth of a second at most, so that a test of the last lane is short."""
+    lanes = compile_queue.LANES, grammars.LANES
+    compile_queue.LANES = grammars.LANES = (LANES[0], Lane(0.2, num_slots=1, niceness=0))
+    yield
+    compile_queue.LANES, grammars.LANES = lanes
+
+
+@pytest.mark.parametrize("schema", BOMBS)
+def test_a_schema_that_takes_too_long_is_refused_and_remembered(schema: dict[str, Any]):
+    chat = a_codec()
+    with short_limits():
+        with pytest.raises(InvalidRequest, match="compiling it takes more than"):
+            constraint_of(chat, schema).compile().result(60)
+        again = constraint_of(chat, schema).compile()
+    assert again.done()
+
+
+@pytest.mark.parametrize("schema", LARGE)
+def test_a_large_schema_is_refused_or_followed(schema: dict[str, Any]):
+    constraint = constraint_of(a_codec(), schema)
+    error = constraint.compile().exception(60)
+    assert len(str(error)) < 400
+    assert error is not None or any(constraint.token_bitmask([]))
+
+
+def test_many_large_tools_are_bounded_by_their_characters():
+    parameters = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(500)}}
+    functions = [Function(name=f"f{number}", parameters=parameters) for number in range(128)]
+    with pytest.raises(InvalidRequest, match=r"has [0-9]+ characters, and the limit is 1048576"):
+        chat_codec_of("json_tools").grammar_compiler.constraints(StructuredOutputSpec(functions=functions), [])
+
+
+def test_memory_is_bounded_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The limit is lowered in a copy of the script, because the server runs it as its own process."""
+    script = tmp_path / "fork_server.py"
+    script.write_text(Path(fork_server.__file__).read_text().replace("384 * 2**20", "20 * 2**20"))
+    monkeypatch.setattr(fork_server, "__file__", str(script))
+    with pytest.raises(InvalidRequest, match="more than 384 MiB of memory"):
+        compile_constraint(a_codec(), StructuredOutputSpec(json_schema=BOMBS[0]), None)
+
+
+def test_a_grammar_whose_steps_take_long_ends_its_sequences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    script = tmp_path / "fork_server.py"
+    source = Path(fork_server.__file__).read_text()
+    script.write_text(source.replace("SPENT_S = 1.0", "SPENT_S = 0.02").replace("PER_STEP_S = 0.02", "PER_STEP_S = 0"))
+    monkeypatch.setattr(fork_server, "__file__", str(script))
+    chat = chat_codec_of("json_tools")
+    chat = ChatCodec(chat.tokenizer)
+    constraint = constraint_of(chat, {"type": "string", "pattern": "^(.*a.{500}b)+$"})
+    generated = ids_of("json_tools", '"')
+    for _ in range(2000):
+        constraint.token_bitmask(generated)
+        if constraint.error:
+            break
+        generated = [*generated, *ids_of("json_tools", "a" if len(generated) % 3 else "b")]
+    assert "finding what may follow takes more than" in str(constraint.error)
+
+
+def test_a_killed_process_starts_again_where_it_was():
+    chat = ChatCodec(chat_codec_of("json_tools").tokenizer)
+    constraint = constraint_of(chat, {"type": "array", "items": {"enum": ["abc"]}, "minItems": 2, "maxItems": 2})
+    generated = ids_of("json_tools", '["ab')
+    constraint.token_bitmask(generated)
+    before = set(processes())
+    for process in before:
+        process.send_signal(signal.SIGKILL)
+
+    allowed = constraint.token_bitmask([*generated, *ids_of("json_tools", "c")])
+
+    (quote,) = ids_of("json_tools", '"')
+    assert [index for index in range(len(allowed) * 8) if allowed[index // 8] >> index % 8 & 1] == [quote]
+    assert constraint.error is None
+
+
+def test_a_grammar_whose_processes_die_again_and_again_fails():
+    chat = a_codec()
+    compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "object"}), None)
+    known = set(processes())
+    compiled = constraint_of(chat, BOMBS[0]).compile()
+    deadline = time.monotonic() + 60
+    while not compiled.done() and time.monotonic() < deadline:
+        for process in set(processes()) - known:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.005)
+    with pytest.raises(InvalidRequest, match=r"ended 2 times from outside|takes more than"):
+        compiled.result(0)
+
+
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+import psutil
+from scorepool.engine.text.chat.grammar_process.grammars import Grammars
+grammars = Grammars(Path(sys.argv[1]).read_bytes)
+of = lambda text: grammars.compile(grammars.get(text, "", lambda text, error: error))
+of('start: "a"').result(60)
+of("start: %json " + sys.argv[2])
+while len(children := psutil.Process().children(recursive=True)) < 3:
+    time.sleep(0.01)
+print(*[child.pid for child in children])
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_processes_end_with_the_one_that_started_them(root: Path, tmp_path: Path):
+    (tmp_path / "tokenizer").write_bytes(
+        tokenizer_message(json.loads(build_tokenizer().backend_tokenizer.to_str()), [EOS])
+    )
+    argv = [sys.executable, "-c", CHILD, str(tmp_path / "tokenizer"), json.dumps(BOMBS[0])]
+
+    done = subprocess.run(argv, cwd=root, capture_output=True, text=True, check=False, timeout=60)
+
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) >= 3, done.stderr
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
+    assert [process for process in alive if is_ours(process)] == []
+
+
+def test_the_processes_end_with_the_compiler():
+    before = set(processes())
+    chat = a_codec()
+    compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "object"}), None)
+    started = set(processes()) - before
+    assert started
+    del chat
+    _, alive = psutil.wait_procs(list(started), timeout=30)
+    assert [one for one in alive if is_ours(one)] == []
+
+
+def test_the_processes_know_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SCOREPOOL_API_KEYS", "alice:hash")
+    before = set(processes())
+    compile_constraint(a_codec(), StructuredOutputSpec(json_schema={"type": "object"}), None)
+    for process in set(processes()) - before:
+        assert "SCOREPOOL_API_KEYS" not in process.environ()
+
+
+def test_a_failure_of_the_thread_fails_what_waits_and_nothing_later(monkeypatch: pytest.MonkeyPatch):
+    chat = a_codec()
+    with monkeypatch.context() as patch:
+        patch.setattr(grammars, "ForkServerLink", lambda tokenizer: 1 / 0)
+        with pytest.raises(RuntimeError, match="were ended"):
+            compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "object"}), None)
+
+    compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "object"}), None)
+
+
+class Grammar:
+    def __init__(self, owner: str, lane: Lane = LANES[0]) -> None:
+        self.owner = owner
+        self.lane = lane
+
+
+def test_an_owner_of_many_slow_grammars_waits_for_itself():
+    queue: CompileQueue[Grammar] = CompileQueue()
+    for _ in range(50):
+        queue.put(Grammar("hostile"))
+    running = [queue.take(), queue.take()]
+    assert queue.take() is None
+    innocent = Grammar("innocent")
+    queue.put(innocent)
+    assert running[0] is not None
+    queue.done(running[0], 0.05)
+    assert queue.take() is innocent
+
+
+def test_a_long_lane_does_not_hold_up_the_short_one():
+    queue: CompileQueue[Grammar] = CompileQueue()
+    for _ in range(3):
+        queue.put(Grammar("hostile", LANES[-1]))
+    assert queue.take() is not None
+    assert queue.take() is None
+    queue.put(Grammar("hostile"))
+    assert queue.take() is not None
+
+
+def test_what_one_owner_compiled_tells_another_nothing():
+    chat = a_codec()
+    one, other = (constraint_of(chat, {"type": "object"}, owner) for owner in ("one", "other"))
+    one.compile().result(60)
+    assert not other.compile().done()
+
+
+def test_idle_processes_are_ended_and_come_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammars, "MAX_PROCESSES", 2)
+    chat = a_codec()
+    constraints = [constraint_of(chat, {"const": letter}) for letter in "abcd"]
+    for constraint in constraints:
+        constraint.compile().result(60)
+    for _ in range(2):
+        for constraint in constraints:
+            constraint.token_bitmask([])
+            token_ids, _ = chat.tokenizer.encode('"', add_bos=False)
+            assert constraint.token_bitmask(token_ids)
+            assert constraint.error is None

@@ -102,6 +102,11 @@ class Keys:
         return f"{PREFIX}:webhook_secret:{owner}"
 
     @staticmethod
+    def events_asked_for(owner: str) -> str:
+        """string: how many tests and replays an owner has asked for within a minute; expires then."""
+        return f"{PREFIX}:events_asked_for:{owner}"
+
+    @staticmethod
     def deliveries_of(owner: str) -> str:
         """zset: ids of an owner's deliveries by time of creation (unix, s)."""
         return f"{PREFIX}:deliveries:{owner}"

@@ -15,6 +15,7 @@
     ├── UnsupportedMedia     415 unsupported_media_type
     ├── QueueFull            429 queue_full
     ├── TooManyUploads       429 too_many_uploads
+    ├── TooManyEvents        429 too_many_events
     ├── Failed               500 job_failed
     └── Unavailable          503 unavailable
 
@@ -169,6 +170,13 @@ class TooManyUploads(ApiError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"Retry-After": str(UPLOAD_RETRY_S), "Connection": "close"})
+
+
+class TooManyEvents(ApiError):
+    status, code = 429, "too_many_events"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message, headers={"Retry-After": str(retry_after_s)})
 
 
 class Failed(ApiError):

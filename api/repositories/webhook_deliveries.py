@@ -8,7 +8,7 @@ from uuid import uuid4
 from redis.asyncio import Redis
 
 from scorepool import store, wire
-from scorepool.api.http.errors import Conflict, NotFound
+from scorepool.api.http.errors import Conflict, NotFound, TooManyEvents
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.owned import read_owned
 from scorepool.api.repositories.pages import SCAN_SIZE, page_before
@@ -22,6 +22,10 @@ FIELDS = (
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
 _EVENTS = (*wire.ALL_EVENTS, "webhook.test")
 _STATES: dict[str, wire.DeliveryState] = {"finished": "delivered", "failed": "failed", "canceled": "failed"}
+MAX_ASKED_FOR = (
+    60  # tests and replays of one owner within WINDOW_S: each sends something to a URL of the owner's choice
+)
+WINDOW_S = 60
 SCHEDULED = store.RqKeys.registry("scheduled", store.WEBHOOKS)
 
 
@@ -70,9 +74,10 @@ class WebhookDeliveries:
         return wire.DeliveryPage(deliveries=deliveries, next_cursor=next_cursor)
 
     async def replay(self, owner: str, delivery_id: str) -> wire.Delivery:
-        """Queue a delivered or failed event again; raise NotFound, or Conflict if it is pending."""
+        """Queue a delivered or failed event again; raise NotFound, Conflict if it is pending, TooManyEvents."""
         if not _ID.fullmatch(delivery_id):
             raise _delivery_not_found(delivery_id)
+        await self._count(owner)
         [answer] = await self._requeue(owner, [delivery_id], only_failed=False)
         if answer == "absent":
             raise _delivery_not_found(delivery_id)
@@ -81,7 +86,8 @@ class WebhookDeliveries:
         return await self.read(owner, delivery_id)
 
     async def replay_failed(self, owner: str, replay: wire.ReplayRequest) -> int:
-        """Queue the owner's failed deliveries again and return how many there were."""
+        """Queue the owner's failed deliveries again and return how many there were. Raises TooManyEvents."""
+        await self._count(owner)
         num_replayed, position = 0, None
         while True:
             entries = await self._scan(owner, position, since=replay.since)
@@ -98,12 +104,27 @@ class WebhookDeliveries:
             position = entries[-1][1]
 
     async def test(self, owner: str, endpoint: wire.WebhookEndpoint) -> wire.Delivery:
-        """Queue a delivery of `webhook.test`; raise Conflict if the endpoint is disabled."""
+        """Queue a delivery of `webhook.test`; raise Conflict if the endpoint is disabled, or TooManyEvents."""
         if endpoint.disabled_at is not None:
             raise Conflict(f"the endpoint is disabled: {endpoint.disabled_reason}; enable it first", "endpoint_id")
+        await self._count(owner)
         delivery_id = store.Keys.delivery(uuid4().hex)
         await self._deliver(args=[delivery_id, owner, endpoint.id, self._settings.result_ttl_s])
         return await self.read(owner, delivery_id)
+
+    async def _count(self, owner: str) -> None:
+        """Count a test or a replay; raise TooManyEvents if there were too many."""
+        key = store.Keys.events_asked_for(owner)
+        async with self._redis.pipeline() as pipeline:
+            pipeline.set(key, 0, ex=WINDOW_S, nx=True)
+            pipeline.incr(key)
+            pipeline.ttl(key)
+            _, count, left_s = await pipeline.execute()
+        if count > MAX_ASKED_FOR:
+            raise TooManyEvents(
+                f"{MAX_ASKED_FOR} tests and replays of webhooks are sent in {WINDOW_S} s, and you asked for more",
+                left_s,
+            )
 
     async def _requeue(self, owner: str, ids: Sequence[str], only_failed: bool) -> list[str]:
         answers = await self._replay(args=[owner, int(only_failed), *ids])

@@ -51,7 +51,7 @@ async def read(
     "/{id}/replay",
     status_code=202,
     summary="Send an event again",
-    responses=openapi.responses({202: wire.Delivery}, (400, 401, 404, 406, 409, 503)),
+    responses=openapi.responses({202: wire.Delivery}, (400, 401, 404, 406, 409, 429, 503)),
 )
 async def replay(
     delivery_id: DeliveryId, owner: Owner, reply_format: ReplyFormat, deliveries: WebhookDeliveriesDep
@@ -67,7 +67,7 @@ async def replay(
     "/replay",
     status_code=202,
     summary="Send failed events again",
-    responses=openapi.responses({202: wire.ReplayReply}, (400, 401, 406, 408, 413, 415, 503)),
+    responses=openapi.responses({202: wire.ReplayReply}, (400, 401, 406, 408, 413, 415, 429, 503)),
     openapi_extra=openapi.request_body(wire.ReplayRequest),
 )
 async def replay_failed(

@@ -114,7 +114,7 @@ async def rotate(
     "/test",
     status_code=202,
     summary="Send a test event",
-    responses=openapi.responses({202: wire.Delivery}, (*BODY_ERRORS, 409)),
+    responses=openapi.responses({202: wire.Delivery}, (*BODY_ERRORS, 409, 429)),
     openapi_extra=openapi.request_body(wire.TestEventRequest),
 )
 async def test(

@@ -16,6 +16,7 @@ import pytest
 import scorepool.api.http.bodies
 import scorepool.api.repositories.files
 from scorepool.api.app import create_app
+from scorepool.api.repositories.webhook_deliveries import MAX_ASKED_FOR
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
 from scorepool.store import Settings
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score, trickle
@@ -202,7 +203,11 @@ async def call_webhooks(call: Callable[..., Awaitable[Any]], worker: FakeWorker)
     await call("DELETE", one, id_)
     await call("POST", "/v1/webhooks/test", json=test)
     for _ in range(MAX_ENDPOINTS + 1):
-        await call("POST", endpoints, json=url)
+        id_ = ((await call("POST", endpoints, json=url)).get("endpoint") or {"id": id_})["id"]
+    for _ in range(MAX_ASKED_FOR):
+        await call("POST", "/v1/webhooks/deliveries/replay", json={"since": 1e10})
+    await call("POST", "/v1/webhooks/deliveries/{id}/replay", delivery)
+    await call("POST", "/v1/webhooks/test", json={"endpoint_id": id_})
 
 
 async def slow_form() -> AsyncIterator[bytes]:

@@ -10,6 +10,7 @@ from redis import Redis
 from rq.job import JobStatus
 
 from scorepool import store, wire
+from scorepool.api.repositories.webhook_deliveries import MAX_ASKED_FOR
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score
 from tests.api.fake_worker import COMPLETED, RESULT, FakeWorker
@@ -302,3 +303,29 @@ async def test_endpoints_and_deliveries_of_other_keys_are_not_found(serving: Ser
     assert listed == ([], [])
     assert replayed == {"replayed": 0}
     assert redis.zcard("rq:failed:webhooks") == 1
+
+
+async def test_tests_and_replays_of_one_name_are_limited_in_a_minute_and_those_of_others_go_on(
+    serving: Serving, redis: Redis
+):
+    async with serving(api_keys=KEYS) as http:
+        endpoints = {}
+        for key in (ALICE, BOB):
+            reply = await http.post("/v1/webhooks/endpoints", json={"url": URL}, headers=bearer(key))
+            endpoints[key] = {"endpoint_id": reply.json()["endpoint"]["id"]}
+
+        async def test(key: str) -> httpx.Response:
+            return await http.post("/v1/webhooks/test", json=endpoints[key], headers=bearer(key))
+
+        statuses = [(await test(ALICE)).status_code for _ in range(MAX_ASKED_FOR + 10)]
+        assert statuses == [202] * MAX_ASKED_FOR + [429] * 10
+        refused = await test(ALICE)
+        assert (refused.json()["error"]["code"], 0 < int(refused.headers["retry-after"]) <= 60) == (
+            "too_many_events",
+            True,
+        )
+        replay = await http.post("/v1/webhooks/deliveries/replay", json={"since": 0}, headers=bearer(ALICE))
+        assert replay.status_code == 429
+        assert (await test(BOB)).status_code == 202
+    assert redis.llen("rq:queue:webhooks") == MAX_ASKED_FOR + 1
+    assert 0 < redis.ttl(store.Keys.events_asked_for("alice")) <= 60

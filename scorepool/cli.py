@@ -83,6 +83,9 @@ Uds = Annotated[
     str | None, typer.Option(metavar="PATH", help="Listen on a unix socket that only this user can open, not a port.")
 ]
 RedisUrl = Annotated[str | None, typer.Option(help="Default: $SCOREPOOL_REDIS_URL, $REDIS_URL, or an embedded Redis.")]
+RedisUrlFile = Annotated[
+    str | None, typer.Option(metavar="PATH", help="A file with the URL, whose password other users must not see.")
+]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning, error or critical, in any case.")]
 
@@ -116,12 +119,21 @@ def serve(
     port: Port = None,
     uds: Uds = None,
     redis_url: RedisUrl = None,
+    redis_url_file: RedisUrlFile = None,
     dtype: Dtype = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run everything on this machine until Ctrl-C: Redis, the API, one worker per model, the webhook worker."""
-    environ = to_environ(host=host, port=port, uds=uds, dtype=dtype, log_level=log_level)
-    run("serve", lambda: commands.serve(model, redis_url, environ))
+    environ = to_environ(
+        host=host,
+        port=port,
+        uds=uds,
+        redis_url=redis_url,
+        redis_url_file=redis_url_file,
+        dtype=dtype,
+        log_level=log_level,
+    )
+    run("serve", lambda: commands.serve(model, environ))
 
 
 @app.command()
@@ -130,10 +142,13 @@ def api(
     port: Port = None,
     uds: Uds = None,
     redis_url: RedisUrl = None,
+    redis_url_file: RedisUrlFile = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run the API alone."""
-    environ = to_environ(host=host, port=port, uds=uds, redis_url=redis_url, log_level=log_level)
+    environ = to_environ(
+        host=host, port=port, uds=uds, redis_url=redis_url, redis_url_file=redis_url_file, log_level=log_level
+    )
     run("api", lambda: commands.api(environ))
 
 
@@ -145,11 +160,14 @@ def worker(
     ] = None,
     webhooks: Annotated[bool, typer.Option("--webhooks", help="Deliver webhooks instead of serving a model.")] = False,
     redis_url: RedisUrl = None,
+    redis_url_file: RedisUrlFile = None,
     dtype: Dtype = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run one worker: `rq worker` with scorepool's class. Other options, such as --burst, are passed to `rq worker`."""
-    environ = to_environ(model=model, redis_url=redis_url, dtype=dtype, log_level=log_level)
+    environ = to_environ(
+        model=model, redis_url=redis_url, redis_url_file=redis_url_file, dtype=dtype, log_level=log_level
+    )
     if webhooks:
         run("worker --webhooks", lambda: commands.webhook_worker(environ, rq_options.args))
     else:

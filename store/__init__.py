@@ -46,6 +46,7 @@ from scorepool.store.keys import (
     queue_names,
     rq_queue,
 )
+from scorepool.store.redis_url import has_password
 from scorepool.store.sentinel import SentinelUrl
 from scorepool.store.settings import KEY_NAME, LOCAL_OWNER, Settings, SettingsError, parse_model
 from scorepool.store.webhook_secret import decode_webhook_secrets, encode_webhook_secret, webhook_secrets
@@ -71,6 +72,7 @@ __all__ = [
     "WebhookUrl",
     "decode_webhook_secrets",
     "encode_webhook_secret",
+    "has_password",
     "is_own_queue",
     "is_public",
     "literal_address",

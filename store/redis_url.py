@@ -75,6 +75,12 @@ def check_redis_url(url: str) -> None:
         _check_tls(url)
 
 
+def has_password(url: str) -> bool:
+    """True if a URL that was checked holds a password."""
+    parts = urlsplit(url)
+    return bool(parts.password) or any(name.endswith("password") for name in parse_options(parts.query))
+
+
 def split_redis_url(url: str) -> SplitResult:
     """Split a URL whose parts cannot be taken for one another. Raises SettingsError."""
     if not (url.isascii() and url.isprintable()) or " " in url:

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +51,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The settings. The field `api_keys` is the variable SCOREPOOL_API_KEYS."""
 
     redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url_file: str = ""  # a file that holds the URL, instead of redis_url
     redis_prefix: RedisPrefix = DEFAULT_PREFIX
     log_level: LogLevel = "INFO"
     redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
@@ -147,6 +149,10 @@ class Settings(Struct, frozen=True, kw_only=True):
                     f"{PREFIX}{name.upper()} is set and empty: give keys, as `scorepool key NAME` prints them, "
                     "or leave the variable out for a server without keys"
                 )
+        if path := given.get("redis_url_file"):
+            if given.get("redis_url"):
+                raise SettingsError(f"{PREFIX}REDIS_URL and {PREFIX}REDIS_URL_FILE are both set: leave one of them out")
+            given["redis_url"] = _read_redis_url(path)
         if "log_level" in given:
             given["log_level"] = given["log_level"].upper()
         for name, value in given.items():
@@ -156,3 +162,20 @@ class Settings(Struct, frozen=True, kw_only=True):
                 expectation = str(error).partition(" - at")[0]
                 raise SettingsError(f"{PREFIX}{name.upper()}={value[:100]!r}: {expectation}") from None
         return msgspec.convert(given, cls, strict=False)
+
+
+def _read_redis_url(path: str) -> str:
+    """Read the only line of a file, which no other user may change. Raises SettingsError, without the line."""
+    place = f"{PREFIX}REDIS_URL_FILE={path!r}"
+    try:
+        with Path(path).expanduser().open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = file.read().split()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no home folder; ValueError: no UTF-8, a NUL
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise SettingsError(f"{place}: {reason}") from None
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        raise SettingsError(f"{place}: every user may write to it; run `chmod o-w` on it")
+    if len(lines) != 1:
+        raise SettingsError(f"{place}: expected one line with the URL, found {len(lines)} words")
+    return lines[0]

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,18 +51,20 @@ def demo() -> int:
     return 0
 
 
-def serve(models: list[str] | None, redis_url: str | None, environ: dict[str, str]) -> int:
+def serve(models: list[str] | None, environ: dict[str, str]) -> int:
     """Run every process until Ctrl-C."""
     settings = load_settings(environ)
     specs = models or [f"demo={DEMO_MODEL}"]
     names = [name for spec in specs for name in parse_model(spec)[0]]
     if len(set(names)) < len(names):
         raise CommandError("--model: the same NAME is given twice")
-    url = redis_url or os.environ.get("SCOREPOOL_REDIS_URL")
+    given = merge(environ)
+    url = settings.redis_url if given.keys() & {"SCOREPOOL_REDIS_URL", "SCOREPOOL_REDIS_URL_FILE"} else ""
     if url:
         check_url(url)
-    elif url := os.environ.get("REDIS_URL"):
+    elif url := os.environ.get("REDIS_URL", ""):
         check_url(url, "REDIS_URL")
+    warn_of_password(environ)
     interrupt_on_sigterm()
     try:
         with Stack(specs, state=make_state_dir(settings), environ=environ, redis_url=url) as stack:
@@ -77,6 +80,7 @@ def serve(models: list[str] | None, redis_url: str | None, environ: dict[str, st
 def api(environ: dict[str, str]) -> NoReturn:
     """Replace this process with the API."""
     check_url(load_settings(environ).redis_url, must_answer=False)
+    warn_of_password(environ)
     replace_process(api_command(), environ)
 
 
@@ -100,6 +104,7 @@ def run_rq(
 ) -> NoReturn:
     """Replace this process with `rq worker` and these options."""
     check_url(settings.redis_url)
+    warn_of_password(environ)
     command = add_import_path(command)
     command = [*command[:2], "--logging_level", settings.log_level, *rq_options, *command[2:]]
     replace_process(command, {**environ, "RQ_REDIS_URL": settings.redis_url})
@@ -126,6 +131,7 @@ def webhook_secret(owner: str, environ: dict[str, str]) -> NoReturn:
     if not re.fullmatch(store.KEY_NAME, owner):
         raise CommandError(f"NAME is {owner!r}: expected the name of an API key")
     check_url(settings.redis_url)
+    warn_of_password(environ)
     replace_process([*webhook_secret_command(), owner], environ)
 
 
@@ -161,7 +167,7 @@ def certify(model: str, num_tokens: int, by: str | None, out: Path | None, envir
 def load_settings(environ: dict[str, str]) -> store.Settings:
     """Read the settings from the environment and `environ`. Raises CommandError."""
     try:
-        return store.Settings.load({**os.environ, **environ})
+        return store.Settings.load(merge(environ))
     except store.SettingsError as error:
         raise CommandError(str(error)) from None
 
@@ -204,7 +210,24 @@ def example_command(url: str, model: str) -> str:
 
 def replace_process(command: list[str], environ: dict[str, str]) -> NoReturn:
     """Exec the command with these settings."""
-    os.execve(command[0], command, {**os.environ, **environ})  # noqa: S606
+    os.execve(command[0], command, merge(environ))  # noqa: S606
+
+
+def merge(environ: dict[str, str]) -> dict[str, str]:
+    """Return the environment with these settings. An option that names Redis replaces both of its variables."""
+    redis = {"SCOREPOOL_REDIS_URL", "SCOREPOOL_REDIS_URL_FILE"}
+    replaced = redis if environ.keys() & redis else set()
+    return {name: value for name, value in os.environ.items() if name not in replaced} | environ
+
+
+def warn_of_password(environ: dict[str, str]) -> None:
+    """Print a warning if a password was given by `--redis-url`. The URL has been checked."""
+    if store.has_password(environ.get("SCOREPOOL_REDIS_URL", "")):
+        print(  # noqa: T201
+            "scorepool: warning: the password of Redis is in the command line, which all users of this machine can "
+            "read: use --redis-url-file, SCOREPOOL_REDIS_URL_FILE or SCOREPOOL_REDIS_URL",
+            file=sys.stderr,
+        )
 
 
 def interrupt_on_sigterm() -> None:

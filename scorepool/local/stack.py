@@ -144,7 +144,7 @@ class Stack:
         logs: Path | None = None,
     ) -> None:
         self.models = {store.parse_model(spec)[0][0]: spec for spec in models}  # by name
-        merged: dict[str, str | None] = {**os.environ, **environ}
+        merged = {**os.environ, **environ, "SCOREPOOL_REDIS_URL": None, "SCOREPOOL_REDIS_URL_FILE": None}  # see _start
         self._environ = {name: value for name, value in merged.items() if value is not None}
         self.settings = store.Settings.load(self._environ)
         self.url = api_url(self.settings)

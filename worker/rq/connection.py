@@ -4,6 +4,8 @@ The class extends redis-py's own by URLs that name the master through Sentinel, 
 progress (progress_connection.py).
 """
 
+import logging
+import sys
 from typing import Any
 
 import redis
@@ -16,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from scorepool.store import SentinelUrl, SettingsError
+from scorepool.store import SentinelUrl, SettingsError, has_password
 from scorepool.worker.redis_link.progress_connection import (
     Connection,
     SentinelManagedConnection,
@@ -25,6 +27,7 @@ from scorepool.worker.redis_link.progress_connection import (
     UnixDomainSocketConnection,
 )
 
+log = logging.getLogger(__name__)
 SENTINEL_TIMEOUT_S = 1.0  # after it, the next sentinel is asked
 CONNECTION_CLASSES: dict[type, type] = {
     redis.Connection: Connection,
@@ -56,6 +59,11 @@ class Redis(redis.Redis):
         """
         try:
             _check_login(cls._connect(url, **kwargs | LOGIN_OPTIONS))
+            if has_password(url) and any(url in argument for argument in sys.argv):
+                log.warning(
+                    "the password of Redis is in the command line, which all users of this machine can read: "
+                    "set RQ_REDIS_URL instead of `--url`"
+                )
             return cls._connect(url, **kwargs)
         except SettingsError as error:
             raise SystemExit(f"scorepool: SCOREPOOL_REDIS_URL (or RQ_REDIS_URL, or `rq --url`): {error}") from None

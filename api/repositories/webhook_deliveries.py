@@ -22,9 +22,7 @@ FIELDS = (
 _ID = re.compile(r"wh_[0-9a-f]{32}(-[0-9]{1,9})?(_[0-9a-f]{16})?")
 _EVENTS = (*wire.ALL_EVENTS, "webhook.test")
 _STATES: dict[str, wire.DeliveryState] = {"finished": "delivered", "failed": "failed", "canceled": "failed"}
-MAX_ASKED_FOR = (
-    60  # tests and replays of one owner within WINDOW_S: each sends something to a URL of the owner's choice
-)
+MAX_ASKED_FOR = 60  # tests and replays of one owner within WINDOW_S: each sends events to a URL that the owner chose
 WINDOW_S = 60
 SCHEDULED = store.RqKeys.registry("scheduled", store.WEBHOOKS)
 
@@ -122,8 +120,7 @@ class WebhookDeliveries:
             _, count, left_s = await pipeline.execute()
         if count > MAX_ASKED_FOR:
             raise TooManyEvents(
-                f"{MAX_ASKED_FOR} tests and replays of webhooks are sent in {WINDOW_S} s, and you asked for more",
-                left_s,
+                f"you asked for more than {MAX_ASKED_FOR} tests and replays of webhooks in {WINDOW_S} s", max(1, left_s)
             )
 
     async def _requeue(self, owner: str, ids: Sequence[str], only_failed: bool) -> list[str]:

@@ -1,11 +1,15 @@
-"""The order in which jobs of several owners take turns. Pure: no threads, no clock.
+"""Turns of several owners: their order (OwnerTurns, pure), and a thread that gives them (OwnerThread).
 
 Start-time fair queueing: each owner has a clock, which its turns move by what they cost, and the next turn is that of
 the owner whose clock is behind. So an owner with one small job waits for one turn of any other, and an owner with a
 thousand small jobs gets as much done as one with a large one. The jobs of one owner take turns with each other.
 """
 
+import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -43,3 +47,35 @@ class OwnerTurns(Generic[T]):
     def _clock_of(self, owner: str) -> float:
         """An owner that comes back does not get the turns that it has missed."""
         return max(self._clock, self._clocks.get(owner, 0.0))
+
+
+class OwnerThread:
+    """One thread, on which the calls of several owners take turns. They cost the time that they take."""
+
+    def __init__(self, name: str) -> None:
+        self.since: float | None = None  # time.monotonic() of the call that runs now
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._turns: OwnerTurns[tuple[str, Callable[[], object]]] = OwnerTurns()
+        self._lock = Lock()  # guards the turns
+
+    def submit(self, owner: str, call: Callable[[], object]) -> None:
+        """Let a call wait for its turn. It must raise nothing. Raises RuntimeError if the thread is closed."""
+        with self._lock:
+            self._turns.put(owner, (owner, call))
+        self.thread.submit(self._run_next)
+
+    def close(self) -> None:
+        """Drop the calls that wait. Does not wait for the one that runs."""
+        self.thread.shutdown(wait=False, cancel_futures=True)
+
+    def _run_next(self) -> None:
+        with self._lock:
+            turn = self._turns.take()
+        if turn is None:
+            return
+        owner, call = turn
+        self.since = since = time.monotonic()
+        call()
+        self.since = None
+        with self._lock:
+            self._turns.charge(owner, time.monotonic() - since)

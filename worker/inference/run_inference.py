@@ -1,12 +1,14 @@
 """The job function store.INFER: run one wire.Request on the engine.
 
-main thread        InferenceRunner(job)                                      to_result ──► wire.Result
+main thread        InferenceRunner(job)                            to_result, if small ──► wire.Result
                          │                                                       ▲
 tokenizer threads        └──► InferenceRun.advance: to_sequences ──► engine.add  │
 grammars' thread                     (a constraint is compiled first) ──┘ │      │
 engine's thread                                                           └──► _on_done ──► ended
+results' thread                                             to_result, if large ──┘
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from threading import Lock
@@ -16,6 +18,7 @@ from scorepool.engine import Engine, EngineError, InvalidRequest, Sequence, Shar
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.job_stream import JobStream
+from scorepool.worker.inference.owner_turns import OwnerThread
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.structured_outputs import invalid_grammar
@@ -26,9 +29,15 @@ from scorepool.worker.rq.errors import JobError
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 
+LARGE_RESULT = 65_536  # numbers of a result that takes 0.05 s to build
+BuildResult = Callable[[wire.Request, list[PreparedSequence]], wire.Result]
+
 
 class InferenceRunner:
-    """The job function. The main thread calls it. Tokenizing a long text takes seconds, so it has its own threads."""
+    """The job function. The main thread calls it. Tokenizing a long text takes seconds, so it has its own threads.
+
+    So has the building of a large result.
+    """
 
     def __init__(
         self, engine: Engine, model: str, publisher: TokenPublisher, crosschecker: Crosschecker | None = None
@@ -38,6 +47,7 @@ class InferenceRunner:
         self.publisher = publisher
         self.crosschecker = crosschecker
         self.tokenizing = TokenizingQueue()
+        self.large_results = OwnerThread("results")
 
     def __call__(self, job: Job) -> AsyncResult:
         """Start the job. Raises wire.Invalid, JobError."""
@@ -50,30 +60,35 @@ class InferenceRunner:
             )
         request = with_seed(wire.decode_request(job.request), job.id)
         job.request = None  # it may be large, and Redis has it
-        run = InferenceRun(self.engine, request, job, self.publisher)
+        run = InferenceRun(self.engine, request, job, self.publisher, self._build, self.large_results)
         self.tokenizing.put(run)
         return AsyncResult(
             run.ended,
-            finish=partial(self._finish, job, request),
+            finish=partial(self._finish, job, run),
             cancel=run.cancel,
             num_rows=num_rows(request),
             has_begun=run.has_begun,
         )
 
-    def _finish(self, job: Job, request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
+    def _build(self, request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
+        """Build the result. Raises JobError, FatalError."""
         last = prepared[-1].recomputed or prepared[-1].sequence
         model_info = last.model_info or self.engine.model_info  # a tokenize job is never added to the engine
         try:
-            result = to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
+            return to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
         except EngineError as error:
             raise map_engine_error(error) from error
+
+    def _finish(self, job: Job, run: "InferenceRun", prepared: list[PreparedSequence]) -> wire.Result:
+        result = run.result or self._build(run.request, prepared)
         job.work = result.usage.prompt_tokens + result.usage.completion_tokens
-        if self.crosschecker is not None and isinstance(request, wire.Score):
-            self.crosschecker.offer(job, prepared, request.temperature, result)
+        if self.crosschecker is not None and isinstance(run.request, wire.Score):
+            self.crosschecker.offer(job, prepared, run.request.temperature, result)
         return result
 
     def close(self) -> None:
         self.tokenizing.close()
+        self.large_results.close()
         self.publisher.close()
 
 
@@ -91,10 +106,21 @@ def num_rows(request: wire.Request) -> int:
 class InferenceRun:
     """One request on its way through the tokenizer and the engine."""
 
-    def __init__(self, engine: Engine, request: wire.Request, job: Job, publisher: TokenPublisher) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        request: wire.Request,
+        job: Job,
+        publisher: TokenPublisher,
+        build: BuildResult,
+        large_results: OwnerThread,
+    ) -> None:
         self.ended: Future[list[PreparedSequence]] = Future()  # never done if the run is canceled
+        self.result: wire.Result | None = None  # a large one, built on its own thread before `ended`
+        self.request = request
         self._engine = engine
-        self._request = request
+        self._build = build
+        self._large_results = large_results
         self._job = job
         self._publisher = publisher
         self.owner = job.owner
@@ -125,8 +151,8 @@ class InferenceRun:
 
     def _start(self, prepared: list[PreparedSequence]) -> None:
         """Add the tokenized request to the engine. Errors end the job."""
-        if isinstance(self._request, wire.Tokenize):
-            self.ended.set_result(prepared)
+        if isinstance(self.request, wire.Tokenize):
+            self._end(prepared)
             return
         try:
             constraint = prepared[0].sequence.constraint  # those of the others have the same grammar
@@ -148,8 +174,8 @@ class InferenceRun:
             return
         try:
             error = compiled.exception()
-            if isinstance(error, InvalidRequest) and isinstance(self._request, wire.Generate):
-                raise invalid_grammar(self._request, error)
+            if isinstance(error, InvalidRequest) and isinstance(self.request, wire.Generate):
+                raise invalid_grammar(self.request, error)
             self._enter(prepared)
         except BaseException as error:
             self.ended.set_exception(map_engine_error(error))
@@ -164,7 +190,7 @@ class InferenceRun:
         self._added.add_done_callback(partial(self._on_done, prepared))
 
     def _add(self, prepared: list[PreparedSequence]) -> "Future[list[Sequence]]":
-        request = self._request
+        request = self.request
         sequences = [each.sequence for each in prepared]
         for sequence in sequences:
             sequence.share = Share(self._job.owner, self._job.weight)
@@ -208,10 +234,31 @@ class InferenceRun:
             return
         if error := added.exception():
             self.ended.set_exception(map_engine_error(error))
-        elif isinstance(self._request, wire.Generate) and self._request.recompute and prepared[0].recomputed is None:
+        elif isinstance(self.request, wire.Generate) and self.request.recompute and prepared[0].recomputed is None:
             self._recompute([each.with_recompute() for each in prepared])
         else:
-            self.ended.set_result(prepared)  # the engine has filled the sequences that it was given
+            self._end(prepared)  # the engine has filled the sequences that it was given
+
+    def _end(self, prepared: list[PreparedSequence]) -> None:
+        """End the job with these sequences. A large result is built on a thread of its own before."""
+        num_numbers = sum(len(each.sequence.token_ids) * (1 + each.sequence.top_logprobs) for each in prepared)
+        if num_numbers < LARGE_RESULT:
+            self.ended.set_result(prepared)
+            return
+        try:
+            self._large_results.submit(self.owner, partial(self._end_large, prepared))
+        except RuntimeError:  # closed: the worker gives its jobs back
+            return
+
+    def _end_large(self, prepared: list[PreparedSequence]) -> None:
+        if self._is_canceled:
+            return
+        try:
+            self.result = self._build(self.request, prepared)
+        except BaseException as error:  # the main thread decides what any error means
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(prepared)
 
     def _recompute(self, prepared: list[PreparedSequence]) -> None:
         """Score the generated tokens again. Runs on the engine's thread."""

@@ -8,13 +8,12 @@ their own; the tokenizer releases the GIL.
        └──► long texts ───► thread ──┴──► job.advance ──► put, while the job has texts left
 """
 
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 from typing import Protocol
 
-from scorepool.worker.inference.owner_turns import OwnerTurns
+from scorepool.worker.inference.owner_turns import OwnerThread
 
 SLICE_CHARACTERS = 32_768  # of a turn with short texts: about 0.05 s
 MAX_WAITING_CHARACTERS = 4 * SLICE_CHARACTERS  # of an owner, up to which its jobs are claimed
@@ -31,27 +30,19 @@ class TokenizedJob(Protocol):
         """
 
 
-class _Lane:
-    """One thread, and the jobs whose next text it encodes."""
-
-    def __init__(self, name: str) -> None:
-        self.turns: OwnerTurns[TokenizedJob] = OwnerTurns()
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self.since: float | None = None  # time.monotonic() of the turn that runs now
-
-
 class TokenizingQueue:
     """Jobs that wait for the tokenizer or are tokenized. Any thread may call it."""
 
     def __init__(self) -> None:
-        self.short, self.long = _Lane("tokenize"), _Lane("tokenize_long")
-        self._lock = Lock()  # guards the turns and the counts
+        self.short, self.long = OwnerThread("tokenize"), OwnerThread("tokenize_long")
+        self._lock = Lock()  # guards the counts
         self._num_characters: Counter[str] = Counter()  # of the jobs that are not done, by owner
 
     @property
     def since(self) -> float | None:
         """The start of the turn that has run longest, time.monotonic(); None if none runs."""
-        return min((since for lane in (self.short, self.long) if (since := lane.since) is not None), default=None)
+        running = (self.short.since, self.long.since)
+        return min((since for since in running if since is not None), default=None)
 
     @property
     def crowded_owners(self) -> frozenset[str]:
@@ -66,28 +57,18 @@ class TokenizingQueue:
 
     def close(self) -> None:
         """Drop the jobs that wait. Does not wait for the texts that are being encoded."""
-        for lane in (self.short, self.long):
-            lane.thread.shutdown(wait=False, cancel_futures=True)
+        self.short.close()
+        self.long.close()
 
     def _put(self, job: TokenizedJob, num_characters: int) -> None:
-        lane = self.short if num_characters <= SLICE_CHARACTERS else self.long
-        with self._lock:
-            lane.turns.put(job.owner, job)
+        thread = self.short if num_characters <= SLICE_CHARACTERS else self.long
         try:
-            lane.thread.submit(self._run_turn, lane)
+            thread.submit(job.owner, partial(self._advance, job))
         except RuntimeError:  # closed: the worker gives its jobs back
             self._forget(job)
 
-    def _run_turn(self, lane: _Lane) -> None:
-        with self._lock:
-            job = lane.turns.take()
-        if job is None:
-            return
-        lane.since = since = time.monotonic()
+    def _advance(self, job: TokenizedJob) -> None:
         num_characters = job.advance(SLICE_CHARACTERS)
-        lane.since = None
-        with self._lock:
-            lane.turns.charge(job.owner, time.monotonic() - since)
         if num_characters is None:
             self._forget(job)
         else:

@@ -27,9 +27,7 @@ from scorepool.worker.rq.errors import JobError
 T = TypeVar("T")
 Steps = Generator[int, None, T]  # yields before each step how many characters it encodes, at most
 
-MAX_TOKENIZED = (
-    500_000  # tokens of a tokenize job on a model with a shorter context; the tokenizer needs 350 bytes for each
-)
+MAX_TOKENIZED = 500_000  # of a tokenize job, or the context if it is longer; each costs the tokenizer 350 bytes
 DEFAULT_MAX_TOKENS = 4096  # of a generation that does not set max_tokens, if the context has room
 
 

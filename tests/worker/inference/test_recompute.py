@@ -8,10 +8,12 @@ from redis import Redis
 
 from scorepool import wire
 from scorepool.engine import Engine, EngineSettings
+from scorepool.worker.inference.owner_turns import OwnerThread
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.run_inference import InferenceRun
 from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.inference.translate import PreparedSequence
 from scorepool.worker.rq.job import Job
 
 
@@ -30,9 +32,12 @@ def publisher(redis: Redis) -> Iterator[TokenPublisher]:
 
 
 def result_of(engine: Engine, request: wire.Generate, publisher: TokenPublisher) -> wire.Result:
-    run = InferenceRun(engine, request, Job("a-job", Redis()), publisher)
+    def build(request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
+        return to_result(request, prepared, engine.chat, provenance_of("demo", engine.model_info))
+
+    run = InferenceRun(engine, request, Job("a-job", Redis()), publisher, build, OwnerThread("results"))
     assert run.advance(1000) is None
-    return to_result(request, run.ended.result(240), engine.chat, provenance_of("demo", engine.model_info))
+    return build(request, run.ended.result(240))
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True])

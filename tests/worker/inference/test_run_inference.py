@@ -13,6 +13,8 @@ from redis import Redis
 from scorepool import wire
 from scorepool.engine import Sequence, TokenColumns
 from scorepool.engine.errors import EngineDeadError
+from scorepool.worker.inference import run_inference
+from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.rq.errors import FatalError
@@ -47,6 +49,7 @@ class RecordingEngine(FakeEngine):
         self.tokenizer = SlowTokenizer()
         self.chat = FakeChatCodec(self.tokenizer)
         self.added: list[Future[list[Sequence]]] = []
+        self.sequences: list[Sequence] = []
         self.error: EngineDeadError | None = None
         self.in_add = threading.Event()
         self.may_add = threading.Event()
@@ -57,6 +60,7 @@ class RecordingEngine(FakeEngine):
         assert self.may_add.wait(60)
         if self.error is not None:
             raise self.error
+        self.sequences += sequences
         self.added.append(Future())
         return self.added[-1]
 
@@ -183,3 +187,43 @@ def test_a_result_reports_the_model_that_computed_its_last_token(runner: Inferen
 
     assert isinstance(result, wire.Result)
     assert (result.stamp.model, result.stamp.fingerprint) == ("demo", "new weights")
+
+
+def test_a_large_result_is_built_on_its_own_thread_and_holds_up_no_small_one(
+    runner: InferenceRunner, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+):
+    may_build = threading.Event()
+    builders: list[threading.Thread] = []
+
+    def slow_to_result(*args: object) -> wire.Result:
+        builders.append(threading.current_thread())
+        assert builders[-1] is threading.main_thread() or may_build.wait(30)
+        return to_result(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run_inference, "to_result", slow_to_result)
+    monkeypatch.setattr(run_inference, "LARGE_RESULT", 1000)
+    large, small = send(runner, "x" * 999), send(runner, "x" * 998)  # and BOS
+    wait_for_tokenizer(runner)
+    for added in engine.added:
+        added.set_result([])
+    assert isinstance(small.finish(small.future.result(10)), wire.Result)
+    assert not large.future.done()
+    may_build.set()
+    prepared = large.future.result(30)
+
+    assert isinstance(large.finish(prepared), wire.Result)
+    assert len(builders) == 2  # the large one was built once, on another thread
+    assert builders.count(threading.main_thread()) == 1
+
+
+def test_a_large_result_that_cannot_be_built_fails_its_job(
+    runner: InferenceRunner, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run_inference, "LARGE_RESULT", 1)
+    pending = send(runner, "x")
+    wait_for_tokenizer(runner)
+    engine.sequences[0].columns.logprobs = [-0.5]
+    engine.added[0].set_result([])
+
+    with pytest.raises(ValueError, match="logprobs has 1 entries for 0 tokens"):
+        pending.future.result(30)

@@ -19,6 +19,7 @@ from scorepool.api.repositories.files import Files
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.queue import Queue
+from scorepool.api.repositories.quota import Quota
 from scorepool.api.repositories.waiting import BLOCK_S, Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
@@ -66,6 +67,7 @@ class State:
         waiting = Waiting(stream_redis.client(), redis, on_ended=metrics.ended.inc)
         models, jobs, endpoints = Models(redis), Jobs(redis), WebhookEndpoints(redis, settings)
         queue = Queue(redis, settings, keyring.weight, keyring.has_several_owners)
+        quota = Quota.load(settings, keyring.has_several_owners)
         admission = Admission(settings, redis, models, endpoints)
         submission = Submission(settings, admission, models, queue, jobs, waiting, metrics)
         return cls(
@@ -82,8 +84,8 @@ class State:
             endpoints=endpoints,
             webhook_secrets=WebhookSecrets(redis, settings),
             deliveries=WebhookDeliveries(redis, settings),
-            files=Files(redis, settings),
-            batches=Batches(redis),
+            files=Files(redis, settings, quota),
+            batches=Batches(redis, quota),
             admission=admission,
             submission=submission,
             streaming=Streaming(submission, waiting, metrics),

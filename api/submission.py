@@ -138,7 +138,7 @@ class Submission:
             submission_fingerprint,
             ttl_s,
             batch_id,
-            unserved={request.model for request in named if not self._models.is_known(request.model)},
+            context_lengths=self._models.context_lengths(),
             is_synchronous=is_synchronous,
         )
         for job, request in zip(submitted, requests, strict=True):

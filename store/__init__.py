@@ -31,10 +31,12 @@ job calls `end_job` or `record_outcome` (lua/end_job.lua) in the transaction tha
 
 from scorepool.store.job_fields import JobField
 from scorepool.store.keys import (
+    BATCH_BYTES,
     DELIVER,
     DELIVERY_KEPT_S,
     DONE,
     INFER,
+    JOB_BYTES,
     LIST_LENGTH,
     MEMORY_FOR_NEW,
     TOKENS,
@@ -53,10 +55,12 @@ from scorepool.store.webhook_secret import decode_webhook_secrets, encode_webhoo
 from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
 
 __all__ = [
+    "BATCH_BYTES",
     "DELIVER",
     "DELIVERY_KEPT_S",
     "DONE",
     "INFER",
+    "JOB_BYTES",
     "KEY_NAME",
     "LIST_LENGTH",
     "LOCAL_OWNER",

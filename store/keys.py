@@ -33,6 +33,10 @@ DONE = f"{PREFIX}:done"  # stream: one entry {id} per job that ended
 LIST_LENGTH = 64  # jobs in RQ's list of a queue that owners share; the rest is in their backlogs (lua/backlog.lua)
 MEMORY_FOR_NEW = 80  # percent of Redis's maxmemory, above which no jobs and files are accepted (lua/memory.lua)
 MEMORY_FOR_CLAIMS = 90  # percent, above which no job begins; the rest is for the results of jobs in flight
+FILE_ID, BATCH_ID = "file-", "batch_"  # first parts of ids
+JOB_BYTES = 2048  # about, of a job beside its request and its outcome
+DELIVERY_BYTES = 2048  # about, of a delivery
+BATCH_BYTES = 4096  # about, of a batch beside its lines
 DELIVERY_KEPT_S = 14 * 86_400  # a delivery that was given up, so that it can be replayed
 
 _JOB = "rq:job:" if PREFIX == DEFAULT_PREFIX else f"rq:job:{PREFIX}:"
@@ -55,6 +59,16 @@ class Keys:
     )
     unserved = f"{PREFIX}:unserved"  # zset: queues that nobody serves, by their next check, see lua/unserved.lua
     recent_models = f"{PREFIX}:recent_models"  # zset: models by the time (unix, s) at which they were last served
+
+    @staticmethod
+    def ledger_of(owner: str) -> str:
+        """zset: ids of what an owner has in Redis, by the time (unix, s) of the next check, see lua/ledger.lua."""
+        return f"{PREFIX}:ledger:{owner}"
+
+    @staticmethod
+    def sizes_of(owner: str) -> str:
+        """hash: the bytes of each id in the owner's ledger, and `total`."""
+        return f"{PREFIX}:sizes:{owner}"
 
     @staticmethod
     def unserved_of(owner: str) -> str:
@@ -301,6 +315,13 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "DONE": DONE,
     "OUTCOME_COUNTS": Keys.outcome_counts,
     "SWEEP_SCHEDULE": Keys.sweep_schedule,
+    "LEDGER_OF_": Keys.ledger_of(""),
+    "SIZES_OF_": Keys.sizes_of(""),
+    "FILE_ID_": FILE_ID,
+    "BATCH_ID_": BATCH_ID,
+    "BATCH_": Keys.batch(""),
+    "DELIVERY_BYTES": DELIVERY_BYTES,
+    "JOB_BYTES": JOB_BYTES,
     "UNSERVED": Keys.unserved,
     "UNSERVED_OF_": Keys.unserved_of(""),
     "MODELS": Keys.models,

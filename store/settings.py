@@ -75,9 +75,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_bulk_jobs: Count = 1000
     max_file_bytes: Count = 200 * 2**20  # of one uploaded file
     max_queue_depth: Count = 100_000  # jobs waiting in one queue before 429
+    max_jobs_per_key: Annotated[int, Meta(ge=0, le=2**48)] = 0  # waiting, running and kept, of one name; 0: no limit
+    max_bytes_per_key: Annotated[int, Meta(ge=0, le=2**48)] = (
+        0  # of jobs, results and files in Redis, of one name; 0: no limit with one name, half of maxmemory with several
+    )
     redis_min_replicas: Annotated[int, Meta(ge=0, le=1000)] = 0  # that must have a job before it is accepted
-    max_unserved_queues_per_key: Annotated[int, Meta(ge=0)] = 100  # of models that no worker serves, of one name
-    max_unserved_queues: Annotated[int, Meta(ge=0)] = 1000  # the same, of all names together
+    max_unserved_queues_per_key: Annotated[int, Meta(ge=0, le=2**48)] = (
+        100  # of models that no worker serves, of one name
+    )
+    max_unserved_queues: Annotated[int, Meta(ge=0, le=2**48)] = 1000  # the same, of all names together
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400
 

@@ -15,7 +15,9 @@ from scorepool.api.dialects.openai.batch import Batch, BatchUsage, RequestCounts
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.api.repositories.files import compress
 from scorepool.api.repositories.jobs import status_of
+from scorepool.store.scripts import load
 
+_COUNT_OUTPUT = load("count_output.lua")
 ENDED_JOB_TTL_S = 60  # how long jobs are kept after the output of their line is written
 
 
@@ -84,20 +86,27 @@ class BatchStore:
 
         def write(pipeline: Pipeline) -> None:
             if output:
-                key = store.Keys.file_parts(file_id_of(batch_id, "output"))
-                pipeline.hset(key, str(progress.output_chunks), compress(output))
+                self._add_chunk(pipeline, file_id_of(batch_id, "output"), progress.output_chunks, compress(output))
             if errors:
-                key = store.Keys.file_parts(file_id_of(batch_id, "error"))
-                pipeline.hset(key, str(progress.error_chunks), compress(errors))
+                self._add_chunk(pipeline, file_id_of(batch_id, "error"), progress.error_chunks, compress(errors))
             if started:
                 pipeline.hset(self._lines_key, mapping={str(line): text for line, text in started.items()})
+            checks: dict[str, float] = {}
             for line in removed:
                 pipeline.hdel(self._lines_key, str(line))
                 for job_id in line.job_ids(batch_id):
                     for key in (store.RqKeys.job(job_id), store.Keys.request(job_id), store.Keys.outcome(job_id)):
                         pipeline.expire(key, ENDED_JOB_TTL_S)
+                    checks[job_id] = self.lease.now + ENDED_JOB_TTL_S + 1
+            if checks:
+                pipeline.zadd(store.Keys.ledger_of(self.lease.owner), checks, xx=True, lt=True)
 
         await self.lease.commit(after, write)
+
+    def _add_chunk(self, pipeline: Pipeline, file_id: str, number: int, compressed: bytes) -> None:
+        """Add the commands that store a chunk of an output file and count it: beyond any limit, as results are."""
+        pipeline.hset(store.Keys.file_parts(file_id), str(number), compressed)
+        pipeline.eval(_COUNT_OUTPUT, 0, self.lease.owner, self.lease.batch_id, file_id, len(compressed))
 
 
 def file_id_of(batch_id: str, kind: Literal["output", "error"]) -> str:

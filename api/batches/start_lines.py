@@ -13,7 +13,7 @@ from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import EndedLine, Ending, LineInProgress
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.batches.validate import split_lines
-from scorepool.api.http.errors import ApiError, QueueFull, Unavailable
+from scorepool.api.http.errors import ApiError, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories.batches import BatchProgress
 
 MAX_JOBS = 512  # of one batch at once: enough for eight workers, and the next batch waits little
@@ -44,8 +44,12 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> bool:
             refused = lines.refused_line(text, error, unique_id)
             await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
             continue
-        if not await _submit(services, batch_store.lease, line, requests):
-            return False
+        try:
+            if not await _submit(services, batch_store.lease, line, requests):
+                return False
+        except TooLarge as error:
+            refused = lines.refused_line(text, error, unique_id)
+            await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
     return True
 
 
@@ -67,8 +71,11 @@ async def start_lines(services: BatchServices, batch_store: BatchStore, ending: 
         num_free -= sum(line.num_jobs for line in started.jobs)
         has_started = True
         for line, (_, requests) in started.jobs.items():
-            if not await _submit(services, lease, line, requests):
-                return True
+            try:
+                if not await _submit(services, lease, line, requests):
+                    return True
+            except TooLarge:
+                return True  # `resubmit` ends the line
     return has_started
 
 
@@ -120,7 +127,10 @@ async def _start_line(
 async def _submit(
     services: BatchServices, lease: BatchLease, line: LineInProgress, requests: Sequence[wire.Request]
 ) -> bool:
-    """Queue the jobs of a line; jobs that exist stay unchanged. Return False if the queue is full or lacks replicas."""
+    """Queue the jobs of a line; jobs that exist stay unchanged. Return False if the queue is full or lacks replicas.
+
+    Raise TooLarge for a line that never fits.
+    """
     await services.models.serving(request.model for request in requests)
     job_ids = line.job_ids(lease.batch_id)
     try:

@@ -16,7 +16,10 @@ from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.repositories import decode, files
 from scorepool.api.repositories.owned import Row, read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
+from scorepool.api.repositories.quota import Quota, refusal
+from scorepool.store.scripts import load
 
+CREATED_IN_S = 60  # after which a batch that was counted is looked for: its creation may have failed
 FIELDS = ("state", "cancel")  # of a batch's hash
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
 _ID = re.compile(r"batch_[0-9a-f]{32}")
@@ -52,11 +55,13 @@ class BatchProgress(Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
 class Batches:
     """Create, read, list and cancel batches; api/batches runs them."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, quota: Quota) -> None:
         self._redis = redis
+        self._quota = quota
+        self._count_batch = redis.register_script(load("count_batch.lua"))
 
     async def create(self, owner: str, body: CreateBatch) -> Batch:
-        """Create a batch that is due at once; raise NotFound, BadRequest."""
+        """Create a batch that is due at once; raise NotFound, BadRequest, QueueFull."""
         files.check_file_id(body.input_file_id, "input_file_id")
         now = await decode.now_s(self._redis)
         batch = Batch(
@@ -79,6 +84,8 @@ class Batches:
                 raise files.file_not_found(body.input_file_id, "input_file_id")
             if file.purpose != "batch":
                 raise BadRequest("input_file_id: expected a file whose purpose is 'batch'", "input_file_id")
+            if self._quota.max_bytes:
+                await self._count(owner, batch.id)
             pipeline.multi()  # type: ignore[no-untyped-call]
             pipeline.hset(source, store.Keys.file_reader(batch.id), "1")
             for key in (source, store.Keys.file_parts(body.input_file_id), store.Keys.files_of(owner)):
@@ -125,6 +132,12 @@ class Batches:
 
         await self._redis.transaction(write, key)
         return await self.read(owner, batch_id)
+
+    async def _count(self, owner: str, batch_id: str) -> None:
+        args: list[str | int] = [owner, batch_id, store.BATCH_BYTES, self._quota.max_bytes, CREATED_IN_S]
+        answer = await self._count_batch(args=args)
+        if answer != [b"counted"]:
+            raise refusal(answer)
 
     async def _read(self, owner: str, batch_ids: Sequence[str]) -> list[Batch | None]:
         keys = [store.Keys.batch(batch_id) for batch_id in batch_ids]

@@ -21,9 +21,9 @@ from scorepool import store, wire
 from scorepool.api.dialects.openai.files import FileObject, Purpose
 from scorepool.api.http.errors import Conflict, NotFound, TooLarge, TooManyUploads
 from scorepool.api.repositories import decode
-from scorepool.api.repositories.memory import check_memory
 from scorepool.api.repositories.owned import read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
+from scorepool.api.repositories.quota import Quota, refusal
 from scorepool.store.scripts import load
 
 logger = logging.getLogger(__name__)
@@ -46,9 +46,11 @@ class Upload(Protocol):
 class Files:
     """Save, read, list and delete files."""
 
-    def __init__(self, redis: Redis, settings: store.Settings) -> None:
+    def __init__(self, redis: Redis, settings: store.Settings, quota: Quota) -> None:
         self._redis = redis
         self._settings = settings
+        self._quota = quota
+        self._store_chunk = redis.register_script(load("store_chunk.lua"))
         self._delete = redis.register_script(load("delete_file.lua"))
         self._uploads: Counter[str] = Counter()  # that are being read, by owner
 
@@ -66,15 +68,21 @@ class Files:
             self._uploads[owner] -= 1
 
     async def save(self, owner: str, file_id: str, filename: str, upload: Upload, ttl_s: int) -> FileObject:
-        """Save the input file of a batch; raise TooLarge or Unavailable."""
-        num_bytes, num_chunks, key = 0, 0, store.Keys.file_parts(file_id)
+        """Save the input file of a batch; raise TooLarge, QueueFull or Unavailable."""
+        num_bytes, num_chunks = 0, 0
         async for chunk in chunks_of_lines(upload, self._settings.max_body_bytes):
-            await check_memory(self._redis)
             compressed = await run_in_threadpool(compress, chunk)
-            async with self._redis.pipeline() as pipeline:
-                pipeline.hset(key, str(num_chunks), compressed)
-                pipeline.expire(key, UPLOAD_TTL_S)
-                await pipeline.execute()
+            args: list[str | bytes | int] = [
+                owner,
+                file_id,
+                num_chunks,
+                compressed,
+                UPLOAD_TTL_S,
+                self._quota.max_bytes,
+            ]
+            answer = await self._store_chunk(args=args)
+            if answer != [b"stored"]:
+                raise refusal(answer)
             num_bytes, num_chunks = num_bytes + len(chunk), num_chunks + 1
         now = await decode.now_s(self._redis)
         async with self._redis.pipeline() as pipeline:

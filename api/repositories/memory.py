@@ -1,16 +1,7 @@
 """Refuse what takes memory of Redis for long while too much of its `maxmemory` is in use. See store/lua/memory.lua."""
 
-from redis.asyncio import Redis
-
 from scorepool import store
 from scorepool.api.http.errors import Unavailable
-
-
-async def check_memory(redis: Redis) -> None:
-    """Raise Unavailable if Redis uses more than MEMORY_FOR_NEW percent of its memory."""
-    info = await redis.info("memory")
-    if info["maxmemory"] and info["used_memory"] * 100 > info["maxmemory"] * store.MEMORY_FOR_NEW:
-        raise memory_is_short()
 
 
 def memory_is_short() -> Unavailable:

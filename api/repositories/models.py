@@ -101,9 +101,12 @@ class Models:
         """Return the entries of one model for a name, live ones before recent ones."""
         return _entries_of(name, self._live) or _entries_of(name, self._recent)
 
-    def is_known(self, name: str) -> bool:
-        """True if the models read last have a live or recent one of the name or alias."""
-        return bool(self._named(name))
+    def context_lengths(self) -> dict[str, int]:
+        """Return the longest context of each live or recent model by its own name, by the models read last."""
+        found: dict[str, int] = {}
+        for model in (*self._recent, *self._live):
+            found[model.id] = max(model.context_length, found.get(model.id, 0))
+        return found
 
     def live_by_name(self) -> dict[str, list[wire.ServedModel]]:
         """Return the entries of the live models read last, by each name and then each alias that clients may use."""

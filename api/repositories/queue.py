@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -14,9 +14,9 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http import tasks
 from scorepool.api.http.errors import Conflict, QueueFull, TooLarge, Unavailable
-from scorepool.api.repositories import decode
+from scorepool.api.repositories import decode, quota
 from scorepool.api.repositories.jobs import ENDED, EXPIRED, check_id, job_not_found, status_of
-from scorepool.api.repositories.memory import memory_is_short
+from scorepool.api.repositories.quota import MAX_CONTEXT, Quota, job_bytes
 from scorepool.store.job_hash import new_job
 from scorepool.store.keys import DEFAULT_PREFIX, PREFIX
 from scorepool.store.scripts import load
@@ -49,6 +49,7 @@ class Queue:
         self._settings = settings
         self._weight = weight
         self._has_several_owners = has_several_owners
+        self._quota = Quota.load(settings, has_several_owners)
         self._submit = redis.register_script(load("submit.lua"))
         self._cancel = redis.register_script(load("cancel.lua"))
         self._delete = redis.register_script(load("delete.lua"))
@@ -62,14 +63,14 @@ class Queue:
         result_ttl_s: int | None = None,
         batch: str | None = None,
         *,
-        unserved: Collection[str] = (),
+        context_lengths: Mapping[str, int] | None = None,
         is_synchronous: bool = False,
     ) -> list[Submitted]:
         """Put all jobs on their queues or none, in one round trip.
 
         `submission_fingerprint` is the fingerprint of the submission as it came, with aliases, if they were replaced
-        since. `batch` is the id of the batch whose lines the requests are. `unserved` are the models that no worker
-        serves. Raises Conflict, QueueFull, TooLarge,
+        since. `batch` is the id of the batch whose lines the requests are. `context_lengths` are
+        those of the models that are served; without it, all are. Raises Conflict, QueueFull, TooLarge,
         Unavailable.
         """
         submission_fingerprint = submission_fingerprint or fingerprint(requests)
@@ -78,12 +79,16 @@ class Queue:
         settings = self._settings
         args: list[str | bytes | int | float] = [owner, settings.max_queue_depth, list_length]
         args += [settings.max_unserved_queues_per_key, settings.max_unserved_queues]
+        args += [self._quota.max_jobs, self._quota.max_bytes]
         weight = self._weight(owner)
         async for job_id, request in tasks.in_turns(zip(job_ids, requests, strict=True)):
             fields = new_job(owner, weight, request, ttl_s, batch, is_synchronous=is_synchronous)
             queue = store.queue_name(request.model, request.priority)
-            is_unserved = "1" if request.model in unserved else ""
-            args += (job_id, queue, is_unserved, submission_fingerprint, wire.encode(request), len(fields), *fields)
+            body = wire.encode(request)
+            is_unserved = context_lengths is not None and request.model not in context_lengths
+            context_length = (context_lengths or {}).get(request.model, MAX_CONTEXT)
+            num_bytes = job_bytes(request, body, context_length, batch is not None)
+            args += (job_id, queue, int(is_unserved), submission_fingerprint, body, num_bytes, len(fields), *fields)
         answer, num_replicas = await self._run_submit(args)
         match answer:
             case [b"accepted", _] if num_replicas < self._settings.redis_min_replicas:
@@ -99,8 +104,8 @@ class Queue:
                 ]
             case [b"full", queue_key, depth, num_new]:
                 raise await self._full(queue_key.decode(), depth, num_new)
-            case [b"no_memory"]:
-                raise memory_is_short()
+            case [b"no_memory" | b"over_quota", *_]:
+                raise quota.refusal(answer)
             case [b"unserved", whose, num_queues]:
                 raise self._too_many_unserved(whose == b"own", num_queues)
             case [b"wrong_type", key, expected]:

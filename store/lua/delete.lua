@@ -39,12 +39,14 @@ end
 delete(id)
 for delivery in string.gmatch(known[3] or '', '[^ ]+') do
   delete(delivery)
+  remove_size(owner, delivery)
   try('zset', 'ZREM', DELIVERIES_OF_ .. owner, delivery)
 end
 redis.call('DEL', REQUEST_ .. id, OUTCOME_ .. id)
+remove_size(owner, id)
 try('zset', 'ZREM', JOBS_OF_ .. owner, id)
 if try('set', 'SISMEMBER', UNSERVED_OF_ .. owner, known[5] or '') == 1 then check_unserved(owner, known[5], now_s) end
 for _, list in ipairs({JOBS_OF_ .. owner, DELIVERIES_OF_ .. owner}) do
-  if redis.call('EXISTS', list) == 0 then try('zset', 'ZREM', SWEEP_SCHEDULE, list) end
+  if redis.call('EXISTS', list, LEDGER_OF_ .. owner) == 0 then try('zset', 'ZREM', SWEEP_SCHEDULE, list) end
 end
 return {'deleted'}

@@ -1,5 +1,5 @@
 -- flags: allow-oom
--- include: wrong_types.lua
+-- include: ledger.lua
 --
 -- Delete a file that no batch reads.
 --
@@ -12,5 +12,6 @@ for _, field in ipairs(redis.call('HKEYS', file)) do
   if string.sub(field, 1, #READER_) == READER_ then return 'read' end
 end
 redis.call('UNLINK', file, file .. _PARTS)
+remove_size(owner, id)
 try('zset', 'ZREM', FILES_OF_ .. owner, id)
 return 'deleted'

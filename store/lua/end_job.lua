@@ -1,4 +1,5 @@
 -- include: outbox.lua
+-- include: ledger.lua
 --
 -- End a job: everything that its end leaves in Redis is written here. finish.lua, cancel.lua and empty.lua call `end_job`.
 -- RQ's own methods, which end the other jobs, set status and registry themselves and call `record_outcome`.
@@ -18,7 +19,8 @@ local function record_outcome(id, body, ttl_s, keep_request)
   end
   try('stream', 'XADD', DONE, 'MAXLEN', '~', 10000, '*', 'id', id)
   local code = 'result'
-  if redis.call('HGET', job, F_STATUS) ~= 'finished' then
+  local status, owner = unpack(redis.call('HMGET', job, F_STATUS, F_OWNER), 1, 2)
+  if status ~= 'finished' then
     local is_read, failure = pcall(cmsgpack.unpack, body)
     code = is_read and type(failure) == 'table' and failure.code or 'internal'
   end
@@ -29,6 +31,8 @@ local function record_outcome(id, body, ttl_s, keep_request)
   elseif ttl_s > 0 then
     redis.call('EXPIRE', request, ttl_s)
   end
+  local num_bytes = JOB_BYTES + #body + (keep_request and try('string', 'STRLEN', request) or 0)
+  write_size(owner or '', id, num_bytes, ttl_s > 0 and now_s + ttl_s + 1 or later(now_s), true)
   report_end(id, ttl_s > 0 and ttl_s or DELIVERY_KEPT_S)
 end
 

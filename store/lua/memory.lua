@@ -3,9 +3,9 @@
 -- rest is left for the results of jobs in flight. Scripts that end, put back or delete jobs run beyond maxmemory too: the
 -- directive `-- flags: allow-oom`, see scripts.py.
 
--- True if more than `percent` of maxmemory is in use. False if there is no limit.
+-- Return whether more than `percent` of maxmemory is in use, and maxmemory: 0 if there is no limit.
 local function exceeds_memory(percent)
   local info = redis.call('INFO', 'memory')
   local limit = tonumber(string.match(info, '\nmaxmemory:(%d+)') or '0')
-  return limit > 0 and tonumber(string.match(info, '\nused_memory:(%d+)')) * 100 > limit * percent
+  return limit > 0 and tonumber(string.match(info, '\nused_memory:(%d+)')) * 100 > limit * percent, limit
 end

@@ -1,5 +1,6 @@
 -- include: clock.lua
 -- include: push_job.lua
+-- include: ledger.lua
 --
 -- Create deliveries: RQ jobs on the queue of webhooks. A delivery holds all that its attempts need, because it may outlive
 -- the job whose end it reports. The transaction that ends the job creates it. Our fields of its hash, beside RQ's:
@@ -39,6 +40,7 @@ local function create_delivery(id, owner, ttl_s, fields)
   end
   try('set', 'SADD', QUEUES, QUEUE_ .. WEBHOOKS)
   push_job(WEBHOOKS, id, 0)
+  if redis.call('EXISTS', LEDGER_OF_ .. owner) == 1 then write_size(owner, id, DELIVERY_BYTES, later(now)) end
 
   -- A delivery expires by itself, but its id in the owner's list does not. Each new delivery checks two ids at random.
   try('zset', 'ZADD', list, now, id)

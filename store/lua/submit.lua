@@ -3,6 +3,7 @@
 -- include: memory.lua
 -- include: hand_out.lua
 -- include: unserved.lua
+-- include: ledger.lua
 --
 -- Put one or many jobs on their queues: all of them, or none.
 --
@@ -12,18 +13,24 @@
 --          0: all go to the list
 -- ARGV[4]  most queues of models that nobody serves, of this owner
 -- ARGV[5]  the same, of all owners together
--- then for each job: id, queue, '1': nobody serves its model, fingerprint of the body, the request, how many arguments its RQ
---   hash has (name, value, name, value, ...), these
+-- ARGV[6]  most jobs of this owner, whether they wait or have ended; 0: no limit
+-- ARGV[7]  most bytes of this owner, see refuse_bytes
+-- then for each job: id, queue, '1': nobody serves its model, fingerprint of the body, the request, bytes that
+--   the job and its result may take, how many arguments its RQ hash has (name, value, name, value, ...), these
 --
 -- Returns {'accepted', {status, ...}}: '' for a job that is new, its RQ status for one that was there already;
 --      or {'conflict', index}: a job of that id came with another body;
 --      or {'full', queue, its depth, the number of new jobs for it};
+--      or {'over_quota', 'jobs' or 'bytes', how many the owner has, how many are new, the most, seconds until the first entry
+--         of the ledger is checked}: the owner has too much;
 --      or {'no_memory'}: too much of Redis's memory is in use for new jobs;
 --      or {'unserved', 'own' or 'all', number of the owner's or of all queues}: there are too many such queues;
 --      or {'wrong_type', key, expected type}: a queue cannot take jobs.
 
 local owner, max_depth, list_length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_unserved, max_unserved_of_all = tonumber(ARGV[4]), tonumber(ARGV[5])
+local max_jobs, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
+local is_counted = max_jobs > 0 or max_bytes ~= 0
 local owned = JOBS_OF_ .. owner
 local SWEEP_S = 60  -- until the first sweep of a new list of ids (see sweep.lua)
 
@@ -70,10 +77,22 @@ local function refuse_unserved(queues)
   if num_all + num_new > max_unserved_of_all and num_own + num_new > MIN_UNSERVED then return {'unserved', 'all', num_all} end
 end
 
+-- Return the reply that refuses jobs for which Redis or the owner has no room, or nil.
+local function refuse_jobs(num_new, new_bytes)
+  local is_full, limit = exceeds_memory(MEMORY_FOR_NEW)
+  if is_full then return {'no_memory'} end
+  if not is_counted then return nil end
+  check_entries(owner, math.floor(now), 100 + 2 * num_new)
+  local num_jobs = try('zset', 'ZCARD', owned) or 0
+  if max_jobs > 0 and num_jobs + num_new > max_jobs then return {'over_quota', 'jobs', num_jobs, num_new, max_jobs, 0} end
+  return refuse_bytes(owner, new_bytes, max_bytes, limit, math.floor(now))
+end
+
 -- Check everything before the first job is written.
-local FIRST = 6
-local NUM_FIXED = 6
+local FIRST = 8
+local NUM_FIXED = 7
 local starts, statuses, new_in, unserved = {}, {}, {}, {}
+local num_new, new_bytes = 0, 0
 local i = FIRST
 while i <= #ARGV do
   local id, queue, is_unserved, fingerprint = unpack(ARGV, i, i + 3)
@@ -83,6 +102,7 @@ while i <= #ARGV do
   if not known[1] then
     statuses[#statuses + 1] = ''
     new_in[queue] = (new_in[queue] or 0) + 1
+    num_new, new_bytes = num_new + 1, new_bytes + ARGV[starts[#starts] + 5]
     if is_unserved == '1' then unserved[queue] = true end
   elseif known[1] == fingerprint then
     statuses[#statuses + 1] = known[2]
@@ -90,7 +110,8 @@ while i <= #ARGV do
     return {'conflict', #statuses}
   end
 end
-if next(new_in) and exceeds_memory(MEMORY_FOR_NEW) then return {'no_memory'} end
+local refusal = num_new > 0 and refuse_jobs(num_new, new_bytes)
+if refusal then return refusal end
 for queue, count in pairs(new_in) do
   local num_listed, num_deferred = try('list', 'LLEN', QUEUE_ .. queue), try('zset', 'ZCARD', DEFERRED_ .. queue)
   local num_sharing = try('zset', 'ZCARD', FAIR_SHARE_ .. queue)
@@ -106,7 +127,7 @@ for queue, count in pairs(new_in) do
 end
 
 if next(unserved) then
-  local refusal = refuse_unserved(unserved)
+  refusal = refuse_unserved(unserved)
   if refusal then return refusal end
 end
 
@@ -119,10 +140,9 @@ if newest < 1e11 then  -- a greater score is no time of ours
   created = math.max(created, math.floor(newest * 1e6 + 0.5) + 1)
 end
 
-local num_new = 0
 for job, at in ipairs(starts) do
   if statuses[job] == '' then
-    local id, queue, _, fingerprint, body, num_fields = unpack(ARGV, at, at + NUM_FIXED - 1)
+    local id, queue, _, fingerprint, body, num_bytes, num_fields = unpack(ARGV, at, at + NUM_FIXED - 1)
     local created_at = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
     local iso = iso_time(created / 1e6)
     redis.call('HSET', JOB_ .. id, F_FINGERPRINT, fingerprint, F_CREATED, created_at, F_CREATED_AT, iso,
@@ -134,7 +154,7 @@ for job, at in ipairs(starts) do
     else
       redis.call('RPUSH', QUEUE_ .. queue, id)
     end
-    num_new = num_new + 1
+    if is_counted then write_size(owner, id, tonumber(num_bytes), later(now)) end
     created = created + 1
   end
 end

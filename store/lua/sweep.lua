@@ -1,8 +1,9 @@
 -- flags: allow-oom
 -- include: unserved.lua
+-- include: ledger.lua
 --
 -- Drop what expired keys leave behind: ids of jobs and deliveries in the lists of owners and in RQ's registries, names of
--- workers and models, and queues without jobs. Each call checks a bounded number of ids, so it blocks Redis for milliseconds.
+-- workers and models, queues without jobs, and entries of ledgers. Each call checks a bounded number of ids, so it blocks Redis for milliseconds.
 --
 -- ARGV  seconds until a list of ids is checked again, then the name of each queue
 -- Returns whether there is more to drop.
@@ -14,11 +15,13 @@ local has_more = 0
 local due = try('zset', 'ZRANGEBYSCORE', SWEEP_SCHEDULE, '-inf', now, 'LIMIT', 0, MAX_LISTS) or {}
 for _, list in ipairs(due) do
   local num_dropped = is_type(list, 'zset') and drop_expired(list) or 0
-  if num_dropped >= MAX_IDS then has_more = 1 end
-  if redis.call('EXISTS', list) == 0 then
+  local owner = string.sub(list, 1, #JOBS_OF_) == JOBS_OF_ and string.sub(list, #JOBS_OF_ + 1)
+  local is_unfinished = num_dropped >= MAX_IDS or (owner and check_entries(owner, now, MAX_IDS) == MAX_IDS)
+  if is_unfinished then has_more = 1 end
+  if redis.call('EXISTS', list) == 0 and not (owner and redis.call('EXISTS', LEDGER_OF_ .. owner) == 1) then
     redis.call('ZREM', SWEEP_SCHEDULE, list)
   else
-    redis.call('ZADD', SWEEP_SCHEDULE, num_dropped >= MAX_IDS and now or now + again_s, list)
+    redis.call('ZADD', SWEEP_SCHEDULE, is_unfinished and now or now + again_s, list)
   end
 end
 if #due == MAX_LISTS then has_more = 1 end

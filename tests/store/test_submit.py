@@ -6,11 +6,13 @@ from redis import Redis
 from scorepool.store import Keys, RqKeys
 from scorepool.store.scripts import load
 
-JOB = ["j1", "demo", "", "fingerprint", b"request", 2, "status", "queued"]
+JOB = ["j1", "demo", "", "fingerprint", b"request", 100, 2, "status", "queued"]
 
 
 def submit(redis: Redis, list_length: int) -> list[object]:
-    answer: list[object] = redis.register_script(load("submit.lua"))(args=["alice", 100, list_length, 100, 1000, *JOB])
+    answer: list[object] = redis.register_script(load("submit.lua"))(
+        args=["alice", 100, list_length, 100, 1000, 0, 0, *JOB]
+    )
     return answer
 
 

@@ -1,0 +1,81 @@
+"""Bound what one owner has in Redis, in jobs and in bytes, so that no owner can fill it. store/lua/ledger.lua counts.
+
+A job is admitted with the bytes that its result may take, so there is room for the results of all jobs that were
+accepted. When it ends, what it really takes is counted. Results are recorded in any case, also beyond the limit.
+"""
+
+from typing import Any, Self
+
+from msgspec import Struct
+
+from scorepool import store, wire
+from scorepool.api.http.errors import ApiError, QueueFull, TooLarge
+from scorepool.api.repositories.memory import memory_is_short
+from scorepool.wire.request import MAX_NUM_TOKENS
+
+HALF = -1  # of Redis's maxmemory, as the scripts know it
+MAX_RETRY_AFTER_S = 3600
+MAX_CONTEXT = MAX_NUM_TOKENS  # of a model that no worker serves yet
+
+SEQUENCE_BYTES = 512  # about, of a sequence in a result beside its tokens
+TOKEN_BYTES = 40  # of a reported token: id, text, bytes, logprobs, rank, entropy, channel
+TOP_TOKEN_BYTES = 16  # of one of the most likely tokens at a position
+DEFAULT_MAX_TOKENS = 4096  # of a Generate without `max_tokens`
+
+
+class Quota(Struct, frozen=True):
+    """Hold the limits of each owner."""
+
+    max_jobs: int  # 0: no limit
+    max_bytes: int  # 0: no limit
+
+    @classmethod
+    def load(cls, settings: store.Settings, has_several_owners: bool) -> Self:
+        """Read the limits. By default one owner alone has none, and one of several gets half of Redis's memory."""
+        return cls(settings.max_jobs_per_key, settings.max_bytes_per_key or (HALF if has_several_owners else 0))
+
+
+def refusal(answer: list[Any]) -> ApiError:
+    """Build the error for an answer of a script: `no_memory`, or `over_quota` as in store/lua/submit.lua."""
+    if answer[0] == b"no_memory":
+        return memory_is_short()
+    _, unit, used, num_new, most, first_check_s = answer
+    setting = "SCOREPOOL_MAX_JOBS_PER_KEY" if unit == b"jobs" else "SCOREPOOL_MAX_BYTES_PER_KEY"
+    noun = "jobs" if unit == b"jobs" else "bytes of jobs, results and files"
+    if num_new > most:
+        return TooLarge(f"{num_new} {noun} at once never fit: each key may have at most {most} ({setting})")
+    return QueueFull(
+        f"you have {used} {noun}, with what waiting jobs may become; with the {num_new} of this request there would be "
+        f"more than {most} ({setting}), so nothing of it was accepted; they get fewer when jobs end and expire "
+        "(SCOREPOOL_RESULT_TTL_S), and with DELETE /v1/jobs/{id} and DELETE /v1/files/{id}",
+        min(max(first_check_s, 1), MAX_RETRY_AFTER_S),
+    )
+
+
+def job_bytes(request: wire.Request, body: bytes, context_length: int, is_of_batch: bool) -> int:
+    """Return what a job may take at most, about, from its submission on. `body` is the encoded request.
+
+    A character of text counts as a token. The line of a batch is stored beside its jobs until they have ended.
+    """
+    num_sequences, num_tokens = _reported(request, context_length)
+    top_logprobs = 0 if isinstance(request, wire.Tokenize) else request.top_logprobs
+    result_bytes = num_sequences * SEQUENCE_BYTES + num_tokens * (TOKEN_BYTES + top_logprobs * TOP_TOKEN_BYTES)
+    return store.JOB_BYTES + len(body) * (2 if is_of_batch else 1) + result_bytes
+
+
+def _reported(request: wire.Request, context_length: int) -> tuple[int, int]:
+    """Return the number of sequences in a result, and at most how many tokens it reports, about."""
+    if isinstance(request, wire.Score):
+        is_whole = request.score == "all"
+        lengths = (len(item.completion) + (len(item.prompt) if is_whole else 0) for item in request.items)
+        return len(request.items), sum(min(length, context_length) for length in lengths)
+    if request.messages is not None:
+        prompt_length = sum(len(message.content) for message in request.messages)
+    else:
+        prompt_length = len(request.prompt or "")
+    prompt_length = min(prompt_length, context_length)
+    if isinstance(request, wire.Tokenize):
+        return 1, prompt_length
+    wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    each = min(wanted, context_length) + (prompt_length if request.prompt_logprobs else 0)
+    return request.n, request.n * each

@@ -67,7 +67,10 @@ def _reported(request: wire.Request, context_length: int) -> tuple[int, int]:
     """Return the number of sequences in a result, and at most how many tokens it reports, about."""
     if isinstance(request, wire.Score):
         is_whole = request.score == "all"
-        lengths = (len(item.completion) + (len(item.prompt) if is_whole else 0) for item in request.items)
+        lengths = (
+            len(item.completion) + (len(item.prompt or request.prompt or "") if is_whole else 0)
+            for item in request.items
+        )
         return len(request.items), sum(min(length, context_length) for length in lengths)
     if request.messages is not None:
         prompt_length = sum(len(message.content) for message in request.messages)

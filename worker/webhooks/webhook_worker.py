@@ -20,7 +20,7 @@ from typing import Any
 from redis import Redis
 from rq.job import Retry
 
-from scorepool.store import DELIVER, Settings
+from scorepool.store import DELIVER, Settings, WebhookUrl
 from scorepool.wire import DeliveryAttempt
 from scorepool.worker.machine.periodic_tasks import PeriodicTask
 from scorepool.worker.rq.clock import REDIS_CLOCK
@@ -82,7 +82,7 @@ class Deliverer:
         if subscriber and subscriber.endpoint.disabled_at is not None:
             raise self._give_up(job, f"its endpoint is disabled: {subscriber.endpoint.disabled_reason}")
         url = subscriber.endpoint.url if subscriber else record.url
-        receiver = url.partition("://")[2].partition("/")[0].partition("?")[0].lower()
+        receiver = self._receiver(url)
         secrets = subscriber.valid_secrets(REDIS_CLOCK.now_s()) if subscriber else self._owner_secrets.get(record.owner)
         if not secrets:
             raise self._give_up(job, "its endpoint has no secret that is valid")
@@ -101,6 +101,14 @@ class Deliverer:
         """Cancel the deliveries that have not started, and close the connections."""
         self._sender.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _receiver(self, url: str) -> str:
+        """Return the host and port, the same for every spelling of them."""
+        try:
+            parsed = WebhookUrl.parse(url, self._settings.webhook_allow_private)
+        except ValueError:  # it was accepted under other settings: the attempt will say so
+            return ""
+        return f"{parsed.host}:{parsed.port}"
 
     def _attempt(self, record: DeliveryRecord, url: str, secrets: Sequence[str]) -> Attempt:
         attempt = self._sender.send(url, record.delivery_id, record.payload(self._settings), secrets)

@@ -147,6 +147,19 @@ def test_a_slow_receiver_does_not_delay_others(redis: Redis, deliverer: Delivere
     assert len(hook.received) == 3
 
 
+def test_all_spellings_of_a_receiver_share_its_limit(redis: Redis):
+    deliverer = Deliverer(replace(SETTINGS, webhook_max_in_flight=1), redis)
+    assert deliverer._limiter.acquire("alice", "hooks.example.com:443") == 0.0
+    for number, host in enumerate(
+        ["hooks.example.com", "Hooks.Example.com.", "hooks.example.com:443", "hooks。example.com"]
+    ):
+        again = run_attempt(deliverer, delivery(redis, f"https://{host}/", job_id=str(number) * 32))
+        assert isinstance(again, RetryLater)
+        assert again["postponed_s"] >= 1
+    assert len(deliverer._limiter._receivers) == 1
+    deliverer.close()
+
+
 def test_a_postponed_delivery_is_not_an_attempt_and_fails_after_days(redis: Redis, hook: Receiver):
     deliverer = Deliverer(replace(SETTINGS, webhook_max_in_flight=1), redis)
     job = delivery(redis, hook.url)

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from scorepool import wire
 from scorepool.api.http import tasks
+from scorepool.api.http.body_memory import receiving
 from scorepool.api.http.errors import TooLarge, TooSlow, UnsupportedMedia
 from scorepool.api.http.formats import sent_format
 
@@ -19,6 +20,7 @@ T = TypeVar("T")
 # A client that sends more slowly than this is refused with 408.
 BODY_GRACE_S = 20.0
 BODY_BYTES_PER_S = 16 * 1024
+MAX_MESSAGE_BYTES = 128 * 1024  # of a body that holds no jobs
 MAX_INLINE_BYTES = 128 * 1024  # of a body that is parsed on the event loop
 # Of a JSON body. A list or an object takes up to 250 bytes of memory, a string 50.
 FREE_VALUES = 100_000
@@ -28,9 +30,11 @@ MAX_LENGTH_DIGITS = 18  # of a Content-Length that is read as a number
 
 
 async def read_message(request: Request, message_type: type[T], max_bytes: int) -> T:
-    """Read and decode the body. Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
+    """Read and decode a body of at most MAX_MESSAGE_BYTES. Raises UnsupportedMedia, TooLarge, TooSlow, wire.Invalid."""
     message_format = body_format(request)
-    return await parse_message(await read_body(request, max_bytes), message_type, message_format)
+    limits = (max_bytes, "SCOREPOOL_MAX_BODY_BYTES"), (MAX_MESSAGE_BYTES, "of this route")
+    chunks = [chunk async for chunk in body_chunks(request, *min(limits))]
+    return wire.parse(b"".join(chunks), message_type, message_format)
 
 
 async def parse_message(body: bytes, message_type: type[T], message_format: wire.Format) -> T:
@@ -109,9 +113,14 @@ def body_format(request: Request) -> wire.Format:
         raise UnsupportedMedia(str(error), "Content-Type") from None
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the whole body. Raises TooLarge, TooSlow."""
-    return b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
+async def read_body(request: Request, owner: str, max_bytes: int) -> bytes:
+    """Read the whole body. Raises TooLarge, TooSlow, TooManyUploads."""
+    with receiving(owner, max_bytes) as count:
+        chunks = []
+        async for chunk in body_chunks(request, max_bytes):
+            count(len(chunk))
+            chunks.append(chunk)
+        return b"".join(chunks)
 
 
 async def body_chunks(

@@ -69,12 +69,17 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
         streaming: StreamingDep,
     ) -> Response:
         with map_codes(error_codes):
-            message_format = body_format(request)
-            content = await read_body(request, settings.max_body_bytes)
-            body = await parse_body(content, message_format, lambda: endpoint.parse(content, message_format))
+            body = await _read(endpoint, request, owner, settings.max_body_bytes)
             return await _run(endpoint, body, request, owner, models, submission, streaming)
 
     return handle
+
+
+async def _read(endpoint: AnyEndpoint, request: Request, owner: str, max_bytes: int) -> Any:
+    """Read and parse the body. Its bytes are not kept while its jobs run."""
+    message_format = body_format(request)
+    content = await read_body(request, owner, max_bytes)
+    return await parse_body(content, message_format, lambda: endpoint.parse(content, message_format))
 
 
 async def _run(

@@ -25,7 +25,7 @@ from scorepool.api.dependencies import (
     known_query,
 )
 from scorepool.api.http import openapi
-from scorepool.api.http.bodies import body_format, parse_body, parse_message, read_body, read_message
+from scorepool.api.http.bodies import body_format, parse_body, parse_message, read_body
 from scorepool.api.http.errors import TooLarge
 from scorepool.api.http.formats import reply
 from scorepool.api.repositories.jobs import ENDED
@@ -59,7 +59,10 @@ async def submit(
 
     With `Prefer: wait=N` the answer is the job, if it ends within N seconds.
     """
-    job_request: wire.Request = await read_message(request, wire.Request, settings.max_body_bytes)  # type: ignore[arg-type]
+    message_format = body_format(request)
+    body = await read_body(request, owner, settings.max_body_bytes)
+    job_request: wire.Request = await parse_message(body, wire.Request, message_format)  # type: ignore[arg-type]
+    del body  # the client may wait for long
     [submitted] = await submission.submit(owner, [job_request], key, is_bulk=False)
     location = f"/v1/jobs/{submitted.id}"
     headers = {"Location": location} | _replayed([submitted])
@@ -94,7 +97,7 @@ async def submit_bulk(
 ) -> Response:
     """Submit jobs: all are accepted, or none. The answer has their order."""
     message_format = body_format(request)
-    body = await read_body(request, settings.max_body_bytes)
+    body = await read_body(request, owner, settings.max_body_bytes)
     count = await parse_body(body, message_format, lambda: wire.count_objects(body, message_format))
     if count > settings.max_bulk_jobs:
         raise TooLarge(

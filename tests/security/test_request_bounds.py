@@ -5,7 +5,7 @@ import encodings
 import encodings.aliases
 import pkgutil
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -286,3 +286,30 @@ async def test_schemas_in_msgpack_are_measured_before_they_are_built(serving: Se
         reply = await http.post("/v1/jobs", content=body, headers=bearer(ALICE) | MSGPACK)
     assert (reply.status_code, "expected at most 1048576 bytes" in reply.text) == (400, True)
     assert progress.longest_turn_s < MAX_TURN_S
+
+
+async def test_bodies_that_are_sent_slowly_are_bounded_for_each_key(serving: Serving, worker: FakeWorker):
+    """Each connection would hold a whole body. Those of the other key are read meanwhile."""
+    largest = 300_000
+    begun, all_held = 0, asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal begun
+        yield b" " * 250_000
+        begun += 1
+        await all_held.wait()
+        yield b" " * 100
+
+    async with serving(api_keys=KEYS, max_body_bytes=largest) as http, second_tenant(http) as progress:
+        sending = [
+            asyncio.create_task(http.post("/v1/jobs", content=body(), headers=bearer(ALICE) | JSON)) for _ in range(20)
+        ]
+        await eventually(lambda: sum(task.done() for task in sending) >= 16)
+        refused = [task.result() for task in sending if task.done()]
+        assert {reply.status_code for reply in refused} == {429}
+        assert all(int(reply.headers["Retry-After"]) > 0 for reply in refused)
+        large = generate(prompt="a" * 200_000)
+        assert (await http.post("/v1/jobs", json=large, headers=bearer(BOB))).status_code == 202
+        all_held.set()
+        assert [reply.status_code for reply in await asyncio.gather(*sending)].count(400) == 4
+    assert progress.answered > 0

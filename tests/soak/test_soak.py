@@ -20,6 +20,7 @@ from tests.soak.log import Log
 from tests.soak.receiver import receiver
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+SECRETS = [store.webhook_secrets(SECRET, name, None, 0.0)[0] for name in ("a", "b")]
 SETTINGS = {
     "SCOREPOOL_WEBHOOK_SECRET": SECRET,
     "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "1",
@@ -69,7 +70,7 @@ def soak(
         driver_log,
         receiver_log,
         chaos_log,
-        receiver(SECRET, receiver_log) as webhook,
+        receiver(SECRETS, receiver_log) as webhook,
         cluster,
         cluster.connect() as redis,
     ):

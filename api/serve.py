@@ -19,7 +19,9 @@ from scorepool.store import Settings, SettingsError
 logger = logging.getLogger(__name__)
 
 ACCEPT_ERROR_INTERVAL_S = 10.0
-SHUTDOWN_GRACE_S = 10  # for replies that are being written; clients that wait for a job are answered at once
+SHUTDOWN_GRACE_S = (
+    8  # for bodies and replies under way, of 10 s in all; clients that wait for a job are answered at once
+)
 
 
 class Server(uvicorn.Server):
@@ -37,9 +39,16 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def is_not_probe(record: logging.LogRecord) -> bool:
-    """True if a line of uvicorn's access log is not about a health check, of which there is one every few seconds."""
-    path = record.args[2] if isinstance(record.args, tuple) and len(record.args) == 5 else ""
+def tidy_access_log(record: logging.LogRecord) -> bool:
+    """Cut the query string off a line of uvicorn's access log, because a client may have put its key there.
+
+    False if the line is about a health check, of which there is one every few seconds.
+    """
+    if not (isinstance(record.args, tuple) and len(record.args) == 5):
+        return True
+    client, method, target, *rest = record.args
+    path = str(target).partition("?")[0]
+    record.args = (client, method, path, *rest)
     return path not in ("/healthz", "/readyz", "/health", "/metrics")
 
 
@@ -82,7 +91,7 @@ def serve(settings: Settings) -> None:
     # The level is set on our own logger only: at DEBUG the root logger would print every library's lines.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("scorepool.api").setLevel(settings.log_level)
-    logging.getLogger("uvicorn.access").addFilter(is_not_probe)
+    logging.getLogger("uvicorn.access").addFilter(tidy_access_log)
     logging.getLogger("asyncio").addFilter(AcceptErrorFilter())
     config = uvicorn.Config(
         app,

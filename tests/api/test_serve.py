@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scorepool.api.serve import AcceptErrorFilter
+from scorepool.api.serve import AcceptErrorFilter, tidy_access_log
 
 
 @pytest.fixture
@@ -52,3 +52,18 @@ def test_exhausted_file_descriptors_are_logged_in_one_line(no_descriptors: None,
         "no file descriptor is left for new connections (`ulimit -n`)"
     ]
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("/v1/jobs?api_key=hush&wait=5", '127.0.0.1:5 - "GET /v1/jobs HTTP/1.1" 401'),
+        ("/v1/jobs", '127.0.0.1:5 - "GET /v1/jobs HTTP/1.1" 401'),
+        ("/healthz?x", None),
+    ],
+)
+def test_the_access_log_has_no_query_strings_and_no_health_checks(target: str, line: str | None):
+    text = '%s - "%s %s HTTP/%s" %d'
+    record = logging.LogRecord("uvicorn.access", 20, "", 1, text, ("127.0.0.1:5", "GET", target, "1.1", 401), None)
+    assert tidy_access_log(record) == (line is not None)
+    assert line is None or record.getMessage() == line

@@ -162,16 +162,20 @@ class Server:
         """Obey until the other side is gone, then end every process."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._signaled.fileno(), warn_on_full_buffer=False)
-        while True:
-            ready, _, _ = select.select([self._control, self._wakeup], [], [])
-            if self._wakeup in ready:
-                self._wakeup.recv(4096)
-                self._reap()
-            if self._control in ready and not self._obey():
-                break
-        signal.set_wakeup_fd(-1)
-        for pid in self._pids.values():
-            os.kill(pid, signal.SIGKILL)
+        try:
+            while True:
+                ready, _, _ = select.select([self._control, self._wakeup], [], [])
+                if self._wakeup in ready:
+                    self._wakeup.recv(4096)
+                    self._reap()
+                if self._control in ready and not self._obey():
+                    break
+        except ConnectionError:
+            pass  # the other side is gone
+        finally:
+            signal.set_wakeup_fd(-1)
+            for pid in self._pids.values():
+                os.kill(pid, signal.SIGKILL)
 
     def _obey(self) -> bool:
         """Carry out one command. Return False if there will be no more."""

@@ -88,6 +88,13 @@ def test_a_large_schema_is_refused_or_followed(schema: dict[str, Any]):
     assert error is not None or any(constraint.token_bitmask([]))
 
 
+def test_the_parameters_of_a_tool_that_take_too_long_are_refused():
+    function = Function(name="look", parameters={"properties": {"a": BOMBS[0]}}, strict=True)
+    spec = StructuredOutputSpec(functions=[function], must_call=True)
+    with short_limits(), pytest.raises(InvalidRequest, match="compiling it takes more than"):
+        compile_constraint(chat_codec_of.__wrapped__("json_tools"), spec, [])
+
+
 def test_many_large_tools_are_bounded_by_their_characters():
     parameters = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(500)}}
     functions = [Function(name=f"f{number}", parameters=parameters) for number in range(128)]

@@ -45,10 +45,19 @@ class ChatToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class PastFunctionCall(Struct, frozen=True, kw_only=True):
-    """Name the function of an earlier call, and its arguments."""
+    """Name the function of an earlier call, and its arguments. A text is decoded once, when the call is read."""
 
     name: str
     arguments: Annotated[str | dict[str, Any], Meta(description="JSON, or the object: chat templates need an object.")]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arguments, str):
+            return
+        try:
+            decoded = msgspec.json.decode(self.arguments or "{}", type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ValueError(f"`arguments` of the call of {wire.quote(self.name)} is no JSON object: {error}") from None
+        msgspec.structs.force_setattr(self, "arguments", decoded)
 
 
 class PastToolCall(Struct, frozen=True, kw_only=True):
@@ -119,14 +128,5 @@ class ChatTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def _to_wire_call(call: PastToolCall) -> wire.ToolCall:
-    """Translate a call; raise ValueError if its arguments are not a JSON object."""
-    arguments = call.function.arguments
-    if isinstance(arguments, dict):
-        return wire.ToolCall(id=call.id, name=call.function.name, arguments=arguments)
-    try:
-        decoded = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ValueError(
-            f"`arguments` of the call of {wire.quote(call.function.name)} is no JSON object: {error}"
-        ) from None
-    return wire.ToolCall(id=call.id, name=call.function.name, arguments=decoded)
+    assert isinstance(call.function.arguments, dict)
+    return wire.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)

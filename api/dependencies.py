@@ -16,7 +16,7 @@ from starlette.requests import Request
 from scorepool import wire
 from scorepool.api.auth import Keyring
 from scorepool.api.http import formats
-from scorepool.api.http.errors import BadRequest, NotAcceptable
+from scorepool.api.http.errors import BadRequest, NotAcceptable, Unauthorized
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories.batches import Batches
@@ -108,6 +108,8 @@ async def streaming(request: Request) -> Streaming:
 
 async def owner(request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
     """Return the owner that the API key stands for. Raises Unauthorized."""
+    if len(request.headers.getlist("authorization")) > 1:  # a proxy may have checked the other one
+        raise Unauthorized("there are several Authorization headers: send one")
     return _state(request).keyring.owner(credentials.credentials if credentials else None)
 
 

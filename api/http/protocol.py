@@ -5,8 +5,8 @@ the second of two equal Content-Lengths, and prefers Transfer-Encoding to Conten
 a body, the other takes for the next request, which then is another client's. All of these get 400 here, and the
 connection is closed.
 
-What a client can hold open is bounded too: the bytes and lines of a head, the time until it has come, and the number of
-chunks of a body.
+What a client can hold open is bounded too: the bytes and lines of a head, the time until it has come, the number of
+chunks of a body, and the time for which a reply is kept for a client that does not read it.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_TIMEOUT_S = 20.0  # from the connection, or from the end of the last response, to the end of the next head
+READ_TIMEOUT_S = 20.0  # in which a client that is slow to read must take READ_BYTES_PER_S
+READ_BYTES_PER_S = 4 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 MAX_CHUNK_LINE_BYTES = 256
@@ -38,6 +40,7 @@ class Protocol(H11Protocol):
         super().__init__(*args, **options)
         self.conn = self._strict = StrictConnection()
         self._head_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,7 +56,16 @@ class Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._stop_read_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._limit_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_read_timer()
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that breaks the protocol, unless its response has begun; close the connection.
@@ -74,6 +86,23 @@ class Protocol(H11Protocol):
             self._stop_head_timer()
         elif self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _limit_reading(self) -> None:
+        """Close the connection unless its client takes enough of the reply that waits for it, again and again."""
+        num_unsent = self.transport.get_write_buffer_size()
+
+        def check() -> None:
+            if num_unsent - self.transport.get_write_buffer_size() < READ_TIMEOUT_S * READ_BYTES_PER_S:
+                self.transport.abort()  # `close` would wait until the client has read the rest
+            else:
+                self._limit_reading()
+
+        self._read_timer = self.loop.call_later(READ_TIMEOUT_S, check)
+
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

@@ -52,6 +52,13 @@ async def test_without_a_known_key_every_route_of_v1_is_401(serving: Serving, he
             assert reply.json()["error"]["field"] == "Authorization"
 
 
+async def test_two_keys_in_one_request_are_refused(serving: Serving):
+    async with serving(api_keys=KEYS) as http:
+        for keys in ((ALICE, BOB), (ALICE, ALICE), (ALICE, "")):
+            headers = [("Authorization", f"Bearer {key}") for key in keys]
+            assert (await http.get("/v1/jobs", headers=headers)).status_code == 401
+
+
 async def test_without_keys_any_authorization_is_ignored(serving: Serving, worker: FakeWorker):
     async with serving() as http:
         for headers in ({"Authorization": "Bearer "}, {"Authorization": "Basic x"}, bearer("anything")):

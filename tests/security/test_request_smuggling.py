@@ -19,6 +19,7 @@ import uvicorn
 from scorepool.api.http import protocol
 from scorepool.api.http.protocol import FREE_CHUNKS, MAX_HEAD_BYTES, MAX_HEADERS, Protocol
 
+LARGE = 30 * 2**20  # more than the kernel's buffers take
 paths: list[str] = []  # of the requests that reached the application
 
 
@@ -34,7 +35,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
             return
         num_bytes += len(message["body"])
         more = message["more_body"]
-    reply = str(num_bytes).encode()
+    reply = b"a" * LARGE if scope["path"] == "/large" else str(num_bytes).encode()
     headers = [(b"content-length", str(len(reply)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": reply})
@@ -210,6 +211,33 @@ def test_a_head_that_does_not_come_is_waited_for_a_bounded_time(
             time.sleep(0.05)
     assert not open_
     assert num_answered >= 2
+
+
+def test_a_reply_is_not_kept_for_clients_that_do_not_read_it(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch):
+    """One that reads slowly and steadily gets all of it meanwhile."""
+    monkeypatch.setattr(protocol, "READ_TIMEOUT_S", 0.5)
+    request = SECOND.replace(b"/second", b"/large").replace(b"Host", b"Connection: close\r\nHost")
+    with contextlib.ExitStack() as stack:
+        stalled = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(5)]
+        steady = stack.enter_context(socket.create_connection(address, timeout=30))
+        for connection in [*stalled, steady]:
+            connection.sendall(request)
+        num_read = 0
+        while data := steady.recv(2**20):
+            num_read += len(data)
+            time.sleep(0.05 if num_read < LARGE // 2 else 0)
+        for connection in stalled:
+            assert 0 < num_bytes_until_reset(connection) < LARGE
+    assert num_read > LARGE
+
+
+def num_bytes_until_reset(connection: socket.socket) -> int:
+    """Return how many bytes were sent before the server gave up."""
+    num_bytes = 0
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(2**20):
+            num_bytes += len(data)
+    return num_bytes
 
 
 def is_closed(connection: socket.socket, drip: bytes) -> bool:

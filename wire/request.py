@@ -23,7 +23,7 @@ ModelName = Annotated[
     ),
 ]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-MAX_TOOL_CALLS = 1024  # of one message
+MAX_TOOL_CALLS = 1024  # of a chat, as many as messages: some templates look at all calls for each message
 MAX_LIST_LENGTH = 1_000_000  # of lists without another limit
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
 AnyTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LIST_LENGTH)]  # possibly none
@@ -177,6 +177,13 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omi
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOL_CALLS)] = []
 
 
+def check_num_calls(messages: list[Message] | None) -> None:
+    """Check how many tool calls a chat has; raise ValueError if they are too many."""
+    num_calls = sum(len(message.tool_calls) for message in messages or ())
+    if num_calls > MAX_TOOL_CALLS:
+        raise ValueError(f"`messages` have {num_calls} tool calls in all; expected at most {MAX_TOOL_CALLS}")
+
+
 class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     """Continue a prompt, or answer a chat, and report the logprob of every token that was sampled."""
 
@@ -261,6 +268,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         super().__post_init__()
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
+        check_num_calls(self.messages)
         if self.tools and self.messages is None:
             raise ValueError("`tools` needs `messages`")
         if self.tool_choice == "required" and not self.tools:
@@ -314,6 +322,7 @@ class Tokenize(Submission, tag="tokenize", frozen=True, kw_only=True):
         super().__post_init__()
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
+        check_num_calls(self.messages)
 
 
 Request = Score | Generate | Tokenize

@@ -1,5 +1,6 @@
 """The codec: messages survive JSON and msgpack, and errors name field, value and expectation."""
 
+import json
 import math
 import struct
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from scorepool import wire
+from scorepool.wire.request import MAX_TOOL_CALLS
 
 PROVENANCE = wire.Provenance(
     model="m",
@@ -147,3 +149,16 @@ def test_numbers_that_are_not_finite_are_refused_in_msgpack(value: float):
     with pytest.raises(wire.Invalid) as caught:
         wire.parse(msgspec.msgpack.encode({**SCORE, "temperature": value}), wire.Request, "msgpack")
     assert caught.value.field == "temperature"
+
+
+@pytest.mark.parametrize(("num_messages", "is_accepted"), [(2, True), (3, False)])
+def test_the_tool_calls_of_a_whole_chat_are_bounded(num_messages: int, is_accepted: bool):
+    call = {"id": "a", "name": "f", "arguments": {}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call] * (MAX_TOOL_CALLS // 2)}
+    for kind in ("generate", "tokenize"):
+        body = json.dumps({"type": kind, "model": "demo", "messages": [message] * num_messages}).encode()
+        if is_accepted:
+            assert wire.parse(body, wire.Request)
+        else:
+            with pytest.raises(wire.Invalid, match="1536 tool calls in all; expected at most 1024"):
+                wire.parse(body, wire.Request)

@@ -4,8 +4,9 @@ A request is written without the fields that have their default, so that a relea
 reads every request that does not use it. Decoding is strict: an unknown field is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
+from math import isfinite
 from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct, msgpack
@@ -24,6 +25,7 @@ ModelName = Annotated[
 ]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MAX_TOOL_CALLS = 1024  # of a chat, as many as messages: some templates look at all calls for each message
+MAX_DEPTH = 64  # of values that may be any JSON
 MAX_LIST_LENGTH = 1_000_000  # of lists without another limit
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
 AnyTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LIST_LENGTH)]  # possibly none
@@ -138,7 +140,7 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     arguments: dict[str, Any]
 
     def __post_init__(self) -> None:
-        check_integers(self.arguments, f"the arguments of the call of {quote(self.name)}")
+        check_json(self.arguments, f"the arguments of the call of {quote(self.name)}")
 
 
 STRICT = (
@@ -155,15 +157,42 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_d
     strict: Annotated[bool, Meta(description=STRICT)] = False
 
     def __post_init__(self) -> None:
-        check_integers(self.parameters, f"the parameters of {quote(self.name)}")
+        check_json(self.parameters, f"the parameters of {quote(self.name)}")
 
 
-def check_integers(value: object, name: str) -> None:
-    """Check that msgpack can hold every integer in the value; raise ValueError if it cannot."""
+def check_json(value: object, name: str) -> None:
+    """Check a value of any shape: JSON that is not nested deeply, with integers that msgpack can hold.
+
+    Templates, grammars and encoders follow it by recursion. Raises ValueError.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for one in level for inner in _inner(one, name)]
+        if not level:
+            break
+    else:
+        raise ValueError(f"{name} are nested more than {MAX_DEPTH} deep")
     try:
         msgpack.encode(value)
     except OverflowError:
         raise ValueError(f"{name} hold an integer of more than 64 bits") from None
+
+
+def _inner(value: object, name: str) -> Collection[object]:
+    """Return the values in a list or an object. Raises ValueError for what JSON does not have."""
+    match value:
+        case dict():
+            if not all(isinstance(key, str) for key in value):
+                raise ValueError(f"{name} hold an object whose keys are not all strings")
+            return value.values()
+        case list():
+            return value
+        case None | str() | int():
+            return ()
+        case float() if isfinite(value):
+            return ()
+        case _:
+            raise ValueError(f"{name} hold a {type(value).__name__} that JSON cannot hold")
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -277,7 +306,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError(f"`allowed_tools` names {quote(min(unknown))}, which is not in `tools`")
         if self.chat_template_kwargs and self.messages is None:
             raise ValueError("`chat_template_kwargs` needs `messages`")
-        check_integers(self.json_schema, "the numbers of `json_schema`")
+        check_json(self.json_schema, "the values of `json_schema`")
         for name in ("top_logprobs", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:
                 raise ValueError(f"`{name}` needs `logprobs`: true")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from scorepool.wire.request import check_integers
+from scorepool.wire.request import check_json
 
 
 class TextFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):
@@ -24,7 +24,7 @@ class NamedSchema(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     strict: Annotated[bool | None, Meta(description="The answer is constrained, whatever this says.")] = None
 
     def __post_init__(self) -> None:
-        check_integers(self.schema, "the numbers of `schema`")
+        check_json(self.schema, "the values of `schema`")
 
 
 class JsonSchemaFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_schema"):

@@ -82,7 +82,7 @@ class ChatTemplate:
                 tokenize=False,
                 **variables,
             )
-        except (TemplateError, ArithmeticError, ValueError) as error:  # templates calculate with the caller's values
+        except (TemplateError, ArithmeticError, ValueError, RecursionError) as error:  # they use the caller's values
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
 
 

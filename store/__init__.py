@@ -33,8 +33,10 @@ from scorepool.store.job_fields import JobField
 from scorepool.store.keys import (
     BATCH_BYTES,
     DELIVER,
+    DELIVERY_BYTES,
     DELIVERY_KEPT_S,
     DONE,
+    FILE_BYTES,
     INFER,
     JOB_BYTES,
     LIST_LENGTH,
@@ -57,8 +59,10 @@ from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
 __all__ = [
     "BATCH_BYTES",
     "DELIVER",
+    "DELIVERY_BYTES",
     "DELIVERY_KEPT_S",
     "DONE",
+    "FILE_BYTES",
     "INFER",
     "JOB_BYTES",
     "KEY_NAME",

@@ -36,6 +36,7 @@ MEMORY_FOR_CLAIMS = 90  # percent, above which no job begins; the rest is for th
 FILE_ID, BATCH_ID = "file-", "batch_"  # first parts of ids
 JOB_BYTES = 2048  # about, of a job beside its request and its outcome
 DELIVERY_BYTES = 2048  # about, of a delivery
+FILE_BYTES = 1024  # about, of a file beside its chunks
 BATCH_BYTES = 4096  # about, of a batch beside its lines
 DELIVERY_KEPT_S = 14 * 86_400  # a delivery that was given up, so that it can be replayed
 
@@ -321,6 +322,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "BATCH_ID_": BATCH_ID,
     "BATCH_": Keys.batch(""),
     "DELIVERY_BYTES": DELIVERY_BYTES,
+    "FILE_BYTES": FILE_BYTES,
     "JOB_BYTES": JOB_BYTES,
     "UNSERVED": Keys.unserved,
     "UNSERVED_OF_": Keys.unserved_of(""),

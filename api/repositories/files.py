@@ -71,24 +71,22 @@ class Files:
         """Save the input file of a batch; raise TooLarge, QueueFull or Unavailable."""
         num_bytes, num_chunks = 0, 0
         async for chunk in chunks_of_lines(upload, self._settings.max_body_bytes):
-            compressed = await run_in_threadpool(compress, chunk)
-            args: list[str | bytes | int] = [
-                owner,
-                file_id,
-                num_chunks,
-                compressed,
-                UPLOAD_TTL_S,
-                self._quota.max_bytes,
-            ]
-            answer = await self._store_chunk(args=args)
-            if answer != [b"stored"]:
-                raise refusal(answer)
+            await self._save_chunk(owner, file_id, num_chunks, chunk)
             num_bytes, num_chunks = num_bytes + len(chunk), num_chunks + 1
+        if num_chunks == 0:
+            await self._save_chunk(owner, file_id, 0, b"")  # an empty file counts too
         now = await decode.now_s(self._redis)
         async with self._redis.pipeline() as pipeline:
             file = publish_file(pipeline, owner, file_id, filename, "batch", num_bytes, ttl_s, now)
             await pipeline.execute()
         return file
+
+    async def _save_chunk(self, owner: str, file_id: str, number: int, chunk: bytes) -> None:
+        compressed = await run_in_threadpool(compress, chunk)
+        args: list[str | bytes | int] = [owner, file_id, number, compressed, UPLOAD_TTL_S, self._quota.max_bytes]
+        answer = await self._store_chunk(args=args)
+        if answer != [b"stored"]:
+            raise refusal(answer)
 
     async def read(self, owner: str, file_id: str) -> FileObject:
         """Return the file's record; raise NotFound."""

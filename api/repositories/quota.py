@@ -60,7 +60,8 @@ def job_bytes(request: wire.Request, body: bytes, context_length: int, is_of_bat
     num_sequences, num_tokens = _reported(request, context_length)
     top_logprobs = 0 if isinstance(request, wire.Tokenize) else request.top_logprobs
     result_bytes = num_sequences * SEQUENCE_BYTES + num_tokens * (TOKEN_BYTES + top_logprobs * TOP_TOKEN_BYTES)
-    return store.JOB_BYTES + len(body) * (2 if is_of_batch else 1) + result_bytes
+    webhook_bytes = store.DELIVERY_BYTES if request.webhook else 0  # the script adds those of endpoints
+    return store.JOB_BYTES + webhook_bytes + len(body) * (2 if is_of_batch else 1) + result_bytes
 
 
 def _reported(request: wire.Request, context_length: int) -> tuple[int, int]:

@@ -7,11 +7,12 @@
 -- ARGV  owner, id of the file, number of the chunk, the chunk, seconds that the chunks are kept, most bytes of the owner
 -- Returns {'stored'}, {'no_memory'}, or {'over_quota', ...} as submit.lua does.
 local owner, id, number, chunk, ttl_s, max_bytes = unpack(ARGV)
+local num_bytes = #chunk + (number == '0' and FILE_BYTES or 0)
 local parts = FILE_ .. id .. _PARTS
 local is_full, limit = exceeds_memory(MEMORY_FOR_NEW)
 local is_counted = max_bytes ~= '0'
 if is_counted then check_entries(owner, math.floor(now), 100) end
-local refusal = is_full and {'no_memory'} or refuse_bytes(owner, #chunk, tonumber(max_bytes), limit, math.floor(now))
+local refusal = is_full and {'no_memory'} or refuse_bytes(owner, num_bytes, tonumber(max_bytes), limit, math.floor(now))
 if refusal then
   redis.call('UNLINK', parts)
   remove_size(owner, id)
@@ -20,7 +21,7 @@ end
 redis.call('HSET', parts, number, chunk)
 redis.call('EXPIRE', parts, ttl_s)
 if is_counted then
-  write_size(owner, id, read_size(owner, id) + #chunk, math.floor(now) + ttl_s + 1)
+  write_size(owner, id, read_size(owner, id) + num_bytes, math.floor(now) + ttl_s + 1)
   schedule_check(owner, now)
 end
 return {'stored'}

@@ -31,6 +31,7 @@ local owner, max_depth, list_length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[
 local max_unserved, max_unserved_of_all = tonumber(ARGV[4]), tonumber(ARGV[5])
 local max_jobs, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
 local is_counted = max_jobs > 0 or max_bytes ~= 0
+local delivery_bytes = is_counted and DELIVERY_BYTES * (try('hash', 'HLEN', ENDPOINTS_OF_ .. owner) or 0) or 0  -- of a job's end
 local owned = JOBS_OF_ .. owner
 local SWEEP_S = 60  -- until the first sweep of a new list of ids (see sweep.lua)
 
@@ -102,7 +103,7 @@ while i <= #ARGV do
   if not known[1] then
     statuses[#statuses + 1] = ''
     new_in[queue] = (new_in[queue] or 0) + 1
-    num_new, new_bytes = num_new + 1, new_bytes + ARGV[starts[#starts] + 5]
+    num_new, new_bytes = num_new + 1, new_bytes + ARGV[starts[#starts] + 5] + delivery_bytes
     if is_unserved == '1' then unserved[queue] = true end
   elseif known[1] == fingerprint then
     statuses[#statuses + 1] = known[2]
@@ -154,7 +155,7 @@ for job, at in ipairs(starts) do
     else
       redis.call('RPUSH', QUEUE_ .. queue, id)
     end
-    if is_counted then write_size(owner, id, tonumber(num_bytes), later(now)) end
+    if is_counted then write_size(owner, id, num_bytes + delivery_bytes, later(now)) end
     created = created + 1
   end
 end

@@ -14,7 +14,7 @@ local has_more = 0
 
 local due = try('zset', 'ZRANGEBYSCORE', SWEEP_SCHEDULE, '-inf', now, 'LIMIT', 0, MAX_LISTS) or {}
 for _, list in ipairs(due) do
-  local num_dropped = is_type(list, 'zset') and drop_expired(list) or 0
+  local num_dropped = is_type(list, 'zset') and drop_expired(list, MAX_IDS) or 0
   local owner = string.sub(list, 1, #JOBS_OF_) == JOBS_OF_ and string.sub(list, #JOBS_OF_ + 1)
   local is_unfinished = num_dropped >= MAX_IDS or (owner and check_entries(owner, now, MAX_IDS) == MAX_IDS)
   if is_unfinished then has_more = 1 end
@@ -44,7 +44,7 @@ for i = 2, #ARGV do
     end
   end
   local canceled = CANCELED_ .. ARGV[i]  -- scored by the time of the cancel
-  if is_type(canceled, 'zset') and drop_expired(canceled) >= MAX_IDS then has_more = 1 end
+  if is_type(canceled, 'zset') and drop_expired(canceled, MAX_IDS) >= MAX_IDS then has_more = 1 end
 end
 
 -- The queues of a deployment that listed none by owner are found at random, as Redis finds expired keys: while many of those

@@ -9,12 +9,12 @@
 -- A check is due once a minute. The submissions of an owner and the sweeps of all workers run those that are due.
 
 local CHECK_S = 60
-local MAX_EXPIRED = 200
+local MAX_CANCELED = 10  -- a submission may check several queues
 
 -- Drop ids of expired jobs from a list. The oldest ids are checked, and as many random ones. Return how many were dropped.
-local function drop_expired(list)
+local function drop_expired(list, max_ids)
   local num_dropped = 0
-  for _, ids in ipairs({redis.call('ZRANGE', list, 0, MAX_EXPIRED - 1), redis.call('ZRANDMEMBER', list, MAX_EXPIRED)}) do
+  for _, ids in ipairs({redis.call('ZRANGE', list, 0, max_ids - 1), redis.call('ZRANDMEMBER', list, max_ids)}) do
     for _, id in ipairs(ids) do
       if redis.call('EXISTS', JOB_ .. id) == 0 then num_dropped = num_dropped + redis.call('ZREM', list, id) end
     end
@@ -38,7 +38,7 @@ local function remove_if_unused(queue, now)
   for _, registry in ipairs({FINISHED_, FAILED_}) do  -- scored by the time of expiry
     try('zset', 'ZREMRANGEBYSCORE', registry .. queue, '(0', now)
   end
-  if is_type(CANCELED_ .. queue, 'zset') then drop_expired(CANCELED_ .. queue) end
+  if is_type(CANCELED_ .. queue, 'zset') then drop_expired(CANCELED_ .. queue, MAX_CANCELED) end
   for _, prefix in ipairs({FINISHED_, FAILED_, CANCELED_, DEFERRED_, SCHEDULED_, WIP_, FAIR_SHARE_}) do
     if try('zset', 'ZCARD', prefix .. queue) ~= 0 then return false end
   end

@@ -64,6 +64,7 @@ class Owner:
         self.runner.run(self.queue.submit(OWNER, [request], [job_id]))
         self.requests[job_id] = request
         self.reserved[job_id] = job_bytes(request, wire.encode(request), MAX_CONTEXT, is_of_batch=False)
+        self.reserved[job_id] += store.DELIVERY_BYTES  # to the endpoint
 
     def submit_again(self, pick: int) -> None:
         if job_id := self._job(pick):
@@ -118,7 +119,7 @@ class Owner:
 
     def upload(self, pick: int) -> None:
         file_id = f"file-{new_job_ids(1)[0]}"
-        self.runner.run(self.files.save(OWNER, file_id, "f", Upload(b"{}\n" * (1 + pick)), 3600))
+        self.runner.run(self.files.save(OWNER, file_id, "f", Upload(b"{}\n" * (pick - 1)), 3600))
         self.file_ids.append(file_id)
 
     def delete_file(self, pick: int) -> None:
@@ -145,9 +146,9 @@ class Owner:
 
     def recount(self) -> int:
         jobs = sum(map(self._job_bytes, self.reserved))
-        deliveries = len(list(self.redis.scan_iter(store.RqKeys.job("wh_*")))) * 2048
+        deliveries = len(list(self.redis.scan_iter(store.RqKeys.job("wh_*")))) * store.DELIVERY_BYTES
         parts = [self.redis.hvals(store.Keys.file_parts(file_id)) for file_id in self.file_ids]
-        return jobs + deliveries + sum(len(chunk) for chunks in parts for chunk in chunks)
+        return jobs + deliveries + sum(store.FILE_BYTES + sum(map(len, chunks)) for chunks in parts)
 
     def settle(self) -> None:
         """Let every entry be due, and sweep."""

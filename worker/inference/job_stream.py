@@ -11,6 +11,7 @@ for the result.
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
 
 from scorepool import wire
@@ -22,6 +23,49 @@ from scorepool.worker.inference.translate import PreparedSequence
 
 TOKEN_BYTES = 24  # of a token in a delta, about, without its top logprobs
 TOP_LOGPROB_BYTES = 16  # of one of them, about
+
+
+class PartialStop:
+    """The end of a growing text that may be the beginning of one of the stop strings.
+
+    It reads each byte once (Knuth-Morris-Pratt), because it runs on the engine's thread for each token.
+    """
+
+    def __init__(self, stops: Items[bytes]) -> None:
+        self.length = 0  # bytes at the end of the text that may belong to a stop string that is not complete
+        self._stops = [(stop, border_lengths(stop)) for stop in stops]
+        self._matched = [0] * len(stops)  # the longest beginning of each with which the text ends
+        self._num_read = 0
+
+    def read(self, text: bytes | bytearray) -> None:
+        """Read what the text has gained since the last call."""
+        added = bytes(text[self._num_read :])
+        for index, (stop, borders) in enumerate(self._stops):
+            matched = self._matched[index]
+            for byte in added:
+                while matched and stop[matched] != byte:
+                    matched = borders[matched - 1]
+                if stop[matched] == byte:
+                    matched += 1
+                if matched == len(stop):
+                    matched = borders[matched - 1]
+            self._matched[index] = matched
+        self._num_read = len(text)
+        self.length = max(self._matched, default=0)
+
+
+@lru_cache(maxsize=256)  # the sequences of a job have the same stop strings
+def border_lengths(pattern: bytes) -> list[int]:
+    """Return for each beginning of the pattern the length of its longest proper beginning that is also its end."""
+    borders = [0] * len(pattern)
+    length = 0
+    for index in range(1, len(pattern)):
+        while length and pattern[index] != pattern[length]:
+            length = borders[length - 1]
+        if pattern[index] == pattern[length]:
+            length += 1
+        borders[index] = length
+    return borders
 
 
 class SequenceStream:
@@ -38,6 +82,8 @@ class SequenceStream:
         self._with_logprobs = with_logprobs
         self._token_ids: list[int] = []  # those that may be taken
         self._columns = TokenColumns()  # their entries
+        sampling = prepared.sequence.sampling
+        self._partial_stop = PartialStop(sampling.stop if sampling else ())
         self._num_read = 0
         self._num_read_bytes = 0
         self._parser = None if chat_prompt is None else chat_prompt.output_parser(codec)
@@ -60,7 +106,8 @@ class SequenceStream:
 
     def _read(self) -> int:
         """Read the new tokens that begin no stop string. Return how many tokens may be taken in total."""
-        safe_bytes = len(self.sequence.text) - partial_stop_length(self.sequence)
+        self._partial_stop.read(self.sequence.text)
+        safe_bytes = len(self.sequence.text) - self._partial_stop.length
         for token_id in self.sequence.token_ids[self.sequence.num_input_tokens + self._num_read :]:
             num_bytes = len(self._token_bytes(token_id))
             if self._num_read_bytes + num_bytes > safe_bytes:
@@ -167,15 +214,3 @@ class JobStream:
             skipped=[taken.first + index for index in indices_of(stream.skipped_ids, taken.token_ids)],
             **fields,  # type: ignore[arg-type]
         )
-
-
-def partial_stop_length(sequence: Sequence) -> int:
-    """Return how many bytes at the end of the text may be the beginning of a stop string."""
-    stops = sequence.sampling.stop if sequence.sampling else ()
-    longest = 0
-    for stop in stops:
-        for size in range(min(len(stop) - 1, len(sequence.text)), longest, -1):
-            if sequence.text.endswith(stop[:size]):
-                longest = size
-                break
-    return longest

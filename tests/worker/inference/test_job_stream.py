@@ -1,11 +1,13 @@
 """Tokens of a job that streams are emitted once, in order, and never if a stop string may remove them."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scorepool import wire
 from scorepool.engine import Sampling, Sequence
 from scorepool.engine.sampling.stop import check_stop
-from scorepool.worker.inference.job_stream import JobStream, partial_stop_length
+from scorepool.worker.inference.job_stream import JobStream, PartialStop
 from scorepool.worker.inference.translate import PreparedSequence
 from tests.worker.fake import FakeChatCodec, FakeTokenizer
 
@@ -113,10 +115,45 @@ def test_tokens_are_taken_in_pieces_and_again_after_a_rewind():
         (b"ab", (b"b",), 0),
         (b"", (b"a",), 0),
         (b"aab", (b"aabx",), 3),
+        (b"xabab", (b"abab", b"q"), 2),  # ignored, as with min_tokens: what is left may begin another one
     ],
 )
 def test_the_length_of_a_partial_stop_string(text: bytes, stops: tuple[bytes, ...], length: int):
-    sequence = sequence_of(*stops)
-    sequence.text += text
+    partial_stop = PartialStop(stops)
+    partial_stop.read(text)
 
-    assert partial_stop_length(sequence) == length
+    assert partial_stop.length == length
+
+
+@given(
+    pieces=st.lists(st.text("ab").map(str.encode)),
+    stops=st.lists(st.text("ab", min_size=1, max_size=6).map(str.encode), max_size=3),
+)
+def test_a_partial_stop_string_is_found_however_the_text_grows(pieces: list[bytes], stops: list[bytes]):
+    partial_stop, text = PartialStop(stops), bytearray()
+    for piece in pieces:
+        text += piece
+        partial_stop.read(text)
+
+        beginnings = [stop[:size] for stop in stops for size in range(len(stop))]
+        assert partial_stop.length == max((len(each) for each in beginnings if text.endswith(each)), default=0)
+
+
+def test_stop_strings_cost_a_step_no_more_than_the_bytes_that_it_adds():
+    class CountedStop(bytes):
+        num_reads = 0
+
+        def __getitem__(self, index: object) -> int:
+            type(self).num_reads += 1
+            return super().__getitem__(index)  # type: ignore[index,return-value]
+
+    stop = CountedStop(b"a" * 1023 + b"x")
+    partial_stop, text = PartialStop([stop]), bytearray(b"a" * 1022)
+    partial_stop.read(text)
+    CountedStop.num_reads = 0
+    for _ in range(100):
+        text += b"ba"
+        partial_stop.read(text)
+
+    assert partial_stop.length == 1
+    assert CountedStop.num_reads <= 1023 + 8 * 100  # once through all beginnings, then a few for each byte

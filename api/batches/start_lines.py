@@ -89,7 +89,7 @@ async def _start_chunk(
     jobs: dict[LineInProgress, tuple[bytes, list[wire.Request]]] = {}
     line, number = before.line, before.line_number
     while line < len(texts) and num_free > 0 and len(ended) < MAX_ENDED_LINES:
-        await asyncio.sleep(0)  # a line may take 20 ms
+        await asyncio.sleep(0)  # others have a turn after each line
         if line > before.line and lease.should_renew:
             break
         text, line, number = texts[line], line + 1, number + 1

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-TURN_S = 0.02  # for which a request works before others have a turn
+TURN_S = 0.005  # for which a request works before others have a turn
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:

@@ -94,3 +94,17 @@ def test_a_url_may_end_in_v1(suffix: str):
         sdk._http.event_hooks = {"request": [requests.append]}
         sdk.models()
     assert [request.url.path for request in requests] == ["/v1/models"]
+
+
+def test_score_takes_pairs_or_completions_of_one_prompt(monkeypatch: pytest.MonkeyPatch):
+    sent: list[wire.Request] = []
+    monkeypatch.setattr(Client, "submit", lambda _, request: sent.append(request))
+    monkeypatch.setattr(Client, "result", lambda *_: None)
+    with Client("http://127.0.0.1:1") as sdk:
+        sdk.score("demo", [("a", "b")], rank=True)
+        sdk.score("demo", ["b", "c"], prompt="a")
+    items = [wire.ScoreItem(completion="b"), wire.ScoreItem(completion="c")]
+    assert sent == [
+        wire.Score(model="demo", items=[wire.ScoreItem(prompt="a", completion="b")], rank=True),
+        wire.Score(model="demo", prompt="a", items=items),
+    ]

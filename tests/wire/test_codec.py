@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import tracemalloc
 
 import msgspec
 import pytest
@@ -162,3 +163,28 @@ def test_the_tool_calls_of_a_whole_chat_are_bounded(num_messages: int, is_accept
         else:
             with pytest.raises(wire.Invalid, match="1536 tool calls in all; expected at most 1024"):
                 wire.parse(body, wire.Request)
+
+
+@pytest.mark.parametrize("value", [None, True, 5, 0.5, "a'b", b"a", [], [1, "a"], {}, {"a": [1], 2: None}, [[[]]]])
+def test_a_short_value_is_quoted_as_its_repr(value: object):
+    assert wire.quote(value) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["a" * 10**6, b"a" * 10**6, [0] * 10**6, {"a" * 10**6: 0}, [["b" * 10**6]], dict.fromkeys(range(10**5))]
+)
+def test_a_long_value_is_cut_before_it_is_quoted(value: object):
+    tracemalloc.start()
+    try:
+        quoted = wire.quote(value)
+        assert tracemalloc.get_traced_memory()[1] < 20_000
+    finally:
+        tracemalloc.stop()
+    assert (len(quoted), quoted[:77], quoted[77:]) == (80, repr(value)[:77], "...")
+
+
+@pytest.mark.parametrize("name", ["a" * 10**6, " - at `$" * 10**5, "`" * 10**6, " - at `$" * 10**5 + "\n"])
+def test_the_error_for_a_long_unknown_field_is_short(name: str):
+    with pytest.raises(wire.Invalid) as caught:
+        wire.parse(msgspec.json.encode({"type": "score", "model": "demo", "items": [], name: 1}), wire.Request)
+    assert len(caught.value.message) < 1200

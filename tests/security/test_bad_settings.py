@@ -20,7 +20,7 @@ from scorepool.local.stack import webhook_command
 from tests.api.conftest import SECRET
 from tests.conftest import wait_until_up
 
-STOP_S = 10.0
+STOP_S = 20.0  # twice what is promised, for a busy machine
 API = [sys.executable, "-m", "scorepool.api"]
 SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
 REPLIES = {  # to every command
@@ -115,7 +115,7 @@ class Process:
         self._process.wait()
 
 
-def test_bad_urls_and_a_redis_that_hangs_or_goes_leave_no_process_behind(tmp_path: Path):
+def test_a_redis_that_hangs_leaves_no_process_behind(tmp_path: Path):
     """Every process beside the others: the API and the webhook worker, and what `scorepool` starts."""
     with ExitStack() as stack:
 
@@ -127,7 +127,6 @@ def test_bad_urls_and_a_redis_that_hangs_or_goes_leave_no_process_behind(tmp_pat
         hanging = stack.enter_context(answering(REPLIES["hangs"]))
         (tmp_path / "redis").mkdir()
         url, server = stack.enter_context(redis_server(tmp_path / "redis"))
-        unknown_option = start(API, "redis://127.0.0.1:1/0?nonsense=1")
         serve = start([SCOREPOOL, "serve"], hanging)
         webhooks = start(webhook_command(), hanging)
         running = [start(API, hanging), start(webhook_command(), url)]
@@ -140,7 +139,6 @@ def test_bad_urls_and_a_redis_that_hangs_or_goes_leave_no_process_behind(tmp_pat
             assert max(process.cpu_s() - used_s for process, used_s in zip(running, before_s, strict=True)) < 0.5
         for process in running:
             process.terminate()
-        assert "the option 'nonsense'" in unknown_option.refusal()
         assert "no Redis answers at the URL" in serve.refusal()
         assert "no Redis answers at the URL" in webhooks.refusal()
         for process in running:

@@ -84,14 +84,17 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             if not os.environ.get("TEST_REDIS_ACL"):
                 yield url
             else:
-                yield limit_rights(admin, url)
+                yield limit_rights(admin, url, *KEYS_OF_TEST_FUNCTIONS)
                 assert denied(admin) == []
         server.terminate()
 
 
-def limit_rights(admin: Redis, url: str) -> str:
+KEYS_OF_TEST_FUNCTIONS = ("~noted:*", "~shown:*", "~current:*", "~tries:*")  # what job functions of tests/worker write
+
+
+def limit_rights(admin: Redis, url: str, *more: str) -> str:
     """Make the user that docs/deploy.md describes; return the URL with it."""
-    admin.execute_command("ACL", "SETUSER", "scorepool", "on", ">secret", *documented_rights())
+    admin.execute_command("ACL", "SETUSER", "scorepool", "on", ">secret", *documented_rights(), *more)
     return url.replace("unix://", "unix://scorepool:secret@")
 
 

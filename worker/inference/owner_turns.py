@@ -8,8 +8,7 @@ thousand small jobs gets as much done as one with a large one. The jobs of one o
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from threading import Condition, Thread
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -50,32 +49,51 @@ class OwnerTurns(Generic[T]):
 
 
 class OwnerThread:
-    """One thread, on which the calls of several owners take turns. They cost the time that they take."""
+    """One thread, on which the calls of several owners take turns. They cost the time that they take.
+
+    It is a daemon: a process that has given its jobs back ends in the middle of a call.
+    """
 
     def __init__(self, name: str) -> None:
         self.since: float | None = None  # time.monotonic() of the call that runs now
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._turns: OwnerTurns[tuple[str, Callable[[], object]]] = OwnerTurns()
-        self._lock = Lock()  # guards the turns
+        self._num_waiting = 0
+        self._is_closed = False
+        self._changed = Condition()  # guards the above
+        Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        with self._changed:
+            return not self._num_waiting and self.since is None
 
     def submit(self, owner: str, call: Callable[[], object]) -> None:
-        """Let a call wait for its turn. It must raise nothing. Raises RuntimeError if the thread is closed."""
-        with self._lock:
+        """Let a call wait for its turn. It must raise nothing. It is dropped if the thread is closed."""
+        with self._changed:
             self._turns.put(owner, (owner, call))
-        self.thread.submit(self._run_next)
+            self._num_waiting += 1
+            self._changed.notify()
 
     def close(self) -> None:
         """Drop the calls that wait. Does not wait for the one that runs."""
-        self.thread.shutdown(wait=False, cancel_futures=True)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
 
-    def _run_next(self) -> None:
-        with self._lock:
-            turn = self._turns.take()
-        if turn is None:
-            return
-        owner, call = turn
-        self.since = since = time.monotonic()
-        call()
-        self.since = None
-        with self._lock:
-            self._turns.charge(owner, time.monotonic() - since)
+    def _run(self) -> None:
+        while turn := self._next():
+            owner, call = turn
+            call()
+            with self._changed:
+                self._turns.charge(owner, time.monotonic() - (self.since or 0.0))
+                self.since = None
+
+    def _next(self) -> tuple[str, Callable[[], object]] | None:
+        """Wait for the next turn; return None if the thread is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._num_waiting)
+            if self._is_closed:
+                return None
+            self._num_waiting -= 1
+            self.since = time.monotonic()
+            return self._turns.take()

@@ -244,11 +244,8 @@ class InferenceRun:
         num_numbers = sum(len(each.sequence.token_ids) * (1 + each.sequence.top_logprobs) for each in prepared)
         if num_numbers < LARGE_RESULT:
             self.ended.set_result(prepared)
-            return
-        try:
+        else:
             self._large_results.submit(self.owner, partial(self._end_large, prepared))
-        except RuntimeError:  # closed: the worker gives its jobs back
-            return
 
     def _end_large(self, prepared: list[PreparedSequence]) -> None:
         if self._is_canceled:

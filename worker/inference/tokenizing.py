@@ -62,19 +62,13 @@ class TokenizingQueue:
 
     def _put(self, job: TokenizedJob, num_characters: int) -> None:
         thread = self.short if num_characters <= SLICE_CHARACTERS else self.long
-        try:
-            thread.submit(job.owner, partial(self._advance, job))
-        except RuntimeError:  # closed: the worker gives its jobs back
-            self._forget(job)
+        thread.submit(job.owner, partial(self._advance, job))
 
     def _advance(self, job: TokenizedJob) -> None:
         num_characters = job.advance(SLICE_CHARACTERS)
-        if num_characters is None:
-            self._forget(job)
-        else:
+        if num_characters is not None:
             self._put(job, num_characters)
-
-    def _forget(self, job: TokenizedJob) -> None:
+            return
         with self._lock:
             self._num_characters[job.owner] -= job.num_characters
             if not self._num_characters[job.owner]:

@@ -20,7 +20,7 @@ from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.rq.errors import FatalError
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
-from tests.worker.conftest import generate
+from tests.worker.conftest import generate, until
 from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
 
 
@@ -93,7 +93,7 @@ def send(runner: InferenceRunner, prompt: str) -> AsyncResult:
 
 def wait_for_tokenizer(runner: InferenceRunner) -> None:
     """Wait until the tokenizer's thread for short texts has finished its queue."""
-    runner.tokenizing.short.thread.submit(lambda: None).result(30)
+    until(lambda: runner.tokenizing.short.is_idle, timeout_s=30)
 
 
 def assert_never_ends(pending: AsyncResult) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from scorepool.worker.inference.tokenizing import MAX_WAITING_CHARACTERS, SLICE_CHARACTERS, TokenizingQueue
+from tests.worker.conftest import until
 
 
 class SlicedJob:
@@ -105,16 +106,22 @@ def test_an_owner_is_crowded_while_much_of_its_text_waits(queue: TokenizingQueue
 
     assert queue.crowded_owners == {"a"}
     gate.set()
-    for job, lane in ((long, queue.long), (small, queue.short)):
-        assert job.is_done.wait(30)
-        lane.thread.submit(lambda: None).result(30)
+    assert long.is_done.wait(30)
+    assert small.is_done.wait(30)
+    until(lambda: queue.long.is_idle and queue.short.is_idle)
     assert queue.crowded_owners == frozenset()
     assert not queue._num_characters
     assert queue.since is None
 
 
-def test_a_job_that_comes_after_the_end_is_dropped(queue: TokenizingQueue):
+def test_jobs_that_wait_at_the_end_are_dropped(queue: TokenizingQueue, gate: threading.Event):
+    log: list[str] = []
+    first, second = SlicedJob("a", [1], log, gate), SlicedJob("b", [2], log)
+    queue.put(first)
+    assert first.has_begun.wait(30)
+    queue.put(second)
     queue.close()
-    queue.put(SlicedJob("a", [1], []))
+    gate.set()
 
-    assert not queue._num_characters
+    assert first.is_done.wait(30)
+    assert not second.is_done.wait(0.1)

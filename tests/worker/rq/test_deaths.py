@@ -191,7 +191,7 @@ def test_a_hanging_step_ends_the_worker_and_its_jobs_run_again(redis: Redis, wor
 
 
 def test_hanging_tokenization_ends_the_worker_and_its_jobs_run_again(redis: Redis, workers: Workers):
-    """One such text blocks all jobs, because one thread tokenizes them all."""
+    """One such text blocks all jobs, because one thread tokenizes all short texts."""
     ids = [submit(redis, generate("ENDLESS")), submit(redis, generate())]
 
     assert workers.start(SCOREPOOL_STALL_TIMEOUT_S="2").wait(timeout=60) == 70
@@ -285,3 +285,13 @@ def test_a_stall_of_redis_longer_than_the_leases_counts_as_no_crash(killable_red
     assert {redis.hget(f"rq:job:{job_id}", store.JobField.MAX_CONCURRENCY) for job_id in ids} == {None}
     until(lambda: len(done(redis)) == 8)
     assert "took" not in workers.log
+
+
+def test_a_worker_ends_on_sigterm_in_the_middle_of_a_text(workers: Workers, redis: Redis):
+    worker = workers.start(SCOREPOOL_DRAIN_TIMEOUT_S="0.1")
+    job_id = submit(redis, generate("ENDLESS"))
+    until(lambda: status(redis, job_id) == "started")
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(30) == 0
+    assert status(redis, job_id) == "queued"

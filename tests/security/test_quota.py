@@ -181,8 +181,8 @@ async def test_files_are_counted_and_a_refused_one_leaves_nothing(serving: Servi
 
 
 async def test_a_batch_waits_for_room_and_loses_no_line(serving: Serving, redis: Redis, worker: FakeWorker):
-    async with serving(api_keys=KEYS, max_bytes_per_key=LIMIT_BYTES) as http:
-        lines = b"".join(LINE % index for index in range(200))
+    async with serving(api_keys=KEYS, max_bytes_per_key=60_000) as http:
+        lines = b"".join(LINE % index for index in range(40))
         file = (await upload(http, ALICE, lines)).json()["id"]
         create = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
         batch = (await http.post("/v1/batches", json=create, headers=bearer(ALICE))).json()["id"]
@@ -193,10 +193,10 @@ async def test_a_batch_waits_for_room_and_loses_no_line(serving: Serving, redis:
                 let_a_minute_pass(redis, "alice")
                 await asyncio.sleep(0.02)
                 shown = (await http.get(f"/v1/batches/{batch}", headers=bearer(ALICE))).json()
-        assert shown["request_counts"] == {"total": 200, "completed": 200, "failed": 0}
-        assert num_ended == 200
+        assert shown["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+        assert num_ended == 40
         assert (await submit(http, BOB)).status_code == 202
         output = (await http.get(f"/v1/files/{shown['output_file_id']}/content", headers=bearer(ALICE))).text
-        assert len(output.splitlines()) == 200
+        assert len(output.splitlines()) == 40
         assert redis.hget(store.Keys.sizes_of("alice"), shown["output_file_id"]) is not None
         await eventually(lambda: not redis.exists(store.Keys.batch_lines(batch)))

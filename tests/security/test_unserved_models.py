@@ -20,7 +20,7 @@ from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
 from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
-COUNTS = [3000, pytest.param(100_000, marks=pytest.mark.soak)]
+COUNTS = [1500, pytest.param(100_000, marks=pytest.mark.soak)]
 
 
 async def submit(http: httpx.AsyncClient, key: str, model: str, **changes: Any) -> httpx.Response:

@@ -64,6 +64,11 @@ class GrammarProcess:
         """True if its process computes."""
         return self.state == "compiling" or self.num_unanswered > 0
 
+    @property
+    def is_abandoned(self) -> bool:
+        """True if all that waited for it were canceled."""
+        return bool(self.compiled) and not self.asking and all(future.cancelled() for future in self.compiled)
+
     def send_compile(self) -> None:
         """Have it compiled by the process that was forked for it. Raises OSError."""
         if self.connection is not None:

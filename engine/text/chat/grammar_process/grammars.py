@@ -175,7 +175,8 @@ class Grammars:
         self._resolve(grammar, InvalidRequest(error))
 
     def _leave_queue(self, grammar: GrammarProcess) -> None:
-        self._queue.done(grammar, time.monotonic() - grammar.busy_since)
+        used_s = time.monotonic() - grammar.busy_since if grammar.state == "compiling" else 0.0
+        self._queue.done(grammar, used_s)
 
     def _make_idle(self, grammar: GrammarProcess) -> None:
         """Take away its process. It gets another when it is asked again, which consumes all tokens anew."""
@@ -234,13 +235,17 @@ class Grammars:
 
     def _compile_next(self) -> None:
         while (grammar := self._queue.take()) is not None:
-            if grammar.compiled and not grammar.asking and all(future.cancelled() for future in grammar.compiled):
-                grammar.state = "idle"
-                self._resolve(grammar)
-                self._leave_queue(grammar)
-                continue
-            self._make_room()
-            self._start_run(grammar)
+            if grammar.is_abandoned:
+                self._abandon(grammar)
+            else:
+                self._make_room()
+                self._start_run(grammar)
+
+    def _abandon(self, grammar: GrammarProcess) -> None:
+        """Do not compile what nobody waits for any more."""
+        self._leave_queue(grammar)
+        self._make_idle(grammar)
+        grammar.compiled.clear()
 
     def _start_run(self, grammar: GrammarProcess) -> None:
         if self._server is None:
@@ -342,6 +347,8 @@ class Grammars:
         for grammar in list(self._runs.values()):
             if grammar.is_busy and now - grammar.busy_since > HANG_S:
                 self._fail(grammar, f"it gave no answer within {HANG_S:g} s")
+            elif grammar.state == "compiling" and grammar.is_abandoned:
+                self._abandon(grammar)
         unused = [one for one in self._runs.values() if not one.is_busy and now - one.used_at > IDLE_S]
         for grammar in sorted(unused, key=lambda grammar: grammar.used_at)[: max(0, len(unused) - MAX_IDLE)]:
             self._make_idle(grammar)

@@ -218,6 +218,31 @@ def test_a_failure_of_the_thread_fails_what_waits_and_nothing_later(monkeypatch:
     compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "object"}), None)
 
 
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled():
+    chat = a_codec()
+    constraint = constraint_of(chat, BOMBS[0])
+    compiled = constraint.compile()
+    while constraint._grammar.state != "compiling":
+        time.sleep(0.01)
+
+    compiled.cancel()
+
+    deadline = time.monotonic() + 60
+    while constraint._grammar.state != "idle" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert constraint._grammar.state == "idle"
+    assert constraint._grammar.connection is None
+
+
+def test_canceled_grammars_that_never_ran_cost_their_owner_nothing():
+    chat = a_codec()
+    running = [constraint_of(chat, bomb).compile() for bomb in BOMBS]
+    for future in [*running, *(constraint_of(chat, {"const": number}).compile() for number in range(20))]:
+        future.cancel()
+    compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "object"}), None)
+    assert chat.grammar_compiler.grammars._queue._clock_of("") < 60
+
+
 class Grammar:
     def __init__(self, owner: str, lane: Lane = LANES[0]) -> None:
         self.owner = owner

@@ -42,7 +42,8 @@ def run(model: Any, sequences: list[Sequence], mode: str = "default") -> list[in
     head = CountingHead(split_model(model))
     runner = ModelRunner(PaddedBatch(model, head), head, replace(MODEL_INFO, mode=mode), tokenizer=None, chat=None)
     slices = [Slice(sequence, 0, sequence.num_prefill) for sequence in sequences]
-    results = runner.read(runner.launch(SchedulerOutput([slices], [])))
+    step, _ = runner.launch(SchedulerOutput([slices], []))
+    results = runner.read(step)
     assert {result.slice: result.error for result in results} == dict.fromkeys(slices)
     return head.num_rows
 

@@ -20,7 +20,7 @@ from scorepool.api.dialects.openai.batch import (
     LineResponse,
 )
 from scorepool.api.dialects.protocol import Context, Endpoint
-from scorepool.api.http.bodies import parse_body
+from scorepool.api.http.bodies import Body
 from scorepool.api.http.errors import ApiError, BadRequest, error_reply, map_field_names
 from scorepool.api.repositories import decode
 from scorepool.api.submission import error_of_job, name_field
@@ -108,7 +108,7 @@ async def build_jobs(
     services: BatchServices, text: bytes, batch: Batch, unique_id: str
 ) -> tuple[list[wire.Request], LineCall]:
     """Return the jobs of a line, and its call. Raise wire.Invalid, TooLarge."""
-    call = await parse_body(text, "json", lambda: LineCall.parse(text, batch, unique_id))
+    call = await Body(batch.id, text, "json").parse(lambda content, _: LineCall.parse(content, batch, unique_id))
     count = call.endpoint.job_count(call.body)
     services.submission.check_count(*count)
     return await services.submission.build(call.to_requests(batch), count.field), call

@@ -4,6 +4,8 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +15,7 @@ from scorepool.api.http import tasks
 from scorepool.api.http.body_memory import receiving
 from scorepool.api.http.errors import TooLarge, TooSlow, UnsupportedMedia
 from scorepool.api.http.formats import sent_format
+from scorepool.api.http.turns import Turns
 
 T = TypeVar("T")
 
@@ -37,38 +40,46 @@ async def read_message(request: Request, message_type: type[T], max_bytes: int) 
     return wire.parse(b"".join(chunks), message_type, message_format)
 
 
-async def parse_message(body: bytes, message_type: type[T], message_format: wire.Format) -> T:
-    """Decode a body. Raises TooLarge, wire.Invalid."""
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body that has been read."""
 
-    def parse() -> T:
-        wire.check_free_form(body, message_type, message_format)
-        return wire.parse(body, message_type, message_format)
+    owner: str  # whose request it is: large bodies of several owners are parsed in turns
+    content: bytes
+    message_format: wire.Format
 
-    return await parse_body(body, message_format, parse)
+    async def parse(self, parse: Callable[[bytes, wire.Format], T]) -> T:
+        """Return what `parse` makes of the body. A large one is parsed in a thread, while others use the event loop.
+
+        Raises TooLarge, and what `parse` raises.
+        """
+        if len(self.content) <= MAX_INLINE_BYTES:
+            return parse(self.content, self.message_format)
+        async with _turns.turn(self.owner):
+            return await asyncio.get_running_loop().run_in_executor(_parsing, self._parse_large, parse)
+
+    async def parse_message(self, message_type: type[T]) -> T:
+        """Decode the body. Raises TooLarge, wire.Invalid."""
+
+        def parse(content: bytes, message_format: wire.Format) -> T:
+            wire.check_free_form(content, message_type, message_format)
+            return wire.parse(content, message_type, message_format)
+
+        return await self.parse(parse)
+
+    def _parse_large(self, parse: Callable[[bytes, wire.Format], T]) -> T:
+        if self.message_format == "json":
+            _check_strings(self.content)
+            _check_containers(self.content)
+        gc.disable()  # it would look at all new objects again and again, for most of the time
+        try:
+            return parse(self.content, self.message_format)
+        finally:
+            gc.enable()
 
 
 _parsing = ThreadPoolExecutor(1, "parse")  # one large body at a time: its memory is that of one
-
-
-async def parse_body(body: bytes, message_format: wire.Format, parse: Callable[[], T]) -> T:
-    """Return what `parse` makes of a body. A large one is parsed in a thread, while others use the event loop.
-
-    Raises TooLarge, and what `parse` raises.
-    """
-    if len(body) <= MAX_INLINE_BYTES:
-        return parse()
-    return await asyncio.get_running_loop().run_in_executor(_parsing, _parse_large, body, message_format, parse)
-
-
-def _parse_large(body: bytes, message_format: wire.Format, parse: Callable[[], T]) -> T:
-    if message_format == "json":
-        _check_strings(body)
-        _check_containers(body)
-    gc.disable()  # it would look at all new objects again and again, for most of the time
-    try:
-        return parse()
-    finally:
-        gc.enable()
+_turns = Turns()  # at `_parsing`
 
 
 def _check_strings(body: bytes) -> None:
@@ -123,14 +134,21 @@ def body_format(request: Request) -> wire.Format:
         raise UnsupportedMedia(str(error), "Content-Type") from None
 
 
-async def read_body(request: Request, owner: str, max_bytes: int) -> bytes:
-    """Read the whole body. Raises TooLarge, TooSlow, TooManyUploads."""
+@asynccontextmanager
+async def received_body(request: Request, owner: str, max_bytes: int) -> AsyncGenerator[Body]:
+    """Read the whole body. Its bytes count as its owner's until the context ends: parse it there.
+
+    Raises UnsupportedMedia, TooLarge, TooSlow, TooManyUploads.
+    """
+    message_format = body_format(request)
     with receiving(owner, max_bytes) as count:
         chunks = []
         async for chunk in body_chunks(request, max_bytes):
             count(len(chunk))
             chunks.append(chunk)
-        return b"".join(chunks)
+        content = b"".join(chunks)
+        chunks.clear()
+        yield Body(owner, content, message_format)
 
 
 async def body_chunks(

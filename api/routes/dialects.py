@@ -24,7 +24,7 @@ from scorepool.api.dependencies import ModelsDep, Owner, SettingsDep, StreamingD
 from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
 from scorepool.api.http import openapi
-from scorepool.api.http.bodies import body_format, parse_body, read_body, while_connected
+from scorepool.api.http.bodies import received_body, while_connected
 from scorepool.api.http.errors import Failed, TooLarge, map_codes
 from scorepool.api.http.formats import reply
 from scorepool.api.http.sse import EventStream
@@ -77,9 +77,8 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
 
 async def _read(endpoint: AnyEndpoint, request: Request, owner: str, max_bytes: int) -> Any:
     """Read and parse the body. Its bytes are not kept while its jobs run."""
-    message_format = body_format(request)
-    content = await read_body(request, owner, max_bytes)
-    return await parse_body(content, message_format, lambda: endpoint.parse(content, message_format))
+    async with received_body(request, owner, max_bytes) as body:
+        return await body.parse(endpoint.parse)
 
 
 async def _run(

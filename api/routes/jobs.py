@@ -25,7 +25,7 @@ from scorepool.api.dependencies import (
     known_query,
 )
 from scorepool.api.http import openapi
-from scorepool.api.http.bodies import body_format, parse_body, parse_message, read_body
+from scorepool.api.http.bodies import received_body
 from scorepool.api.http.errors import TooLarge
 from scorepool.api.http.formats import reply
 from scorepool.api.repositories.jobs import ENDED
@@ -59,9 +59,8 @@ async def submit(
 
     With `Prefer: wait=N` the answer is the job, if it ends within N seconds.
     """
-    message_format = body_format(request)
-    body = await read_body(request, owner, settings.max_body_bytes)
-    job_request: wire.Request = await parse_message(body, wire.Request, message_format)  # type: ignore[arg-type]
+    async with received_body(request, owner, settings.max_body_bytes) as body:
+        job_request: wire.Request = await body.parse_message(wire.Request)  # type: ignore[arg-type]
     del body  # the client may wait for long
     [submitted] = await submission.submit(owner, [job_request], key, is_bulk=False)
     location = f"/v1/jobs/{submitted.id}"
@@ -96,14 +95,14 @@ async def submit_bulk(
     submission: SubmissionDep,
 ) -> Response:
     """Submit jobs: all are accepted, or none. The answer has their order."""
-    message_format = body_format(request)
-    body = await read_body(request, owner, settings.max_body_bytes)
-    count = await parse_body(body, message_format, lambda: wire.count_objects(body, message_format))
-    if count > settings.max_bulk_jobs:
-        raise TooLarge(
-            f"expected at most {settings.max_bulk_jobs} jobs in one request (SCOREPOOL_MAX_BULK_JOBS), found {count}"
-        )
-    requests: list[wire.Request] = await parse_message(body, Bulk, message_format)
+    async with received_body(request, owner, settings.max_body_bytes) as body:
+        count = await body.parse(wire.count_objects)
+        if count > settings.max_bulk_jobs:
+            raise TooLarge(
+                f"expected at most {settings.max_bulk_jobs} jobs in one request (SCOREPOOL_MAX_BULK_JOBS), "
+                f"found {count}"
+            )
+        requests: list[wire.Request] = await body.parse_message(Bulk)
     submitted = await submission.submit(owner, requests, key, is_bulk=True)
     return reply([_accepted(job) for job in submitted], reply_format, 202, _replayed(submitted))
 

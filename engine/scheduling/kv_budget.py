@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from scorepool.engine.sequence import Sequence
 
+RESERVED_FRACTION = 8  # of the rows and of the memory, that one of several shares leaves to the others
+
 
 @dataclass(frozen=True, slots=True)
 class KVBudget:
@@ -11,6 +13,12 @@ class KVBudget:
 
     max_running: int  # sequences
     max_cached_tokens: int  # sequences times the longest that one of them may get: the batch's cache is a rectangle
+
+    @property
+    def of_one_share(self) -> "KVBudget":
+        """The most that one of several shares may take, so that rows that generate for hours do not stop the others."""
+        rest = self.max_running // RESERVED_FRACTION
+        return KVBudget(self.max_running - rest, self.max_cached_tokens - self.max_cached_tokens // RESERVED_FRACTION)
 
     def fits(self, sequences: list[Sequence]) -> bool:
         """True if there is room for the caches of all these sequences. A sequence alone was checked by `Engine.add`."""

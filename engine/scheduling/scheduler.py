@@ -105,6 +105,7 @@ class Scheduler:
             kv_budget=self.kv_budget,
             running=[*self.decoding, *self.paused, *([chunked.sequence] if chunked else [])],
             may_chunk=chunked is None,
+            has_several_shares=self.waiting.has_several_shares,
         )
         slices = self._admit(policy)
         if chunked:

@@ -22,6 +22,11 @@ class WaitingSequences:
     def __bool__(self) -> bool:
         return bool(self._by_share)
 
+    @property
+    def has_several_shares(self) -> bool:
+        """True if sequences of several names have run or wait."""
+        return len({share.name for share in self._counters} - {""}) > 1
+
     def __iter__(self) -> Iterator[Sequence]:
         """Yield the sequences that wait now, in the order in which they should run."""
         turns = [

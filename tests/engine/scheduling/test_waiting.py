@@ -67,6 +67,32 @@ def test_a_generation_takes_the_next_free_place_beside_a_share_that_fills_all_pl
     assert late.num_computed == late.max_length - 1
 
 
+@pytest.mark.parametrize("max_cached_tokens", [10**9, 16 * 10**5])
+def test_rows_that_generate_for_hours_leave_room_to_another_share(max_cached_tokens: int):
+    def generating(share: Share) -> Sequence:
+        return Sequence(token_ids=[0] * 5, sampling=Sampling(max_tokens=10**5 - 5), share=share)
+
+    scheduler = Scheduler(BUDGET, KVBudget(16, max_cached_tokens), PrefixCache(max_bytes=0))
+    scheduler.add([scored(BOB, 2)])  # the share is known
+    scheduler.schedule()
+    scheduler.add([generating(ALICE) for _ in range(100)])
+    for _ in range(20):
+        scheduler.schedule()
+    assert len(scheduler.decoding) == 14
+    scheduler.add([generating(BOB) for _ in range(3)])
+    for _ in range(20):
+        scheduler.schedule()
+    assert Counter(sequence.share for sequence in scheduler.decoding) == {ALICE: 14, BOB: 2}
+
+
+def test_a_share_that_is_alone_fills_all_rows():
+    endless = [Sequence(token_ids=[0], sampling=Sampling(max_tokens=9999), share=ALICE) for _ in range(40)]
+    scheduler = scheduler_of(*endless, max_running=32)
+    for _ in range(5):
+        scheduler.schedule()
+    assert len(scheduler.decoding) == 32
+
+
 @pytest.mark.parametrize("weight", [1, 3])
 def test_shares_that_always_wait_get_tokens_in_proportion_to_their_weights(weight: int):
     heavy = Share("heavy", weight)

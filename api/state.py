@@ -85,7 +85,7 @@ class State:
             webhook_secrets=WebhookSecrets(redis, settings),
             deliveries=WebhookDeliveries(redis, settings),
             files=Files(redis, settings, quota),
-            batches=Batches(redis, quota),
+            batches=Batches(redis, quota, settings.max_batches_per_key),
             admission=admission,
             submission=submission,
             streaming=Streaming(submission, waiting, metrics),

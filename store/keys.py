@@ -49,6 +49,9 @@ class Keys:
     models = f"{PREFIX}:models"  # zset: worker names by the time (unix, s) at which their ServedModel expires
     outcome_counts = f"{PREFIX}:outcomes"  # hash: how many jobs ended, by `result` or the failure's code; permanent
     batches = f"{PREFIX}:batches"  # zset: batches that have not ended, by the time (unix, s) of their next turn
+    batch_turns = (
+        f"{PREFIX}:batch_turns"  # hash: drivers' time that each owner's batches have had, s (lua/claim_batch.lua)
+    )
     probe = f"{PREFIX}:probe"  # string: written to see whether Redis takes writes
     sweep_schedule = (
         f"{PREFIX}:indexes"  # zset: keys of jobs_of and deliveries_of by the time (unix, s) of their next sweep
@@ -140,6 +143,11 @@ class Keys:
     def batches_of(owner: str) -> str:
         """zset: ids of an owner's batches by time of creation (unix, s)."""
         return f"{PREFIX}:batches:{owner}"
+
+    @staticmethod
+    def live_batches_of(owner: str) -> str:
+        """set: ids of an owner's batches that have not ended."""
+        return f"{PREFIX}:live_batches:{owner}"
 
     @staticmethod
     def file(file_id: str) -> str:
@@ -321,6 +329,8 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "FILE_ID_": FILE_ID,
     "BATCH_ID_": BATCH_ID,
     "BATCH_": Keys.batch(""),
+    "BATCH_TURNS": Keys.batch_turns,
+    "LIVE_BATCHES_OF_": Keys.live_batches_of(""),
     "DELIVERY_BYTES": DELIVERY_BYTES,
     "FILE_BYTES": FILE_BYTES,
     "JOB_BYTES": JOB_BYTES,

@@ -72,6 +72,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     public_url: str = ""  # how others reach this API, for links in webhooks; default http://host:port
     high_priority_keys: str = ""  # comma-separated names of keys that may submit jobs of priority high; "": all may
     max_body_bytes: Count = 32 * 2**20
+    max_batches_per_key: Count = 1000  # that have not ended
     max_bulk_jobs: Count = 1000
     max_file_bytes: Count = 200 * 2**20  # of one uploaded file
     max_queue_depth: Count = 100_000  # jobs waiting in one queue before 429

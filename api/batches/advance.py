@@ -111,6 +111,7 @@ async def _finish(lease: BatchLease, status: wire.BatchEnd, errors: Sequence[Bat
         pipeline.hdel(store.Keys.file(batch.input_file_id), store.Keys.file_reader(batch_id))
         pipeline.unlink(store.Keys.batch_lines(batch_id))
         pipeline.zrem(store.Keys.batches, batch_id)
+        pipeline.srem(store.Keys.live_batches_of(owner), batch_id)
         pipeline.expire(store.Keys.batch(batch_id), FILE_KEPT_S)
         add_to_list(pipeline, store.Keys.batches_of(owner), batch_id, batch.created_at, FILE_KEPT_S)
         pipeline.eval(ANNOUNCE, 0, *announcement)

@@ -43,12 +43,12 @@ class BatchLease:
         self.cancel_at = cancel_at  # unix, s
         self._fencing_token = turn
         self._clock_offset_s = claimed_at - clock_s()
-        self._renewed_at = clock_s()
+        self._renewed_at = self._charged_at = clock_s()
 
     @classmethod
     async def claim(cls, redis: Redis, lease_s: float) -> Self | None:
-        """Claim the batch that is due longest; return None if no batch is due."""
-        claimed: Any = await redis.eval(CLAIM, 1, store.Keys.batches, str(lease_s), store.Keys.batch(""))
+        """Claim a batch, in turns between owners; return None if no batch is due."""
+        claimed: Any = await redis.eval(CLAIM, 1, store.Keys.batches, str(lease_s))
         if not claimed:
             return None
         batch_id, owner, progress, cancel_at, turn, claimed_at = claimed
@@ -115,5 +115,7 @@ class BatchLease:
 
     async def _set_due(self, in_s: float) -> bool:
         """Set when the batch is due; return False if the lease is lost."""
-        args = (self.batch_id, f"{self.now + in_s:.6f}", str(self._fencing_token))
+        charged_at, self._charged_at = self._charged_at, clock_s()
+        spent_s = f"{self._charged_at - charged_at:.6f}"
+        args = (self.batch_id, f"{self.now + in_s:.6f}", str(self._fencing_token), self.owner, spent_s)
         return bool(await self._redis.eval(DUE, 2, store.Keys.batches, store.Keys.batch(self.batch_id), *args))

@@ -12,13 +12,14 @@ from redis.asyncio.client import Pipeline
 from scorepool import store, wire
 from scorepool.api.dialects.openai.batch import Batch, BatchStatus, CreateBatch
 from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject
-from scorepool.api.http.errors import BadRequest, Conflict, NotFound
+from scorepool.api.http.errors import BadRequest, Conflict, NotFound, QueueFull
 from scorepool.api.repositories import decode, files
 from scorepool.api.repositories.owned import Row, read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
 from scorepool.api.repositories.quota import Quota, refusal
 from scorepool.store.scripts import load
 
+LIVE_RETRY_S = 60  # Retry-After of a name that has too many batches
 CREATED_IN_S = 60  # after which a batch that was counted is looked for: its creation may have failed
 FIELDS = ("state", "cancel")  # of a batch's hash
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
@@ -55,9 +56,11 @@ class BatchProgress(Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
 class Batches:
     """Create, read, list and cancel batches; api/batches runs them."""
 
-    def __init__(self, redis: Redis, quota: Quota) -> None:
+    def __init__(self, redis: Redis, quota: Quota, max_live: int) -> None:
         self._redis = redis
         self._quota = quota
+        self._max_live = max_live  # batches of one owner that have not ended
+        self._add_live = redis.register_script(load("add_live_batch.lua"))
         self._count_batch = redis.register_script(load("count_batch.lua"))
 
     async def create(self, owner: str, body: CreateBatch) -> Batch:
@@ -84,6 +87,12 @@ class Batches:
                 raise files.file_not_found(body.input_file_id, "input_file_id")
             if file.purpose != "batch":
                 raise BadRequest("input_file_id: expected a file whose purpose is 'batch'", "input_file_id")
+            if not await self._add_live(keys=[store.Keys.batches], args=[owner, batch.id, self._max_live]):
+                raise QueueFull(
+                    f"{self._max_live} of your batches have not ended (SCOREPOOL_MAX_BATCHES_PER_KEY); wait for one, "
+                    "or cancel one",
+                    LIVE_RETRY_S,
+                )
             if self._quota.max_bytes:
                 await self._count(owner, batch.id)
             pipeline.multi()  # type: ignore[no-untyped-call]

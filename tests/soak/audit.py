@@ -30,7 +30,7 @@ EXPECTED_KEYS = [
     for pattern in (
         rf"rq:(?:job|results):(?:wh_)?(?P<id>{JOB_ID})",
         rf"scorepool:(?:outcome|request):(?P<id>{JOB_ID})",
-        r"scorepool:(?:owned|deliveries|ledger|sizes):.*",
+        r"scorepool:(?:owned|deliveries|ledger|sizes|live_batches):.*",
         r"rq:(?:finished|failed|canceled):(?:demo|demo:high|demo:low|webhooks)",
         r"rq:queues",
         r"rq:workers(?::.*)?",
@@ -40,7 +40,7 @@ EXPECTED_KEYS = [
 # Keys of killed workers, and of models and workers of a moment ago; each must have a TTL.
 EXPIRING_KEYS = re.compile(
     r"rq:(?:worker|scheduler|scheduler-lock|clean_registries):.*|"
-    r"scorepool:(?:card:.*|speeds:.*|waiting:.*|served:.*|recent_models|recent_model:.*)"
+    r"scorepool:(?:card:.*|speeds:.*|batch_turns|waiting:.*|served:.*|recent_models|recent_model:.*)"
 )
 
 

@@ -372,3 +372,47 @@ async def test_a_large_or_malformed_upload_is_refused(serving: Serving, redis: R
     assert all(
         redis.ttl(key) > 0 for key in redis.scan_iter("scorepool:file:*")
     )  # the chunks of refused uploads expire
+
+
+async def test_owners_take_turns_at_the_drivers_time(
+    serving: Serving, worker: FakeWorker, redis: Redis, redis_url: str
+):
+    async with serving(api_keys=KEYS) as http:
+        for key, count in ((ALICE, 6), (BOB, 1)):
+            http.headers.update(bearer(key))
+            file = (await upload(http, jsonl(1))).json()["id"]
+            body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+            for _ in range(count):
+                assert (await http.post("/v1/batches", json=body)).status_code == 200
+    # The first key's batches have been due for longer. The drivers of the server have been closed.
+    owner_of = {
+        id_: redis.hget(store.Keys.batch(id_.decode()), "owner") for id_ in redis.zrange(store.Keys.batches, 0, -1)
+    }
+    redis.delete(store.Keys.batch_turns)
+    redis.zadd(store.Keys.batches, {id_: int(owner == b"bob") for id_, owner in owner_of.items()})
+    connection = AsyncRedis.from_url(redis_url)
+    owners = []
+    for _ in range(6):
+        lease = await BatchLease.claim(connection, 20)
+        assert lease is not None
+        owners.append(lease.owner)
+        lease._charged_at -= 1.0  # it takes a second
+        await lease.release(0)
+    await connection.aclose()
+    assert [set(owners[index : index + 2]) for index in (0, 2, 4)] == [{"alice", "bob"}] * 3
+
+
+async def test_a_key_has_a_bounded_number_of_batches_that_have_not_ended(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving(api_keys=KEYS, max_batches_per_key=2) as http:
+        http.headers.update(bearer(ALICE))
+        file = (await upload(http, jsonl(1))).json()["id"]
+        body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        redis.sadd(store.Keys.live_batches_of("alice"), "batch_whose_creation_failed")
+        first, _ = [(await http.post("/v1/batches", json=body)).json()["id"] for _ in range(2)]
+        refused = await http.post("/v1/batches", json=body)
+        assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+        await http.post(f"/v1/batches/{first}/cancel")
+        await until(http, first, has("cancelled"))
+        assert (await http.post("/v1/batches", json=body)).status_code == 200

@@ -166,7 +166,7 @@ def test_a_slow_worker_does_not_claim_all_the_time(clock: Clock):
     simulation.num_claims = 0
     simulation.run(60)
 
-    assert simulation.num_claims < 60 / POLL_S * 1.5 + 60 / 10 * 4 * 3
+    assert simulation.num_claims < 60 / OTHERS_S + 60 / 10 * 4 * 3
 
 
 def test_a_worker_without_a_measure_begins_with_few_jobs_and_doubles(clock: Clock):

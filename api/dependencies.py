@@ -5,6 +5,7 @@ FastAPI would run plain functions in a thread each.
 """
 
 import re
+from collections.abc import AsyncGenerator
 from typing import Annotated
 from urllib.request import parse_http_list
 
@@ -17,6 +18,7 @@ from scorepool import wire
 from scorepool.api.auth import Keyring
 from scorepool.api.http import formats
 from scorepool.api.http.errors import BadRequest, NotAcceptable, Unauthorized
+from scorepool.api.http.large_replies import HeldResults, held_results
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories.batches import Batches
@@ -181,6 +183,15 @@ SubmissionDep = Annotated[Submission, Depends(submission)]
 StreamingDep = Annotated[Streaming, Depends(streaming)]
 
 Owner = Annotated[str, Depends(owner)]
+
+
+async def results(owner: Owner) -> AsyncGenerator[HeldResults]:
+    """Count the results that the request reads, until its reply has been sent."""
+    with held_results(owner) as held:
+        yield held
+
+
+HeldResultsDep = Annotated[HeldResults, Depends(results)]
 ReplyFormat = Annotated[wire.Format, Depends(reply_format)]
 IdempotencyKey = Annotated[str | None, Depends(idempotency_key)]
 PreferredWait = Annotated[int | None, Depends(preferred_wait_s)]

@@ -9,6 +9,7 @@ from scorepool.api.delta_order import DeltaOrder
 from scorepool.api.event_cursor import CursorEvent, EventCursor
 from scorepool.api.http import tasks
 from scorepool.api.http.errors import map_field_names
+from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import KEEP_ALIVE_S
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.jobs import ENDED
@@ -29,7 +30,12 @@ class Streaming:
         self._metrics = metrics
 
     async def submit_and_stream(
-        self, owner: str, requests: Sequence[wire.Request], job_ids: Sequence[str], map_field: Callable[[str], str]
+        self,
+        owner: str,
+        requests: Sequence[wire.Request],
+        job_ids: Sequence[str],
+        held: HeldResults,
+        map_field: Callable[[str], str],
     ) -> AsyncGenerator[wire.TokenDelta | wire.Job | None]:
         """Yield None when the jobs are accepted, then their deltas, and each job when it ends.
 
@@ -45,7 +51,7 @@ class Streaming:
         ):
             is_bulk = len(requests) > 1
             await self._submission.submit(owner, requests, job_ids=job_ids, is_bulk=is_bulk, is_synchronous=True)
-            waits = [asyncio.create_task(self._put_end(events, owner, job_id)) for job_id in job_ids]
+            waits = [asyncio.create_task(self._put_end(events, owner, job_id, held)) for job_id in job_ids]
             num_running = len(job_ids)
             orders = {job_id: DeltaOrder() for job_id in job_ids}
             gaps = {job_id: Gaps(self._waiting, job_id) for job_id in job_ids}
@@ -67,7 +73,7 @@ class Streaming:
                 await tasks.cancel_and_wait(waits)
 
     async def follow(
-        self, owner: str, job: wire.Job, cursor: EventCursor
+        self, owner: str, job: wire.Job, cursor: EventCursor, held: HeldResults
     ) -> AsyncGenerator[CursorEvent | wire.Job | None]:
         """Yield the events of a job after `cursor`: past ones that Redis still holds, then new ones, then the job.
 
@@ -77,7 +83,7 @@ class Streaming:
         events: EventQueue = asyncio.Queue()
         gaps = Gaps(self._waiting, job.id)
         with self._waiting.subscribe([job.id], events.put_nowait):
-            wait = asyncio.create_task(self._put_end(events, owner, job.id))
+            wait = asyncio.create_task(self._put_end(events, owner, job.id, held))
             try:
                 if job.status not in ENDED:
                     for delta in await self._waiting.backfill(job.id, job.created_at or 0.0):
@@ -98,9 +104,9 @@ class Streaming:
             finally:
                 await tasks.cancel_and_wait([wait])
 
-    async def _put_end(self, events: EventQueue, owner: str, job_id: str) -> None:
+    async def _put_end(self, events: EventQueue, owner: str, job_id: str, held: HeldResults) -> None:
         try:
-            events.put_nowait(await self._submission.until_streamed_job_ended(owner, job_id))
+            events.put_nowait(await self._submission.until_streamed_job_ended(owner, job_id, held))
         except Exception as error:  # `_next_event` raises it again
             events.put_nowait(error)
 

@@ -24,6 +24,7 @@ from scorepool.api.http.errors import (
     map_field_names,
     server_stopping,
 )
+from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.jobs import ENDED, Jobs
 from scorepool.api.repositories.models import Models
@@ -148,13 +149,18 @@ class Submission:
                 self._metrics.submitted.labels(wire.kind_of(request)).inc()
         return submitted
 
-    async def wait_for_job(self, request: Request, owner: str, job_id: str, wait_s: float) -> wire.Job:
-        """Return the job as soon as it has ended, or as it is after `wait_s`. Raises NotFound, ClientDisconnect."""
+    async def wait_for_job(
+        self, request: Request, owner: str, job_id: str, held: HeldResults, wait_s: float
+    ) -> wire.Job:
+        """Return the job as soon as it has ended, or as it is after `wait_s`.
+
+        Raises NotFound, TooManyResults, ClientDisconnect.
+        """
         if wait_s == 0:
-            return await self._jobs.read(owner, job_id)
+            return await self._jobs.read(owner, job_id, held)
         started_at = time.monotonic()
         with self._metrics.waiting.track_inprogress():
-            job = await while_connected(request, self.until_ended(owner, job_id, wait_s))
+            job = await while_connected(request, self.until_ended(owner, job_id, held, wait_s))
         has_ended = job.status in ENDED
         self._metrics.waits.labels(str(has_ended).lower()).observe(time.monotonic() - started_at)
         return job
@@ -164,9 +170,10 @@ class Submission:
         request: Request,
         owner: str,
         requests: Sequence[wire.Request],
+        held: HeldResults,
         map_field: Callable[[str], str] = str,
     ) -> list[wire.Result]:
-        """Return the results of all requests, in order, as soon as the last is there.
+        """Return the results of all requests, in order, as soon as the last is there. They count in `held`.
 
         If one fails, if time runs out or if the client disconnects, the other jobs are canceled, because no client
         knows their ids. Raises ClientDisconnect and ApiError, with fields as `map_field` names them.
@@ -176,13 +183,15 @@ class Submission:
             job_ids = [job.id for job in submitted]
             try:
                 with self._metrics.waiting.track_inprogress():
-                    return await while_connected(request, self._results(owner, requests, job_ids))
+                    return await while_connected(request, self._results(owner, requests, job_ids, held))
             except BaseException:
                 await asyncio.shield(self.cancel_all(owner, job_ids))
                 raise
 
-    async def _results(self, owner: str, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> list[wire.Result]:
-        waits = [asyncio.create_task(self.until_ended(owner, job_id)) for job_id in job_ids]
+    async def _results(
+        self, owner: str, requests: Sequence[wire.Request], job_ids: Sequence[str], held: HeldResults
+    ) -> list[wire.Result]:
+        waits = [asyncio.create_task(self.until_ended(owner, job_id, held)) for job_id in job_ids]
         try:
             for ended in asyncio.as_completed(waits):
                 job = await ended
@@ -192,12 +201,12 @@ class Submission:
         finally:
             await tasks.cancel_and_wait(waits)
 
-    async def until_ended(self, owner: str, job_id: str, wait_s: float | None = None) -> wire.Job:
+    async def until_ended(self, owner: str, job_id: str, held: HeldResults, wait_s: float | None = None) -> wire.Job:
         """Return the job as soon as it has ended, or as it is after `wait_s`; the server's limit if None."""
         wait_s = self._settings.max_wait_s if wait_s is None else wait_s
-        return await self._waiting.until_ended(job_id, lambda: self._jobs.read_with_expiry(owner, job_id), wait_s)
+        return await self._waiting.until_ended(job_id, lambda: self._jobs.read_with_expiry(owner, job_id, held), wait_s)
 
-    async def until_streamed_job_ended(self, owner: str, job_id: str) -> wire.Job:
+    async def until_streamed_job_ended(self, owner: str, job_id: str, held: HeldResults) -> wire.Job:
         """Return the job as soon as it has ended, or as it is at the server's limit.
 
         A Redis that does not answer is waited out until then, because the client of a stream cannot ask again for the
@@ -207,7 +216,7 @@ class Submission:
         deadline = clock() + self._settings.max_wait_s
         while True:
             try:
-                return await self.until_ended(owner, job_id, max(0.0, deadline - clock()))
+                return await self.until_ended(owner, job_id, held, max(0.0, deadline - clock()))
             except (RedisError, OSError) as error:
                 if self._waiting.is_closing or clock() >= deadline:
                     raise

@@ -1,8 +1,7 @@
 """Collect the outcomes of lines: results of their jobs, or the reasons why there are none."""
 
 import asyncio
-
-from starlette.concurrency import run_in_threadpool
+from contextlib import ExitStack
 
 from scorepool import wire
 from scorepool.api.batches import lines
@@ -10,7 +9,8 @@ from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import EndedLine, Ending, LineInProgress
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.http.bodies import MAX_INLINE_BYTES
-from scorepool.api.http.errors import NotFound
+from scorepool.api.http.errors import NotFound, TooManyResults
+from scorepool.api.http.large_replies import HeldResults, held_results
 from scorepool.api.repositories.jobs import ENDED
 
 GROUP = 16  # lines whose results are in memory at once
@@ -33,25 +33,39 @@ async def collect(services: BatchServices, batch_store: BatchStore, ending: Endi
     for first in range(0, len(ended), GROUP):
         group = ended[first : first + GROUP]
         texts = await batch_store.texts(group)
-        outputs = await asyncio.gather(
-            *(_ended_line(services, batch_store, line, text, ending) for line, text in zip(group, texts, strict=True))
-        )
-        by_line = {line: output for line, output in zip(group, outputs, strict=True) if output is not None}
-        await batch_store.write(batch_store.lease.progress, list(by_line.values()), removed=list(by_line))
+        with ExitStack() as stack:  # what the lines hold counts until it is written
+            held = [stack.enter_context(held_results(batch_store.lease.batch_id)) for _ in group]
+            outputs = await asyncio.gather(
+                *(
+                    _ended_line(services, batch_store, *of_line, ending)
+                    for of_line in zip(group, texts, held, strict=True)
+                )
+            )
+            by_line = {line: output for line, output in zip(group, outputs, strict=True) if output is not None}
+            await batch_store.write(batch_store.lease.progress, list(by_line.values()), removed=list(by_line))
     return bool(ended)
 
 
 async def _ended_line(
-    services: BatchServices, batch_store: BatchStore, line: LineInProgress, text: bytes, ending: Ending | None
+    services: BatchServices,
+    batch_store: BatchStore,
+    line: LineInProgress,
+    text: bytes,
+    held: HeldResults,
+    ending: Ending | None,
 ) -> EndedLine | None:
-    """Return the output of a line, or None if its jobs were just deleted: they are submitted again."""
+    """Return the output of a line.
+
+    None if its jobs were just deleted, and are submitted again, or if it is collected later because it is large.
+    """
     lease = batch_store.lease
     job_ids = line.job_ids(lease.batch_id)
     try:
-        jobs = await asyncio.gather(*(services.jobs.read(lease.owner, job_id) for job_id in job_ids))
-        if len(text) > MAX_INLINE_BYTES:
-            return await run_in_threadpool(lines.ended_line, text, batch_store.batch, jobs, ending)
-        return lines.ended_line(text, batch_store.batch, jobs, ending)
+        jobs = await asyncio.gather(*(services.jobs.read(lease.owner, job_id, held) for job_id in job_ids))
+        is_large = len(text) > MAX_INLINE_BYTES
+        return await held.run(lambda: lines.ended_line(text, batch_store.batch, jobs, ending), is_large=is_large)
+    except TooManyResults:
+        return None
     except NotFound:
         return None if ending is None else lines.unexecuted_line(text, ending, job_ids[0])
     except wire.Invalid as error:

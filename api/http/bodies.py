@@ -12,9 +12,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from scorepool import wire
 from scorepool.api.http import tasks
-from scorepool.api.http.body_memory import receiving
 from scorepool.api.http.errors import TooLarge, TooSlow, UnsupportedMedia
 from scorepool.api.http.formats import sent_format
+from scorepool.api.http.held_bytes import receiving
 from scorepool.api.http.turns import Turns
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@
     ├── UnsupportedMedia     415 unsupported_media_type
     ├── QueueFull            429 queue_full
     ├── TooManyUploads       429 too_many_uploads
+    ├── TooManyResults       429 too_many_results
     ├── TooManyEvents        429 too_many_events
     ├── Failed               500 job_failed
     └── Unavailable          503 unavailable
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+RESULT_RETRY_S = 5  # Retry-After of a large result beside too many others
 UPLOAD_RETRY_S = 5  # Retry-After of an upload beside too many others
 REDIS_RETRY_S = 2  # Retry-After while Redis does not answer
 
@@ -170,6 +172,13 @@ class TooManyUploads(ApiError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"Retry-After": str(UPLOAD_RETRY_S), "Connection": "close"})
+
+
+class TooManyResults(ApiError):
+    status, code = 429, "too_many_results"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"Retry-After": str(RESULT_RETRY_S)})
 
 
 class TooManyEvents(ApiError):

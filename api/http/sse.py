@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from scorepool import wire
 from scorepool.api.http.bodies import while_connected
 from scorepool.api.http.errors import ApiError, error_reply, internal_error, redis_unanswered, request_id
+from scorepool.api.http.large_replies import send_body
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +54,10 @@ class EventStream(Response):
             async for message in self._messages:
                 if message is None and clock() - sent_at < 0.9 * KEEP_ALIVE_S:  # less than the pause between two Nones
                     continue
-                await send(_body(_encode(message)))
+                await send_body(send, _encode(message))
                 sent_at = clock()
+        except ClientDisconnect:
+            raise
         except ApiError as error:
             await send(_error_event(error))
             return

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from scorepool import store, wire
 from scorepool.api.http.errors import NotFound
+from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.repositories import decode, owned
 from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
@@ -110,22 +111,39 @@ class Jobs:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def read(self, owner: str, job_id: str) -> wire.Job:
-        """Read a job with its result or failure. Raises NotFound."""
-        job, _ = await self.read_with_expiry(owner, job_id)
+    async def read_state(self, owner: str, job_id: str) -> wire.Job:
+        """Read a job without its result or failure. Raises NotFound."""
+        check_id(job_id)
+        fields, _, now_s = await self._read(owner, job_id)
+        return without_outcome(job_id, fields, has_outcome=True, now_s=now_s)
+
+    async def read(self, owner: str, job_id: str, held: HeldResults) -> wire.Job:
+        """Read a job with its result or failure. Raises NotFound, TooManyResults."""
+        job, _ = await self.read_with_expiry(owner, job_id, held)
         return job
 
-    async def read_with_expiry(self, owner: str, job_id: str) -> tuple[wire.Job, float]:
-        """Read a job, and the seconds until it expires in its queue: inf if it does not. Raises NotFound."""
+    async def read_with_expiry(self, owner: str, job_id: str, held: HeldResults) -> tuple[wire.Job, float]:
+        """Read a job, and the seconds until it expires in its queue: inf if it does not.
+
+        Its outcome counts in `held` before it is read. Raises NotFound, TooManyResults.
+        """
         check_id(job_id)
         fields, _, now_s = await self._read(owner, job_id)
         outcome = None
         if status_of(fields[FIELDS.index(JobField.STATUS)]) in ENDED:
+            held.add(await self._outcome_bytes(job_id))
             fields, outcome, now_s = await self._read(owner, job_id, with_outcome=True)
         job = without_outcome(job_id, fields, outcome is not None, now_s)
         expires_at = decode.unix_s(fields[FIELDS.index(JobField.EXPIRES_AT)]) if job.status == "queued" else None
         expires_in_s = math.inf if expires_at is None else expires_at - now_s
-        return _with_outcome(job, fields[FIELDS.index(JobField.STATUS)], outcome), expires_in_s
+        rq_status = fields[FIELDS.index(JobField.STATUS)]
+        return await held.run(lambda: _with_outcome(job, rq_status, outcome)), expires_in_s
+
+    async def _outcome_bytes(self, job_id: str) -> int:
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.strlen(store.Keys.outcome(job_id))
+            [num_bytes] = await decode.execute(pipeline)
+        return num_bytes or 0
 
     async def _read(
         self, owner: str, job_id: str, *, with_outcome: bool = False

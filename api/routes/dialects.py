@@ -15,18 +15,25 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool import wire
-from scorepool.api.dependencies import ModelsDep, Owner, SettingsDep, StreamingDep, SubmissionDep, known_query
+from scorepool.api.dependencies import (
+    HeldResultsDep,
+    ModelsDep,
+    Owner,
+    SettingsDep,
+    StreamingDep,
+    SubmissionDep,
+    known_query,
+)
 from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body, while_connected
 from scorepool.api.http.errors import Failed, TooLarge, map_codes
-from scorepool.api.http.formats import reply
+from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import EventStream
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.queue import new_job_ids
@@ -67,10 +74,11 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
         models: ModelsDep,
         submission: SubmissionDep,
         streaming: StreamingDep,
+        held: HeldResultsDep,
     ) -> Response:
         with map_codes(error_codes):
             body = await _read(endpoint, request, owner, settings.max_body_bytes)
-            return await _run(endpoint, body, request, owner, models, submission, streaming)
+            return await _run(endpoint, body, request, owner, models, submission, streaming, held)
 
     return handle
 
@@ -89,6 +97,7 @@ async def _run(
     models: Models,
     submission: Submission,
     streaming: Streaming,
+    held: HeldResults,
 ) -> Response:
     count = endpoint.job_count(body)
     submission.check_count(*count)
@@ -103,7 +112,7 @@ async def _run(
         for text in endpoint.texts_to_encode(body)
     )
     tokenizes = await submission.build(texts, count.field)
-    encoded = await submission.submit_and_wait(request, owner, tokenizes, field_name) if tokenizes else []
+    encoded = await submission.submit_and_wait(request, owner, tokenizes, held, field_name) if tokenizes else []
     context = Context(
         unique_id=uuid4().hex,
         timeout_s=limit_s,
@@ -117,12 +126,11 @@ async def _run(
         raise TooLarge(error.message, error.field) from None
     if endpoint.is_streamed(body):
         ids = new_job_ids(len(requests))
-        events = streaming.submit_and_stream(owner, requests, ids, field_name)
+        events = streaming.submit_and_stream(owner, requests, ids, held, field_name)
         return await _stream(request, events, ids, endpoint.to_events(body, ids, context))
-    results = await submission.submit_and_wait(request, owner, requests, field_name) if requests else []
-    if endpoint.has_large_replies or sum(map(_num_tokens, results)) > MAX_INLINE_TOKENS:
-        return await run_in_threadpool(lambda: reply(endpoint.to_reply(body, results, context), "json"))
-    return reply(endpoint.to_reply(body, results, context), "json")
+    results = await submission.submit_and_wait(request, owner, requests, held, field_name) if requests else []
+    is_large = endpoint.has_large_replies or sum(map(_num_tokens, results)) > MAX_INLINE_TOKENS
+    return await held.reply(lambda: endpoint.to_reply(body, results, context), "json", is_large=is_large)
 
 
 def _num_tokens(result: wire.Result) -> int:

@@ -1,6 +1,7 @@
 """Serve /v1/jobs/{id}/events: a job's tokens as they come, then the job."""
 
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path
@@ -9,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool import wire
-from scorepool.api.dependencies import JobsDep, Owner, StreamingDep, known_query
+from scorepool.api.dependencies import HeldResultsDep, JobsDep, Owner, StreamingDep, known_query
 from scorepool.api.event_cursor import CursorEvent, EventCursor
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import BadRequest
+from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import EventStream
 from scorepool.api.repositories.jobs import ENDED
 
@@ -37,6 +39,7 @@ async def events(
     owner: Owner,
     jobs: JobsDep,
     streaming: StreamingDep,
+    held: HeldResultsDep,
     last_event_id: Annotated[str, Header(description="The `id` of the last event that was received.")] = "",
 ) -> Response:
     """Send server-sent events until the job has ended.
@@ -46,17 +49,17 @@ async def events(
 
     If the server's longest wait is over first, the stream ends without `end`: reconnect with `Last-Event-ID`.
     """
-    job = await jobs.read(owner, job_id)
+    job = await jobs.read_state(owner, job_id)
     try:
         cursor = EventCursor.parse(last_event_id)
     except ValueError as error:
         raise BadRequest(str(error), "Last-Event-ID") from None
-    followed = streaming.follow(owner, job, cursor)
-    return EventStream(request, encode_events(followed, cursor), last=b"")
+    followed = streaming.follow(owner, job, cursor, held)
+    return EventStream(request, encode_events(followed, cursor, held), last=b"")
 
 
 async def encode_events(
-    events: AsyncGenerator[CursorEvent | wire.Job | None], cursor: EventCursor
+    events: AsyncGenerator[CursorEvent | wire.Job | None], cursor: EventCursor, held: HeldResults
 ) -> AsyncGenerator[bytes | None]:
     """Write each event with its name and its id."""
     try:
@@ -66,9 +69,13 @@ async def encode_events(
             elif isinstance(event, CursorEvent):
                 yield _cursor_event(event)
             elif event.status in ENDED:
-                yield _event("end", str(cursor), wire.encode_json(event))
+                yield await held.run(partial(_end_event, event, str(cursor)))
     finally:
         await events.aclose()
+
+
+def _end_event(job: wire.Job, event_id: str) -> bytes:
+    return _event("end", event_id, wire.encode_json(job))
 
 
 def _cursor_event(event: CursorEvent) -> bytes:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from scorepool import wire
 from scorepool.api.dependencies import (
     Cursor,
+    HeldResultsDep,
     IdempotencyKey,
     JobsDep,
     Limit,
@@ -54,6 +55,7 @@ async def submit(
     wait_s: PreferredWait,
     settings: SettingsDep,
     submission: SubmissionDep,
+    held: HeldResultsDep,
 ) -> Response:
     """Submit a job. It is durable when this route answers.
 
@@ -70,13 +72,13 @@ async def submit(
     granted_s = min(wait_s, int(settings.max_wait_s))
     headers["Preference-Applied"] = f"wait={granted_s}"
     try:
-        job = await submission.wait_for_job(request, owner, submitted.id, granted_s)
+        job = await submission.wait_for_job(request, owner, submitted.id, held, granted_s)
     except RedisError as error:  # the job is in Redis, so its id must reach the client
         logger.warning("cannot wait for the accepted job %s: %r", submitted.id, error)
         return reply(_accepted(submitted), reply_format, 202, headers)
     if job.status not in ENDED:
         return reply(wire.Accepted(id=job.id, status=job.status, location=location), reply_format, 202, headers)
-    return reply(job, reply_format, 200, headers)
+    return await held.reply(lambda: job, reply_format, 200, headers)
 
 
 @router.post(
@@ -118,7 +120,7 @@ def _replayed(jobs: list[Submitted]) -> dict[str, str]:
 @router.get(
     "/{id}",
     summary="Read a job, or wait until it has ended",
-    responses=openapi.responses({200: wire.Job}, (400, 401, 404, 406, 503)),
+    responses=openapi.responses({200: wire.Job}, (400, 401, 404, 406, 429, 503)),
 )
 async def read(
     job_id: JobId,
@@ -127,6 +129,7 @@ async def read(
     reply_format: ReplyFormat,
     settings: SettingsDep,
     submission: SubmissionDep,
+    held: HeldResultsDep,
     wait: WaitS = 0,
 ) -> Response:
     """Read a job. `status` says whether it has ended.
@@ -135,7 +138,8 @@ async def read(
     """
     granted_s = min(wait, settings.max_wait_s)
     headers = {"Preference-Applied": f"wait={granted_s:g}"} if granted_s < wait else {}
-    return reply(await submission.wait_for_job(request, owner, job_id, granted_s), reply_format, headers=headers)
+    job = await submission.wait_for_job(request, owner, job_id, held, granted_s)
+    return await held.reply(lambda: job, reply_format, headers=headers)
 
 
 @router.get(
@@ -162,16 +166,18 @@ async def page(
 @router.post(
     "/{id}/cancel",
     summary="Cancel a job",
-    responses=openapi.responses({200: wire.Job, 202: wire.Job}, (400, 401, 404, 406, 409, 503)),
+    responses=openapi.responses({200: wire.Job, 202: wire.Job}, (400, 401, 404, 406, 409, 429, 503)),
 )
-async def cancel(job_id: JobId, owner: Owner, reply_format: ReplyFormat, queue: QueueDep, jobs: JobsDep) -> Response:
+async def cancel(
+    job_id: JobId, owner: Owner, reply_format: ReplyFormat, queue: QueueDep, jobs: JobsDep, held: HeldResultsDep
+) -> Response:
     """Cancel a job.
 
     200: it is canceled. 202: it runs, and its worker is asked to stop it. 409: it has finished or failed.
     """
     await queue.cancel(owner, job_id)
-    job = await jobs.read(owner, job_id)
-    return reply(job, reply_format, 202 if job.status == "started" else 200)
+    job = await jobs.read(owner, job_id, held)
+    return await held.reply(lambda: job, reply_format, 202 if job.status == "started" else 200)
 
 
 @router.delete(

@@ -16,6 +16,7 @@ import pytest
 import scorepool.api.http.bodies
 import scorepool.api.repositories.files
 from scorepool.api.app import create_app
+from scorepool.api.http import held_bytes, large_replies
 from scorepool.api.repositories.webhook_deliveries import MAX_ASKED_FOR
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
 from scorepool.store import Settings
@@ -299,6 +300,11 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         await call("POST", "/v1/jobs/{id}/cancel", running)
         await call("POST", "/v1/jobs/{id}/cancel", ended)
         await call("POST", "/v1/jobs/{id}/cancel", queued)
+        with pytest.MonkeyPatch.context() as patch, large_replies.held_results("alice") as held:
+            patch.setattr(held_bytes, "FREE_BYTES", -1)
+            held.add(10**9)
+            await call("GET", "/v1/jobs/{id}", ended)
+            await call("POST", "/v1/jobs/{id}/cancel", queued)
         await call("DELETE", "/v1/jobs/{id}", running)
         await call("DELETE", "/v1/jobs/{id}", queued)
         await call("GET", "/v1/jobs/{id}/events", ended)

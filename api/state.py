@@ -65,9 +65,10 @@ class State:
         keyring = Keyring.load(settings)
         metrics = Metrics()
         waiting = Waiting(stream_redis.client(), redis, on_ended=metrics.ended.inc)
-        models, jobs, endpoints = Models(redis), Jobs(redis), WebhookEndpoints(redis, settings)
+        models, jobs = Models(redis), Jobs(redis)
         queue = Queue(redis, settings, keyring.weight, keyring.has_several_owners)
         quota = Quota.load(settings, keyring.has_several_owners)
+        endpoints = WebhookEndpoints(redis, settings, quota.max_bytes)
         admission = Admission(settings, redis, models, endpoints)
         submission = Submission(settings, admission, models, queue, jobs, waiting, metrics)
         return cls(

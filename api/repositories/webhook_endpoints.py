@@ -15,6 +15,7 @@ from redis.asyncio.client import Pipeline
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.repositories import decode
+from scorepool.store.scripts import load
 
 MAX_ENDPOINTS = 16  # of one owner: each job that ends makes a delivery to every one of them
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -24,9 +25,12 @@ ROTATION_S = 86_400  # how long deliveries are also signed with the previous sec
 class WebhookEndpoints:
     """Register, read, change and delete the endpoints of every owner."""
 
-    def __init__(self, redis: Redis, settings: store.Settings) -> None:
+    def __init__(self, redis: Redis, settings: store.Settings, max_bytes: int = 0) -> None:
+        """Load the script. `max_bytes` is Quota.max_bytes."""
         self._redis = redis
         self._settings = settings
+        self._max_bytes = max_bytes
+        self._count_endpoint = redis.register_script(load("count_endpoint.lua"))
 
     def check_url(self, url: str, field: str) -> None:
         """Check a webhook URL; raise BadRequest if it is not allowed."""
@@ -50,6 +54,7 @@ class WebhookEndpoints:
             description=registration.description,
             created_at=await decode.now_s(self._redis),
         )
+        await self._count(owner, endpoint.id)
         secret = new_secret()
         subscriber = wire.Subscriber(endpoint=endpoint, secrets=[wire.SigningSecret(secret=secret)])
         key = store.Keys.endpoints_of(owner)
@@ -63,6 +68,17 @@ class WebhookEndpoints:
 
         await self._redis.transaction(write, key)
         return wire.WebhookSecret(endpoint=endpoint, secret=secret)
+
+    async def _count(self, owner: str, endpoint_id: str) -> None:
+        """Count the deliveries that the owner's present jobs will make; raise Conflict if there is no room for them."""
+        if not self._max_bytes:
+            return
+        answer: Any = await self._count_endpoint(args=[owner, endpoint_id, self._max_bytes])
+        if answer != [b"counted"]:
+            raise Conflict(
+                f"your jobs would make deliveries of about {answer[3]} bytes to this endpoint, and there is no room "
+                "for them (SCOREPOOL_MAX_BYTES_PER_KEY); register it when jobs have ended and expired, or delete some"
+            )
 
     async def read_all(self, owner: str) -> list[wire.WebhookEndpoint]:
         """Return the owner's endpoints, oldest first."""

@@ -200,3 +200,21 @@ async def test_a_batch_waits_for_room_and_loses_no_line(serving: Serving, redis:
         assert len(output.splitlines()) == 40
         assert redis.hget(store.Keys.sizes_of("alice"), shown["output_file_id"]) is not None
         await eventually(lambda: not redis.exists(store.Keys.batch_lines(batch)))
+
+
+async def test_endpoints_that_are_registered_after_the_jobs_count_with_the_deliveries_that_these_make(
+    serving: Serving, redis: Redis, worker: FakeWorker
+):
+    async with serving(api_keys=KEYS, max_bytes_per_key=LIMIT_BYTES) as http:
+        ids = [(await submit(http, ALICE, prompt="a")).json()["id"] for _ in range(40)]
+        replies = [
+            await http.post("/v1/webhooks/endpoints", json={"url": "https://hooks.example/"}, headers=bearer(ALICE))
+            for _ in range(5)
+        ]
+        assert [reply.status_code for reply in replies] == [201, 201, 409, 409, 409]
+        for job_id in ids:
+            assert (await http.post(f"/v1/jobs/{job_id}/cancel", headers=bearer(ALICE))).status_code == 200
+        assert redis.zcard(store.Keys.deliveries_of("alice")) == 80
+        reserved = [reply.json()["endpoint"]["id"] for reply in replies[:2]]
+        sizes = map(int, redis.hmget(store.Keys.sizes_of("alice"), reserved))
+        assert used_bytes(redis, "alice") - sum(sizes) <= LIMIT_BYTES

@@ -12,6 +12,7 @@ from scorepool import store, wire
 from scorepool.api.batches.batch_lease import BatchLease
 from scorepool.api.batches.lines import EndedLine, LineInProgress
 from scorepool.api.dialects.openai.batch import Batch, BatchUsage, RequestCounts
+from scorepool.api.repositories import decode
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.api.repositories.files import compress
 from scorepool.api.repositories.jobs import status_of
@@ -55,6 +56,16 @@ class BatchStore:
                     pipeline.hget(store.RqKeys.job(job_id), "status")
             replies: Any = iter(await pipeline.execute())
         return [[status_of(status) if (status := next(replies)) else None for _ in of_line] for of_line in job_ids]
+
+    async def outcome_bytes(self, lines: Sequence[LineInProgress]) -> list[int]:
+        """Return the bytes of what the jobs of each line ended with."""
+        job_ids = [line.job_ids(self.lease.batch_id) for line in lines]
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for ids_of_line in job_ids:
+                for job_id in ids_of_line:
+                    pipeline.strlen(store.Keys.outcome(job_id))
+            sizes = iter(await decode.execute(pipeline))
+        return [sum(next(sizes) or 0 for _ in of_line) for of_line in job_ids]
 
     async def write(
         self,

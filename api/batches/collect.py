@@ -1,7 +1,7 @@
 """Collect the outcomes of lines: results of their jobs, or the reasons why there are none."""
 
 import asyncio
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 
 from scorepool import wire
 from scorepool.api.batches import lines
@@ -9,11 +9,12 @@ from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import EndedLine, Ending, LineInProgress
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.http.bodies import MAX_INLINE_BYTES
-from scorepool.api.http.errors import NotFound, TooManyResults
-from scorepool.api.http.large_replies import HeldResults, held_results
+from scorepool.api.http.errors import NotFound
+from scorepool.api.http.large_replies import own_results
 from scorepool.api.repositories.jobs import ENDED
 
 GROUP = 16  # lines whose results are in memory at once
+GROUP_BYTES = 2**22  # of these results, as they are stored
 CANCEL_TIMEOUT_S = 60  # how long jobs may go on running after their batch was cancelled or expired
 
 
@@ -30,42 +31,41 @@ async def collect(services: BatchServices, batch_store: BatchStore, ending: Endi
     statuses = await batch_store.statuses(in_progress)
     done = ENDED if ending is None else (*ENDED, None)  # a batch that ends does not wait for jobs that do not exist
     ended = [line for line, found in zip(in_progress, statuses, strict=True) if all(status in done for status in found)]
-    for first in range(0, len(ended), GROUP):
-        group = ended[first : first + GROUP]
+    for group in _groups(ended, await batch_store.outcome_bytes(ended)):
         texts = await batch_store.texts(group)
-        with ExitStack() as stack:  # what the lines hold counts until it is written
-            held = [stack.enter_context(held_results(batch_store.lease.batch_id)) for _ in group]
-            outputs = await asyncio.gather(
-                *(
-                    _ended_line(services, batch_store, *of_line, ending)
-                    for of_line in zip(group, texts, held, strict=True)
-                )
-            )
-            by_line = {line: output for line, output in zip(group, outputs, strict=True) if output is not None}
-            await batch_store.write(batch_store.lease.progress, list(by_line.values()), removed=list(by_line))
+        outputs = await asyncio.gather(
+            *(_ended_line(services, batch_store, line, text, ending) for line, text in zip(group, texts, strict=True))
+        )
+        by_line = {line: output for line, output in zip(group, outputs, strict=True) if output is not None}
+        await batch_store.write(batch_store.lease.progress, list(by_line.values()), removed=list(by_line))
     return bool(ended)
 
 
-async def _ended_line(
-    services: BatchServices,
-    batch_store: BatchStore,
-    line: LineInProgress,
-    text: bytes,
-    held: HeldResults,
-    ending: Ending | None,
-) -> EndedLine | None:
-    """Return the output of a line.
+def _groups(ended: Sequence[LineInProgress], sizes: Sequence[int]) -> Iterator[list[LineInProgress]]:
+    """Divide lines into groups whose results are in memory at once. A large one has a group of its own."""
+    group: list[LineInProgress] = []
+    num_bytes = 0
+    for line, size in zip(ended, sizes, strict=True):
+        if group and (len(group) == GROUP or num_bytes + size > GROUP_BYTES):
+            yield group
+            group, num_bytes = [], 0
+        group.append(line)
+        num_bytes += size
+    if group:
+        yield group
 
-    None if its jobs were just deleted, and are submitted again, or if it is collected later because it is large.
-    """
+
+async def _ended_line(
+    services: BatchServices, batch_store: BatchStore, line: LineInProgress, text: bytes, ending: Ending | None
+) -> EndedLine | None:
+    """Return the output of a line, or None if its jobs were just deleted: they are submitted again."""
     lease = batch_store.lease
     job_ids = line.job_ids(lease.batch_id)
     try:
-        jobs = await asyncio.gather(*(services.jobs.read(lease.owner, job_id, held) for job_id in job_ids))
-        is_large = len(text) > MAX_INLINE_BYTES
-        return await held.run(lambda: lines.ended_line(text, batch_store.batch, jobs, ending), is_large=is_large)
-    except TooManyResults:
-        return None
+        with own_results(lease.owner) as held:
+            jobs = await asyncio.gather(*(services.jobs.read(lease.owner, job_id, held) for job_id in job_ids))
+            is_large = len(text) > MAX_INLINE_BYTES
+            return await held.run(lambda: lines.ended_line(text, batch_store.batch, jobs, ending), is_large=is_large)
     except NotFound:
         return None if ending is None else lines.unexecuted_line(text, ending, job_ids[0])
     except wire.Invalid as error:

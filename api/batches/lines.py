@@ -37,13 +37,8 @@ _MESSAGES: dict[Ending, str] = {
 class EndedLine(NamedTuple):
     """Hold a line of the output file, or, without `usage`, of the error file."""
 
-    output: BatchOutputLine
+    text: bytes  # as it is written
     usage: BatchUsage | None = None
-
-    @property
-    def text(self) -> bytes:
-        """Return the line as it is written."""
-        return wire.encode_json(self.output) + b"\n"
 
 
 class LineInProgress(NamedTuple):
@@ -132,7 +127,7 @@ def refused_line(text: bytes, error: wire.Invalid | ApiError, unique_id: str) ->
 def unexecuted_line(text: bytes, ending: Ending, unique_id: str) -> EndedLine:
     """Build the error line of a request that was not run."""
     error = LineError(code=f"batch_{ending}", message=_MESSAGES[ending])
-    return EndedLine(BatchOutputLine(id=f"batch_req_{unique_id}", custom_id=_custom_id(text), error=error))
+    return EndedLine(_encode(BatchOutputLine(id=f"batch_req_{unique_id}", custom_id=_custom_id(text), error=error)))
 
 
 def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | None) -> EndedLine:
@@ -161,9 +156,13 @@ def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Endi
     return EndedLine(_output_line(text, unique_id, error.status, error_reply(error)))
 
 
-def _output_line(text: bytes, unique_id: str, status: int, body: Any) -> BatchOutputLine:
+def _output_line(text: bytes, unique_id: str, status: int, body: Any) -> bytes:
     response = LineResponse(status_code=status, request_id=unique_id, body=body)
-    return BatchOutputLine(id=f"batch_req_{unique_id}", custom_id=_custom_id(text), response=response)
+    return _encode(BatchOutputLine(id=f"batch_req_{unique_id}", custom_id=_custom_id(text), response=response))
+
+
+def _encode(output: BatchOutputLine) -> bytes:
+    return wire.encode_json(output) + b"\n"
 
 
 def _custom_id(text: bytes) -> str:

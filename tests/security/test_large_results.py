@@ -1,6 +1,8 @@
 """One tenant reads large results on many connections: the small requests of another are answered meanwhile."""
 
 import asyncio
+import json
+import threading
 from typing import Any
 
 import httpx
@@ -9,10 +11,12 @@ from msgspec.structs import replace
 from starlette.types import Message
 
 from scorepool import wire
+from scorepool.api.batches import collect, lines
+from scorepool.api.batches.lines import LineInProgress
 from scorepool.api.http import large_replies
 from scorepool.api.http.errors import TooManyResults
-from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
-from tests.api.fake_worker import RESULT, FakeWorker
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score
+from tests.api.fake_worker import COMPLETED, RESULT, FakeWorker
 from tests.security.second_tenant import second_tenant
 
 pytestmark = pytest.mark.anyio
@@ -132,3 +136,37 @@ def test_a_refused_result_is_not_counted():
             other.add(MB)
         assert large_replies._held.by_owner == {"alice": 10**9}
     assert not large_replies._held.by_owner
+
+
+def test_large_results_of_a_batch_are_collected_one_by_one():
+    ended = [LineInProgress(number, 1) for number in range(40)]
+    large = collect.GROUP_BYTES
+    assert [len(group) for group in collect._groups(ended, [100] * 40)] == [16, 16, 8]
+    assert [len(group) for group in collect._groups(ended[:5], [1, large, 2 * large, 1, 1])] == [1, 1, 1, 2]
+    assert list(collect._groups([], [])) == []
+
+
+async def test_a_large_line_of_a_batch_is_encoded_in_a_thread(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    threads: set[str] = set()
+    ended_line = lines.ended_line
+
+    def in_thread(*arguments: Any) -> lines.EndedLine:
+        threads.add(threading.current_thread().name)
+        return ended_line(*arguments)
+
+    monkeypatch.setattr(lines, "ended_line", in_thread)
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "demo", "prompt": "a"}}
+    async with serving() as http:
+        files = {"file": ("a.jsonl", json.dumps(line).encode())}
+        file_id = (await http.post("/v1/files", files=files, data={"purpose": "batch"})).json()["id"]
+        frame = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": file_id}
+        path = f"/v1/batches/{(await http.post('/v1/batches', json=frame)).json()['id']}"
+        await eventually(worker.waiting)
+        worker.end(worker.waiting().pop(), replace(COMPLETED, sequences=large_result(20).sequences))
+        async with asyncio.timeout(60):
+            while (batch := (await http.get(path)).json())["status"] != "completed":  # noqa: ASYNC110 - Redis changes
+                await asyncio.sleep(0.02)
+    assert batch["request_counts"]["completed"] == 1
+    assert {name.rpartition("_")[0] for name in threads} == {"reply"}

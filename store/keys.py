@@ -332,6 +332,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "BATCH_TURNS": Keys.batch_turns,
     "LIVE_BATCHES_OF_": Keys.live_batches_of(""),
     "DELIVERY_BYTES": DELIVERY_BYTES,
+    "LIST_LENGTH": LIST_LENGTH,
     "FILE_BYTES": FILE_BYTES,
     "JOB_BYTES": JOB_BYTES,
     "UNSERVED": Keys.unserved,

@@ -7,6 +7,26 @@
 --   <backlog>:<queue>:<owner>      list: an owner's other jobs, RQ's `deferred`; also in rq:deferred:<queue>
 --   <fair share>:<queue>           zset: owners that have a backlog, by their fair-share clock: jobs served / weight
 
+local function backlog_of(queue, owner)
+  return BACKLOG_ .. queue .. ':' .. owner
+end
+
+-- True if a new job of the queue goes to a backlog: the list is full, or other jobs are in a backlog already. 0: none does.
+local function goes_to_backlog(queue, list_length)
+  return redis.call('EXISTS', FAIR_SHARE_ .. queue) == 1
+    or (list_length > 0 and redis.call('LLEN', QUEUE_ .. queue) >= list_length)
+end
+
+-- Put a job into the backlog of its owner. The fair-share clock of an owner that had no backlog starts at that of the owner
+-- whose turn is next.
+local function put_in_backlog(queue, owner, id, created_at)
+  local fair_share = FAIR_SHARE_ .. queue
+  redis.call('ZADD', fair_share, 'NX', redis.call('ZRANGE', fair_share, 0, 0, 'WITHSCORES')[2] or 0, owner)
+  redis.call('RPUSH', backlog_of(queue, owner), id)
+  redis.call('ZADD', DEFERRED_ .. queue, created_at, id)
+  redis.call('HSET', JOB_ .. id, F_STATUS, 'deferred')
+end
+
 -- Return how many owners have a backlog; nil if the key has a wrong type.
 local function num_sharing(list)
   return try('zset', 'ZCARD', FAIR_SHARE_ .. string.sub(list, #QUEUE_ + 1))
@@ -21,7 +41,7 @@ end
 -- Take the next job out of an owner's backlog, and move the owner's clock. Return its id and its turn; nil if no job is left.
 -- Ids of jobs that were canceled or deleted are dropped.
 local function pop_backlog(queue, owner)
-  local backlog = BACKLOG_ .. queue .. ':' .. owner
+  local backlog = backlog_of(queue, owner)
   while true do
     local id = try('list', 'LPOP', backlog)
     if not id then

@@ -35,33 +35,13 @@ local delivery_bytes = is_counted and DELIVERY_BYTES * (try('hash', 'HLEN', ENDP
 local owned = JOBS_OF_ .. owner
 local SWEEP_S = 60  -- until the first sweep of a new list of ids (see sweep.lua)
 
-local function backlog_of(queue)
-  return BACKLOG_ .. queue .. ':' .. owner
-end
-
--- True if a new job of the queue goes to a backlog: the list is full, or other jobs are in a backlog already.
-local function goes_to_backlog(queue)
-  return redis.call('EXISTS', FAIR_SHARE_ .. queue) == 1
-    or (list_length > 0 and redis.call('LLEN', QUEUE_ .. queue) >= list_length)
-end
-
 -- Return how many of the owner's jobs wait in a shared queue.
 local function num_own(queue)
-  local num = redis.call('LLEN', backlog_of(queue))
+  local num = redis.call('LLEN', backlog_of(queue, owner))
   for _, id in ipairs(redis.call('LRANGE', QUEUE_ .. queue, 0, list_length - 1)) do
     if redis.pcall('HGET', JOB_ .. id, F_OWNER) == owner then num = num + 1 end
   end
   return num
-end
-
--- Put a job into the backlog of its owner. The fair-share clock of an owner that had no backlog starts at that of the owner
--- whose turn is next.
-local function put_in_backlog(queue, id, created_at)
-  local fair_share = FAIR_SHARE_ .. queue
-  redis.call('ZADD', fair_share, 'NX', redis.call('ZRANGE', fair_share, 0, 0, 'WITHSCORES')[2] or 0, owner)
-  redis.call('RPUSH', backlog_of(queue), id)
-  redis.call('ZADD', DEFERRED_ .. queue, created_at, id)
-  redis.call('HSET', JOB_ .. id, F_STATUS, 'deferred')
 end
 
 -- Return the reply that refuses more queues that nobody serves, or nil. Some of the owner's, and some that are due, are
@@ -117,7 +97,7 @@ for queue, count in pairs(new_in) do
   local num_listed, num_deferred = try('list', 'LLEN', QUEUE_ .. queue), try('zset', 'ZCARD', DEFERRED_ .. queue)
   local num_sharing = try('zset', 'ZCARD', FAIR_SHARE_ .. queue)
   local is_shared = list_length > 0 or num_sharing ~= 0
-  local is_usable = num_listed and num_deferred and num_sharing and (not is_shared or is_type(backlog_of(queue), 'list'))
+  local is_usable = num_listed and num_deferred and num_sharing and (not is_shared or is_type(backlog_of(queue, owner), 'list'))
   if not is_usable then return {'wrong_type', wrong_types[1][1], wrong_types[1][2]} end
   local depth = num_listed + num_deferred
   -- A queue that other owners have filled still accepts as many jobs from each owner as the list holds.
@@ -150,8 +130,8 @@ for job, at in ipairs(starts) do
       F_ENQUEUED_AT, iso, unpack(ARGV, at + NUM_FIXED, at + NUM_FIXED - 1 + num_fields))
     redis.call('SET', REQUEST_ .. id, body)
     try('zset', 'ZADD', owned, created_at, id)
-    if goes_to_backlog(queue) then
-      put_in_backlog(queue, id, created_at)
+    if goes_to_backlog(queue, list_length) then
+      put_in_backlog(queue, owner, id, created_at)
     else
       redis.call('RPUSH', QUEUE_ .. queue, id)
     end

@@ -14,6 +14,7 @@ from redis import Redis
 import scorepool.api.repositories.queue
 from scorepool import store, wire
 from scorepool.api.auth import Keyring
+from scorepool.store.scripts import load
 from scorepool.worker import Queue
 from scorepool.worker.claims.leases import Claim, Leases
 
@@ -156,3 +157,21 @@ def test_every_job_is_claimed_once_by_priority_and_no_owner_gets_ahead(redis: Re
     finally:
         pool.close()
     assert redis.keys("rq:queue:*") == redis.keys("scorepool:backlog:*") == redis.keys("scorepool:turns:*") == []
+
+
+def test_deliveries_of_one_owner_let_those_of_another_through(redis: Redis):
+    send = redis.register_script(load("send_test_event.lua"))
+    for number in range(200):
+        send(args=[f"wh_alice_{number}", "alice", "e", 3600])
+    send(args=["wh_bob", "bob", "e", 3600])
+    webhooks, leases = Queue(store.WEBHOOKS, connection=redis), Leases(redis, "hooks", "rq:worker:hooks", 60.0)
+
+    first = [
+        row.job_id for row in leases.claim([webhooks], Claim(max_jobs=64, num_in_flight=0, max_in_flight=200)).jobs
+    ]
+    then = [row.job_id for row in leases.claim([webhooks], Claim(max_jobs=2, num_in_flight=64, max_in_flight=200)).jobs]
+
+    assert first == [f"wh_alice_{number}" for number in range(64)]
+    assert "wh_bob" in then
+    rest = leases.claim([webhooks], Claim(max_jobs=200, num_in_flight=66, max_in_flight=400)).jobs
+    assert len(first) + len(then) + len(rest) == 201

@@ -8,6 +8,7 @@ import redis.asyncio
 from redis import Redis
 
 from scorepool import store, wire
+from scorepool.api.http.large_replies import own_results
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.store import Keys, RqKeys
 from scorepool.worker.rq.sweep import Sweep
@@ -21,7 +22,8 @@ def read(redis_url: str, job_id: str) -> wire.Job:
 
     async def run() -> wire.Job:
         async with redis.asyncio.Redis.from_url(redis_url) as connection:
-            return await Jobs(connection).read("alice", job_id)
+            with own_results("alice") as held:
+                return await Jobs(connection).read("alice", job_id, held)
 
     return asyncio.run(run())
 

@@ -45,7 +45,7 @@ from scorepool.api.repositories.jobs import Jobs
 async def main():
     for job_id in sys.argv[2:]:
         try:
-            print((await Jobs(Redis.from_url(sys.argv[1])).read("alice", job_id)).status)
+            print((await Jobs(Redis.from_url(sys.argv[1])).read_state("alice", job_id)).status)
         except Exception as error:
             print(type(error).__name__)
 asyncio.run(main())

@@ -45,6 +45,10 @@ class HeldResults:
         """Count the bytes of a result before it is read. Raises TooManyResults."""
         self._held.add(num_bytes)
 
+    def count_reply(self, num_bytes: int) -> None:
+        """Count the bytes of the encoded reply instead of the results, if they are more."""
+        self._held.resize(max(self._held.num_bytes, num_bytes))
+
     async def run(self, work: Callable[[], T], *, is_large: bool = False) -> T:
         """Return what `work` makes of the results: in a thread if they are large, or if `work` is."""
         if self._held.num_bytes <= LARGE_BYTES and not is_large:
@@ -69,7 +73,7 @@ class HeldResults:
         response = await self.run(encode, is_large=is_large)
         if len(response.body) <= LARGE_BYTES:
             return response
-        self._held.resize(max(self._held.num_bytes, len(response.body)))
+        self.count_reply(len(response.body))
         return _LargeReply(response)
 
 

@@ -67,9 +67,11 @@ async def encode_events(
             if event is None:
                 yield None
             elif isinstance(event, CursorEvent):
-                yield _cursor_event(event)
+                yield await held.run(partial(_cursor_event, event))  # the last may have a result's tokens
             elif event.status in ENDED:
-                yield await held.run(partial(_end_event, event, str(cursor)))
+                end = await held.run(partial(_end_event, event, str(cursor)))
+                held.count_reply(len(end))
+                yield end
     finally:
         await events.aclose()
 

@@ -104,6 +104,7 @@ async def test_both_formats_and_the_end_event_are_the_same_to_the_byte(serving: 
     assert text.headers["content-type"] == "application/json"
     assert text.headers["vary"] == "Accept"
     assert events.content.endswith(b"\ndata: " + text.content + b"\n\n")
+    assert not large_replies._held.by_owner
 
 
 async def test_a_client_that_reads_a_large_reply_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch):
@@ -135,6 +136,22 @@ def test_a_refused_result_is_not_counted():
         with pytest.raises(TooManyResults):
             other.add(MB)
         assert large_replies._held.by_owner == {"alice": 10**9}
+    assert not large_replies._held.by_owner
+
+
+async def test_a_large_synchronous_reply_is_built_in_turns(serving: Serving, worker: FakeWorker):
+    """It waits for the thread like any other, and what it holds is given back."""
+    result = replace(COMPLETED, sequences=large_result(20).sequences)
+    async with serving() as http:
+        body = {"model": "demo", "prompt": "a"}
+        async with large_replies._turns.turn("bob"):
+            asking = asyncio.create_task(http.post("/v1/completions", json=body))
+            await eventually(worker.waiting)
+            worker.end(worker.waiting().pop(), result)
+            await eventually(lambda: large_replies._held.by_owner)
+            await eventually(lambda: large_replies._turns._waiting)
+            assert not asking.done()
+        assert (await asking).status_code == 200
     assert not large_replies._held.by_owner
 
 

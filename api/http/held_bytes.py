@@ -30,7 +30,7 @@ class HeldBytes:
         try:
             yield held
         finally:
-            held.resize(0)
+            held.close()
 
 
 class Held:
@@ -50,6 +50,7 @@ class Held:
         self._max_of_owner = max_of_owner
         self._max_of_all = max_of_all
         self._refusal = refusal
+        self._is_closed = False
 
     def add(self, num_bytes: int) -> None:
         """Count more bytes. Raises the refusal, and counts none, if they exceed a bound.
@@ -67,8 +68,15 @@ class Held:
             self.resize(before)
             raise self._refusal(self._max_of_owner if is_own else self._max_of_all, is_own)
 
+    def close(self) -> None:
+        """Count nothing any more, also if something is added later: a request that was cut off may still run."""
+        self.resize(0)
+        self._is_closed = True
+
     def resize(self, num_bytes: int) -> None:
         """Change what is counted, without a check."""
+        if self._is_closed:
+            return
         self._by_owner[self.owner] += num_bytes - self.num_bytes
         self.num_bytes = num_bytes
         if not self._by_owner[self.owner]:

@@ -48,7 +48,7 @@ async def test_another_name_is_answered_beside_readers_of_a_large_result(serving
         assert wire.encode_json(result) in reply.content
         assert int(reply.headers["content-length"]) == len(reply.content)
     assert progress.answered >= 8
-    assert progress.longest_turn_s < 0.1
+    assert progress.longest_turn_s < 0.3
     assert not large_replies._held.by_owner
 
 

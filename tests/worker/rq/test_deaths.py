@@ -43,7 +43,8 @@ def test_the_next_worker_ends_each_job_of_a_killed_worker_once(redis: Redis, wor
 
     assert Counter(done(redis)) == Counter(ids)
     assert results(redis, ids) == 100
-    assert Counter(redis.lrange("rq:queue:webhooks", 0, -1)) == Counter(f"wh_{job_id}".encode() for job_id in ids)
+    deliveries = redis.lrange("rq:queue:webhooks", 0, -1) + redis.zrange("rq:deferred:webhooks", 0, -1)
+    assert Counter(deliveries) == Counter(f"wh_{job_id}".encode() for job_id in ids)
     assert {redis.hget(f"rq:job:{job_id}", "retries_left") for job_id in ids} == {b"3"}
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
+from multiprocessing.connection import Connection
 from socket import socket, socketpair
 from threading import Condition, Thread
 
@@ -248,20 +249,31 @@ class Grammars:
         grammar.compiled.clear()
 
     def _start_run(self, grammar: GrammarProcess) -> None:
-        if self._server is None:
-            self._server = ForkServerLink(self._tokenizer())
-            self._selector.register(self._server.control, selectors.EVENT_READ)
         self._num_runs += 1
+        connection = self._fork(self._num_runs)
         grammar.run, grammar.state, grammar.busy_since = self._num_runs, "compiling", time.monotonic()
         self._runs[grammar.run] = grammar
-        try:
-            grammar.connection = self._server.fork(grammar.run)
-        except OSError as error:
-            log.warning("no process can be started for a grammar: %s", error)
+        if connection is None:
             self._lose_server()
             return
+        grammar.connection = connection
         self._selector.register(grammar.connection, selectors.EVENT_READ, grammar)
         self._try(grammar, grammar.send_compile)
+
+    def _fork(self, run: int) -> Connection | None:
+        """Fork a process; return the connection to it, or None. A server that has just ended is replaced first."""
+        if self._server is not None:
+            try:
+                return self._server.fork(run)
+            except OSError:
+                self._lose_server()
+        try:
+            self._server = ForkServerLink(self._tokenizer())
+            self._selector.register(self._server.control, selectors.EVENT_READ)
+            return self._server.fork(run)
+        except OSError as error:
+            log.warning("no process can be started for a grammar: %s", error)
+            return None
 
     def _make_room(self) -> None:
         """End the process that was not used for longest, if there are too many. Its grammar may start again."""

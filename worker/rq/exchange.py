@@ -36,6 +36,7 @@ class Exchanged:
     lost: list[InFlightJob] = field(default_factory=list)  # another worker has the job: its end here does not count
     awaited: list[InFlightJob] = field(default_factory=list)  # other jobs depend on them: RQ's own methods end them
     claimed: Claimed | None = None
+    may_have_enqueued: bool = False  # dependents, or a job again: written after the claim, which found none of them
     elapsed_s: float = 0.0  # of the one round trip
 
 
@@ -74,6 +75,7 @@ class Exchanger:
             self._send(exchange, message, claims, done)
         others += done.awaited
         if others:
+            done.may_have_enqueued = True
             recorded = self._committer.write(others, exchange.current, exchange.idle_state)
             done.recorded += recorded
             done.lost += [job for job in others if job not in recorded]

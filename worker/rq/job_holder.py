@@ -203,6 +203,8 @@ class JobHolder(WorkerProcess):
                 self.plan.report(inflight.lease_key)
         if exchanged.claimed is not None:
             self._take_claimed(exchanged.claimed, exchanged.elapsed_s)
+        if exchanged.may_have_enqueued:
+            self.plan.wake()
 
     def _take_claimed(self, claimed: Claimed, elapsed_s: float) -> None:
         self._set_suspended(claimed.is_suspended)

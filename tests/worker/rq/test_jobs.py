@@ -244,6 +244,17 @@ def test_jobs_that_end_together_each_release_their_own_dependents(redis: Redis, 
     assert never.get_status() == "deferred"  # as in RQ: the job that it depends on has failed
 
 
+def test_a_burst_worker_runs_what_the_end_of_its_last_job_released(redis: Redis, workers: Workers):
+    queue = Queue("demo", connection=redis)
+    jobs = [queue.enqueue("add", 1)]
+    for _ in range(20):
+        jobs.append(queue.enqueue("add", 1, depends_on=jobs[-1]))
+
+    workers.start("--burst", worker="FunctionsWorker").wait(timeout=60)
+
+    assert [job.get_status() for job in jobs] == ["finished"] * 21
+
+
 def test_a_wake_up_message_makes_an_idle_worker_claim_at_once(redis: Redis, workers: Workers):
     workers.start()
     until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels() and redis.keys("scorepool:card:*"))

@@ -2,8 +2,9 @@
 
 import math
 import re
+import sys
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from msgspec.structs import replace
 from redis.asyncio import Redis
@@ -11,9 +12,10 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http.errors import NotFound
 from scorepool.api.http.large_replies import HeldResults
-from scorepool.api.repositories import decode, owned
+from scorepool.api.repositories import decode
 from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
+from scorepool.store.scripts import load
 
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
 FIELDS = (
@@ -48,6 +50,8 @@ BROKEN_RECORD = wire.Failure(code="internal", message="the queue's record of thi
 BROKEN_OUTCOME = wire.Failure(
     code="internal", message="the job has ended, but the queue's record of its end cannot be read; submit it again"
 )
+
+SMALL_OUTCOME_BYTES = 64 * 1024  # read together with the job, in one round trip
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -105,17 +109,30 @@ def check_id(job_id: str) -> None:
         raise job_not_found(job_id)
 
 
+class JobRecord(NamedTuple):
+    """What Redis holds of a job at one moment."""
+
+    fields: list[bytes | None]  # the values of FIELDS
+    outcome_bytes: int
+    outcome: bytes | None  # None if there is none, or one with more bytes than were asked for
+    now_s: float  # unix
+
+    @property
+    def rq_status(self) -> bytes | None:
+        return self.fields[FIELDS.index(JobField.STATUS)]
+
+
 class Jobs:
     """Read jobs; `queue.Queue` changes them."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._read_job = redis.register_script(load("read_job.lua"))
 
     async def read_state(self, owner: str, job_id: str) -> wire.Job:
         """Read a job without its result or failure. Raises NotFound."""
-        check_id(job_id)
-        fields, _, now_s = await self._read(owner, job_id)
-        return without_outcome(job_id, fields, has_outcome=True, now_s=now_s)
+        record = await self._read(owner, job_id, max_outcome_bytes=0)
+        return without_outcome(job_id, record.fields, has_outcome=True, now_s=record.now_s)
 
     async def read(self, owner: str, job_id: str, held: HeldResults) -> wire.Job:
         """Read a job with its result or failure. Raises NotFound, TooManyResults."""
@@ -125,43 +142,26 @@ class Jobs:
     async def read_with_expiry(self, owner: str, job_id: str, held: HeldResults) -> tuple[wire.Job, float]:
         """Read a job, and the seconds until it expires in its queue: inf if it does not.
 
-        Its outcome counts in `held` before it is read. Raises NotFound, TooManyResults.
+        A large outcome counts in `held` before it is read. Raises NotFound, TooManyResults.
         """
+        record = await self._read(owner, job_id, SMALL_OUTCOME_BYTES)
+        held.add(record.outcome_bytes)
+        if record.outcome_bytes > SMALL_OUTCOME_BYTES:
+            record = await self._read(owner, job_id, sys.maxsize)
+        job = without_outcome(job_id, record.fields, record.outcome is not None, record.now_s)
+        expires_at = decode.unix_s(record.fields[FIELDS.index(JobField.EXPIRES_AT)]) if job.status == "queued" else None
+        expires_in_s = math.inf if expires_at is None else expires_at - record.now_s
+        return await held.run(lambda: _with_outcome(job, record.rq_status, record.outcome)), expires_in_s
+
+    async def _read(self, owner: str, job_id: str, max_outcome_bytes: int) -> JobRecord:
+        """Read a job, and its outcome if it has no more than these bytes. Raises NotFound."""
         check_id(job_id)
-        fields, _, now_s = await self._read(owner, job_id)
-        outcome = None
-        if status_of(fields[FIELDS.index(JobField.STATUS)]) in ENDED:
-            held.add(await self._outcome_bytes(job_id))
-            fields, outcome, now_s = await self._read(owner, job_id, with_outcome=True)
-        job = without_outcome(job_id, fields, outcome is not None, now_s)
-        expires_at = decode.unix_s(fields[FIELDS.index(JobField.EXPIRES_AT)]) if job.status == "queued" else None
-        expires_in_s = math.inf if expires_at is None else expires_at - now_s
-        rq_status = fields[FIELDS.index(JobField.STATUS)]
-        return await held.run(lambda: _with_outcome(job, rq_status, outcome)), expires_in_s
-
-    async def _outcome_bytes(self, job_id: str) -> int:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.strlen(store.Keys.outcome(job_id))
-            [num_bytes] = await decode.execute(pipeline)
-        return num_bytes or 0
-
-    async def _read(
-        self, owner: str, job_id: str, *, with_outcome: bool = False
-    ) -> tuple[owned.Row, bytes | None, float]:
-        """Read the values of FIELDS, the outcome if wanted, and the time (unix, s) of one moment. Raises NotFound.
-
-        An outcome may be large. It is read only after the owner, so that the time of a 404 says nothing about the job
-        of another owner.
-        """
-        async with self._redis.pipeline(transaction=True) as pipeline:
-            owned.add_read(pipeline, owner, store.RqKeys.job(job_id), FIELDS)
-            pipeline.time()
-            if with_outcome:
-                pipeline.get(store.Keys.outcome(job_id))
-            [fields], time, *outcomes = await decode.execute(pipeline)
-        if fields is None:
+        keys = [store.RqKeys.job(job_id), store.Keys.outcome(job_id)]
+        time, *row = await self._read_job(keys, [owner, max_outcome_bytes, *FIELDS])
+        if not row:
             raise job_not_found(job_id)
-        return fields, outcomes[0] if outcomes else None, decode.time_s(time)
+        fields, outcome_bytes, outcome = row
+        return JobRecord(fields, outcome_bytes, outcome, decode.time_s(time))
 
     async def page(
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int

@@ -25,8 +25,3 @@ async def read_owned(
     """
     rows: Any = await redis.eval(_READ, len(keys), *keys, owner, *fields) if keys else []
     return list(rows)
-
-
-def add_read(pipeline: Pipeline, owner: str, key: str, fields: Sequence[str]) -> None:
-    """Add the command that reads one hash; its reply is a list with one row, as `read_owned` returns it."""
-    pipeline.eval(_READ, 1, key, owner, *fields)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,19 +78,20 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--appendonly",
         "no",
     ]
-    with subprocess.Popen([get_binary_path(), *options], stdout=subprocess.DEVNULL) as server:
+    with subprocess.Popen([get_binary_path(), *options], stdout=subprocess.DEVNULL) as server, ExitStack() as stack:
+        stack.callback(server.terminate)
         url = f"unix://{socket}"
         wait_until_up(url)
         with Redis.from_url(url) as admin:
             if not os.environ.get("TEST_REDIS_ACL"):
                 yield url
             else:
-                yield limit_rights(admin, url, *KEYS_OF_TEST_FUNCTIONS)
+                yield limit_rights(admin, url, *KEYS_OF_TESTS)
                 assert denied(admin) == []
-        server.terminate()
 
 
-KEYS_OF_TEST_FUNCTIONS = ("~noted:*", "~shown:*", "~current:*", "~tries:*")  # what job functions of tests/worker write
+# What job functions of tests/worker write, and the rights of a second prefix.
+KEYS_OF_TESTS = ("~noted:*", "~shown:*", "~current:*", "~tries:*", "~other:*", "&other:*")
 
 
 def limit_rights(admin: Redis, url: str, *more: str) -> str:

@@ -5,6 +5,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import trustme
@@ -40,7 +41,7 @@ def tls_port(redis_url: str, redis: Redis, tmp_path: Path) -> Iterator[int]:
     opened: list[asyncio.StreamWriter] = []
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_unix_connection(redis_url.removeprefix("unix://"))
+        inner_reader, inner_writer = await asyncio.open_unix_connection(urlsplit(redis_url).path)
         opened.extend([writer, inner_writer])
         await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
 
@@ -60,8 +61,11 @@ def tls_port(redis_url: str, redis: Redis, tmp_path: Path) -> Iterator[int]:
     loop.close()
 
 
-def test_api_worker_and_tools_use_tls_with_an_authority_from_the_url(tls_port: int, root: Path, tmp_path: Path):
-    url = f"rediss://127.0.0.1:{tls_port}/0?ssl_ca_certs={tmp_path / 'ca.pem'}"
+def test_api_worker_and_tools_use_tls_with_an_authority_from_the_url(
+    redis_url: str, tls_port: int, root: Path, tmp_path: Path
+):
+    user = "".join(urlsplit(redis_url).netloc.rpartition("@")[:2])
+    url = f"rediss://{user}127.0.0.1:{tls_port}/0?ssl_ca_certs={tmp_path / 'ca.pem'}"
     (tmp_path / "workers").mkdir()
     with Workers(url, root, tmp_path / "workers") as workers:
         workers.start("--connection-class", "scorepool.worker.Redis", "--with-scheduler")

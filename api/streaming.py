@@ -86,7 +86,7 @@ class Streaming:
             wait = asyncio.create_task(self._put_end(events, owner, job.id, held))
             try:
                 if job.status not in ENDED:
-                    for delta in await self._waiting.backfill(job.id, job.created_at or 0.0):
+                    for delta in await self._waiting.backfill(owner, job.id, job.created_at or 0.0):
                         for cursor_event in cursor.advance(delta):
                             yield cursor_event
                     await gaps.fill(cursor.missing)

@@ -45,6 +45,10 @@ class HeldResults:
         """Count the bytes of a result before it is read. Raises TooManyResults."""
         self._held.add(num_bytes)
 
+    def add_up_to(self, num_bytes: int) -> None:
+        """Count so many bytes in all, unless more are counted. Raises TooManyResults."""
+        self._held.add(max(0, num_bytes - self._held.num_bytes))
+
     def count_reply(self, num_bytes: int) -> None:
         """Count the bytes of the encoded reply instead of the results, if they are more."""
         self._held.resize(max(self._held.num_bytes, num_bytes))

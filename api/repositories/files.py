@@ -9,7 +9,7 @@ import logging
 import re
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from scorepool import store, wire
 from scorepool.api.dialects.openai.files import FileObject, Purpose
 from scorepool.api.http.errors import Conflict, NotFound, TooLarge, TooManyUploads
+from scorepool.api.http.large_replies import PIECE_BYTES, HeldResults
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.owned import read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
@@ -112,6 +113,31 @@ class Files:
             yield chunk
             number += 1
 
+    async def count_chunk(self, file_id: str, number: int, held: HeldResults) -> None:
+        """Count the stored bytes of a chunk before it is read. Raises TooManyResults."""
+        num_bytes: Any = await self._redis.hstrlen(store.Keys.file_parts(file_id), str(number))
+        held.add_up_to(num_bytes)
+
+    async def pieces(self, file_id: str, held: HeldResults) -> AsyncGenerator[bytes]:
+        """Yield a file in pieces of at most PIECE_BYTES, decompressed.
+
+        A chunk is as large as its longest line, and may be a thousand times smaller in Redis. So it is never
+        decompressed as a whole, and the bytes of the largest one count in `held`. Raises TooManyResults.
+        """
+        key, number = store.Keys.file_parts(file_id), 0
+        while True:
+            await self.count_chunk(file_id, number, held)
+            compressed: Any = await self._redis.hget(key, str(number))
+            if compressed is None:
+                return
+            try:
+                for piece in decompressed(compressed):
+                    yield piece
+            except zlib.error:
+                logger.warning("chunk %d of the file %s cannot be decompressed", number, file_id)
+                return
+            number += 1
+
     async def page(
         self, owner: str, after: str | None, limit: int, purpose: str | None, newest_first: bool
     ) -> tuple[list[FileObject], bool]:
@@ -166,6 +192,20 @@ def publish_file(
 def compress(chunk: bytes) -> bytes:
     """Compress a chunk as it is stored."""
     return zlib.compress(chunk, COMPRESSION)
+
+
+def decompressed(chunk: bytes) -> Iterator[bytes]:
+    """Decompress a chunk in pieces of at most PIECE_BYTES. Raises zlib.error."""
+    stream = zlib.decompressobj()
+    for start in range(0, len(chunk), PIECE_BYTES):
+        rest, piece = chunk[start : start + PIECE_BYTES], b""
+        while rest or len(piece) == PIECE_BYTES:  # a full piece: more of the output may wait
+            piece = stream.decompress(rest, PIECE_BYTES)
+            rest = stream.unconsumed_tail
+            if piece:
+                yield piece
+    if not stream.eof:
+        raise zlib.error("it ends early")
 
 
 async def chunks_of_lines(upload: Upload, max_line_bytes: int) -> AsyncIterator[bytes]:

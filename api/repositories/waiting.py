@@ -19,11 +19,14 @@ from redis.exceptions import RedisError
 
 from scorepool import store, wire
 from scorepool.api.http import tasks
+from scorepool.api.http.turns import Turns
 
 logger = logging.getLogger(__name__)
 
 BLOCK_S = 1.0  # how long one read of the stream may find nothing
 READ_COUNT = 1000
+BACKFILL_COUNT = 16  # entries of the first page of a backfill
+BACKFILL_BYTES = 2**20  # of later pages, if their entries are as large as those of the page before
 MISSING_TOKENS_TTL_S = 60  # of requests to which no worker answers
 AT_ONCE_S = 0.05  # pause after an empty reply that came before BLOCK_S / 2: what answers there does not block
 RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # pauses after one, two, ... failures in a row; the last repeats
@@ -43,6 +46,7 @@ class Waiting:
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._subscribers: dict[str, set[Callable[[wire.TokenDelta], None]]] = {}
+        self._backfills = Turns()
         self._positions: dict[str, str] = {}  # by stream: id of the last entry that was seen
         self.is_closing = False
         self.is_connected = False
@@ -105,17 +109,24 @@ class Waiting:
                 if not self._subscribers[job_id]:
                     del self._subscribers[job_id]
 
-    async def backfill(self, job_id: str, since: float) -> list[wire.TokenDelta]:
-        """Read the deltas of a job that the stream still holds, from `since` (unix, s) on."""
+    async def backfill(self, owner: str, job_id: str, since: float) -> list[wire.TokenDelta]:
+        """Read the deltas of a job that the stream still holds, from `since` (unix, s) on.
+
+        The stream has the deltas of all jobs, in entries of any size. One page is in memory at a time, here and in
+        Redis, and owners take turns at reading one.
+        """
         found: list[wire.TokenDelta] = []
-        start = f"{int(since * 1000)}-0"
+        start, count = f"{int(since * 1000)}-0", BACKFILL_COUNT
         while True:
-            entries: Any = await self._commands.xrange(store.TOKENS, min=start, count=READ_COUNT)
-            for _, fields in entries:
-                found += [delta for delta in _deltas(fields) if delta.id == job_id]
-            if len(entries) < READ_COUNT:
+            async with self._backfills.turn(owner):
+                entries: Any = await self._commands.xrange(store.TOKENS, min=start, count=count)
+                for _, fields in entries:
+                    found += [delta for delta in _deltas(fields) if delta.id == job_id]
+            if len(entries) < count:
                 return found
             start = f"({entries[-1][0].decode()}"
+            num_bytes = sum(len(value) for _, fields in entries for value in fields.values())
+            count = min(count * 4, READ_COUNT, BACKFILL_BYTES * len(entries) // (num_bytes or 1) + 1)
 
     async def request_tokens(self, missing: Sequence[wire.MissingTokens]) -> None:
         """Ask the worker of a job to publish tokens again. A request that cannot be sent is logged."""

@@ -5,12 +5,13 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from scorepool.api.dependencies import FilesDep, KeyringDep, Owner, SettingsDep, known_query
+from scorepool.api.dependencies import FilesDep, HeldResultsDep, KeyringDep, Owner, SettingsDep, known_query
 from scorepool.api.dialects.openai.files import FILE_KEPT_S, DeletedFile, FileObject, FilePage, Purpose, UploadFields
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import Forbidden
+from scorepool.api.http.file_reply import FileReply
 from scorepool.api.http.formats import reply
 from scorepool.api.http.uploads import uploaded
 
@@ -88,14 +89,14 @@ async def read(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
 @router.get(
     "/{id}/content",
     summary="Read the content of a file",
-    responses=openapi.responses({}, (400, 401, 404, 503))
+    responses=openapi.responses({}, (400, 401, 404, 429, 503))
     | {200: {"description": "OK", "content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
 )
-async def content(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
+async def content(file_id: FileId, request: Request, owner: Owner, files: FilesDep, held: HeldResultsDep) -> Response:
     """Download a file."""
     file = await files.read(owner, file_id)
-    length = {"Content-Length": str(file.bytes)}  # shows a client that the file was deleted while it was read
-    return StreamingResponse(files.chunks(file_id), media_type="application/octet-stream", headers=length)
+    await files.count_chunk(file_id, 0, held)  # refused with a status; later ones cut the reply off
+    return FileReply(request, files.pieces(file_id, held), file.bytes)
 
 
 @router.delete(

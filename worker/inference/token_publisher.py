@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 APPEND_DELTAS = load("append_deltas.lua")
 MAX_STREAM_LENGTH = 10_000  # entries, approximately: steps of all workers
+MAX_STREAM_BYTES = 64 * 2**20  # approximately: the length at which entries like the largest of a write take this
 MAX_ENTRY_BYTES = 64 * 2**10  # approximately
 CLOSE_TIMEOUT_S = 2.0
 ASK_EVERY_S = 0.5  # for missing tokens: the ids of 64 jobs are as long as a step's deltas
@@ -132,7 +133,8 @@ class TokenPublisher:
     def _write(self, entries: list[Entry]) -> None:
         """Append entries to the stream of tokens, all or none. Raises RedisError: their tokens are pending again."""
         encoded = [wire.encode([delta for _, delta in entry]) for entry in entries]
-        arguments: list[bytes | str | int] = [MAX_STREAM_LENGTH, len(encoded), *encoded, *self._askable_ids()]
+        max_length = min(MAX_STREAM_LENGTH, MAX_STREAM_BYTES // max(map(len, encoded)))
+        arguments: list[bytes | str | int] = [max_length, len(encoded), *encoded, *self._askable_ids()]
         try:
             missing = self._connection.run_script(APPEND_DELTAS, [store.TOKENS, store.Keys.missing_tokens], arguments)
         except RedisError:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 
 from scorepool import wire
 from scorepool.api.delta_order import DeltaOrder
@@ -11,6 +12,7 @@ from scorepool.api.http import tasks
 from scorepool.api.http.errors import map_field_names
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import KEEP_ALIVE_S
+from scorepool.api.http.unsent_events import UnsentEvents, unsent_events
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.jobs import ENDED
 from scorepool.api.repositories.waiting import Waiting
@@ -18,7 +20,9 @@ from scorepool.api.submission import Submission
 
 ASK_AGAIN_S = 3.0  # after a request for missing tokens to which none came
 
-EventQueue = asyncio.Queue[wire.TokenDelta | wire.Job | Exception]
+# Deltas that a slow client does not take are dropped. Later ones then leave a gap, for which their worker is asked, and
+# the result has them all.
+Events = UnsentEvents[wire.TokenDelta | wire.Job]
 
 
 class Streaming:
@@ -43,10 +47,10 @@ class Streaming:
         this generator early cancels the jobs that have not ended. Raises ApiError, with fields as `map_field` names
         them.
         """
-        events: EventQueue = asyncio.Queue()
         with (
             map_field_names(map_field),
-            self._waiting.subscribe(job_ids, events.put_nowait),
+            unsent_events(owner) as events,
+            self._waiting.subscribe(job_ids, events.put_or_drop),
             self._metrics.waiting.track_inprogress(),
         ):
             is_bulk = len(requests) > 1
@@ -80,15 +84,15 @@ class Streaming:
         The job has not ended if the server's longest wait is over first. None is yielded for a delta that has nothing
         to send, and after KEEP_ALIVE_S without one.
         """
-        events: EventQueue = asyncio.Queue()
         gaps = Gaps(self._waiting, job.id)
-        with self._waiting.subscribe([job.id], events.put_nowait):
+        with unsent_events(owner) as events, self._waiting.subscribe([job.id], events.put_or_drop):
             wait = asyncio.create_task(self._put_end(events, owner, job.id, held))
             try:
                 if job.status not in ENDED:
-                    for delta in await self._waiting.backfill(owner, job.id, job.created_at or 0.0):
-                        for cursor_event in cursor.advance(delta):
-                            yield cursor_event
+                    async with aclosing(self._waiting.backfill(owner, job.id, job.created_at or 0.0)) as past:
+                        async for delta in past:
+                            for cursor_event in cursor.advance(delta):
+                                yield cursor_event
                     await gaps.fill(cursor.missing)
                 while not isinstance(event := await _next_event(events), wire.Job):
                     cursor_events = [] if event is None else cursor.advance(event)
@@ -104,11 +108,11 @@ class Streaming:
             finally:
                 await tasks.cancel_and_wait([wait])
 
-    async def _put_end(self, events: EventQueue, owner: str, job_id: str, held: HeldResults) -> None:
+    async def _put_end(self, events: Events, owner: str, job_id: str, held: HeldResults) -> None:
         try:
-            events.put_nowait(await self._submission.until_streamed_job_ended(owner, job_id, held))
-        except Exception as error:  # `_next_event` raises it again
-            events.put_nowait(error)
+            events.put(await self._submission.until_streamed_job_ended(owner, job_id, held))
+        except Exception as error:  # `get` raises it again
+            events.put(error)
 
 
 class Gaps:
@@ -131,13 +135,10 @@ class Gaps:
             )
 
 
-async def _next_event(events: EventQueue) -> wire.TokenDelta | wire.Job | None:
+async def _next_event(events: Events) -> wire.TokenDelta | wire.Job | None:
     """Return the next event, or None after KEEP_ALIVE_S of silence. Raise it if it is an exception."""
     try:
         async with asyncio.timeout(KEEP_ALIVE_S):
-            event = await events.get()
+            return await events.get()
     except TimeoutError:
         return None
-    if isinstance(event, Exception):
-        raise event
-    return event

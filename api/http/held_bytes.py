@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from scorepool.api.http.errors import ApiError, TooManyUploads
+from scorepool.api.http.errors import TooManyUploads
 
 # In bodies of the largest size, of one API process.
 MAX_BODIES = 16
@@ -20,7 +20,7 @@ class HeldBytes:
 
     @contextmanager
     def request(
-        self, owner: str, max_of_owner: int, max_of_all: int, refusal: Callable[[int, bool], ApiError]
+        self, owner: str, max_of_owner: int, max_of_all: int, refusal: Callable[[int, bool], Exception]
     ) -> Iterator["Held"]:
         """Count what one request holds until the context ends.
 
@@ -42,7 +42,7 @@ class Held:
         owner: str,
         max_of_owner: int,
         max_of_all: int,
-        refusal: Callable[[int, bool], ApiError],
+        refusal: Callable[[int, bool], Exception],
     ) -> None:
         self.owner = owner
         self.num_bytes = 0

@@ -10,7 +10,7 @@ worker to write them again, and gets the rest with the result, which holds all t
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,8 @@ MISSING_TOKENS_TTL_S = 60  # of requests to which no worker answers
 AT_ONCE_S = 0.05  # pause after an empty reply that came before BLOCK_S / 2: what answers there does not block
 RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # pauses after one, two, ... failures in a row; the last repeats
 
+OnDelta = Callable[[wire.TokenDelta, int], None]  # called with a delta and the bytes that it takes in Redis
+
 
 class Waiting:
     """Wake clients when their jobs end.
@@ -45,7 +47,7 @@ class Waiting:
         self._on_ended = on_ended
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._reader: asyncio.Task[None] | None = None
-        self._subscribers: dict[str, set[Callable[[wire.TokenDelta], None]]] = {}
+        self._subscribers: dict[str, set[OnDelta]] = {}
         self._backfills = Turns()
         self._positions: dict[str, str] = {}  # by stream: id of the last entry that was seen
         self.is_closing = False
@@ -97,7 +99,7 @@ class Waiting:
                 await asyncio.wait([ended], timeout=min(deadline - now, expires_in_s))
 
     @contextmanager
-    def subscribe(self, job_ids: Sequence[str], on_delta: Callable[[wire.TokenDelta], None]) -> Iterator[None]:
+    def subscribe(self, job_ids: Sequence[str], on_delta: OnDelta) -> Iterator[None]:
         """Call `on_delta` with every delta of these jobs that comes from now on; it must not block."""
         for job_id in job_ids:
             self._subscribers.setdefault(job_id, set()).add(on_delta)
@@ -109,24 +111,29 @@ class Waiting:
                 if not self._subscribers[job_id]:
                     del self._subscribers[job_id]
 
-    async def backfill(self, owner: str, job_id: str, since: float) -> list[wire.TokenDelta]:
-        """Read the deltas of a job that the stream still holds, from `since` (unix, s) on.
+    async def backfill(self, owner: str, job_id: str, since: float) -> AsyncGenerator[wire.TokenDelta]:
+        """Yield the deltas of a job that the stream still holds, from `since` (unix, s) on.
 
-        The stream has the deltas of all jobs, in entries of any size. One page is in memory at a time, here and in
-        Redis, and owners take turns at reading one.
+        The stream has the deltas of all jobs, in entries of any size. One page is read at a time, and owners take turns
+        at that.
         """
-        found: list[wire.TokenDelta] = []
         start, count = f"{int(since * 1000)}-0", BACKFILL_COUNT
+        name = job_id.encode()
         while True:
             async with self._backfills.turn(owner):
                 entries: Any = await self._commands.xrange(store.TOKENS, min=start, count=count)
-                for _, fields in entries:
-                    found += [delta for delta in _deltas(fields) if delta.id == job_id]
-            if len(entries) < count:
-                return found
-            start = f"({entries[-1][0].decode()}"
-            num_bytes = sum(len(value) for _, fields in entries for value in fields.values())
-            count = min(count * 4, READ_COUNT, BACKFILL_BYTES * len(entries) // (num_bytes or 1) + 1)
+            num_entries, num_bytes = len(entries), sum(len(fields.get(b"step", b"")) for _, fields in entries)
+            if entries:
+                start = f"({entries[-1][0].decode()}"
+            own = [fields for _, fields in entries if name in fields.get(b"step", b"")]
+            del entries  # the caller may take long for each delta
+            for fields in own:
+                for delta in _deltas(fields):
+                    if delta.id == job_id:
+                        yield delta
+            if num_entries < count:
+                return
+            count = min(count * 4, READ_COUNT, BACKFILL_BYTES * num_entries // (num_bytes or 1) + 1)
 
     async def request_tokens(self, missing: Sequence[wire.MissingTokens]) -> None:
         """Ask the worker of a job to publish tokens again. A request that cannot be sent is logged."""
@@ -140,9 +147,10 @@ class Waiting:
 
     def _publish(self, fields: Mapping[bytes, bytes]) -> None:
         if self._subscribers:
-            for delta in _deltas(fields):
+            deltas = _deltas(fields)
+            for delta in deltas:
                 for on_delta in self._subscribers.get(delta.id, ()):
-                    on_delta(delta)
+                    on_delta(delta, len(fields[b"step"]) // len(deltas))
 
     @contextmanager
     def _registered(self, job_id: str) -> Iterator[asyncio.Future[None]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool import store, wire
 from scorepool.api import streaming
-from scorepool.api.http import sse
+from scorepool.api.http import sse, unsent_events
 from scorepool.api.repositories.waiting import Waiting
 from tests.api.conftest import Serving, eventually, generate
 from tests.api.fake_worker import COMPLETED, FakeWorker
@@ -105,6 +106,36 @@ async def test_a_gap_is_asked_for_and_filled(serving: Serving, worker: FakeWorke
 
         assert await stream.end("abcdefghi") == "[ab][cdefg][h][i]"
     assert missing == [(0, 2)]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_tokens_that_a_slow_client_does_not_take_are_dropped_and_come_with_the_result(
+    serving: Serving, worker: FakeWorker, route: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(unsent_events, "MAX_BYTES", 0)
+    async with serving() as http:
+        stream = Stream(http, worker, route)
+        await stream.open()
+        stream.write(0, "ab")
+        stream.write(2, "cd")
+
+        assert await stream.end("abcde") == "[abcde]"
+
+
+async def test_what_clients_do_not_take_is_bounded_by_stream_and_by_owner(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unsent_events, "MAX_BYTES", 300_000)
+    monkeypatch.setattr(unsent_events, "MAX_BYTES_OF_OWNER", 500_000)
+    with ExitStack() as stack:
+        streams = [stack.enter_context(unsent_events.unsent_events(owner)) for owner in ("alice", "alice", "bob")]
+        for unsent in streams:
+            for number in range(5):
+                unsent.put_or_drop(f"{number}", 100_000)
+            unsent.put("end")
+        found = [[await unsent.get() for _ in range(count)] for unsent, count in zip(streams, (4, 3, 4), strict=True)]
+        streams[0].put_or_drop("5", 100_000)
+        assert await streams[0].get() == "5"
+    assert found == [["0", "1", "2", "end"], ["0", "1", "end"], ["0", "1", "2", "end"]]
+    assert not unsent_events._unsent.by_owner
 
 
 @pytest.mark.parametrize("route", ROUTES)

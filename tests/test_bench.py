@@ -20,18 +20,14 @@ def logs_of_other_tests() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+SLOW = ("memory", "latency", "profile", "linearity")
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "shared_prefix",
-        "unique_prompts",
-        "memory",
-        "generate",
-        "latency",
-        "through_queue",
-        "profile",
-        "linearity",
-        "job_queue",
+        *("shared_prefix", "unique_prompts", "generate", "through_queue", "job_queue"),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW),
     ],
 )
 def test_a_quick_run_prints_ratios(

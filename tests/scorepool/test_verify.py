@@ -345,6 +345,7 @@ def state() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.parametrize("stack", ["exact"], indirect=True)
 def test_results_are_verified_on_this_machine(stack: Stack, client: Client, root: Path, state: Path):
     right, wrong = submit(client, SCORE), submit(client, replace(GENERATE, n=2))
     falsify(stack, wrong, shift("logprobs", 1, 3, 0.25))
@@ -356,6 +357,7 @@ def test_results_are_verified_on_this_machine(stack: Stack, client: Client, root
     assert "different at sequence 1, position " in output.splitlines()[1]
 
 
+@pytest.mark.parametrize("stack", ["default"], indirect=True)
 def test_a_model_that_did_not_compute_the_result_confirms_nothing(
     stack: Stack, client: Client, root: Path, tmp_path: Path, state: Path
 ):

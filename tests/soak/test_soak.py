@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from scorepool import store
 from tests.soak.audit import Audit
 from tests.soak.chaos import Chaos
-from tests.soak.cluster import Cluster
+from tests.soak.cluster import PROCESSES, Cluster
 from tests.soak.driver import Driver
 from tests.soak.log import Log
 from tests.soak.receiver import receiver
@@ -85,7 +85,9 @@ def soak(
             driver.stop()
             cluster.stop()
         cuts = power_cuts(chaos_log) if appendfsync == "everysec" else []
-        return Audit(redis, driver_log, receiver_log, cuts)
+        audit = Audit(redis, driver_log, receiver_log, cuts)
+        audit.counts.update(f"faults of {fault['process']}" for fault in chaos_log)
+        return audit
 
 
 def power_cuts(chaos_log: Log) -> list[float]:
@@ -93,21 +95,33 @@ def power_cuts(chaos_log: Log) -> list[float]:
 
 
 @pytest.mark.timeout(600)
-def test_two_minutes_of_signals_lose_no_job(root: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("seed", "num_jobs", "num_signals", "duration_s"),
+    [
+        pytest.param(11111, 400, 18, 36, id="short"),  # this seed kills each process and breaks networks in all ways
+        pytest.param(1, 1200, 40, 110, id="long", marks=pytest.mark.soak),
+    ],
+)
+def test_signals_to_every_process_lose_no_job(
+    root: Path, tmp_path: Path, seed: int, num_jobs: int, num_signals: int, duration_s: float
+):
     audit = soak(
         root,
         tmp_path,
-        seed=1,
+        seed=seed,
         worker="scorepool.worker.BatchWorker",
         model=str(root / "scorepool" / "models" / "demo"),
-        num_jobs=1200,
-        num_signals=40,
-        duration_s=110,
+        num_jobs=num_jobs,
+        num_signals=num_signals,
+        duration_s=duration_s,
     )
 
     print(audit)
     assert audit.findings == {}
-    assert audit.counts["accepted"] >= 1200
+    assert audit.counts["accepted"] >= num_jobs
+    faults = [audit.counts[f"faults of {process}"] for process in PROCESSES]
+    assert sum(faults) == num_signals
+    assert min(faults) > 0
 
 
 @pytest.mark.soak

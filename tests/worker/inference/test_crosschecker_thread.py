@@ -14,6 +14,7 @@ from scorepool import wire
 from scorepool.engine import ContextLengthExceeded, EngineDeadError, EngineError, NonFiniteLogits, Sequence
 from scorepool.store import Keys
 from scorepool.wire import Computation, Crosscheck, CrosscheckNotice, CrosscheckStatus, Floats
+from scorepool.worker.inference import crosschecker
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import MAX_TOKENS, Crosschecker
 from scorepool.worker.inference.provenance import provenance_of
@@ -111,7 +112,8 @@ def register(redis: Redis, *workers: str, **changes: object) -> None:
 
 
 @pytest.fixture
-def make(redis: Redis) -> Iterator[Callable[..., Side]]:
+def make(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Side]]:
+    monkeypatch.setattr(crosschecker, "POLL_S", 0.02)
     sides: list[Side] = []
 
     def make(max_batch_tokens: int = 2048) -> Side:

@@ -1,6 +1,7 @@
 """Encode messages and decode them. Each codec is built once; JSON and msgpack carry the same structs."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,9 +16,10 @@ from scorepool.wire.request import MAX_LIST_LENGTH, Request
 from scorepool.wire.result import Outcome
 
 T = TypeVar("T")
-MAX_FREE_FORM_BYTES = 2**20  # of a schema, or of the arguments of a call
-MAX_FREE_FORM_BYTES_TOGETHER = 8 * 2**20  # of those of one body
 Format = Literal["json", "msgpack"]
+MAX_FREE_FORM_BYTES = 2**20  # of the schemas and the arguments of calls of one request: a worker decodes it at once
+# Of those of one body. The API bounds the lists of a JSON body, which take more bytes than in msgpack.
+MAX_FREE_FORM_BYTES_TOGETHER: dict[Format, int] = {"json": 8 * 2**20, "msgpack": 2**20}
 
 
 class Invalid(ValueError):
@@ -84,6 +86,7 @@ _INVALID_CHOICE = re.compile(r"Invalid (?:enum )?value")  # msgspec does not lis
 _LEADING_FIELD = re.compile(
     r"`(?P<name>\w+)(?P<path>(\[\d+\]|\.\w+)*)`(?! and `)"
 )  # errors of `__post_init__` begin with the name of the field
+_INDEX = re.compile(r"\[\d+\]")  # at the start of a field: that of a request in a list of them
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")  # one step of a path: the name of a field, or an index
 _MAX_SENTENCE = 1000  # characters of msgspec's sentence, which repeats a name of any length, that are read
 _MAX_EXPLAINED_BYTES = 2**20  # of a body that is decoded again to show the value of a field
@@ -163,13 +166,20 @@ def check_free_form(body: bytes, message_type: Any, message_format: Format) -> N
     if outline is None or len(body) <= MAX_FREE_FORM_BYTES:  # then none can be larger
         return
     together = 0
+    of_requests: Counter[str] = Counter()
     for field, num_bytes in free_form.sizes(parse(body, outline, message_format)):
+        index = _INDEX.match(field)
+        request = index[0] if index else ""
+        of_requests[request] += num_bytes
         together += num_bytes
-        if num_bytes > MAX_FREE_FORM_BYTES:
-            raise Invalid(f"{field}: expected at most {MAX_FREE_FORM_BYTES} bytes, found {num_bytes}", field)
-        if together > MAX_FREE_FORM_BYTES_TOGETHER:
-            most = f"expected schemas and arguments of at most {MAX_FREE_FORM_BYTES_TOGETHER} bytes together"
-            raise Invalid(f"{field}: {most}, found more; send several requests", field)
+        if of_requests[request] > MAX_FREE_FORM_BYTES:
+            most, advice = f"{MAX_FREE_FORM_BYTES} bytes of schemas and arguments in one job", ""
+        elif together > MAX_FREE_FORM_BYTES_TOGETHER[message_format]:
+            most = f"{MAX_FREE_FORM_BYTES_TOGETHER[message_format]} bytes of schemas and arguments together"
+            advice = "; send several requests"
+        else:
+            continue
+        raise Invalid(f"{field}: expected at most {most}, found more{advice}", field)
 
 
 class _Entry(msgspec.Struct):

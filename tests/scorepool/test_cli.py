@@ -58,13 +58,18 @@ def test_the_demo_shows_the_main_job_and_leaves_nothing_behind(tmp_path: Path):
     assert processes_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
-def test_serve_runs_until_it_is_stopped(tmp_path: Path, stop_signal: signal.Signals):
-    with serving(tmp_path) as (serve, url):
+@pytest.mark.parametrize(("stop_signal", "level"), [(signal.SIGINT, "eRror"), (signal.SIGTERM, "Info")])
+def test_serve_runs_until_it_is_stopped_and_logs_at_a_level_in_any_case(
+    tmp_path: Path, stop_signal: signal.Signals, level: str
+):
+    with serving(tmp_path, SCOREPOOL_LOG_LEVEL=level) as (serve, url):
         assert httpx.get(f"{url}/v1/models").json()["models"][0]["id"] == "demo"
         serve.send_signal(stop_signal)
-        assert serve.wait(60) == 0
+        _, stderr = serve.communicate(timeout=60)
+    assert serve.returncode == 0
     assert processes_of(tmp_path) == []
+    logged = ["Uvicorn running on" in stderr, "Listening on demo" in stderr, "GET /v1/models" in stderr]
+    assert logged == [level == "Info"] * 3
 
 
 def test_serve_leaves_out_a_model_that_cannot_be_loaded(tmp_path: Path, root: Path):
@@ -81,28 +86,26 @@ def test_serve_leaves_out_a_model_that_cannot_be_loaded(tmp_path: Path, root: Pa
     assert "Traceback" not in stderr
 
 
-def test_the_example_that_serve_prints_works(tmp_path: Path):
-    with serving(tmp_path) as (serve, url):
+def test_the_example_that_serve_prints_works_and_its_port_is_in_use(tmp_path: Path):
+    with serving(tmp_path / "first") as (serve, url):
         assert serve.stdout is not None
         example = serve.stdout.readline()
         assert example.startswith(f"curl -s {url}/v1/jobs ")
+        with serve_fails("--port", url.rsplit(":", 1)[1], SCOREPOOL_STATE_DIR=str(tmp_path / "second")) as stderr:
+            assert "Address already in use" in stderr
         shown = subprocess.run(["sh", "-c", example], capture_output=True, text=True, check=True).stdout
     assert '"status":"finished"' in shown
 
 
-def test_no_process_survives_when_serve_is_killed(tmp_path: Path):
-    with serving(tmp_path) as (serve, _):
+def test_a_killed_serve_leaves_no_process_and_its_jobs_survive(tmp_path: Path):
+    body = {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": "b"}]}
+    with serving(tmp_path) as (serve, url):
+        job = httpx.post(f"{url}/v1/jobs", json=body, headers={"Prefer": "wait=30"}).json()
         serve.kill()
         deadline = time.monotonic() + 60
         while processes_of(tmp_path):
             assert time.monotonic() < deadline, processes_of(tmp_path)
             time.sleep(0.1)
-
-
-def test_jobs_survive_a_restart_of_serve(tmp_path: Path):
-    body = {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": "b"}]}
-    with serving(tmp_path) as (_, url):
-        job = httpx.post(f"{url}/v1/jobs", json=body, headers={"Prefer": "wait=30"}).json()
     with serving(tmp_path) as (_, url):
         assert httpx.get(f"{url}/v1/jobs/{job['id']}").json()["result"] == job["result"]
 
@@ -131,13 +134,6 @@ def test_a_start_that_cannot_work_ends_with_the_reason(
     assert message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert processes_of(tmp_path) == []
-
-
-def test_a_port_in_use_is_refused(tmp_path: Path):
-    with serving(tmp_path / "first") as (_, url):
-        with serve_fails("--port", url.rsplit(":", 1)[1], SCOREPOOL_STATE_DIR=str(tmp_path / "second")) as stderr:
-            assert "Address already in use" in stderr
-        assert httpx.get(f"{url}/readyz").status_code == 200
 
 
 def test_port_zero_is_refused(tmp_path: Path):
@@ -195,23 +191,14 @@ def test_a_name_that_the_server_refuses_gets_no_key(name: str):
     assert done.stderr.startswith("scorepool: NAME is ")
 
 
-@pytest.mark.parametrize("name", ["ann", "0-A.b_c" + 57 * "x"])
-def test_a_key_authenticates_and_only_its_hash_is_configured(tmp_path: Path, name: str):
-    key, entry = (line.split(maxsplit=1)[1] for line in run("key", name).stdout.splitlines())
-    assert key not in entry
-    with serving(tmp_path, SCOREPOOL_API_KEYS=entry) as (_, url):
+def test_a_key_authenticates_and_only_its_hash_is_configured(tmp_path: Path):
+    made = [run("key", name).stdout.splitlines() for name in ("ann", "0-A.b_c" + 57 * "x")]
+    keys, entries = ([lines[place].split(maxsplit=1)[1] for lines in made] for place in (0, 1))
+    assert not any(key in entry for key in keys for entry in entries)
+    with serving(tmp_path, SCOREPOOL_API_KEYS=",".join(entries)) as (_, url):
         assert httpx.get(f"{url}/v1/jobs").status_code == 401
-        assert httpx.get(f"{url}/v1/jobs", headers={"Authorization": f"Bearer {key}"}).status_code == 200
-
-
-@pytest.mark.parametrize("level", ["eRror", "Info"])
-def test_a_log_level_in_any_case_reaches_every_process(tmp_path: Path, level: str):
-    with serving(tmp_path, SCOREPOOL_LOG_LEVEL=level) as (serve, url):
-        assert httpx.get(f"{url}/v1/models").status_code == 200
-        serve.send_signal(signal.SIGTERM)
-        _, stderr = serve.communicate(timeout=60)
-    logged = ["Uvicorn running on" in stderr, "Listening on demo" in stderr, "GET /v1/models" in stderr]
-    assert logged == [level == "Info"] * 3
+        for key in keys:
+            assert httpx.get(f"{url}/v1/jobs", headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
 @pytest.mark.parametrize("command", [["api"], ["worker", "--model", "demo=x"], ["worker", "--webhooks"]])

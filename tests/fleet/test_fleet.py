@@ -13,6 +13,7 @@ from tests.fleet import faults, throughput
 from tests.fleet.fleet import Fleet, generate, until
 
 
+@pytest.mark.soak  # 16 s; test_slow_links.py has one four times as wide
 def test_results_pass_a_narrow_uplink_at_its_speed(tmp_path: Path):
     found = throughput.uplink(tmp_path, num_jobs=10, mbit_s=1.0, timeout_s=30)
 
@@ -47,8 +48,14 @@ def test_a_job_whose_workers_nap_is_not_crashed(tmp_path: Path):
     assert found["end"] == "result"
 
 
-@pytest.mark.parametrize("is_message", [False, True])
-@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize(
+    ("resets", "is_message"),
+    [
+        (False, False),
+        (True, True),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in ((False, True), (True, False))),
+    ],
+)
 def test_jobs_that_were_lost_on_their_way_to_a_worker_run_at_once(tmp_path: Path, resets: bool, is_message: bool):
     found = faults.lost_reply(tmp_path, resets=resets, is_message=is_message)
 
@@ -65,7 +72,7 @@ def test_a_distant_worker_computes_while_it_waits_for_redis(tmp_path: Path):
 
 
 def test_a_job_does_not_wake_all_workers(tmp_path: Path):
-    found = throughput.herd(tmp_path, num_workers=12, num_jobs=16, settle_s=1.0)
+    found = throughput.herd(tmp_path, num_workers=12, num_jobs=12, settle_s=1.0)
 
     assert found["scripts_a_job"] < 8
     assert found["commands_a_job"] < 150
@@ -87,7 +94,7 @@ def test_sigterm_ends_a_worker_in_time_while_redis_is_silent(tmp_path: Path, is_
     assert found["status"] == 0
 
 
-@pytest.mark.parametrize("kind", ["pause", "drop", "cut"])
+@pytest.mark.parametrize("kind", ["cut", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("pause", "drop"))])
 def test_tokens_computed_in_a_hole_are_streamed_when_it_is_over(tmp_path: Path, kind: str):  # row 10
     found = faults.hole(tmp_path, hole_s=4.0, kind=kind)
 

@@ -120,10 +120,10 @@ MakeSetup = Callable[..., Any]
 @pytest.fixture
 def setup(root: Path, tmp_path: Path) -> MakeSetup:
     @contextmanager
-    def make(*texts: str) -> Iterator[Setup]:
-        """Start an API and the first worker; its text is the first. `start` starts the others."""
+    def make(*texts: str, **settings: str) -> Iterator[Setup]:
+        """Start an API and a worker for each text, which it generates."""
         with (
-            Fleet(tmp_path, PACE) as fleet,
+            Fleet(tmp_path, PACE | settings) as fleet,
             Link(fleet.server.url) as link,
             running(root, link.url, tmp_path / "api.log") as (http, _),
         ):
@@ -142,12 +142,9 @@ def text_of(num_tokens: int, text: str = TEXT) -> str:
 
 @pytest.mark.parametrize("kind", [pytest.param("pause", marks=pytest.mark.soak), "drop"])
 def test_tokens_of_a_hole_come_soon_after_it(setup: MakeSetup, kind: str):
-    with setup(TEXT) as one:
-        one.fleet.settings["SCOREPOOL_LEASE_S"] = "20"
-        host = one.fleet.host("patient", FLEET_TEXT=TEXT)
-        one.fleet.hosts[0].kill()
-        one.fleet.wait_until_up([host])
-        with one.follow(one.submit(600)) as client:
+    with setup(TEXT, SCOREPOOL_LEASE_S="20") as one:
+        (host,) = one.fleet.hosts
+        with one.follow(one.submit(450)) as client:
             client.wait_for(20)
             host.link.pause() if kind == "pause" else host.link.drop()
             time.sleep(3)
@@ -158,14 +155,14 @@ def test_tokens_of_a_hole_come_soon_after_it(setup: MakeSetup, kind: str):
             end = client.wait_for_end()
         assert client.end is not None
         assert time.monotonic() - over_at > 3  # long before the end of the job
-        assert client.text == text_of(600)
+        assert client.text == text_of(450)
         assert client.restarts == []
         assert end["status"] == "finished"
 
 
 @pytest.mark.parametrize("kind", [pytest.param("pause", marks=pytest.mark.soak), "drop"])
 def test_tokens_of_a_hole_in_the_link_of_the_api_come_soon_after_it(setup: MakeSetup, kind: str):
-    with setup(TEXT) as one, one.follow(one.submit(600)) as client, one.complete(600) as completion:
+    with setup(TEXT) as one, one.follow(one.submit(500)) as client, one.complete(500) as completion:
         client.wait_for(20)
         one.link.pause() if kind == "pause" else one.link.drop()
         time.sleep(3)
@@ -173,10 +170,10 @@ def test_tokens_of_a_hole_in_the_link_of_the_api_come_soon_after_it(setup: MakeS
         one.link.restore()
         client.wait_for(num_before + int(3 / STEP_S * 0.8), 6)
         client.wait_for_end()
-        until(lambda: len(completion.text) == 600 or completion.end)
+        until(lambda: len(completion.text) == 500 or completion.end)
 
-    assert (client.text, client.restarts) == (text_of(600), [])
-    assert (completion.text, completion.end) == (text_of(600), None)
+    assert (client.text, client.restarts) == (text_of(500), [])
+    assert (completion.text, completion.end) == (text_of(500), None)
 
 
 def test_a_stream_survives_a_restart_of_redis(setup: MakeSetup):
@@ -200,10 +197,10 @@ def test_a_stream_survives_a_restart_of_redis(setup: MakeSetup):
     assert completion.text == text_of(400)
 
 
-@pytest.mark.parametrize("fault", ["kill", "nap"])
+@pytest.mark.parametrize("fault", [pytest.param("kill", marks=pytest.mark.soak), "nap"])
 def test_a_takeover_continues_the_stream(setup: MakeSetup, fault: str):
     """The late tokens of a worker that wakes after the takeover are not mixed with those of the next."""
-    with setup(TEXT, TEXT) as one, one.follow(one.submit(300)) as client:
+    with setup(TEXT, TEXT) as one, one.follow(one.submit(200)) as client:
         client.wait_for(60)
         (worker,) = [host for host in one.fleet.hosts if host.name in one.holders()]
         worker.kill() if fault == "kill" else worker.stop()
@@ -215,13 +212,18 @@ def test_a_takeover_continues_the_stream(setup: MakeSetup, fault: str):
         assert client.end is None
         client.wait_for_end()
 
-    assert (client.text, client.restarts) == (text_of(300), [])
+    assert (client.text, client.restarts) == (text_of(200), [])
 
 
-@pytest.mark.parametrize("fault", ["kill", "nap"])
-@pytest.mark.parametrize("route", ["events", "completions"])
+@pytest.mark.parametrize(
+    ("route", "fault"),
+    [
+        *(("events", "nap"), ("completions", "kill")),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in (("events", "kill"), ("completions", "nap"))),
+    ],
+)
 def test_a_takeover_with_other_tokens_says_that_the_stream_began_again(setup: MakeSetup, route: str, fault: str):
-    with setup(TEXT) as one, one.follow(one.submit(300)) if route == "events" else one.complete(300) as client:
+    with setup(TEXT) as one, one.follow(one.submit(200)) if route == "events" else one.complete(200) as client:
         client.wait_for(60)
         (worker,) = one.fleet.hosts
         worker.kill() if fault == "kill" else worker.stop()
@@ -233,18 +235,18 @@ def test_a_takeover_with_other_tokens_says_that_the_stream_began_again(setup: Ma
         end = client.wait_for_end()
 
     if route == "events":
-        assert client.text == text_of(300, OTHER)
+        assert client.text == text_of(200, OTHER)
         assert client.restarts == [text_of(len(client.restarts[0]))]
         assert end["status"] == "finished"
     else:
         assert client.text == text_of(len(client.text))
-        assert num_then <= len(client.text) < 300
+        assert num_then <= len(client.text) < 200
         assert "generated other tokens" in end["error"]["message"]
 
 
 def test_a_client_that_reconnects_after_a_takeover_with_other_tokens_is_told(setup: MakeSetup):
     with setup(TEXT) as one:
-        job_id = one.submit(400)
+        job_id = one.submit(200)
         with one.follow(job_id) as client:
             client.wait_for(60)
         one.fleet.hosts[0].kill()
@@ -254,5 +256,5 @@ def test_a_client_that_reconnects_after_a_takeover_with_other_tokens_is_told(set
             again.text = client.text
             again.wait_for_end()
 
-    assert again.text == text_of(400, OTHER)
+    assert again.text == text_of(200, OTHER)
     assert again.restarts == [text_of(len(again.restarts[0]))]

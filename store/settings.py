@@ -22,6 +22,8 @@ YEAR_S = 366 * 86_400
 Seconds = Annotated[float, Meta(gt=0, le=YEAR_S)]
 Interval = Annotated[float, Meta(ge=0.1, le=YEAR_S)]  # seconds; loops run several times in each
 Count = Annotated[int, Meta(ge=1, le=2**48)]  # Redis and Lua count exactly up to 2**53
+KeyNames = Annotated[str, Meta(pattern=rf"^(\s*{KEY_NAME}(\s*,\s*{KEY_NAME})*\s*)?\Z")]
+PublicUrl = Annotated[str, Meta(pattern=r"^(https?://[!-~]+)?\Z")]
 RedisPrefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]  # see store/keys.py
 
 
@@ -69,8 +71,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     uds: str = ""  # path of a unix socket to listen on, instead of host and port
-    public_url: str = ""  # how others reach this API, for links in webhooks; default http://host:port
-    high_priority_keys: str = ""  # comma-separated names of keys that may submit jobs of priority high; "": all may
+    public_url: PublicUrl = ""  # how others reach this API, for links in webhooks; default http://host:port
+    high_priority_keys: KeyNames = (
+        ""  # comma-separated names of keys that may submit jobs of priority high; "": all may
+    )
     max_body_bytes: Count = 32 * 2**20
     max_batches_per_key: Count = 1000  # that have not ended
     max_bulk_jobs: Count = 1000
@@ -165,8 +169,10 @@ class Settings(Struct, frozen=True, kw_only=True):
         for name, value in given.items():
             try:
                 msgspec.convert({name: value}, cls, strict=False)
+            except UnicodeEncodeError:
+                raise SettingsError(f"{PREFIX}{name.upper()}={value[:100]!r}: expected UTF-8") from None
             except msgspec.ValidationError as error:
-                expectation = str(error).partition(" - at")[0]
+                expectation = str(error).partition(" - at")[0][:300]  # it may repeat the value
                 raise SettingsError(f"{PREFIX}{name.upper()}={value[:100]!r}: {expectation}") from None
         return msgspec.convert(given, cls, strict=False)
 

@@ -1,0 +1,26 @@
+"""A setting with a hostile value is refused with one short sentence."""
+
+import pytest
+
+from scorepool.store import Settings, SettingsError
+
+VALUES = ["\udcff", "x" * 100_000, "9" * 5000, "\0", "\n", "-1"]
+ANYTHING = {"api_keys", "api_keys_file", "client_key", "host", "model", "redis_url", "redis_url_file", "state_dir"}
+ANYTHING |= {"uds", "certificate_dir", "webhook_secret"}  # what reads them checks them
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", sorted({*Settings.__struct_fields__} - ANYTHING))
+def test_a_hostile_value_is_refused_with_one_sentence(name: str, value: str):
+    with pytest.raises(SettingsError) as caught:
+        Settings.load({f"SCOREPOOL_{name.upper()}": value})
+    assert f"SCOREPOOL_{name.upper()}=" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("names", [",", "alice,", "alice bob", "-a", "alice;bob", " "])
+def test_names_that_no_key_can_have_may_not_use_high(names: str):
+    """Without a name everybody may use `high`."""
+    with pytest.raises(SettingsError, match="SCOREPOOL_HIGH_PRIORITY_KEYS"):
+        Settings.load({"SCOREPOOL_HIGH_PRIORITY_KEYS": names})

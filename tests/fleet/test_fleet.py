@@ -23,21 +23,21 @@ def test_results_pass_a_narrow_uplink_at_its_speed(tmp_path: Path):
 
 
 def test_a_slow_host_does_not_hoard(tmp_path: Path):
-    found = throughput.slow_host(tmp_path)
+    found = throughput.slow_host(tmp_path, num_jobs=60)
 
-    assert found["slow_jobs"] <= 20  # 9 of 100 are its share
+    assert found["slow_jobs"] <= 12  # 5 of 60 are its share
     assert found["seconds"] < 2 * found["alone_s"]
 
 
 def test_jobs_are_spread_over_idle_workers(tmp_path: Path):
-    found = throughput.bulk(tmp_path, num_jobs=60, num_workers=8, max_tokens=10)
+    found = throughput.bulk(tmp_path, num_jobs=40, num_workers=5, max_tokens=10)
 
     assert found["idle_workers"] == 0
     assert found["largest_share"] <= 20
 
 
 def test_a_nap_of_one_worker_does_not_slow_another(tmp_path: Path):
-    found = faults.nap(tmp_path, nap_s=5.0, lease_s=1.0)
+    found = faults.nap(tmp_path, nap_s=3.0, lease_s=1.0)
 
     assert found["share"] > 0.8
 
@@ -72,9 +72,9 @@ def test_a_distant_worker_computes_while_it_waits_for_redis(tmp_path: Path):
 
 
 def test_a_job_does_not_wake_all_workers(tmp_path: Path):
-    found = throughput.herd(tmp_path, num_workers=12, num_jobs=12, settle_s=1.0)
+    found = throughput.herd(tmp_path, num_workers=8, num_jobs=12, settle_s=1.0)
 
-    assert found["scripts_a_job"] < 8
+    assert found["scripts_a_job"] < 5.5  # about 2; every worker would run 8
     assert found["commands_a_job"] < 150
 
 

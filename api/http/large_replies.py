@@ -75,10 +75,15 @@ class HeldResults:
             return reply(make_message(), reply_format, status, headers)
 
         response = await self.run(encode, is_large=is_large)
-        if len(response.body) <= LARGE_BYTES:
-            return response
-        self.count_reply(len(response.body))
-        return _LargeReply(response)
+        if len(response.body) > LARGE_BYTES:
+            self.count_reply(len(response.body))
+        return _in_pieces(response)
+
+    def page(self, message: object, reply_format: wire.Format) -> Response:
+        """Encode a page of a list, which its reader may take slowly. Raises TooManyResults."""
+        response = reply(message, reply_format)
+        self._held.add(len(response.body))
+        return _in_pieces(response)
 
 
 @contextlib.contextmanager
@@ -101,6 +106,10 @@ def _refusal(most: int, is_own: bool) -> TooManyResults:
             f"your requests are reading results of more than {most} bytes at once; wait until one has been sent"
         )
     return TooManyResults(f"this server is sending results of more than {most} bytes; try again soon")
+
+
+def _in_pieces(response: Response) -> Response:
+    return response if len(response.body) <= LARGE_BYTES else _LargeReply(response)
 
 
 class _LargeReply(Response):

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scorepool.api.dependencies import BatchesDep, Owner, SettingsDep, known_query
+from scorepool.api.dependencies import BatchesDep, HeldResultsDep, Owner, SettingsDep, known_query
 from scorepool.api.dialects.openai.batch import Batch, BatchPage, CreateBatch
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
@@ -28,17 +28,20 @@ async def create(request: Request, owner: Owner, settings: SettingsDep, batches:
     return reply(await batches.create(owner, body), "json")
 
 
-@router.get("", summary="List batches, newest first", responses=openapi.responses({200: BatchPage}, (400, 401, 503)))
+@router.get(
+    "", summary="List batches, newest first", responses=openapi.responses({200: BatchPage}, (400, 401, 429, 503))
+)
 async def page(
     owner: Owner,
     batches: BatchesDep,
+    held: HeldResultsDep,
     after: Annotated[str | None, Query(max_length=64, description="`last_id` of the previous page.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
     """List your batches."""
     found, has_more = await batches.page(owner, after, limit)
     first_id, last_id = (found[0].id, found[-1].id) if found else (None, None)
-    return reply(BatchPage(data=found, first_id=first_id, last_id=last_id, has_more=has_more), "json")
+    return held.page(BatchPage(data=found, first_id=first_id, last_id=last_id, has_more=has_more), "json")
 
 
 @router.get("/{id}", summary="Read a batch", responses=openapi.responses({200: Batch}, (400, 401, 404, 503)))

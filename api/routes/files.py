@@ -63,10 +63,11 @@ async def create(
     return reply(file, "json")
 
 
-@router.get("", summary="List files", responses=openapi.responses({200: FilePage}, (400, 401, 503)))
+@router.get("", summary="List files", responses=openapi.responses({200: FilePage}, (400, 401, 429, 503)))
 async def page(
     owner: Owner,
     files: FilesDep,
+    held: HeldResultsDep,
     after: Annotated[str | None, Query(max_length=64, description="`last_id` of the previous page.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Annotated[Literal["asc", "desc"], Query(description="Order by time of creation.")] = "desc",
@@ -75,7 +76,7 @@ async def page(
     """List your files."""
     found, has_more = await files.page(owner, after, limit, purpose, order == "desc")
     first_id, last_id = (found[0].id, found[-1].id) if found else (None, None)
-    return reply(FilePage(data=found, first_id=first_id, last_id=last_id, has_more=has_more), "json")
+    return held.page(FilePage(data=found, first_id=first_id, last_id=last_id, has_more=has_more), "json")
 
 
 @router.get(

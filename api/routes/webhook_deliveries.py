@@ -7,7 +7,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool import wire
-from scorepool.api.dependencies import Cursor, Limit, Owner, ReplyFormat, SettingsDep, WebhookDeliveriesDep, known_query
+from scorepool.api.dependencies import (
+    Cursor,
+    HeldResultsDep,
+    Limit,
+    Owner,
+    ReplyFormat,
+    SettingsDep,
+    WebhookDeliveriesDep,
+    known_query,
+)
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
 from scorepool.api.http.formats import reply
@@ -20,19 +29,20 @@ DeliveryId = Annotated[str, Path(alias="id")]
 @router.get(
     "",
     summary="List deliveries, newest first",
-    responses=openapi.responses({200: wire.DeliveryPage}, (400, 401, 406, 503)),
+    responses=openapi.responses({200: wire.DeliveryPage}, (400, 401, 406, 429, 503)),
 )
 async def page(
     owner: Owner,
     reply_format: ReplyFormat,
     deliveries: WebhookDeliveriesDep,
+    held: HeldResultsDep,
     state: Annotated[wire.DeliveryState | None, Query()] = None,
     endpoint_id: Annotated[str | None, Query(max_length=64)] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Response:
     """List deliveries, each with its last attempt. With a filter, a short page may still have a `next_cursor`."""
-    return reply(await deliveries.page(owner, state, endpoint_id, cursor, limit), reply_format)
+    return held.page(await deliveries.page(owner, state, endpoint_id, cursor, limit), reply_format)
 
 
 @router.get(

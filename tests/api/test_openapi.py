@@ -233,7 +233,8 @@ async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
     with pytest.MonkeyPatch.context() as patch, large_replies.held_results("alice") as held:
         patch.setattr(held_bytes, "FREE_BYTES", -1)
         held.add(10**9)
-        await call("GET", file + "/content", id_)
+        for route in ("/v1/files", "/v1/batches", file + "/content", "/v1/webhooks/deliveries"):
+            await call("GET", route, id_)
     await call("GET", batch, made)
     await call("POST", batch + "/cancel", made)
     async with asyncio.timeout(60):

@@ -30,8 +30,8 @@ pytestmark = pytest.mark.anyio
 LINE = b'{"custom_id": "a", "x": "' + b"0" * 4 * 2**20 + b'"}\n'  # 4 kB in Redis
 
 
-async def upload(http: Any, content: bytes) -> str:
-    files = {"file": ("a.jsonl", content)}
+async def upload(http: Any, content: bytes, name: str = "a.jsonl") -> str:
+    files = {"file": (name, content)}
     reply = await http.post("/v1/files", files=files, data={"purpose": "batch"}, headers=bearer(ALICE))
     return reply.json()["id"]
 
@@ -78,6 +78,23 @@ async def test_the_chunks_of_downloads_are_counted_by_owner(
             assert (await http.get(path, headers=bearer(ALICE))).status_code == 429
         reply = await http.get(path, headers=bearer(ALICE))
     assert len(reply.content) == 400_000
+    assert not large_replies._held.by_owner
+
+
+async def test_lists_of_files_are_counted_by_owner(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    """Names make a list large. Its reader may take it slowly."""
+    monkeypatch.setattr(large_replies, "MAX_BYTES_OF_OWNER", 200_000)
+    async with serving(api_keys=KEYS) as http:
+        for _ in range(80):
+            await upload(http, b"{}", name="a" * 3900)
+        with held_results("alice") as held:
+            held.add(100_000)
+            assert (await http.get("/v1/files", headers=bearer(ALICE))).status_code == 429
+            assert len((await http.get("/v1/files?limit=10", headers=bearer(ALICE))).json()["data"]) == 10
+        sent = len((await http.get("/v1/files", headers=bearer(ALICE))).json()["data"])
+    assert sent == 80
     assert not large_replies._held.by_owner
 
 

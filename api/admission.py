@@ -9,7 +9,14 @@ from scorepool.api.http import tasks
 from scorepool.api.http.errors import BadRequest, Forbidden, TooLarge
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.quota import MAX_CONTEXT, reported_tokens
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
+
+# Of the result of one job. A worker holds some 100 bytes for a token and 12 for a top logprob until the job ends, and
+# Redis takes no value above 512 MiB.
+MAX_REPORTED_TOKENS = 2**23
+MAX_TOP_LOGPROBS = 2**24
+CHARACTERS_PER_TOKEN = 4  # about, of text
 
 
 class Admission:
@@ -60,6 +67,7 @@ class Admission:
         if not served and not request.wait_for_model:
             raise self._models.not_served(request.model, f"{where}model")
         self._check_size(request, where)
+        _check_result(request, max((model.context_length for model in served), default=MAX_CONTEXT), where)
         if served:
             _check_tokens(request, served, where)
 
@@ -74,6 +82,25 @@ class Admission:
                 "together (SCOREPOOL_MAX_BODY_BYTES); send several jobs",
                 f"{where}prompt",
             )
+
+
+def _check_result(request: wire.Request, context_length: int, where: str) -> None:
+    """Check how much a job may report: a worker holds all of it until the job ends."""
+    _, num_tokens = reported_tokens(request, context_length, CHARACTERS_PER_TOKEN)
+    field = "items" if isinstance(request, wire.Score) else "n" if isinstance(request, wire.Generate) else "prompt"
+    if num_tokens > MAX_REPORTED_TOKENS:
+        raise TooLarge(
+            f"{where}{field}: the result may report {num_tokens} tokens; expected at most {MAX_REPORTED_TOKENS} in one "
+            "job, send several",
+            f"{where}{field}",
+        )
+    num_top = 0 if isinstance(request, wire.Tokenize) else num_tokens * request.top_logprobs
+    if num_top > MAX_TOP_LOGPROBS:
+        raise TooLarge(
+            f"{where}top_logprobs: {num_tokens} tokens with {request.top_logprobs} each; expected at most "  # type: ignore[union-attr]
+            f"{MAX_TOP_LOGPROBS} top logprobs in the result of one job, send several",
+            f"{where}top_logprobs",
+        )
 
 
 def _check_tokens(request: wire.Request, served: Sequence[wire.ServedModel], where: str) -> None:

@@ -79,8 +79,8 @@ class TokenColumns:
     """
 
     logprobs: list[float | None] = field(default_factory=list)  # natural log; None for position 0, which has none
-    top_ids: list[list[int]] = field(default_factory=list)  # sorted by logprob, ties by token id
-    top_logprobs: list[list[float]] = field(default_factory=list)
+    top_ids: list[Ids[int]] = field(default_factory=list)  # sorted by logprob, ties by token id
+    top_logprobs: list[Ids[float]] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
     entropies: list[float | None] = field(default_factory=list)  # nats
     sampled_logprobs: list[float] = field(default_factory=list)  # generated tokens only; 0 for greedy ones

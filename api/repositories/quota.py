@@ -57,26 +57,30 @@ def job_bytes(request: wire.Request, body: bytes, context_length: int, is_of_bat
 
     A character of text counts as a token. The line of a batch is stored beside its jobs until they have ended.
     """
-    num_sequences, num_tokens = _reported(request, context_length)
+    num_sequences, num_tokens = reported_tokens(request, context_length)
     top_logprobs = 0 if isinstance(request, wire.Tokenize) else request.top_logprobs
     result_bytes = num_sequences * SEQUENCE_BYTES + num_tokens * (TOKEN_BYTES + top_logprobs * TOP_TOKEN_BYTES)
     webhook_bytes = store.DELIVERY_BYTES if request.webhook else 0  # the script adds those of endpoints
     return store.JOB_BYTES + webhook_bytes + len(body) * (2 if is_of_batch else 1) + result_bytes
 
 
-def _reported(request: wire.Request, context_length: int) -> tuple[int, int]:
+def reported_tokens(request: wire.Request, context_length: int, characters_per_token: int = 1) -> tuple[int, int]:
     """Return the number of sequences in a result, and at most how many tokens it reports, about."""
+
+    def length(text: str | list[int] | None) -> int:
+        return len(text or "") // (characters_per_token if isinstance(text, str) else 1)
+
     if isinstance(request, wire.Score):
         is_whole = request.score == "all"
         lengths = (
-            len(item.completion) + (len(item.prompt or request.prompt or "") if is_whole else 0)
+            length(item.completion) + (length(item.prompt or request.prompt) if is_whole else 0)
             for item in request.items
         )
-        return len(request.items), sum(min(length, context_length) for length in lengths)
+        return len(request.items), sum(min(num_tokens, context_length) for num_tokens in lengths)
     if request.messages is not None:
-        prompt_length = sum(len(message.content) for message in request.messages)
+        prompt_length = sum(length(message.content) for message in request.messages)
     else:
-        prompt_length = len(request.prompt or "")
+        prompt_length = length(request.prompt)
     prompt_length = min(prompt_length, context_length)
     if isinstance(request, wire.Tokenize):
         return 1, prompt_length

@@ -7,6 +7,7 @@ To add a value per token, add a field to TokenColumns and a column in `compute_l
 """
 
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -214,12 +215,13 @@ def _first_non_finite(found: TokenLogprobs, normalizers: list[float]) -> int | N
 def _sort_top(columns: TokenColumns, num_top: int) -> None:
     """Keep the first `num_top` of each row, sorted by logprob, then by token id.
 
-    float32 logprobs may be equal where the logits were not, so the order of the logits is not enough.
+    float32 logprobs may be equal where the logits were not, so the order of the logits is not enough. They are kept as
+    arrays: a job may have 10^7, and a list would take eight times their memory.
     """
     for entry, (ids, values) in enumerate(zip(columns.top_ids, columns.top_logprobs, strict=True)):
         top = sorted(zip(ids[:num_top], values[:num_top], strict=True), key=lambda one: (-one[1], one[0]))
-        columns.top_ids[entry] = [token_id for token_id, _ in top]
-        columns.top_logprobs[entry] = [value for _, value in top]
+        columns.top_ids[entry] = array("I", [token_id for token_id, _ in top])
+        columns.top_logprobs[entry] = array("f", [value for _, value in top])
 
 
 def _tokens(queries: list[LogprobQuery], logits: mx.array) -> tuple[mx.array, mx.array | None]:

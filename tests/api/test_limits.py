@@ -4,13 +4,14 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from redis import Redis
 from starlette.types import Message, Receive, Scope, Send
 
 from scorepool.api.http import bodies
-from tests.api.conftest import Serving, score, trickle
+from tests.api.conftest import Serving, generate, score, trickle
 from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -166,3 +167,26 @@ async def test_a_bulk_of_a_thousand_is_one_round_trip(serving: Serving, worker: 
     assert reply.status_code == 202
     assert stats["cmdstat_evalsha"]["calls"] == 1
     assert redis.llen("rq:queue:demo") == 1001
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "found"),
+    [
+        (generate(n=128, top_logprobs=128, max_tokens=2000), "top_logprobs", "256000 tokens with 128 each"),
+        (generate(n=128, max_tokens=100_000), "n", "12800000 tokens"),
+        (score(items=[{"prompt": "a", "completion": "b" * 12_000}] * 1000, top_logprobs=8), "top_logprobs", "3000000"),
+    ],
+)
+async def test_what_a_result_may_report_is_bounded_before_the_job_is_accepted(
+    serving: Serving, worker: FakeWorker, body: dict[str, Any], field: str, found: str
+):
+    worker.register(context_length=131_072)
+    async with serving() as http:
+        for path, sent, where in (("/v1/jobs", body, ""), ("/v1/jobs/bulk", [generate(), body], "[1].")):
+            reply = await http.post(path, json=sent)
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"], error["field"]) == (413, "too_large", where + field)
+            assert found in error["message"]
+        assert worker.waiting() == set()
+        accepted = generate(n=64, top_logprobs=20, max_tokens=8192)
+        assert (await http.post("/v1/jobs", json=accepted)).status_code == 202

@@ -50,7 +50,7 @@ def _each(values: Iterable[float | None], clamp: Clamp) -> Floats:
 
 COLUMNS = {  # by the name of the field
     "logprobs": Column(lambda _: True, lambda columns, _, clamp: _each(columns.logprobs, clamp)),
-    "top_ids": Column(_has_top, lambda columns, *_: columns.top_ids),
+    "top_ids": Column(_has_top, lambda columns, *_: [*map(list, columns.top_ids)]),
     "top_bytes": Column(
         _has_top, lambda columns, token_bytes, _: [[*map(token_bytes, top_ids)] for top_ids in columns.top_ids]
     ),

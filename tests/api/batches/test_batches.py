@@ -15,7 +15,7 @@ from rq.job import JobStatus
 
 import scorepool.api.repositories.queue
 from scorepool import store, wire
-from scorepool.api.batches import lines, start_lines
+from scorepool.api.batches import driver, lines, start_lines
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.lines import job_id_of
 from scorepool.api.repositories.batches import BatchProgress
@@ -135,7 +135,10 @@ async def test_a_line_that_never_fits_the_queue_is_refused_and_delays_no_other(s
     assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
 
 
-async def test_a_record_that_cannot_be_read_stops_no_other_batch(serving: Serving, worker: FakeWorker, redis: Redis):
+async def test_a_record_that_cannot_be_read_stops_no_other_batch(
+    serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(driver, "RETRY_S", 0.1)
     redis.hset(store.Keys.batch("batch_bad"), mapping={"owner": "local", "state": b"nonsense"})
     redis.zadd(store.Keys.batches, {"batch_bad": 0})
     async with serving(lease_s=0.5) as http:

@@ -274,14 +274,14 @@ def test_a_stall_of_redis_longer_than_the_leases_counts_as_no_crash(killable_red
     redis, workers, servers = killable_redis
     ids = [submit(redis, generate(max_tokens=1500)) for _ in range(8)]
     for _ in range(2):
-        workers.start(SCOREPOOL_LEASE_S="3", SCOREPOOL_MAX_JOBS_IN_FLIGHT="4")
+        workers.start(SCOREPOOL_LEASE_S="2", SCOREPOOL_MAX_JOBS_IN_FLIGHT="4")
     until(lambda: in_flight(redis) == 8)
 
-    for _ in range(3):
+    for _ in range(2):
         servers[-1].send_signal(signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(3)
         servers[-1].send_signal(signal.SIGCONT)
-        time.sleep(2)
+        time.sleep(1.5)
 
     assert {redis.hget(f"rq:job:{job_id}", store.JobField.MAX_CONCURRENCY) for job_id in ids} == {None}
     until(lambda: len(done(redis)) == 8)

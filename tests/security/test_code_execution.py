@@ -69,17 +69,17 @@ def environment(root: Path) -> dict[str, str]:
 def test_workers_and_rqs_tools_run_no_code_from_redis(redis: Redis, workers: Workers, root: Path, canary: Path):
     ids = submit_attacks(redis, canary)
     redis.zadd("rq:wip:demo", {f"{ids[5]}:gone": 1.0})  # an abandoned job, which `rq info` cleans up
-    commands = [["info"], ["info", "--by-queue"], ["requeue", "--queue", "demo", "--all"], ["info", "-R"]]
+    requeue = ["requeue", "--queue", "demo", "--all"]
 
-    def run_rq_tools() -> None:
+    def run_rq_tools(*commands: list[str]) -> None:
         for command in commands:
             arguments = [str(Path(sys.executable).with_name("rq")), *command, "--url", workers.redis_url]
             completed = subprocess.run(arguments, cwd=root, env=environment(root), capture_output=True, timeout=60)
             assert completed.returncode == 0, (command, completed.stderr)
 
-    run_rq_tools()
+    run_rq_tools(["info"], requeue, ["info", "-R"])
     workers.start("--burst").wait(timeout=60)
-    run_rq_tools()
+    run_rq_tools(["info", "--by-queue"], requeue, ["info", "-R"])
     workers.start("--burst").wait(timeout=60)
 
     assert list(canary.parent.iterdir()) == []

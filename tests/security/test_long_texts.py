@@ -11,7 +11,7 @@ from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer
 from tests.worker.conftest import Workers, done, outcome, until
 
 pytestmark = pytest.mark.anyio
-NUM_SMALL = 8  # of the second tenant, one after the other
+NUM_SMALL = 4  # of the second tenant, one after the other
 SLICE = "x" * 30_000  # the tokenizer takes 2 us a character
 LONG = "x" * 2_000_000
 

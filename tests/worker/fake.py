@@ -1,7 +1,8 @@
 """A real worker with a fake engine, which counts steps and fails or hangs if the prompt says so.
 
 One token is one byte of the prompt. A generate job takes `max_tokens` steps of FAKE_STEP_S seconds. The clock of the
-process is FAKE_CLOCK_AHEAD_S seconds ahead. Its weights have the fingerprint FAKE_FINGERPRINT.
+process is FAKE_CLOCK_AHEAD_S seconds ahead. Its weights have the fingerprint FAKE_FINGERPRINT. It looks for crosschecks
+every FAKE_CROSSCHECK_POLL_S seconds.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from scorepool.engine import ChatCodec, Engine, ModelInfo, NonFiniteLogits, Sequ
 from scorepool.engine.errors import EngineDeadError
 from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker import BatchWorker, Job, Queue, WebhookWorker
+from scorepool.worker.inference import crosschecker
 from scorepool.worker.inference.translate import Steps
 from scorepool.worker.rq.clock import REDIS_CLOCK
 
@@ -31,6 +33,7 @@ T = TypeVar("T")
 
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.005"))
 AHEAD_S = float(os.environ.get("FAKE_CLOCK_AHEAD_S", "0"))
+crosschecker.POLL_S = float(os.environ.get("FAKE_CROSSCHECK_POLL_S", crosschecker.POLL_S))
 
 
 class WrongDatetime(datetime.datetime):

@@ -45,10 +45,13 @@ def test_model_info_describes_the_served_model(engine_of: Callable[..., Engine])
     )
 
 
+WITHOUT_TORCH = "from scorepool.engine.trial import prevent_torch_import\nprevent_torch_import()\n"  # as a worker does
+
+
 def test_the_backend_names_what_the_rounding_of_openblas_depends_on(root: Path):
     if not blas._NAMES or "openblas" not in blas.load():
         pytest.skip("OpenBLAS is not installed")
-    code = "from scorepool.engine.model import load; print(load._backend())"
+    code = f"{WITHOUT_TORCH}from scorepool.engine.model import load; print(load._backend())"
     for num_threads in (1, 2):
         environ = os.environ | {"OPENBLAS_NUM_THREADS": str(num_threads)}
         done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environ, capture_output=True, text=True)
@@ -103,7 +106,7 @@ def test_the_fingerprint_depends_on_content_and_not_on_the_path(folder: Path, ti
 
 def test_a_process_can_exit_during_a_step(tiny_models: TinyModels, root: Path):
     code = (
-        "from scorepool.engine import Engine, EngineSettings, Sampling, Sequence\n"
+        f"{WITHOUT_TORCH}from scorepool.engine import Engine, EngineSettings, Sampling, Sequence\n"
         f"engine = Engine(EngineSettings(model={str(tiny_models('llama'))!r}))\n"
         "engine.add([Sequence(token_ids=[1], sampling=Sampling(max_tokens=500))])\n"
         "raise SystemExit(3)\n"

@@ -46,9 +46,9 @@ def verification(folder: Path, certificate: Certificate, **settings: str) -> Ver
     [
         ("llama", {"dtype": "float32"}),
         ("llama", {"dtype": "bfloat16"}),
-        ("qwen3", {"dtype": "float16"}),
+        pytest.param("qwen3", {"dtype": "float16"}, marks=pytest.mark.soak),
         ("gemma3", {"dtype": "float32", "mode": "exact"}),
-        ("gemma2", {"dtype": "float32"}),
+        pytest.param("gemma2", {"dtype": "float32"}, marks=pytest.mark.soak),
         ("qwen3_moe", {"dtype": "float32"}),
         ("mamba2", {"dtype": "float32"}),
     ],

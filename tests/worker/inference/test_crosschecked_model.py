@@ -46,7 +46,7 @@ def score_ids(index: int, length: int = 40) -> wire.Score:
     return wire.Score(model=MODEL, items=items, score="all", temperature=0.7)
 
 
-@pytest.mark.parametrize("mode", ["default", "exact"])
+@pytest.mark.parametrize("mode", [pytest.param("default", marks=pytest.mark.soak), "exact"])
 def test_workers_of_one_model_agree(redis: Redis, start: Start, mode: str):
     for name in "ab":  # portions of 64 tokens: the rows run in another batch than the job's
         start(name, SCOREPOOL_MODE=mode, SCOREPOOL_MAX_BATCH_TOKENS="64")

@@ -16,6 +16,7 @@ from scorepool.worker.inference.crosscheck_mail import MAX_MESSAGES, is_chosen
 from tests.worker.conftest import MODEL, Workers, done, generate, outcome, submit, until
 
 Start = Callable[..., subprocess.Popen[bytes]]
+POLL_S = 0.05
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ def start(workers: Workers, redis: Redis) -> Start:
 
     def start(name: str, worker: str = "FakeWorker", **environ: str) -> subprocess.Popen[bytes]:
         settings = {"SCOREPOOL_CROSSCHECK": "1", "SCOREPOOL_MAX_JOBS_IN_FLIGHT": "2", "SCOREPOOL_LEASE_S": "3"}
+        settings |= {"FAKE_CROSSCHECK_POLL_S": str(POLL_S)}
         process = workers.start("--name", name, worker=worker, **(settings | environ))
         until(lambda: card(redis, name))
         return process
@@ -173,7 +175,7 @@ def test_workers_without_a_majority_go_on(redis: Redis, workers: Workers, start:
 def test_the_only_worker_checks_nothing(redis: Redis, workers: Workers, start: Start):
     start("a")
     submit_and_wait(redis, 5)
-    time.sleep(2.5)
+    time.sleep(10 * POLL_S)
     assert not redis.exists(Keys.crosscheck_counts)
     assert not list(redis.scan_iter(Keys.crosscheck_inbox("*")))
     assert status(redis, "a") == wire.CrosscheckStatus(share=1.0)
@@ -188,7 +190,7 @@ def test_a_worker_is_not_asked(redis: Redis, start: Start, other: dict[str, str]
     start("a")
     start("c", "LyingWorker", **other)
     submit_and_wait(redis, 6)
-    time.sleep(2.5)
+    time.sleep(10 * POLL_S)
     assert counts(redis) == {}
     assert not list(redis.scan_iter(Keys.crosscheck_inbox("*")))
 
@@ -203,7 +205,7 @@ def test_just_the_share_is_checked_and_only_score_jobs(redis: Redis, start: Star
     expected = sum(is_chosen(job_id, share) for job_id in ids)
 
     until(lambda: counts(redis).get("agreed") == expected)
-    time.sleep(2.5)
+    time.sleep(10 * POLL_S)
 
     assert counts(redis) == {"agreed": expected}
 
@@ -245,7 +247,7 @@ def test_a_worker_that_is_behind_gets_no_more_checks(redis: Redis, start: Start)
     try:
         job_id = submit(redis, score())
         until(lambda: outcome(redis, job_id))
-        time.sleep(2.5)
+        time.sleep(10 * POLL_S)
         assert redis.llen(inbox) == MAX_MESSAGES
     finally:
         os.kill(frozen.pid, signal.SIGCONT)
@@ -316,6 +318,6 @@ def test_jobs_end_if_the_counters_have_a_wrong_type(redis: Redis, start: Start):
     redis.set(Keys.crosscheck_counts, "a string")
     processes = [start(name) for name in "ab"]
     ids = submit_and_wait(redis, 3)
-    time.sleep(2.5)
+    time.sleep(10 * POLL_S)
     assert sorted(done(redis)) == sorted(ids)
     assert [process.poll() for process in processes] == [None, None]

@@ -22,11 +22,8 @@ BOOKKEEPING = [
     Keys.endpoints_of("alice"),
     Keys.sweep_schedule,
     RqKeys.queue("webhooks"),
-    RqKeys.results("ID"),
-    RqKeys.executions("ID"),
-    RqKeys.dependents("ID"),
-    Keys.outcome("ID"),
 ]
+OF_A_JOB = [RqKeys.results("ID"), RqKeys.executions("ID"), RqKeys.dependents("ID"), Keys.outcome("ID")]
 
 
 def give_wrong_type(redis: Redis, key: str) -> None:
@@ -35,23 +32,25 @@ def give_wrong_type(redis: Redis, key: str) -> None:
     redis.set(key, "wrong") if "depend" in key else redis.sadd(key, "wrong")
 
 
-@pytest.mark.parametrize("key", BOOKKEEPING)
-def test_jobs_end_once_if_a_bookkeeping_key_has_a_wrong_type(redis: Redis, workers: Workers, key: str):
-    good, bad = submit(redis, generate(), webhook=True), submit(redis, generate("NAN"), webhook=True)
-    for job_id in (good, bad):
+@pytest.mark.parametrize("keys", [*([key] for key in BOOKKEEPING), OF_A_JOB])
+def test_jobs_end_once_if_a_bookkeeping_key_has_a_wrong_type(redis: Redis, workers: Workers, keys: list[str]):
+    good = {submit(redis, generate(), webhook=True): key for key in keys}
+    bad = {submit(redis, generate("NAN"), webhook=True): key for key in keys}
+    for job_id, key in (good | bad).items():
         give_wrong_type(redis, key.replace("ID", job_id))
 
     worker = workers.start("--burst", SCOREPOOL_CRASH_LIMIT="2")
 
     assert worker.wait(timeout=60) == 0
-    assert isinstance(outcome(redis, good), wire.Result)
-    assert failure(redis, bad).code == "numeric"
-    assert (status(redis, good), status(redis, bad)) == ("finished", "failed")
-    if key != store.DONE:
-        assert Counter(done(redis)) == Counter([good, bad])
+    assert all(isinstance(outcome(redis, job_id), wire.Result) for job_id in good)
+    assert {failure(redis, job_id).code for job_id in bad} == {"numeric"}
+    assert [{status(redis, job_id) for job_id in jobs} for jobs in (good, bad)] == [{"finished"}, {"failed"}]
+    if store.DONE not in keys:
+        assert Counter(done(redis)) == Counter([*good, *bad])
     assert redis.zcard(RqKeys.registry("wip", "demo")) == 0
     assert "Traceback" not in workers.log
-    assert workers.log.count(f"the Redis key {key.replace('ID', good)} is no ") <= 1
+    for job_id, key in good.items():
+        assert workers.log.count(f"the Redis key {key.replace('ID', job_id)} is no ") <= 1
 
 
 @pytest.mark.parametrize("key", [RqKeys.registry("wip", "demo"), RqKeys.queue("demo"), Keys.fair_share("demo")])

@@ -14,7 +14,7 @@ from survey.run import NotBuilt, survey
 
 DAY = datetime.now(UTC).date().toordinal()
 WAYS = json.loads(ways.RESULTS.read_text())
-OF_TODAY = list(FAMILIES)[DAY % len(FAMILIES)]
+OF_TODAY = list(FAMILIES)[5 * DAY % len(FAMILIES)]  # neighbours are alike
 
 
 @pytest.mark.timeout(600)  # a family with many bases takes most of a minute

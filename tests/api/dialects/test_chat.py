@@ -75,9 +75,11 @@ def test_without_logprobs_there_are_none(sdk: OpenAI):
 
 
 def test_an_answer_without_max_tokens_ends_at_the_context(sdk: OpenAI):
-    completion = chat(sdk, logit_bias={"2": -100, "0": -100})
+    messages = [{"role": "user", "content": "import os\n" * 450}]
+    completion = chat(sdk, messages, logit_bias={"2": -100, "0": -100})
 
     assert only(completion).finish_reason == "length"
+    assert completion.usage.completion_tokens > 100  # more than a default such as 16
     assert completion.usage.total_tokens == 2048
 
 

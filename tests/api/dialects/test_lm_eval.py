@@ -46,7 +46,13 @@ def own(demo_folder: Path) -> HFLM:
     return HFLM(pretrained=str(demo_folder), device="cpu", dtype="float32", batch_size=4, max_length=1024)
 
 
-@pytest.fixture(scope="module", params=["ids in batches", "text one by one", "text in batches", "server's tokenizer"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("ids in batches", pytest.param("text one by one", marks=pytest.mark.soak)),
+        *("text in batches", "server's tokenizer"),
+    ],
+)
 def served(request: pytest.FixtureRequest, stack: Stack, demo_folder: Path) -> LocalCompletionsAPI:
     options: dict[str, Any] = {
         "ids in batches": {"tokenizer_backend": "huggingface", "batch_size": 4, "num_concurrent": 2},

@@ -18,8 +18,14 @@ from scorepool.engine.model.load import load_checked
 from survey import quantised
 
 IN_MAKE_TEST = [
-    *("affine, 2 bits, groups of 64", "affine, 3 bits, groups of 64", "affine, 5 bits, groups of 64"),
-    *("affine, 3 and 6 bits (mixed_3_6)", "affine, 4 bits, scales trained (DWQ)", "mxfp4", "mxfp8", "nvfp4"),
+    *(
+        "affine, 2 bits, groups of 64",
+        "affine, 3 and 6 bits (mixed_3_6)",
+        "affine, 4 bits, scales trained (DWQ)",
+        "mxfp4",
+        "mxfp8",
+        "nvfp4",
+    ),
 ]
 
 

@@ -104,7 +104,7 @@ def send(client: redis.Redis) -> object:
     return client.execute_command("SET", "k", bytes(SIZE - around))
 
 
-@pytest.mark.parametrize("kind", ["redis", "rediss", "unix"])
+@pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.soak), "rediss", "unix"])
 def test_a_message_that_moves_takes_as_long_as_it_needs(connect: Connect, kind: str):
     _, client = connect(kind)
     started_at = time.monotonic()
@@ -120,7 +120,7 @@ def test_redis_pys_own_connection_gives_up(connect: Connect):
         send(client)
 
 
-@pytest.mark.parametrize("kind", ["redis", "rediss", "unix"])
+@pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.soak), "rediss", "unix"])
 def test_a_message_that_stands_still_is_given_up_after_the_timeout(connect: Connect, kind: str):
     server, client = connect(kind)
     server.stop_at = SIZE // 4

@@ -21,9 +21,11 @@ class FileReply(Response):
 
     media_type = "application/octet-stream"
 
-    def __init__(self, request: Request, pieces: AsyncGenerator[bytes], num_bytes: int) -> None:
+    def __init__(self, request: Request, first: bytes, pieces: AsyncGenerator[bytes], num_bytes: int) -> None:
+        """`pieces` are those after the first."""
         super().__init__(headers={"Content-Length": str(num_bytes)})  # shows a client that the file was cut off
         self._request = request
+        self._first = first
         self._pieces = pieces
         self._num_bytes = num_bytes
 
@@ -36,8 +38,9 @@ class FileReply(Response):
             await self._pieces.aclose()
 
     async def _send_pieces(self, send: Send) -> None:
-        num_sent = 0
+        num_sent = len(self._first)
         try:
+            await send_body(send, self._first)
             async for piece in self._pieces:
                 await send_body(send, piece)
                 num_sent += len(piece)

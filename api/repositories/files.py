@@ -113,11 +113,6 @@ class Files:
             yield chunk
             number += 1
 
-    async def count_chunk(self, file_id: str, number: int, held: HeldResults) -> None:
-        """Count the stored bytes of a chunk before it is read. Raises TooManyResults."""
-        num_bytes: Any = await self._redis.hstrlen(store.Keys.file_parts(file_id), str(number))
-        held.add_up_to(num_bytes)
-
     async def pieces(self, file_id: str, held: HeldResults) -> AsyncGenerator[bytes]:
         """Yield a file in pieces of at most PIECE_BYTES, decompressed.
 
@@ -126,8 +121,13 @@ class Files:
         """
         key, number = store.Keys.file_parts(file_id), 0
         while True:
-            await self.count_chunk(file_id, number, held)
-            compressed: Any = await self._redis.hget(key, str(number))
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                pipeline.hstrlen(key, str(number))
+                [num_bytes] = await decode.execute(pipeline)
+            held.add_up_to(num_bytes or 0)
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                pipeline.hget(key, str(number))
+                [compressed] = await decode.execute(pipeline)
             if compressed is None:
                 return
             try:

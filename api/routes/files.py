@@ -14,6 +14,7 @@ from scorepool.api.http.errors import Forbidden
 from scorepool.api.http.file_reply import FileReply
 from scorepool.api.http.formats import reply
 from scorepool.api.http.uploads import uploaded
+from scorepool.api.repositories.files import file_not_found
 
 router = APIRouter(prefix="/v1/files", tags=["openai"], dependencies=[Depends(known_query)])
 
@@ -96,8 +97,11 @@ async def read(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
 async def content(file_id: FileId, request: Request, owner: Owner, files: FilesDep, held: HeldResultsDep) -> Response:
     """Download a file."""
     file = await files.read(owner, file_id)
-    await files.count_chunk(file_id, 0, held)  # refused with a status; later ones cut the reply off
-    return FileReply(request, files.pieces(file_id, held), file.bytes)
+    pieces = files.pieces(file_id, held)
+    first = await anext(pieces, b"")  # while an error can have a status: a later one cuts the reply off
+    if file.bytes and not first:
+        raise file_not_found(file_id)
+    return FileReply(request, first, pieces, file.bytes)
 
 
 @router.delete(

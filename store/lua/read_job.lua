@@ -8,7 +8,10 @@
 local time = redis.call('TIME')
 local now = {tonumber(time[1]), tonumber(time[2])}
 if redis.pcall('HGET', KEYS[1], F_OWNER) ~= ARGV[1] then return {now} end
-local num_bytes = redis.pcall('STRLEN', KEYS[2])
-if type(num_bytes) ~= 'number' then num_bytes = 0 end
-local outcome = num_bytes > 0 and num_bytes <= tonumber(ARGV[2]) and redis.call('GET', KEYS[2])
+local num_bytes, outcome = redis.pcall('STRLEN', KEYS[2]), false
+if type(num_bytes) ~= 'number' then  -- the key is no string
+  num_bytes = 0
+elseif num_bytes <= tonumber(ARGV[2]) then
+  outcome = redis.call('GET', KEYS[2])
+end
 return {now, redis.call('HMGET', KEYS[1], unpack(ARGV, 3)), num_bytes, outcome}

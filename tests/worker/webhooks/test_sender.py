@@ -182,8 +182,10 @@ def test_an_endless_response_is_cut_off_and_its_status_counts(sender: Sender):
 
 def test_a_response_that_is_not_http_is_a_failure(sender: Sender):
     def banner(connection: socket.socket) -> None:
-        connection.recv(65536)
         connection.sendall(b"220 mail.example ESMTP\r\n" * 20)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):  # a socket that is closed with unread bytes is reset
+            pass
 
     with raw_server(banner) as port:
         attempt = sender.send(f"http://127.0.0.1:{port}/", "wh_1", BODY, [OLD])

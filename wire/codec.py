@@ -112,11 +112,14 @@ def _explain(error: msgspec.ValidationError, body: bytes, message_type: Any, mes
     if len(body) > _MAX_EXPLAINED_BYTES:
         return Invalid(f"{field}: {expectation}".removeprefix(": "), field or None)
     try:
+        if message_format == "msgpack":
+            free_form.check_keys(body)
         found: Any = _decoder(Any, message_format).decode(body)
         for name, index in _STEP.findall(field):
             found = found[name] if name else found[int(index)]
-    except (KeyError, IndexError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Invalid(f"{field}: {expectation}", field)  # the bytes after the invalid field may not be decodable
+    except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError, RecursionError):
+        # the bytes after the invalid field may not be decodable
+        return Invalid(f"{field}: {expectation}".removeprefix(": "), field or None)
     leading = _LEADING_FIELD.match(expectation)
     if leading and isinstance(found, dict) and leading["name"] in found:
         field = f"{field}.{leading['name']}{leading['path']}".removeprefix(".")
@@ -158,16 +161,17 @@ def _choices(node: inspect.Type, steps: Sequence[tuple[str, str]]) -> Iterator[s
 
 
 def check_free_form(body: bytes, message_type: Any, message_format: Format) -> None:
-    """Check the size of values that may be any JSON before they are built; raise Invalid.
+    """Check the size, and in msgpack the keys, of values that may be any JSON before they are built; raise Invalid.
 
     In msgpack a byte of them takes up to 72 bytes of memory.
     """
     outline = free_form.outline(message_type)
-    if outline is None or len(body) <= MAX_FREE_FORM_BYTES:  # then none can be larger
+    if outline is None or (message_format == "json" and len(body) <= MAX_FREE_FORM_BYTES):  # then none can be larger
         return
     together = 0
     of_requests: Counter[str] = Counter()
-    for field, num_bytes in free_form.sizes(parse(body, outline, message_format)):
+    for field, value in free_form.values(parse(body, outline, message_format)):
+        num_bytes = memoryview(value).nbytes
         index = _INDEX.match(field)
         request = index[0] if index else ""
         of_requests[request] += num_bytes
@@ -177,9 +181,19 @@ def check_free_form(body: bytes, message_type: Any, message_format: Format) -> N
         elif together > MAX_FREE_FORM_BYTES_TOGETHER[message_format]:
             most = f"{MAX_FREE_FORM_BYTES_TOGETHER[message_format]} bytes of schemas and arguments together"
             advice = "; send several requests"
+        elif message_format == "msgpack":
+            _check_keys(value, field)
+            continue
         else:
             continue
         raise Invalid(f"{field}: expected at most {most}, found more{advice}", field)
+
+
+def _check_keys(value: msgspec.Raw, field: str) -> None:
+    try:
+        free_form.check_keys(value)
+    except ValueError as error:
+        raise Invalid(f"{field}: {error}", field) from None
 
 
 class _Entry(msgspec.Struct):

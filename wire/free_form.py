@@ -1,12 +1,17 @@
 """Measure the values of a message whose type is any JSON, such as schemas and arguments, before they are built."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, reduce
 from operator import or_
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, inspect
+
+from scorepool.wire.request import MAX_DEPTH
+
+_CONTAINERS = {*range(0x80, 0xA0), *range(0xDC, 0xE0)}  # first bytes of maps and arrays in msgpack
+_container = msgspec.msgpack.Decoder(dict[str | int, Raw] | list[Raw])
 
 
 @cache
@@ -18,16 +23,38 @@ def outline(message_type: Any) -> Any:
     return _outline(inspect.type_info(message_type))
 
 
-def sizes(found: object, path: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the field and the size, in bytes, of every free-form value in a decoded outline."""
+def values(found: object, path: str = "") -> Iterator[tuple[str, Raw]]:
+    """Yield the field and the bytes of every free-form value in a decoded outline."""
     if isinstance(found, Raw):
-        yield path, len(bytes(found))
+        yield path, found
     elif isinstance(found, list):
         for index, item in enumerate(found):
-            yield from sizes(item, f"{path}[{index}]")
+            yield from values(item, f"{path}[{index}]")
     elif isinstance(found, Struct):
         for name in found.__struct_fields__:
-            yield from sizes(getattr(found, name), f"{path}.{name}".removeprefix("."))
+            yield from values(getattr(found, name), f"{path}.{name}".removeprefix("."))
+
+
+def check_keys(value: bytes | Raw) -> None:
+    """Check that no key of an object in a msgpack value is a list, before any is built. Raises ValueError.
+
+    Python's hash of a list of integers follows from them, so a client can choose lists that all have the same hash: n
+    of them, as keys, take n^2 steps. The hashes of strings follow from a secret, and few integers share one.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH + 2):  # the value itself, and the scalars in the deepest list
+        containers = [each for each in level if memoryview(each)[0] in _CONTAINERS]
+        if not containers:
+            return
+        try:
+            level = [inner for each in containers for inner in _inner(_container.decode(each))]
+        except msgspec.ValidationError:
+            raise ValueError("expected JSON, whose objects have strings as keys") from None
+    raise ValueError(f"nested more than {MAX_DEPTH} deep")
+
+
+def _inner(container: dict[str | int, Raw] | list[Raw]) -> Iterable[Raw]:
+    return container.values() if isinstance(container, dict) else container
 
 
 def _outline(node: inspect.Type) -> Any:

@@ -48,3 +48,30 @@ def test_empty_lists_of_msgpack_take_no_more_memory_than_those_of_json():
         assert tracemalloc.get_traced_memory()[1] < 40 * MIB
     finally:
         tracemalloc.stop()
+
+
+LISTS_AS_KEYS = {(1, 2): 0}  # n of them can be chosen so that they take n^2 steps to build
+
+
+def test_lists_as_keys_of_msgpack_are_refused_before_they_are_built():
+    for value in ({"a": LISTS_AS_KEYS}, {"a": [{"b": LISTS_AS_KEYS}]}):
+        tools = [{"name": "t", "parameters": value}]
+        with pytest.raises(wire.Invalid, match=r"tools\[0\].parameters: .* whose objects have strings as keys"):
+            check(chat(1, 0) | {"tools": tools}, wire.Request, "msgpack")
+
+
+@pytest.mark.parametrize("body", [LISTS_AS_KEYS, {"type": "generate", "model": LISTS_AS_KEYS}])
+def test_lists_as_keys_of_msgpack_are_not_built_for_an_error(body: object):
+    with pytest.raises(wire.Invalid) as caught:
+        wire.parse(msgspec.msgpack.encode(body), wire.Request, "msgpack")
+    assert "(1, 2)" not in caught.value.message
+
+
+def test_values_of_msgpack_are_as_deep_as_check_json_allows():
+    deep: dict[str, object] = {}
+    for _ in range(64):
+        deep = {"a": deep}
+    check(chat(1, 0) | {"tools": [{"name": "t", "parameters": deep}]}, wire.Request, "msgpack")
+    tools = [{"name": "t", "parameters": {"a": [deep]}}]
+    with pytest.raises(wire.Invalid, match="nested more than 64 deep"):
+        check(chat(1, 0) | {"tools": tools}, wire.Request, "msgpack")

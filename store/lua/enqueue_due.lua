@@ -1,6 +1,6 @@
 -- flags: allow-oom
 -- include: clock.lua
--- include: wake.lua
+-- include: push_delivery.lua
 --
 -- Put scheduled jobs whose time has come on their queues, each in one step: two schedulers cannot both queue it.
 --
@@ -23,8 +23,13 @@ for i = 1, #ARGV do
     if redis.pcall('HGET', job, F_STATUS) == 'scheduled' then  -- skip jobs that expired or were canceled in between
       redis.call('HSET', job, F_STATUS, 'queued', F_ENQUEUED_AT, iso_now)
       try('set', 'SADD', QUEUES, list)
-      redis.call(is_at_front(job) and 'LPUSH' or 'RPUSH', list, id)
-      num_queued = num_queued + 1
+      local owner = name == WEBHOOKS and redis.call('HGET', job, F_OWNER)
+      if owner then
+        push_delivery(owner, id, string.format('%.6f', now))
+      else
+        redis.call(is_at_front(job) and 'LPUSH' or 'RPUSH', list, id)
+        num_queued = num_queued + 1
+      end
     end
   end
   wake(name, num_queued)

@@ -1,6 +1,5 @@
 -- include: clock.lua
--- include: backlog.lua
--- include: push_job.lua
+-- include: push_delivery.lua
 -- include: ledger.lua
 --
 -- Create deliveries: RQ jobs on the queue of webhooks. A delivery holds all that its attempts need, because it may outlive
@@ -25,12 +24,6 @@ local function creation_time(list)
   return string.format('%d.%06d', math.floor(us / 1e6), us % 1e6)
 end
 
--- True if a new delivery goes to the backlog of its owner, so that one owner's thousands do not delay those of others.
-local function can_wait_in_backlog(owner)
-  return is_type(QUEUE_ .. WEBHOOKS, 'list') and is_type(FAIR_SHARE_ .. WEBHOOKS, 'zset') and is_type(DEFERRED_ .. WEBHOOKS, 'zset')
-    and is_type(backlog_of(WEBHOOKS, owner), 'list') and goes_to_backlog(WEBHOOKS, LIST_LENGTH)
-end
-
 -- Create and queue one delivery. `fields` are those of what is reported and of the receiver.
 local function create_delivery(id, owner, ttl_s, fields)
   local list = DELIVERIES_OF_ .. owner
@@ -46,11 +39,7 @@ local function create_delivery(id, owner, ttl_s, fields)
     redis.call('HSET', key, name, value)
   end
   try('set', 'SADD', QUEUES, QUEUE_ .. WEBHOOKS)
-  if can_wait_in_backlog(owner) then
-    put_in_backlog(WEBHOOKS, owner, id, now)
-  else
-    push_job(WEBHOOKS, id, 0)
-  end
+  push_delivery(owner, id, now)
   if redis.call('EXISTS', LEDGER_OF_ .. owner) == 1 then write_size(owner, id, DELIVERY_BYTES, later(now)) end
 
   -- A delivery expires by itself, but its id in the owner's list does not. Each new delivery checks two ids at random.

@@ -1,5 +1,5 @@
 -- include: clock.lua
--- include: push_job.lua
+-- include: push_delivery.lua
 --
 -- Put deliveries back on their queue, to begin their schedule anew.
 --
@@ -16,10 +16,10 @@ for i = 3, #ARGV do
     answers[#answers + 1] = 'absent'
   elseif only_failed == '1' and status ~= 'failed' then
     answers[#answers + 1] = 'not failed'
-  elseif status == 'queued' or status == 'started' then
+  elseif status == 'queued' or status == 'deferred' or status == 'started' then
     answers[#answers + 1] = status
   else
-    for _, registry in ipairs({FINISHED_, FAILED_, CANCELED_, DEFERRED_, SCHEDULED_}) do
+    for _, registry in ipairs({FINISHED_, FAILED_, CANCELED_, SCHEDULED_}) do
       try('zset', 'ZREM', registry .. WEBHOOKS, id)
     end
     redis.call('HSET', key, F_ENQUEUED_AT, iso_now, F_SCHEDULED_FROM, string.format('%.6f', now), F_NUM_ATTEMPTS, '0', F_REASON, '',
@@ -27,7 +27,7 @@ for i = 3, #ARGV do
     redis.call('HDEL', key, F_NUMBER_OF_RETRIES, F_CRASHES, F_CANCEL_REQUESTED)
     redis.call('PERSIST', key)
     try('set', 'SADD', QUEUES, QUEUE_ .. WEBHOOKS)
-    push_job(WEBHOOKS, id, 0)
+    push_delivery(owner, id, string.format('%.6f', now))
     answers[#answers + 1] = 'replayed'
   end
 end

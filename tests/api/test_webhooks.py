@@ -250,14 +250,15 @@ async def test_only_deliveries_that_failed_since_a_time_are_replayed(
             worker.fail_delivery(delivery_id)
         for delivery_id in ids[:5]:  # older ones
             redis.zadd(store.Keys.deliveries_of("local"), {delivery_id: 1000.0})
-        redis.delete("rq:queue:webhooks")
+        redis.delete("rq:queue:webhooks", "rq:deferred:webhooks")
         since = {"since": time.time() - 600}
         elsewhere = await http.post("/v1/webhooks/deliveries/replay", json=since | {"endpoint_id": "other"})
         replayed = await http.post("/v1/webhooks/deliveries/replay", json=since)
         again = await http.post("/v1/webhooks/deliveries/replay", json=since)
 
     assert (elsewhere.json(), replayed.json(), again.json()) == ({"replayed": 0}, {"replayed": 223}, {"replayed": 0})
-    assert {delivery_id.decode() for delivery_id in redis.lrange("rq:queue:webhooks", 0, -1)} == set(ids[5:-2])
+    queued = redis.lrange("rq:queue:webhooks", 0, -1) + redis.zrange("rq:deferred:webhooks", 0, -1)
+    assert {delivery_id.decode() for delivery_id in queued} == set(ids[5:-2])
 
 
 async def test_a_test_event_is_a_delivery(serving: Serving, redis: Redis):

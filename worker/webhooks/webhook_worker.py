@@ -182,6 +182,13 @@ class WebhookWorker(Worker):
         self.deliverer = Deliverer(self.settings, self.connection)
         self.functions[DELIVER] = self.deliverer
 
+    def handle_exception(self, job: Job, *exc_info: Any) -> None:  # type: ignore[override]
+        """Log a delivery that is given up in one line: any client can cause thousands, by deleting an endpoint."""
+        if isinstance(exc_info[1], Undeliverable):
+            log.warning("%s: %s", job.id, exc_info[1])
+        else:
+            super().handle_exception(job, *exc_info)
+
     def periodic_tasks(self) -> list[PeriodicTask]:
         return [PeriodicTask(self._evict_idle_connections, every_s=IDLE_TIMEOUT_S)]
 

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from scorepool import store, wire
 from scorepool.api.http.errors import Conflict, NotFound, TooManyEvents
+from scorepool.api.http.turns import Turns
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.owned import read_owned
 from scorepool.api.repositories.pages import SCAN_SIZE, page_before
@@ -33,6 +34,7 @@ class WebhookDeliveries:
     def __init__(self, redis: Redis, settings: store.Settings) -> None:
         self._redis = redis
         self._settings = settings
+        self._replays = Turns()
         self._replay = redis.register_script(load("replay.lua"))
         self._deliver = redis.register_script(load("send_test_event.lua"))
 
@@ -88,14 +90,15 @@ class WebhookDeliveries:
         await self._count(owner)
         num_replayed, position = 0, None
         while True:
-            entries = await self._scan(owner, position, since=replay.since)
-            deliveries = await self._read(owner, [delivery_id for delivery_id, _ in entries], num_attempts=1)
-            ids = [
-                delivery.id
-                for delivery in deliveries
-                if delivery and delivery.state == "failed" and replay.endpoint_id in (None, delivery.endpoint_id)
-            ]
-            answers = await self._requeue(owner, ids, only_failed=True) if ids else []
+            async with self._replays.turn(owner):  # many requests at once would read many pages at once
+                entries = await self._scan(owner, position, since=replay.since)
+                deliveries = await self._read(owner, [delivery_id for delivery_id, _ in entries], num_attempts=1)
+                ids = [
+                    delivery.id
+                    for delivery in deliveries
+                    if delivery and delivery.state == "failed" and replay.endpoint_id in (None, delivery.endpoint_id)
+                ]
+                answers = await self._requeue(owner, ids, only_failed=True) if ids else []
             num_replayed += answers.count("replayed")
             if len(entries) < SCAN_SIZE:
                 return num_replayed

@@ -10,7 +10,7 @@ from redis import Redis
 from rq.job import JobStatus
 
 from scorepool import store, wire
-from scorepool.api.repositories.webhook_deliveries import MAX_ASKED_FOR
+from scorepool.api.repositories.webhook_deliveries import MAX_ASKED_FOR, WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score
 from tests.api.fake_worker import COMPLETED, RESULT, FakeWorker
@@ -330,3 +330,22 @@ async def test_tests_and_replays_of_one_name_are_limited_in_a_minute_and_those_o
         assert (await test(BOB)).status_code == 202
     assert redis.llen("rq:queue:webhooks") == MAX_ASKED_FOR + 1
     assert 0 < redis.ttl(store.Keys.events_asked_for("alice")) <= 60
+
+
+async def test_replays_at_once_read_one_page_at_a_time(serving: Serving, monkeypatch: pytest.MonkeyPatch):
+    most, running = 0, 0
+
+    async def scan(*_: object, **__: object) -> list[tuple[str, str]]:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return []
+
+    async with serving() as http:
+        monkeypatch.setattr(WebhookDeliveries, "_scan", scan)
+        since = {"since": time.time() - 600}
+        replies = [http.post("/v1/webhooks/deliveries/replay", json=since) for _ in range(10)]
+        assert [reply.status_code for reply in await asyncio.gather(*replies)] == [202] * 10
+    assert most == 1

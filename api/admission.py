@@ -13,9 +13,9 @@ from scorepool.api.repositories.quota import MAX_CONTEXT, reported_tokens
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 
 # Of the result of one job. A worker holds some 100 bytes for a token and 12 for a top logprob until the job ends, and
-# Redis takes no value above 512 MiB.
+# an API process takes about 140 for a top logprob while it sends the result.
 MAX_REPORTED_TOKENS = 2**23
-MAX_TOP_LOGPROBS = 2**24
+MAX_TOP_LOGPROBS = 2**22
 CHARACTERS_PER_TOKEN = 4  # about, of text
 
 

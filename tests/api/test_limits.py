@@ -188,5 +188,5 @@ async def test_what_a_result_may_report_is_bounded_before_the_job_is_accepted(
             assert (reply.status_code, error["code"], error["field"]) == (413, "too_large", where + field)
             assert found in error["message"]
         assert worker.waiting() == set()
-        accepted = generate(n=64, top_logprobs=20, max_tokens=8192)
+        accepted = generate(n=16, top_logprobs=20, max_tokens=8192)
         assert (await http.post("/v1/jobs", json=accepted)).status_code == 202

@@ -159,7 +159,7 @@ async def test_the_number_of_jobs_is_bounded(serving: Serving, worker: FakeWorke
 async def test_a_result_is_counted_before_it_is_there(serving: Serving, redis: Redis, maxmemory: int):
     """By default a key of several may have half of Redis's memory; the only key may have all."""
     FakeWorker(redis).register(context_length=200_000)
-    huge = generate(max_tokens=100_000, top_logprobs=128)
+    huge = generate(max_tokens=100_000, top_logprobs=40)
     async with serving(api_keys=KEYS) as http:
         refused = await http.post("/v1/jobs", json=huge, headers=bearer(ALICE))
         assert (refused.status_code, str(maxmemory // 2) in refused.json()["error"]["message"]) == (413, True)

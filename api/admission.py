@@ -12,11 +12,7 @@ from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.quota import MAX_CONTEXT, reported_tokens
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 
-# Of the result of one job. A worker holds some 100 bytes for a token and 12 for a top logprob until the job ends, and
-# an API process takes about 140 for a top logprob while it sends the result.
-MAX_REPORTED_TOKENS = 2**23
-MAX_TOP_LOGPROBS = 2**22
-CHARACTERS_PER_TOKEN = 4  # about, of text
+CHARACTERS_PER_TOKEN = 4  # about, of text; its worker counts its tokens
 
 
 class Admission:
@@ -85,22 +81,11 @@ class Admission:
 
 
 def _check_result(request: wire.Request, context_length: int, where: str) -> None:
-    """Check how much a job may report: a worker holds all of it until the job ends."""
+    """Check how much a job may report, about: a worker holds all of it until the job ends."""
     _, num_tokens = reported_tokens(request, context_length, CHARACTERS_PER_TOKEN)
-    field = "items" if isinstance(request, wire.Score) else "n" if isinstance(request, wire.Generate) else "prompt"
-    if num_tokens > MAX_REPORTED_TOKENS:
-        raise TooLarge(
-            f"{where}{field}: the result may report {num_tokens} tokens; expected at most {MAX_REPORTED_TOKENS} in one "
-            "job, send several",
-            f"{where}{field}",
-        )
-    num_top = 0 if isinstance(request, wire.Tokenize) else num_tokens * request.top_logprobs
-    if num_top > MAX_TOP_LOGPROBS:
-        raise TooLarge(
-            f"{where}top_logprobs: {num_tokens} tokens with {request.top_logprobs} each; expected at most "  # type: ignore[union-attr]
-            f"{MAX_TOP_LOGPROBS} top logprobs in the result of one job, send several",
-            f"{where}top_logprobs",
-        )
+    if excess := wire.report_excess(request, num_tokens):
+        field, sentence = excess
+        raise TooLarge(f"{where}{field}: {sentence}", f"{where}{field}")
 
 
 def _check_tokens(request: wire.Request, served: Sequence[wire.ServedModel], where: str) -> None:

@@ -64,6 +64,7 @@ from scorepool.wire.request import (
     Tool,
     ToolCall,
     kind_of,
+    report_excess,
 )
 from scorepool.wire.result import (
     Channel,
@@ -187,6 +188,7 @@ __all__ = [
     "kind_of",
     "parse",
     "quote",
+    "report_excess",
     "rounding_nats",
     "stamp_differences",
     "tolerance_nats",

@@ -27,6 +27,10 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MAX_TOOL_CALLS = 1024  # of a chat, as many as messages: some templates look at all calls for each message
 MAX_DEPTH = 64  # of values that may be any JSON
 MAX_LIST_LENGTH = 1_000_000  # of lists without another limit
+# Of the result of one job. A worker holds some 100 bytes for a token and 12 for a top logprob until the job ends, and
+# an API process takes about 140 for a top logprob while it sends the result.
+MAX_REPORTED_TOKENS = 2**23
+MAX_TOP_LOGPROBS = 2**22
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
 AnyTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LIST_LENGTH)]  # possibly none
 Text = Annotated[str, Meta(max_length=8_000_000)]
@@ -193,6 +197,19 @@ def _inner(value: object, name: str) -> Collection[object]:
             return ()
         case _:
             raise ValueError(f"{name} hold a {type(value).__name__} that JSON cannot hold")
+
+
+def report_excess(request: "Score | Generate | Tokenize", num_tokens: int) -> tuple[str, str] | None:
+    """Return the field and the sentence that refuse a job whose result may report so many tokens; None if it fits."""
+    if num_tokens > MAX_REPORTED_TOKENS:
+        field = "items" if isinstance(request, Score) else "n" if isinstance(request, Generate) else "prompt"
+        most = f"at most {MAX_REPORTED_TOKENS} in one job, send several"
+        return field, f"the result may report {num_tokens} tokens; expected {most}"
+    top_logprobs = 0 if isinstance(request, Tokenize) else request.top_logprobs
+    if num_tokens * top_logprobs > MAX_TOP_LOGPROBS:
+        most = f"at most {MAX_TOP_LOGPROBS} top logprobs in the result of one job, send several"
+        return "top_logprobs", f"{num_tokens} tokens with {top_logprobs} each; expected {most}"
+    return None
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

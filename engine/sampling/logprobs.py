@@ -216,7 +216,7 @@ def _sort_top(columns: TokenColumns, num_top: int) -> None:
     """Keep the first `num_top` of each row, sorted by logprob, then by token id.
 
     float32 logprobs may be equal where the logits were not, so the order of the logits is not enough. They are kept as
-    arrays: a job may have 10^7, and a list would take eight times their memory.
+    arrays: a job may have millions, and lists would take eight times their memory.
     """
     for entry, (ids, values) in enumerate(zip(columns.top_ids, columns.top_logprobs, strict=True)):
         top = sorted(zip(ids[:num_top], values[:num_top], strict=True), key=lambda one: (-one[1], one[0]))

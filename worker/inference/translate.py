@@ -76,12 +76,22 @@ def to_sequences(
     Raises engine.InvalidRequest, ContextLengthExceeded, JobError. The sequence of a tokenize job does not go to the
     engine: its tokens are the answer.
     """
-    if isinstance(request, wire.Score):
-        return (yield from _to_scored(request, codec.tokenizer, context_length))
     if isinstance(request, wire.Tokenize):
         token_ids, bos_added, _ = yield from _encode_prompt(request, codec, max(context_length, MAX_TOKENIZED))
         return [PreparedSequence(Sequence(token_ids=token_ids), len(token_ids), False, bos_added)]
-    return (yield from _to_generated(request, codec, context_length, owner))
+    if isinstance(request, wire.Score):
+        prepared = yield from _to_scored(request, codec.tokenizer, context_length)
+    else:
+        prepared = yield from _to_generated(request, codec, context_length, owner)
+    if excess := wire.report_excess(request, sum(_num_reported(each.sequence) for each in prepared)):
+        raise _invalid(*excess)
+    return prepared
+
+
+def _num_reported(sequence: Sequence) -> int:
+    """Return how many tokens the result may report of a sequence that has not begun."""
+    num_given = 0 if sequence.score_from is None else len(sequence.token_ids) - sequence.score_from
+    return num_given + (sequence.sampling.max_tokens if sequence.sampling else 0)
 
 
 def _to_scored(request: wire.Score, tokenizer: Tokenizer, context_length: int) -> Steps[list[PreparedSequence]]:

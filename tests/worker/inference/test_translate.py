@@ -52,6 +52,31 @@ def test_prompt_and_completion_are_encoded_jointly_and_scored_from_the_completio
     assert sequence.sampling is None
 
 
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (score("a", "b" * 9, top_logprobs=10), None),
+        (score("a", "b" * 11, top_logprobs=10), "top_logprobs"),
+        (score("a" * 9, "b", top_logprobs=10, score="all"), "top_logprobs"),  # and BOS
+        (score("a", "b" * 101), "items"),
+        (generate(prompt="a", n=5, max_tokens=2, top_logprobs=10), None),
+        (generate(prompt="a", n=4, max_tokens=3, top_logprobs=10), "top_logprobs"),
+        (generate(prompt="a" * 24, n=4, max_tokens=1, prompt_logprobs=True), "n"),
+    ],
+)
+def test_the_tokens_of_texts_are_counted_for_the_bound_of_a_result(
+    request_: wire.Request, field: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(wire.request, "MAX_TOP_LOGPROBS", 100)
+    monkeypatch.setattr(wire.request, "MAX_REPORTED_TOKENS", 100)
+    if field is None:
+        translate(request_)
+        return
+    with pytest.raises(JobError) as caught:
+        translate(request_)
+    assert (caught.value.failure.code, caught.value.failure.field) == ("invalid", field)
+
+
 def test_token_ids_pass_unchanged():
     (each,) = translate(score([5, 6], [7]))
 

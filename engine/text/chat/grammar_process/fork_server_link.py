@@ -17,25 +17,33 @@ class ForkServerLink:
     def __init__(self, tokenizer: bytes) -> None:
         """Start the server, and return while it starts. Raises OSError."""
         self.control, theirs = socket.socketpair()
-        with theirs:
-            self._server = subprocess.Popen(
-                [sys.executable, "-P", fork_server.__file__],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env={
-                    **{name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
-                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                },
-                start_new_session=True,  # a signal to the worker's group is for the worker
-            )
-        self.control.sendall(fork_server.LENGTH.pack(len(tokenizer)) + tokenizer)
+        try:
+            with theirs:
+                self._server = subprocess.Popen(
+                    [sys.executable, "-P", fork_server.__file__],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env={
+                        **{name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
+                        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                    },
+                    start_new_session=True,  # a signal to the worker's group is for the worker
+                )
+        except OSError:
+            self.control.close()
+            raise
+        try:
+            self.control.sendall(fork_server.LENGTH.pack(len(tokenizer)) + tokenizer)
+        except OSError:
+            self.close()
+            raise
 
     def fork(self, number: int) -> Connection:
         """Fork a process, and return the connection to it. Raises OSError."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ours, theirs:
             socket.send_fds(self.control, [fork_server.COMMAND.pack(fork_server.FORK, number)], [theirs.fileno()])
-        return Connection(ours.detach())
+            return Connection(ours.detach())
 
     def kill(self, number: int) -> None:
         """Kill a process; nothing happens if it has ended. Raises OSError."""

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
 from scorepool.engine.text.chat.grammar_compiler import GrammarConstraint
 from scorepool.engine.text.chat.grammar_process import compile_queue, fork_server, grammars
 from scorepool.engine.text.chat.grammar_process.compile_queue import LANES, CompileQueue, Lane
-from scorepool.engine.text.chat.grammar_process.fork_server_link import tokenizer_message
+from scorepool.engine.text.chat.grammar_process.fork_server_link import ForkServerLink, tokenizer_message
 from tests.chat_formats import chat_codec_of, compile_constraint, ids_of
 from tests.tiny_tokenizer import EOS, build_tokenizer
 
@@ -142,6 +143,41 @@ def test_a_killed_process_starts_again_where_it_was():
     (quote,) = ids_of("json_tools", '"')
     assert [index for index in range(len(allowed) * 8) if allowed[index // 8] >> index % 8 & 1] == [quote]
     assert constraint.error is None
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
+    """Collect the sockets that are made as pairs."""
+    found: list[socket.socket] = []
+    make_pair = socket.socketpair
+
+    def collect() -> tuple[socket.socket, socket.socket]:
+        pair = make_pair()
+        found.extend(pair)
+        return pair
+
+    monkeypatch.setattr(socket, "socketpair", collect)
+    return found
+
+
+@pytest.mark.parametrize("executable", ["/bin/false", "/no/such/file"])
+def test_a_server_that_does_not_start_leaves_no_socket(
+    executable: str, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(OSError):  # noqa: PT011 - a broken pipe, or no such file
+        ForkServerLink(bytes(10**7))
+    assert [one.fileno() for one in sockets] == [-1, -1]
+
+
+def test_a_fork_of_a_server_that_has_ended_leaves_no_socket(sockets: list[socket.socket]):
+    link = ForkServerLink(b"{}")  # no tokenizer: it ends
+    link._server.wait(60)
+    sockets.clear()
+    with pytest.raises(OSError):  # noqa: PT011 - a broken pipe, or a reset connection
+        link.fork(1)
+    assert [one.fileno() for one in sockets] == [-1, -1]
+    link.close()
 
 
 def test_a_grammar_whose_processes_die_again_and_again_fails():

@@ -8,7 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scorepool.client import Client, JobFailed, ScorepoolError
+    from scorepool.sdk import (
+        AsyncClient,
+        AsyncJob,
+        Client,
+        JobFailed,
+        JobTimeout,
+        MixedResults,
+        ScorepoolError,
+        TokensRestarted,
+        Unreachable,
+    )
     from scorepool.webhook import WebhookError, verify_webhook
     from scorepool.wire import (
         Failure,
@@ -29,12 +39,16 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AsyncClient",
+    "AsyncJob",
     "Client",
     "Failure",
     "Generate",
     "Job",
     "JobFailed",
+    "JobTimeout",
     "Message",
+    "MixedResults",
     "Provenance",
     "Result",
     "Score",
@@ -43,16 +57,24 @@ __all__ = [
     "SequenceResult",
     "ServedModel",
     "Tokenize",
+    "TokensRestarted",
     "Tool",
     "ToolCall",
     "ToolCallResult",
+    "Unreachable",
     "Usage",
     "WebhookError",
     "verify_webhook",
 ]
 
 _MODULES = {
-    **dict.fromkeys(("Client", "JobFailed", "ScorepoolError"), "scorepool.client"),
+    **dict.fromkeys(
+        (
+            *("AsyncClient", "AsyncJob", "Client", "JobFailed", "JobTimeout", "MixedResults", "ScorepoolError"),
+            *("TokensRestarted", "Unreachable"),
+        ),
+        "scorepool.sdk",
+    ),
     **dict.fromkeys(("WebhookError", "verify_webhook"), "scorepool.webhook"),
 }  # the other names are those of scorepool.wire
 

@@ -16,12 +16,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.client import Client, JobFailed, ScorepoolError
+from scorepool.sdk import Client, JobFailed, ScorepoolError, Unreachable
 from scorepool.wire import Floats, ScoredSequence
 
 Recompute = Callable[[wire.Score], wire.Result]
 EXIT_STATUS = {"equal": 0, "within": 0, "different": 1, "unknown": 2}
 CANNOT_TELL = EXIT_STATUS["unknown"]
+RETRY_S = 10.0  # a command's user waits
 # Fields of a generate job that change the distribution it samples from, beside the temperature.
 CHANGE_THE_DISTRIBUTION = (
     *("top_p", "top_k", "min_p", "min_tokens", "logit_bias", "presence_penalty", "frequency_penalty"),
@@ -50,7 +51,7 @@ def run_on_server(
     echo: Callable[[str], None],
 ) -> int:
     """Verify jobs by the workers of the API that holds their results; return the exit status."""
-    with Client(url, api_key) as client:
+    with Client(url, api_key, retry_s=RETRY_S) as client:
         recompute = on_server(client, timeout_s)
         return run(job_ids, client, lambda job: recompute, request_path, echo)
 
@@ -92,13 +93,13 @@ def on_server(client: Client, timeout_s: float) -> Recompute:
     """Return what submits a request to the server, waits for its result and deletes the job there."""
 
     def recompute(request: wire.Score) -> wire.Result:
-        job_id = client.submit(request)
+        job = client.submit(request)
         try:
-            return client.result(job_id, timeout_s=timeout_s)
+            return job.result(timeout_s)
         finally:
-            for forget in (client.cancel, client.delete):  # each is refused in states where it is not needed
-                with suppress(ScorepoolError, httpx.HTTPError):
-                    forget(job_id)
+            for forget in (job.cancel, job.delete):  # each is refused in states where it is not needed
+                with suppress(ScorepoolError, Unreachable):
+                    forget()
 
     return recompute
 
@@ -138,7 +139,7 @@ def _explained() -> Iterator[None]:
         raise CannotTell(f"the server refuses: {error.message}") from None
     except TimeoutError as error:
         raise CannotTell(f"it was not computed again in time: {error}") from None
-    except httpx.HTTPError as error:
+    except (Unreachable, httpx.UnsupportedProtocol) as error:
         raise CannotTell(f"the API does not answer: {error}") from None
     except wire.Invalid as error:
         raise CannotTell(f"what answers is no scorepool API of this release: {error}") from None

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
-from urllib.parse import unquote
 
 from scorepool import store
 from scorepool import verify as verification
-from scorepool.client import Client, JobFailed, ScorepoolError, transport_of
 from scorepool.local import demo as demonstration
 from scorepool.local.local_models import LocalModels
 from scorepool.local.redis_check import check_redis_url
@@ -29,6 +27,7 @@ from scorepool.local.stack import (
     webhook_secret_command,
     worker_command,
 )
+from scorepool.sdk import Client, JobFailed, ScorepoolError, split_unix
 
 DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
 INTERRUPTED = 130  # a shell's exit status after Ctrl-C
@@ -148,7 +147,7 @@ def verify(
     interrupt_on_sigterm()
     try:
         with (
-            Client(url, api_key) as client,
+            Client(url, api_key, retry_s=verification.RETRY_S) as client,
             TemporaryDirectory(dir=make_state_dir(load_settings({})), prefix="verify-") as state,
             LocalModels(sources, Path(state), timeout_s) as local,
         ):
@@ -203,8 +202,8 @@ def make_state_dir(settings: store.Settings) -> Path:
 def example_command(url: str, model: str) -> str:
     """Return a curl command that scores one completion."""
     body = f'{{"type":"score","model":"{model}","items":[{{"prompt":"import","completion":" os"}}],"top_logprobs":2}}'
-    base_url, transport = transport_of(url)
-    socket = f"--unix-socket {shlex.quote(unquote(url.removeprefix('unix://')))} " if transport else ""
+    base_url, path = split_unix(url)
+    socket = f"--unix-socket {shlex.quote(path)} " if path else ""
     return f"curl -s {socket}{base_url}/v1/jobs -H 'Content-Type: application/json' -H 'Prefer: wait=30' -d '{body}'"
 
 

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from scorepool import wire
-from scorepool.client import Client, JobFailed
 from scorepool.local.receiver import Receiver
 from scorepool.local.stack import PRIVATE, Stack
+from scorepool.sdk import Client, JobFailed
 
 MODEL = "demo"
 PROMPT = "If the file does not exist,"
@@ -59,7 +59,7 @@ def show_score(client: Client, receiver: Receiver, console: Console) -> None:
     items = [wire.ScoreItem(prompt=PROMPT, completion=completion) for completion in COMPLETIONS]
     request = wire.Score(model=MODEL, items=items, top_logprobs=2, webhook=receiver.url)
     console.print(f"[bold]Score[/bold] {len(items)} completions of {PROMPT!r}")
-    job = wait_with_progress(client, client.submit(request), console)
+    job = wait_with_progress(client, client.submit(request).id, console)
     assert job.result is not None
     ranked = sorted(zip(COMPLETIONS, job.result.sequences, strict=True), key=lambda pair: -(pair[1].logprob_sum or 0.0))
     table = Table("rank", "completion", "log p", "tokens")
@@ -80,7 +80,7 @@ def show_generate(client: Client, console: Console) -> None:
     messages = [wire.Message(role="user", content=QUESTION)]
     request = wire.Generate(model=MODEL, messages=messages, max_tokens=24, temperature=0.0, top_logprobs=2)
     console.print(f"[bold]Generate[/bold] an answer to {QUESTION!r}")
-    job = wait_with_progress(client, client.submit(request), console)
+    job = wait_with_progress(client, client.submit(request).id, console)
     assert job.result is not None
     sequence = job.result.sequences[0]
     console.print(f"{escape(repr(sequence.text))}  ({sequence.finish_reason})")

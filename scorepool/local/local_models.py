@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Self
 
 from scorepool import wire
-from scorepool.client import Client
 from scorepool.local.demo import free_port
 from scorepool.local.redis_server import RedisServerError
 from scorepool.local.stack import PRIVATE, Stack, StackError
+from scorepool.sdk import Client
 from scorepool.verify import CannotTell, Recompute, on_server
 
 

@@ -16,9 +16,9 @@ from urllib.parse import quote
 import httpx
 
 from scorepool import store
-from scorepool.client import transport_of
 from scorepool.local.child_reaper import ChildReaper
 from scorepool.local.redis_server import RedisServer, RedisServerError
+from scorepool.sdk import split_unix
 
 STOP_TIMEOUT_S = 90.0  # longer than a worker's drain
 READY_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
@@ -280,7 +280,8 @@ class Stack:
             missing = set(self.models) - self._served()
 
     def _served(self) -> set[str]:
-        base_url, transport = transport_of(self.url)
+        base_url, path = split_unix(self.url)
+        transport = httpx.HTTPTransport(uds=path) if path else None
         try:
             with httpx.Client(base_url=base_url, transport=transport, timeout=5.0, trust_env=False) as http:
                 reply = http.get("/readyz")

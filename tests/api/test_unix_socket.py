@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 from redis import Redis
+from scorepool.client import Client, ScorepoolError
 
 from scorepool import wire
 from scorepool.api.unix_socket import PATH_MAX_BYTES, UnixSocket
-from scorepool.client import Client, ScorepoolError
 from scorepool.local.commands import example_command
 from scorepool.local.stack import api_url
 from scorepool.store import Settings, SettingsError

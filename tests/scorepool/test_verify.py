@@ -82,9 +82,9 @@ Verify = Callable[..., tuple[int, str]]
 
 def submit(client: Client, request: wire.Request) -> str:
     """Run a job to its end and return its id."""
-    job_id = client.submit(request)
-    client.result(job_id, timeout_s=60)
-    return job_id
+    job = client.submit(request)
+    job.result(60)
+    return job.id
 
 
 def falsify(stack: Stack, job_id: str, change: Callable[[Result], Result]) -> None:
@@ -271,12 +271,14 @@ def test_ids_that_the_result_lacks_come_from_the_request(client: Client, verify:
 
 
 def test_what_cannot_be_verified_is_explained(client: Client, verify: Verify):
-    failed = client.submit(wire.Score(model="demo", items=[wire.ScoreItem(prompt="word " * 20_000, completion="end")]))
+    failed = client.submit(
+        wire.Score(model="demo", items=[wire.ScoreItem(prompt="word " * 20_000, completion="end")])
+    ).id
     with pytest.raises(JobFailed):
         client.result(failed, timeout_s=60)
     jobs = {
         failed: "no result but a failure, too_long: ",
-        client.submit(wire.Score(model="absent", items=ITEMS, wait_for_model=True)): "the job is queued",
+        client.submit(wire.Score(model="absent", items=ITEMS, wait_for_model=True)).id: "the job is queued",
         submit(client, wire.Tokenize(model="demo", prompt="a")): "a tokenize job computes no logprobs",
         submit(client, replace(GENERATE, logprobs=False)): "its request said logprobs: false",
         "0" * 32: "no job '000",
@@ -298,14 +300,17 @@ def test_one_result_that_differs_decides_the_status(stack: Stack, client: Client
 
 
 def test_an_api_that_does_not_answer_confirms_nothing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scorepool.client.MAX_ATTEMPTS", 1)
+    monkeypatch.setattr("scorepool.verify.RETRY_S", 0.0)
     done = CliRunner().invoke(app, ["verify", "--url", f"http://127.0.0.1:{free_port()}", "a"], catch_exceptions=False)
     assert (done.exit_code, "a: cannot tell: the API does not answer: " in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"{}", wire.encode({"id": "a"})])
 def test_a_server_of_something_else_confirms_and_denies_nothing(monkeypatch: pytest.MonkeyPatch, body: bytes):
-    monkeypatch.setattr("httpx.Client.request", lambda *_, **__: httpx.Response(200, content=body))
+    async def request(*_: object, **__: object) -> httpx.Response:
+        return httpx.Response(200, content=body)
+
+    monkeypatch.setattr("httpx.AsyncClient.request", request)
     done = CliRunner().invoke(app, ["verify", "a"], catch_exceptions=False)
     assert (done.exit_code, "a: cannot tell: what answers is no scorepool API of this release" in done.output) == (
         2,

@@ -1,0 +1,160 @@
+"""Describe every call of the API as data. Pure: sends nothing."""
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, TypeVar
+
+from scorepool import wire
+
+T = TypeVar("T")
+MSGPACK = "application/msgpack"
+NO_HEADERS: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request.
+
+    It may be repeated after a lost connection, unless the API would do twice what it asks for. Submissions may: the API
+    makes no second job of the same Idempotency-Key.
+    """
+
+    method: str
+    path: str
+    decode: Callable[[bytes], T]
+    content: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str | int | float] = field(default_factory=dict)
+    wait_s: float = 0.0  # that the API may take to answer
+    job_id: str | None = None  # the job that it is about
+    may_repeat: bool = True
+
+
+def _decode(reply_type: type[T], content: bytes) -> T:
+    return wire.parse(content, reply_type, "msgpack")
+
+
+def _nothing(content: bytes) -> None:
+    del content
+
+
+def _id(content: bytes) -> str:
+    return _decode(wire.Accepted, content).id
+
+
+def _ids(content: bytes) -> list[str]:
+    return [accepted.id for accepted in _decode(list[wire.Accepted], content)]
+
+
+def _call(
+    reply_type: type[T], method: str, path: str, *, body: object = None, **params: str | int | float | None
+) -> Call[T]:
+    """Build a call without a job. A POST is not repeated."""
+    content = None if body is None else wire.encode(body)
+    given = {name: value for name, value in params.items() if value is not None}
+    decode = partial(_decode, reply_type)
+    return Call(method, path, decode, content=content, params=given, may_repeat=method != "POST")
+
+
+# Jobs.
+
+
+def submit(request: wire.Request, idempotency_key: str | None = None) -> Call[str]:
+    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+    return Call("POST", "/v1/jobs", _id, content=wire.encode(request), headers=headers)
+
+
+def submit_many(requests: Iterable[wire.Request], idempotency_key: str | None = None) -> Call[list[str]]:
+    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+    return Call("POST", "/v1/jobs/bulk", _ids, content=wire.encode(list(requests)), headers=headers)
+
+
+def job(job_id: str, wait_s: float = 0.0) -> Call[wire.Job]:
+    params = {"wait": wait_s} if wait_s else {}
+    decode = partial(_decode, wire.Job)
+    return Call("GET", f"/v1/jobs/{job_id}", decode, params=params, wait_s=wait_s, job_id=job_id)
+
+
+def jobs(status: wire.Status | None, model: str | None, cursor: str | None, limit: int) -> Call[wire.JobPage]:
+    return _call(wire.JobPage, "GET", "/v1/jobs", status=status, model=model, cursor=cursor, limit=limit)
+
+
+def cancel(job_id: str) -> Call[wire.Job]:
+    return Call("POST", f"/v1/jobs/{job_id}/cancel", partial(_decode, wire.Job), job_id=job_id)
+
+
+def delete(job_id: str) -> Call[None]:
+    return Call("DELETE", f"/v1/jobs/{job_id}", _nothing, job_id=job_id)
+
+
+def events(job_id: str, last_event_id: str) -> Call[None]:
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": last_event_id}
+    return Call("GET", f"/v1/jobs/{job_id}/events", _nothing, headers=headers, job_id=job_id)
+
+
+# Models.
+
+
+def models() -> Call[wire.ModelList]:
+    return _call(wire.ModelList, "GET", "/v1/models")
+
+
+# Webhooks.
+
+
+def endpoints() -> Call[wire.WebhookEndpointList]:
+    return _call(wire.WebhookEndpointList, "GET", "/v1/webhooks/endpoints")
+
+
+def endpoint(endpoint_id: str) -> Call[wire.WebhookEndpoint]:
+    return _call(wire.WebhookEndpoint, "GET", f"/v1/webhooks/endpoints/{endpoint_id}")
+
+
+def register_endpoint(registration: wire.EndpointRegistration) -> Call[wire.WebhookSecret]:
+    return _call(wire.WebhookSecret, "POST", "/v1/webhooks/endpoints", body=registration)
+
+
+def change_endpoint(endpoint_id: str, change: wire.EndpointChange) -> Call[wire.WebhookEndpoint]:
+    return _call(wire.WebhookEndpoint, "PATCH", f"/v1/webhooks/endpoints/{endpoint_id}", body=change)
+
+
+def delete_endpoint(endpoint_id: str) -> Call[None]:
+    return Call("DELETE", f"/v1/webhooks/endpoints/{endpoint_id}", _nothing)
+
+
+def rotate_endpoint_secret(endpoint_id: str) -> Call[wire.WebhookSecret]:
+    return _call(wire.WebhookSecret, "POST", f"/v1/webhooks/endpoints/{endpoint_id}/secret")
+
+
+def webhook_secret() -> Call[wire.JobWebhookSecret]:
+    return _call(wire.JobWebhookSecret, "GET", "/v1/webhooks/secret")
+
+
+def rotate_webhook_secret() -> Call[wire.JobWebhookSecret]:
+    return _call(wire.JobWebhookSecret, "POST", "/v1/webhooks/secret")
+
+
+def send_test_event(endpoint_id: str) -> Call[wire.Delivery]:
+    return _call(wire.Delivery, "POST", "/v1/webhooks/test", body=wire.TestEventRequest(endpoint_id=endpoint_id))
+
+
+def deliveries(
+    state: wire.DeliveryState | None, endpoint_id: str | None, cursor: str | None, limit: int
+) -> Call[wire.DeliveryPage]:
+    path = "/v1/webhooks/deliveries"
+    return _call(wire.DeliveryPage, "GET", path, state=state, endpoint_id=endpoint_id, cursor=cursor, limit=limit)
+
+
+def delivery(delivery_id: str) -> Call[wire.Delivery]:
+    return _call(wire.Delivery, "GET", f"/v1/webhooks/deliveries/{delivery_id}")
+
+
+def replay_delivery(delivery_id: str) -> Call[wire.Delivery]:
+    return _call(wire.Delivery, "POST", f"/v1/webhooks/deliveries/{delivery_id}/replay")
+
+
+def replay_deliveries(since: float, endpoint_id: str | None) -> Call[wire.ReplayReply]:
+    body = wire.ReplayRequest(since=since, endpoint_id=endpoint_id)
+    return _call(wire.ReplayReply, "POST", "/v1/webhooks/deliveries/replay", body=body)

@@ -1,0 +1,188 @@
+"""Send calls to one API, and repeat them while it is away."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+from urllib.parse import unquote
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+from tenacity.stop import stop_base
+from tenacity.wait import wait_random_exponential
+
+from scorepool import wire
+from scorepool.sdk.calls import MSGPACK, Call
+from scorepool.sdk.errors import ScorepoolError, Unreachable
+
+T = TypeVar("T")
+R = TypeVar("R")
+logger = logging.getLogger("scorepool")
+RETRY_S = 60.0  # for which a call is repeated: longer than a restart of the API takes on a busy machine
+REPLY_TIMEOUT_S = 60.0  # added to the wait that the caller asked for
+CONNECT_TIMEOUT_S = 10.0
+WARN_AT_ATTEMPT = 5  # after a few seconds
+BUSY = frozenset({429, 502, 503, 504})  # 502 and 504: of a proxy whose server is away
+_PAUSE = wait_random_exponential(multiplier=0.2, max=10.0)
+UNIX = "unix://"
+
+
+class Event(NamedTuple):
+    """A server-sent event."""
+
+    name: str
+    id: str
+    data: bytes
+
+
+class AsyncConnection:
+    """The connections to one API. Belongs to one event loop."""
+
+    def __init__(self, url: str, api_key: str | None, retry_s: float) -> None:
+        """Use the API at a URL, or at a unix socket: `unix:///PATH`."""
+        headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        self.url = url.rstrip("/").removesuffix("/v1")  # the OpenAI SDK's base_url works too
+        self.retry_s = retry_s
+        limits = httpx.Limits(max_connections=None)  # who waits must not block who submits
+        base_url, path = split_unix(self.url)
+        transport = httpx.AsyncHTTPTransport(uds=path, limits=limits) if path else None
+        self.http = httpx.AsyncClient(base_url=base_url, headers=headers, limits=limits, transport=transport)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+    async def send(self, call: Call[T], retry_s: float | None = None) -> T:
+        """Send a call until it succeeds or is refused; repeat it for `retry_s` while the API is away or busy.
+
+        Raises ScorepoolError, Unreachable.
+        """
+        content = await self._retry(call, self.retry_s if retry_s is None else retry_s, lambda: self._send_once(call))
+        return call.decode(content)
+
+    async def _retry(self, call: Call[Any], retry_s: float, attempt: Callable[[], Awaitable[R]]) -> R:
+        started_at = asyncio.get_running_loop().time()
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda error: _may_retry(call, error)),
+            wait=_pause_s,
+            stop=_StopBefore(started_at + retry_s),
+            before_sleep=_log,
+            reraise=True,
+        )
+        try:
+            async for one in retrying:
+                with one:
+                    return await attempt()
+        except httpx.UnsupportedProtocol:
+            raise
+        except httpx.TransportError as error:
+            seconds = asyncio.get_running_loop().time() - started_at
+            raise Unreachable(self.url, seconds, error, call.job_id) from error
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def stream(self, call: Call[Any]) -> AsyncGenerator[Event]:
+        """Yield the events of a stream until it ends or its connection is lost.
+
+        Only the beginning is repeated while the API is away. Raises ScorepoolError, Unreachable.
+        """
+        async with AsyncExitStack() as stack:
+            reply = await self._retry(call, self.retry_s, lambda: stack.enter_async_context(self._open_stream(call)))
+            lines: dict[str, str] = {}
+            with suppress(httpx.TransportError):
+                async for line in reply.aiter_lines():
+                    name, _, value = line.partition(": ")
+                    if line and name:
+                        lines[name] = value
+                    elif lines:
+                        yield Event(lines.get("event", ""), lines.get("id", ""), lines.get("data", "").encode())
+                        lines = {}
+
+    @asynccontextmanager
+    async def _open_stream(self, call: Call[Any]) -> AsyncGenerator[httpx.Response]:
+        timeout = httpx.Timeout(REPLY_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        async with self.http.stream(call.method, call.path, headers=call.headers, timeout=timeout) as reply:
+            if not reply.is_success:
+                await reply.aread()
+                raise refusal_of(reply, call.job_id)
+            yield reply
+
+    async def _send_once(self, call: Call[Any]) -> bytes:
+        reply = await self.http.request(
+            call.method,
+            call.path,
+            content=call.content,
+            headers=call.headers,
+            params=call.params or None,
+            timeout=httpx.Timeout(REPLY_TIMEOUT_S + call.wait_s, connect=CONNECT_TIMEOUT_S),
+        )
+        if not reply.is_success:
+            raise refusal_of(reply, call.job_id)
+        return reply.content
+
+
+def split_unix(url: str) -> tuple[str, str | None]:
+    """Return the base URL of the API at a URL, and the path of its unix socket if the URL is `unix:///PATH`."""
+    if not url.startswith(UNIX):
+        return url, None
+    return "http://localhost", unquote(url.removeprefix(UNIX))
+
+
+class _StopBefore(stop_base):
+    """Stop if the next attempt would begin after a deadline of the event loop's clock."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    def __call__(self, state: RetryCallState) -> bool:
+        return asyncio.get_running_loop().time() + state.upcoming_sleep > self._deadline
+
+
+def _may_retry(call: Call[Any], error: BaseException) -> bool:
+    if isinstance(error, ScorepoolError):
+        return error.status in BUSY
+    if isinstance(error, (httpx.UnsupportedProtocol, httpx.LocalProtocolError)):  # again would be no better
+        return False
+    if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):  # nothing was sent
+        return True
+    return isinstance(error, httpx.TransportError) and call.may_repeat
+
+
+def _pause_s(state: RetryCallState) -> float:
+    """Return the seconds until the next attempt: what the server asks for, or a growing random time."""
+    error = state.outcome.exception() if state.outcome else None
+    asked_s = error.retry_after_s if isinstance(error, ScorepoolError) else 0.0
+    return max(asked_s, _PAUSE(state))
+
+
+def _log(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    level = logging.WARNING if state.attempt_number == WARN_AT_ATTEMPT else logging.DEBUG
+    logger.log(level, "no answer yet, still trying: %s: %s", type(error).__name__, error)
+
+
+def refusal_of(reply: httpx.Response, job_id: str | None) -> ScorepoolError:
+    """Decode the API's error, or build one from a reply that another server (a proxy) sent."""
+    try:
+        error = wire.parse(reply.content, wire.ErrorReply, "msgpack").error
+    except wire.Invalid:
+        message = f"HTTP {reply.status_code}: {reply.text[:200]}"
+        error = wire.ErrorBody(code="unknown", type="server_error", message=message)
+    request = f"{reply.request.method} {reply.request.url}"
+    return ScorepoolError(reply.status_code, error, request, job_id, _retry_after_s(reply))
+
+
+def _retry_after_s(reply: httpx.Response) -> float:
+    """Return the Retry-After header in seconds, 0 if it is missing or a date (which a proxy may send)."""
+    seconds = reply.headers.get("Retry-After", "")
+    return float(seconds) if seconds.isdecimal() and len(seconds) < 10 else 0.0

@@ -1,0 +1,78 @@
+"""Define what the SDK raises. Each message names the URL, the job if there is one, and what to do.
+
+ScorepoolError   the API refused a request
+JobFailed        the job ended in a failure
+JobTimeout       the job did not end in time; it goes on
+TokensRestarted  the tokens of a stream so far are void
+Unreachable      no API answered at the URL
+"""
+
+from scorepool import wire
+
+_REMEDIES = {
+    401: "give an API key: Client(api_key=...) or SCOREPOOL_API_KEY",
+    404: "",
+    429: "wait until jobs have ended, or submit fewer",
+    503: "try again soon; `GET /readyz` says what is missing",
+}
+
+
+class ScorepoolError(Exception):
+    """A request that the API refused, with its HTTP status and the API's `code`, `message` and `field`."""
+
+    def __init__(
+        self,
+        status: int,
+        error: wire.ErrorBody,
+        request: str = "",
+        job_id: str | None = None,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        """`request` is its method and URL."""
+        where = f" ({request}: HTTP {status})" if request else ""
+        remedy = _REMEDIES.get(status, "")
+        super().__init__(f"{error.message}{where}{'; ' if remedy else ''}{remedy}")
+        self.status, self.code, self.message, self.field = status, error.code, error.message, error.field
+        self.request, self.job_id, self.retry_after_s = request, job_id, retry_after_s
+
+
+class JobFailed(Exception):
+    """A job that ended in a failure."""
+
+    def __init__(self, job_id: str, failure: wire.Failure, url: str = "") -> None:
+        where = f" at {url}" if url else ""
+        super().__init__(f"job {job_id}{where}: {failure.message}")
+        self.job_id, self.failure, self.url = job_id, failure, url
+
+
+class JobTimeout(TimeoutError):
+    """A job that did not end in the time that was given. It goes on."""
+
+    def __init__(self, job_id: str, status: str, timeout_s: float, url: str = "") -> None:
+        super().__init__(
+            f"job {job_id} at {url} is {status} after {timeout_s:g} s; it goes on: wait longer, or cancel it"
+        )
+        self.job_id, self.status, self.url = job_id, status, url
+
+
+class TokensRestarted(Exception):
+    """A stream of tokens that began again: a worker died, and the next one generated others. Forget those so far."""
+
+    def __init__(self, job_id: str, url: str) -> None:
+        super().__init__(
+            f"job {job_id} at {url} began again with other tokens, because its worker died: forget those so far, and "
+            "iterate again"
+        )
+        self.job_id, self.url = job_id, url
+
+
+class Unreachable(ConnectionError):
+    """An API that does not answer."""
+
+    def __init__(self, url: str, seconds: float, cause: Exception, job_id: str | None = None) -> None:
+        what = f"; job {job_id} goes on without it" if job_id else ""
+        super().__init__(
+            f"no answer from {url} for {seconds:.0f} s ({type(cause).__name__}: {cause}){what}. "
+            "Is it running? `scorepool serve` starts one on this machine"
+        )
+        self.url, self.job_id = url, job_id

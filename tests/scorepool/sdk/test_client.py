@@ -1,0 +1,235 @@
+"""The SDK against servers that are slow, busy, away, or not scorepool."""
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from scorepool import AsyncClient, Client, JobFailed, JobTimeout, ScorepoolError, Unreachable, wire
+from scorepool.local.demo import free_port
+from scorepool.sdk import connection
+from scorepool.sdk.async_client import AsyncJob
+from scorepool.sdk.client import Job
+
+Answer = tuple[int, dict[str, str], bytes]
+MODELS = wire.encode(wire.ModelList(models=[]))
+ID = "0" * 32
+JOB = wire.Job(id=ID, kind="score", model="demo", status="queued", created_at=0.0)
+FAILED = wire.Job(
+    id=ID,
+    kind="score",
+    model="demo",
+    status="failed",
+    created_at=0.0,
+    failure=wire.Failure(code="invalid", message="no"),
+)
+ACCEPTED = wire.encode(wire.Accepted(id=ID, status="queued", location=""))
+SCORE = wire.Score(model="demo", items=[wire.ScoreItem(prompt="a", completion="b")])
+
+
+class Sent(NamedTuple):
+    """A request that the server got."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+@contextmanager
+def server(answer: Callable[[], Answer], port: int = 0, sent: list[Sent] | None = None) -> Iterator[str]:
+    """Run an HTTP server that answers every request with `answer()`; yield its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            if sent is not None:
+                sent.append(Sent(self.command, self.path, body))
+            status, headers, reply = answer()
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(reply)
+
+        do_POST = do_DELETE = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 200
+        daemon_threads = True
+        allow_reuse_address = True
+
+    with Server(("127.0.0.1", port), Handler) as http:
+        threading.Thread(target=http.serve_forever).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+@pytest.mark.parametrize("retry_after", ["0", "Wed, 21 Oct 2015 07:28:00 GMT", "soon", ""])
+def test_a_request_to_a_busy_server_is_retried_whatever_its_retry_after(retry_after: str):
+    answers = iter([(503, {"Retry-After": retry_after}, b"busy"), (200, {}, MODELS)])
+    with server(lambda: next(answers)) as url, Client(url) as sdk:
+        assert sdk.models() == []
+
+
+def test_a_reply_of_another_server_is_reported_with_its_status():
+    with (
+        server(lambda: (502, {}, b"<html>bad gateway")) as url,
+        Client(url, retry_s=0) as sdk,
+        pytest.raises(ScorepoolError, match=f"HTTP 502: <html>bad gateway \\(GET {url}/v1/models: HTTP 502") as caught,
+    ):
+        sdk.models()
+    assert (caught.value.status, caught.value.code) == (502, "unknown")
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 30.0])
+def test_a_wait_extends_the_timeout_of_the_reply(wait_s: float):
+    timeouts: list[float] = []
+
+    async def record(request: httpx.Request) -> None:
+        timeouts.append(request.extensions["timeout"]["read"])
+
+    with server(lambda: (200, {}, wire.encode(JOB))) as url, Client(url) as sdk:
+        sdk._async._connection.http.event_hooks = {"request": [record]}
+        assert sdk.job(ID, wait_s=wait_s).status == "queued"
+    assert timeouts == [connection.REPLY_TIMEOUT_S + wait_s]
+
+
+def test_many_threads_wait_at_once():
+    barrier = threading.Barrier(120)
+
+    def answer() -> Answer:
+        barrier.wait(60)
+        return 200, {}, wire.encode(JOB)
+
+    with server(answer) as url, Client(url) as sdk, ThreadPoolExecutor(120) as threads:
+        jobs = list(threads.map(lambda _: sdk.job("0" * 32, wait_s=1), range(120)))
+    assert len(jobs) == 120
+
+
+def test_a_malformed_url_is_not_retried(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "_pause_s", lambda _: pytest.fail("the request was retried"))
+    with Client("localhost:8000") as sdk, pytest.raises(httpx.UnsupportedProtocol):
+        sdk.models()
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_a_url_may_end_in_v1(suffix: str):
+    sent: list[Sent] = []
+    with server(lambda: (200, {}, MODELS), sent=sent) as url, Client(url + suffix) as sdk:
+        sdk.models()
+    assert [request.path for request in sent] == ["/v1/models"]
+
+
+def test_score_takes_pairs_or_completions_of_one_prompt():
+    sent: list[Sent] = []
+    answers = iter([(202, {}, ACCEPTED), (200, {}, wire.encode(FAILED))] * 2)
+    with server(lambda: next(answers), sent=sent) as url, Client(url) as sdk:
+        for items, options in (([("a", "b")], {"rank": True}), (["b", "c"], {"prompt": "a"})):
+            with pytest.raises(JobFailed, match=f"job {ID} at {url}: no"):
+                sdk.score("demo", items, **options)
+    shared = [wire.ScoreItem(completion="b"), wire.ScoreItem(completion="c")]
+    assert [wire.decode_request(request.body) for request in sent if request.method == "POST"] == [
+        wire.Score(model="demo", items=[wire.ScoreItem(prompt="a", completion="b")], rank=True),
+        wire.Score(model="demo", prompt="a", items=shared),
+    ]
+
+
+def test_both_clients_and_their_jobs_have_the_same_methods():
+    for blocking, asynchronous in ((Client, AsyncClient), (Job, AsyncJob)):
+        names = {name for name in vars(blocking) if not name.startswith("_")}
+        assert names == {name for name in vars(asynchronous) if not name.startswith("_")}
+        for name in names:
+            one, other = getattr(blocking, name), getattr(asynchronous, name)
+            if callable(one):
+                assert list(inspect.signature(one).parameters) == list(inspect.signature(other).parameters), name
+                assert inspect.getdoc(one) == inspect.getdoc(other), name
+
+
+def test_a_wait_outlives_an_api_that_is_away_until_its_own_deadline():
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    finished = threading.Event()
+    with Client(url, retry_s=0.1) as sdk, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(sdk.result, ID)
+        time.sleep(1.0)  # longer than calls are repeated
+        assert not waiting.done()
+        for answer in (JOB, FAILED):  # up, away, and up again
+            with server(lambda answer=answer: (finished.set(), (200, {}, wire.encode(answer)))[1], port):  # type: ignore[misc]
+                assert finished.wait(60)
+            finished.clear()
+        with pytest.raises(JobFailed):
+            waiting.result(60)
+        with pytest.raises(Unreachable, match=f"no answer from {url} .* job {ID} goes on without it.*scorepool serve"):
+            sdk.result(ID, timeout_s=0.5)
+
+
+def test_a_job_that_does_not_end_in_time_goes_on():
+    with server(lambda: (200, {}, wire.encode(JOB))) as url, Client(url) as sdk:
+        with pytest.raises(JobTimeout, match=f"job {ID} at {url} is queued after 0.1 s; it goes on"):
+            sdk.result(ID, timeout_s=0.1)
+        with pytest.raises(JobTimeout):
+            list(sdk.as_completed([ID], timeout_s=0.1))
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_leaving_the_block_cancels_what_was_not_awaited(is_interrupted: bool):
+    sent: list[Sent] = []
+    ids = [f"{number:032x}" for number in range(4)]
+    accepted = iter(ids)
+
+    def answer() -> Answer:
+        _, path, _ = sent[-1]
+        if path == "/v1/jobs":
+            return 202, {}, wire.encode(wire.Accepted(id=next(accepted), status="queued", location=""))
+        found = FAILED if path.startswith(f"/v1/jobs/{ids[0]}") else JOB
+        return 200, {}, wire.encode(found)
+
+    with server(answer, sent=sent) as url:
+        try:
+            with Client(url) as sdk:
+                awaited, _, detached, canceled = [sdk.submit(SCORE) for _ in range(4)]
+                with pytest.raises(JobFailed):
+                    awaited.result()
+                detached.detach()
+                canceled.cancel()
+                if is_interrupted:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass
+    assert [path for _, path, _ in sent if path.endswith("/cancel")] == [
+        f"/v1/jobs/{ids[3]}/cancel",
+        f"/v1/jobs/{ids[1]}/cancel",
+    ]
+
+
+def test_any_number_of_requests_runs_within_a_window_and_in_order(monkeypatch: pytest.MonkeyPatch):
+    num_open, most_open = 0, 0
+    lock = threading.Lock()
+    sent: list[Sent] = []
+    count = iter(range(1000))
+
+    def answer() -> Answer:
+        nonlocal num_open, most_open
+        method = sent[-1].method
+        with lock:
+            if method == "POST":
+                num_open += 1
+                most_open = max(most_open, num_open)
+                return 202, {}, wire.encode(wire.Accepted(id=f"{next(count):032x}", status="queued", location=""))
+            num_open -= 1
+        return 200, {}, wire.encode(FAILED)
+
+    with server(answer, sent=sent) as url, Client(url) as sdk:
+        jobs = list(sdk.gather((SCORE for _ in range(30)), max_in_flight=1))
+    assert len(jobs) == 30
+    assert most_open == 1

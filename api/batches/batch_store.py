@@ -11,7 +11,7 @@ from redis.asyncio.client import Pipeline
 from scorepool import store, wire
 from scorepool.api.batches.batch_lease import BatchLease
 from scorepool.api.batches.lines import EndedLine, LineInProgress
-from scorepool.api.dialects.openai.batch import Batch, BatchUsage, RequestCounts
+from scorepool.api.dialects.openai.batch import Batch, RequestCounts
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.api.repositories.files import compress
@@ -83,7 +83,7 @@ class BatchStore:
         batch = replace(
             progress.batch,
             request_counts=_add_counts(progress.batch.request_counts, ended),
-            usage=_add_usage(progress.batch.usage, ended),
+            usage=sum((line.usage for line in ended if line.usage is not None), progress.batch.usage),
         )
         after = replace(
             progress,
@@ -132,9 +132,3 @@ def _add_counts(counts: RequestCounts, ended: Sequence[EndedLine]) -> RequestCou
         completed=counts.completed + num_completed,
         failed=counts.failed + len(ended) - num_completed,
     )
-
-
-def _add_usage(usage: BatchUsage, ended: Sequence[EndedLine]) -> BatchUsage:
-    usages = [usage, *(line.usage for line in ended if line.usage is not None)]
-    num_in, num_out = sum(one.input_tokens for one in usages), sum(one.output_tokens for one in usages)
-    return BatchUsage(input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out)

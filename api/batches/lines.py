@@ -138,12 +138,8 @@ def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Endi
     unique_id = jobs[0].id
     results = [job.result for job in jobs if job.result is not None]
     if len(results) == len(jobs):
-        usage = BatchUsage(
-            input_tokens=sum(result.usage.prompt_tokens for result in results),
-            output_tokens=sum(result.usage.completion_tokens for result in results),
-        )
         reply = LineCall.parse(text, batch, unique_id).to_reply(results, jobs[0].created_at)
-        return EndedLine(_output_line(text, unique_id, 200, reply), usage)
+        return EndedLine(_output_line(text, unique_id, 200, reply), BatchUsage.of_results(results))
     index, failed = next((index, job) for index, job in enumerate(jobs) if job.result is None)
     assert failed.failure is not None
     if failed.failure.code == "expired":

@@ -3,7 +3,8 @@
 To add an endpoint to batches, add its path to LineEndpoint and the endpoint to LINE_ENDPOINTS.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta, Struct
@@ -13,6 +14,7 @@ from scorepool.api.dialects.openai.files import FILE_KEPT_S, ExpiresAfter, LastI
 from scorepool.api.dialects.openai.sampling import Metadata
 from scorepool.api.dialects.protocol import Endpoint
 from scorepool.wire.request import ModelName
+from scorepool.wire.result import Result
 
 MAX_LINES = 50_000
 LINE_TIMEOUT_S = 3600  # of one job of a line
@@ -69,12 +71,51 @@ class RequestCounts(Struct, frozen=True, kw_only=True):
     failed: Annotated[int, Meta(description="Lines in the error file, also those that were not run in time.")] = 0
 
 
+class InputTokensDetails(Struct, frozen=True, kw_only=True):
+    """Divide input tokens. Results do not say how many of their tokens came from the KV cache."""
+
+    cached_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
+
+
+class OutputTokensDetails(Struct, frozen=True, kw_only=True):
+    """Divide output tokens."""
+
+    reasoning_tokens: Annotated[
+        int, Meta(description="Tokens of chats in the channel `reasoning`. Answers of models without it count 0.")
+    ] = 0
+
+
 class BatchUsage(Struct, frozen=True, kw_only=True):
-    """Count the tokens of all completed lines."""
+    """Count the tokens of all completed lines. Only `cached_tokens` is not a count: it is always 0."""
 
     input_tokens: int = 0
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
     output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
     total_tokens: int = 0
+
+    @classmethod
+    def of_results(cls, results: Iterable[Result]) -> Self:
+        """Count the tokens of the results of a line's jobs."""
+        num_in = num_out = num_reasoning = 0
+        for result in results:
+            num_in += result.usage.prompt_tokens
+            num_out += result.usage.completion_tokens
+            num_reasoning += sum((sequence.channels or []).count("reasoning") for sequence in result.sequences)
+        return cls._build(num_in, num_out, num_reasoning)
+
+    def __add__(self, other: Self) -> Self:
+        return self._build(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens,
+        )
+
+    @classmethod
+    def _build(cls, num_in: int, num_out: int, num_reasoning: int) -> Self:
+        details = OutputTokensDetails(reasoning_tokens=num_reasoning)
+        total = num_in + num_out
+        return cls(input_tokens=num_in, output_tokens=num_out, output_tokens_details=details, total_tokens=total)
 
 
 class Batch(Struct, frozen=True, kw_only=True):

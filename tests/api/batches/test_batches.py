@@ -22,7 +22,7 @@ from scorepool.api.repositories.batches import BatchProgress
 from scorepool.worker import Queue
 from scorepool.worker.claims.leases import Claim, Leases
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
-from tests.api.fake_worker import COMPLETED, FakeWorker
+from tests.api.fake_worker import COMPLETED, PROVENANCE, FakeWorker
 
 pytestmark = pytest.mark.anyio
 HOUR_S, DAY_S = 3600, 86_400
@@ -104,6 +104,30 @@ async def test_lines_that_are_not_answered_in_the_window_are_expired(
     assert (set(good), set(bad)) == ({"2", "4"}, {"1", "3", "5"})
     assert {one["error"]["code"] for one in bad.values()} == {"batch_expired"}
     assert worker.waiting() == set()
+
+
+async def test_usage_counts_the_reasoning_of_chats(serving: Serving, worker: FakeWorker):
+    sequence = wire.SequenceResult(
+        token_ids=[2, 3, 4], token_bytes=[b"a", b"b", b"c"], text="c", channels=["reasoning", "reasoning", "content"]
+    )
+    usage = wire.Usage(prompt_tokens=5, completion_tokens=3)
+    result = wire.Result(sequences=[sequence], temperature=1.0, usage=usage, stamp=PROVENANCE)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "a"}]}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    text = b"".join(json.dumps(line | {"custom_id": name}).encode() + b"\n" for name in "ab")
+    async with serving() as http:
+        batch_id = await start(http, text, endpoint="/v1/chat/completions")
+        await eventually(lambda: len(worker.waiting()) == 2)
+        for number in (1, 2):
+            worker.end(job_id_of(batch_id, number, 0), result)
+        batch = await until(http, batch_id, has("completed"))
+    assert batch["usage"] == {
+        "input_tokens": 10,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 6,
+        "output_tokens_details": {"reasoning_tokens": 4},
+        "total_tokens": 16,
+    }
 
 
 async def test_a_batch_larger_than_the_queue_is_queued_as_room_comes(serving: Serving, worker: FakeWorker):

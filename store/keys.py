@@ -156,8 +156,13 @@ class Keys:
 
     @staticmethod
     def file_parts(file_id: str) -> str:
-        """hash: whole lines of a file, zlib, by number from 0."""
+        """hash: whole lines of a file, zlib, by number from 0; in output files, also the `chunk_end` of each."""
         return f"{PREFIX}:file:{file_id}:parts"
+
+    @staticmethod
+    def chunk_end(number: int) -> str:
+        """Field of `file_parts`: the lines and bytes of a file up to the end of a chunk."""
+        return f"end:{number}"
 
     @staticmethod
     def file_reader(batch_id: str) -> str:

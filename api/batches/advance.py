@@ -7,7 +7,7 @@ from redis.asyncio.client import Pipeline
 
 from scorepool import store, wire
 from scorepool.api.batches.batch_lease import BatchLease
-from scorepool.api.batches.batch_store import BatchStore, file_id_of
+from scorepool.api.batches.batch_store import BatchStore, file_id_of, output_files
 from scorepool.api.batches.collect import cancel_jobs, collect, fail_stuck_lines
 from scorepool.api.batches.lines import Ending
 from scorepool.api.batches.services import BatchServices
@@ -85,29 +85,21 @@ async def _end(lease: BatchLease, ending: Ending | None) -> None:
 
 async def _finish(lease: BatchLease, status: wire.BatchEnd, errors: Sequence[BatchError] = ()) -> None:
     """Publish the output files, the end of the batch and its webhook event in one transaction. Raise LeaseLost."""
-    progress, owner, batch_id = lease.progress, lease.owner, lease.batch_id
-    output_id, error_id = file_id_of(batch_id, "output"), file_id_of(batch_id, "error")
+    progress, owner, batch_id, now = lease.progress, lease.owner, lease.batch_id, lease.now
     batch = replace(
         progress.batch,
         status=status,
         cancelling_at=None if lease.cancel_at is None else int(lease.cancel_at),
         errors=BatchErrors(data=list(errors)) if errors else None,
-        output_file_id=output_id if progress.output_chunks else None,
-        error_file_id=error_id if progress.error_chunks else None,
-        **{f"{status}_at": int(lease.now)},
+        output_file_id=file_id_of(batch_id, "output") if progress.output_chunks else None,
+        error_file_id=file_id_of(batch_id, "error") if progress.error_chunks else None,
+        **{f"{status}_at": int(now)},
     )
     announcement = (batch_id, owner, f"batch.{status}", FILE_KEPT_S)
 
     def write(pipeline: Pipeline) -> None:
-        for file_id, kind, num_chunks, num_bytes in (
-            (output_id, "output", progress.output_chunks, progress.output_bytes),
-            (error_id, "error", progress.error_chunks, progress.error_bytes),
-        ):
-            if num_chunks:
-                name = f"{batch_id}_{kind}.jsonl"
-                publish_file(
-                    pipeline, owner, file_id, name, "batch_output", num_bytes, progress.output_ttl_s, lease.now
-                )
+        for file in output_files(progress, now, "processed").values():
+            publish_file(pipeline, owner, file, now)
         pipeline.hdel(store.Keys.file(batch.input_file_id), store.Keys.file_reader(batch_id))
         pipeline.unlink(store.Keys.batch_lines(batch_id))
         pipeline.zrem(store.Keys.batches, batch_id)

@@ -12,12 +12,14 @@ from scorepool import store, wire
 from scorepool.api.batches.batch_lease import BatchLease
 from scorepool.api.batches.lines import EndedLine, LineInProgress
 from scorepool.api.dialects.openai.batch import Batch, RequestCounts
+from scorepool.api.dialects.openai.files import FileObject
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.batches import BatchProgress
-from scorepool.api.repositories.files import compress
+from scorepool.api.repositories.files import ChunkEnd, compress, write_file
 from scorepool.api.repositories.jobs import status_of
 from scorepool.store.scripts import load
 
+OutputKind = Literal["output", "error"]
 _COUNT_OUTPUT = load("count_output.lua")
 ENDED_JOB_TTL_S = 60  # how long jobs are kept after the output of their line is written
 
@@ -80,8 +82,11 @@ class BatchStore:
         """
         output = b"".join(line.text for line in ended if line.usage is not None)
         errors = b"".join(line.text for line in ended if line.usage is None)
+        batch_id, now = self.lease.batch_id, self.lease.now
         batch = replace(
             progress.batch,
+            output_file_id=file_id_of(batch_id, "output") if output or progress.output_chunks else None,
+            error_file_id=file_id_of(batch_id, "error") if errors or progress.error_chunks else None,
             request_counts=_add_counts(progress.batch.request_counts, ended),
             usage=sum((line.usage for line in ended if line.usage is not None), progress.batch.usage),
         )
@@ -93,13 +98,13 @@ class BatchStore:
             error_chunks=progress.error_chunks + bool(errors),
             error_bytes=progress.error_bytes + len(errors),
         )
-        batch_id = self.lease.batch_id
+        files = output_files(after, now, "uploaded")
 
         def write(pipeline: Pipeline) -> None:
             if output:
-                self._add_chunk(pipeline, file_id_of(batch_id, "output"), progress.output_chunks, compress(output))
+                self._add_chunk(pipeline, files["output"], progress.output_chunks, compress(output))
             if errors:
-                self._add_chunk(pipeline, file_id_of(batch_id, "error"), progress.error_chunks, compress(errors))
+                self._add_chunk(pipeline, files["error"], progress.error_chunks, compress(errors))
             if started:
                 pipeline.hset(self._lines_key, mapping={str(line): text for line, text in started.items()})
             checks: dict[str, float] = {}
@@ -108,19 +113,51 @@ class BatchStore:
                 for job_id in line.job_ids(batch_id):
                     for key in (store.RqKeys.job(job_id), store.Keys.request(job_id), store.Keys.outcome(job_id)):
                         pipeline.expire(key, ENDED_JOB_TTL_S)
-                    checks[job_id] = self.lease.now + ENDED_JOB_TTL_S + 1
+                    checks[job_id] = now + ENDED_JOB_TTL_S + 1
             if checks:
                 pipeline.zadd(store.Keys.ledger_of(self.lease.owner), checks, xx=True, lt=True)
 
         await self.lease.commit(after, write)
 
-    def _add_chunk(self, pipeline: Pipeline, file_id: str, number: int, compressed: bytes) -> None:
-        """Add the commands that store a chunk of an output file and count it: beyond any limit, as results are."""
-        pipeline.hset(store.Keys.file_parts(file_id), str(number), compressed)
-        pipeline.eval(_COUNT_OUTPUT, 0, self.lease.owner, self.lease.batch_id, file_id, len(compressed))
+    def _add_chunk(self, pipeline: Pipeline, file: FileObject, number: int, compressed: bytes) -> None:
+        """Add the commands that append a chunk to an output file, which ends with it, and count the chunk.
+
+        It is stored beyond any limit, as results are.
+        """
+        end = ChunkEnd(file.num_lines or 0, file.bytes)
+        key = store.Keys.file_parts(file.id)
+        pipeline.hset(key, str(number), compressed)
+        pipeline.hset(key, store.Keys.chunk_end(number), str(end))
+        write_file(pipeline, self.lease.owner, file)
+        pipeline.eval(_COUNT_OUTPUT, 0, self.lease.owner, self.lease.batch_id, file.id, len(compressed))
 
 
-def file_id_of(batch_id: str, kind: Literal["output", "error"]) -> str:
+def output_files(
+    progress: BatchProgress, now: float, status: Literal["uploaded", "processed"]
+) -> dict[OutputKind, FileObject]:
+    """Return the records of the output files that have lines, by kind. `now` is a unix time, s."""
+    batch, counts = progress.batch, progress.batch.request_counts
+    kinds: tuple[tuple[OutputKind, int, int], ...] = (
+        ("output", progress.output_bytes, counts.completed),
+        ("error", progress.error_bytes, counts.failed),
+    )
+    return {
+        kind: FileObject(
+            id=file_id_of(batch.id, kind),
+            bytes=num_bytes,
+            created_at=int(now),
+            expires_at=int(now) + progress.output_ttl_s,
+            filename=f"{batch.id}_{kind}.jsonl",
+            purpose="batch_output",
+            status=status,
+            num_lines=num_lines,
+        )
+        for kind, num_bytes, num_lines in kinds
+        if num_bytes
+    }
+
+
+def file_id_of(batch_id: str, kind: OutputKind) -> str:
     """Return the id of a batch's output file. It is the same at every call, so every driver writes to one file."""
     return f"file-{hashlib.blake2b(f'{batch_id} {kind}'.encode(), digest_size=16).hexdigest()}"
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 from redis.exceptions import RedisError
 from starlette.requests import ClientDisconnect, Request
@@ -21,9 +21,18 @@ class FileReply(Response):
 
     media_type = "application/octet-stream"
 
-    def __init__(self, request: Request, first: bytes, pieces: AsyncGenerator[bytes], num_bytes: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        first: bytes,
+        pieces: AsyncGenerator[bytes],
+        num_bytes: int,
+        headers: Mapping[str, str],
+    ) -> None:
         """`pieces` are those after the first."""
-        super().__init__(headers={"Content-Length": str(num_bytes)})  # shows a client that the file was cut off
+        super().__init__(
+            headers={**headers, "Content-Length": str(num_bytes)}
+        )  # the length shows a client that the file was cut off
         self._request = request
         self._first = first
         self._pieces = pieces

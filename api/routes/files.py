@@ -16,6 +16,14 @@ from scorepool.api.http.formats import reply
 from scorepool.api.http.uploads import uploaded
 from scorepool.api.repositories.files import file_not_found
 
+CONTENT_HEADERS: dict[str, Any] = {
+    "X-Last-Line": {
+        "description": "Lines up to the end of the reply: the next `offset`.",
+        "schema": {"type": "integer"},
+    },
+    "X-Incomplete": {"description": "true: a running batch goes on writing.", "schema": {"enum": ["true", "false"]}},
+}
+
 router = APIRouter(prefix="/v1/files", tags=["openai"], dependencies=[Depends(known_query)])
 
 FileId = Annotated[str, Path(alias="id")]
@@ -92,16 +100,32 @@ async def read(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
     "/{id}/content",
     summary="Read the content of a file",
     responses=openapi.responses({}, (400, 401, 404, 429, 503))
-    | {200: {"description": "OK", "content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
+    | {
+        200: {
+            "description": "OK",
+            "headers": CONTENT_HEADERS,
+            "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+        }
+    },
 )
-async def content(file_id: FileId, request: Request, owner: Owner, files: FilesDep, held: HeldResultsDep) -> Response:
-    """Download a file."""
+async def content(
+    file_id: FileId,
+    request: Request,
+    owner: Owner,
+    files: FilesDep,
+    held: HeldResultsDep,
+    offset: Annotated[int, Query(ge=0, le=10**9, description="Number of lines to leave out.")] = 0,
+) -> Response:
+    """Download a file. The output of a running batch ends after the lines that are written so far."""
     file = await files.read(owner, file_id)
-    pieces = files.pieces(file_id, held)
+    num_bytes, pieces = await files.content(file, offset, held)
     first = await anext(pieces, b"")  # while an error can have a status: a later one cuts the reply off
-    if file.bytes and not first:
+    if num_bytes and not first:
         raise file_not_found(file_id)
-    return FileReply(request, first, pieces, file.bytes)
+    headers = {"X-Incomplete": "true" if file.status == "uploaded" else "false"}
+    if file.num_lines is not None:
+        headers["X-Last-Line"] = str(file.num_lines)
+    return FileReply(request, first, pieces, num_bytes, headers)
 
 
 @router.delete(
@@ -110,6 +134,6 @@ async def content(file_id: FileId, request: Request, owner: Owner, files: FilesD
     responses=openapi.responses({200: DeletedFile}, (400, 401, 404, 409, 503)),
 )
 async def delete(file_id: FileId, owner: Owner, files: FilesDep) -> Response:
-    """Delete a file. 409: a batch is reading it."""
+    """Delete a file. 409: a batch reads or writes it."""
     await files.delete(owner, file_id)
     return reply(DeletedFile(id=file_id), "json")

@@ -118,7 +118,7 @@ async def test_a_file_that_ends_early_is_cut_off_without_a_traceback(
 
     scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"request_id": "r"}}
     with caplog.at_level(logging.WARNING):
-        await FileReply(Request(scope, receive), b"", pieces(), 3)(scope, receive, send)
+        await FileReply(Request(scope, receive), b"", pieces(), 3, {})(scope, receive, send)
     assert [message.get("body") for message in sent] == [None, b"ab"]
     assert (b"content-length", b"3") in sent[0]["headers"]
     assert not any(record.exc_info for record in caplog.records)

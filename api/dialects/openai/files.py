@@ -34,7 +34,10 @@ class FileObject(Struct, frozen=True, kw_only=True):
     expires_at: int
     filename: str
     purpose: Purpose
-    status: Literal["processed"] = "processed"
+    status: Annotated[
+        Literal["uploaded", "processed"], Meta(description="uploaded: the output of a running batch, which grows.")
+    ] = "processed"
+    num_lines: Annotated[int | None, Meta(description="null: an older release wrote the file.")] = None
 
 
 class FilePage(Struct, frozen=True, kw_only=True):

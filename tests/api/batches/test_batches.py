@@ -15,9 +15,10 @@ from rq.job import JobStatus
 
 import scorepool.api.repositories.queue
 from scorepool import store, wire
-from scorepool.api.batches import driver, lines, start_lines
+from scorepool.api.batches import collect, driver, lines, start_lines
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.lines import job_id_of
+from scorepool.api.repositories import files
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.worker import Queue
 from scorepool.worker.claims.leases import Claim, Leases
@@ -104,6 +105,56 @@ async def test_lines_that_are_not_answered_in_the_window_are_expired(
     assert (set(good), set(bad)) == ({"2", "4"}, {"1", "3", "5"})
     assert {one["error"]["code"] for one in bad.values()} == {"batch_expired"}
     assert worker.waiting() == set()
+
+
+async def test_the_output_of_a_running_batch_is_read_as_it_grows(
+    serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(collect, "GROUP", 3)
+    monkeypatch.setattr(files, "ENDS_AT_ONCE", 2)
+    async with serving() as http:
+        batch_id = await start(http, jsonl(30))
+        await eventually(lambda: len(worker.waiting()) == 30)
+        offset, seen = 0, b""
+        for num_ended in (1, 12, 27):
+            for number in range(offset + 1, num_ended + 1):
+                worker.end(job_id_of(batch_id, number, 0), COMPLETED)
+            batch = await until(http, batch_id, lambda batch, n=num_ended: batch["request_counts"]["completed"] == n)
+            path = f"/v1/files/{batch['output_file_id']}"
+            reply = await http.get(f"{path}/content", params={"offset": offset})
+            assert (reply.headers["X-Incomplete"], reply.headers["X-Last-Line"]) == ("true", str(num_ended))
+            offset, seen = num_ended, seen + reply.content
+            assert seen == (await http.get(f"{path}/content")).content
+        assert (await http.get(path)).json()["status"] == "uploaded"
+        assert (await http.delete(path)).status_code == 409
+        for number in range(28, 31):
+            worker.end(job_id_of(batch_id, number, 0), COMPLETED)
+        await until(http, batch_id, has("completed"))
+        reply = await http.get(f"{path}/content", params={"offset": offset})
+        assert (reply.headers["X-Incomplete"], reply.headers["X-Last-Line"]) == ("false", "30")
+        whole = (await http.get(f"{path}/content")).content
+        assert seen + reply.content == whole
+        assert {json.loads(line)["custom_id"] for line in whole.splitlines()} == {str(n) for n in range(1, 31)}
+        lines = whole.splitlines(keepends=True)
+        for number in range(33):  # 31 and later: no line is left
+            rest = await http.get(f"{path}/content", params={"offset": number})
+            assert rest.content == b"".join(lines[number:])
+        assert (await http.get(path)).json()["num_lines"] == 30
+        assert (await http.delete(path)).status_code == 200
+
+
+async def test_the_lines_of_an_upload_are_read_from_an_offset(serving: Serving, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(files, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(files, "PIECE_BYTES", 7)
+    text = jsonl(8).rstrip(b"\n")
+    async with serving() as http:
+        path = f"/v1/files/{(await upload(http, text)).json()['id']}/content"
+        for offset in range(10):
+            reply = await http.get(path, params={"offset": offset})
+            assert reply.content == b"".join(text.splitlines(keepends=True)[offset:])
+            assert (reply.headers["X-Incomplete"], reply.headers["X-Last-Line"]) == ("false", "8")
+        for bad in ("-1", "a", "1.5"):
+            assert (await http.get(path, params={"offset": bad})).status_code == 400
 
 
 async def test_usage_counts_the_reasoning_of_chats(serving: Serving, worker: FakeWorker):

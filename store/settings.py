@@ -112,7 +112,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     stall_timeout_s: Interval = 300.0  # a step, a tokenizing or a turn of the loop that takes longer ends the worker
 
     # client
-    client_key: str = ""  # the API key that `scorepool verify` sends
+    url: str = ""  # of the API that commands use; "": where `scorepool serve` listens by default
+    api_key: str = ""  # that commands send
+    client_key: str = ""  # an older name of api_key
 
     # webhooks
     webhook_secret: str = ""  # whsec_...; several, space-separated, all sign (rotation)

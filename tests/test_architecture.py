@@ -91,7 +91,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scorepool.options": {"wire"},
     "scorepool.verify": {"scorepool.sdk", "wire"},
     "scorepool.webhook": {"wire"},
-    "scorepool.local": {"scorepool.sdk", "scorepool.verify", "store", "wire"},
+    "scorepool.commands": {"scorepool.sdk", "wire"},
+    "scorepool.local": {"scorepool.commands", "scorepool.sdk", "scorepool.verify", "store", "wire"},
     "scorepool.models": set(),
 }  # fmt: skip
 
@@ -120,6 +121,8 @@ LIBRARIES: dict[str, set[str]] = {
         "uvicorn",
     },
     "scorepool": {"httpx", "typer"},
+    "scorepool.sdk": {"tenacity"},
+    "scorepool.commands": {"msgspec", "prometheus_client", "rich"},
     "scorepool.verify": {"msgspec"},
     "scorepool.local": {"redis", "rich", "standardwebhooks"},
     "scorepool.models": {"numpy", "tokenizers", "torch", "transformers"},

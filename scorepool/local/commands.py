@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from scorepool import store
 from scorepool import verify as verification
+from scorepool.commands.running import INTERRUPTED, CommandError
 from scorepool.local import demo as demonstration
 from scorepool.local.local_models import LocalModels
 from scorepool.local.redis_check import check_redis_url
@@ -30,11 +31,6 @@ from scorepool.local.stack import (
 from scorepool.sdk import Client, JobFailed, ScorepoolError, split_unix
 
 DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
-INTERRUPTED = 130  # a shell's exit status after Ctrl-C
-
-
-class CommandError(Exception):
-    """A subcommand that cannot run. The message says why."""
 
 
 def demo() -> int:

@@ -290,6 +290,10 @@ class AsyncClient:
         """Return the models that live workers serve, one entry per worker. Raises ScorepoolError, Unreachable."""
         return (await self._connection.send(calls.models())).models
 
+    async def metrics(self) -> str:
+        """Return the API's metrics in Prometheus's text format. Raises ScorepoolError, Unreachable."""
+        return await self._connection.send(calls.metrics())
+
     # Webhooks.
 
     async def register_endpoint(

@@ -101,6 +101,10 @@ def models() -> Call[wire.ModelList]:
     return _call(wire.ModelList, "GET", "/v1/models")
 
 
+def metrics() -> Call[str]:
+    return Call("GET", "/metrics", bytes.decode)
+
+
 # Webhooks.
 
 

@@ -201,6 +201,10 @@ class Client:
         """Return the models that live workers serve, one entry per worker. Raises ScorepoolError, Unreachable."""
         return self._run(self._async.models())
 
+    def metrics(self) -> str:
+        """Return the API's metrics in Prometheus's text format. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.metrics())
+
     # Webhooks.
 
     def register_endpoint(

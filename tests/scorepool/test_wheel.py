@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import scorepool
-from scorepool.cli import NEEDS
+from scorepool.commands.running import NEEDS
 
 ROOMS = ("api", "engine", "store", "wire", "worker")
 pytestmark = pytest.mark.timeout(240)
@@ -170,7 +170,9 @@ def test_a_plain_installation_shows_help_and_makes_keys(plain: Path, elsewhere: 
 
 @pytest.mark.parametrize("command", NEEDS)
 def test_a_command_whose_packages_are_missing_names_the_extra(plain: Path, elsewhere: Path, command: str):
-    values = {"verify --model": ["demo=x", "job"], "certify": ["x"], "webhook-secret": ["x"]}.get(command, [])
+    values = {"verify --model": ["demo=x", "job"], "certify": ["x"], "check-model": ["x"], "webhook-secret": ["x"]}.get(
+        command, []
+    )
     done = run(plain / "scorepool", *command.split(), *values, cwd=elsewhere)
     assert done.returncode == (2 if command == "verify --model" else 1)
     assert done.stdout == ""

@@ -6,7 +6,7 @@ from scorepool.store import Settings, SettingsError
 
 VALUES = ["\udcff", "x" * 100_000, "9" * 5000, "\0", "\n", "-1"]
 ANYTHING = {"api_keys", "api_keys_file", "client_key", "host", "model", "redis_url", "redis_url_file", "state_dir"}
-ANYTHING |= {"uds", "certificate_dir", "webhook_secret"}  # what reads them checks them
+ANYTHING |= {"uds", "url", "api_key", "certificate_dir", "webhook_secret"}  # what reads them checks them
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -1,0 +1,10 @@
+"""The subcommands of `scorepool` that talk to an API: jobs, models, status.
+
+running     NEEDS, exit statuses, errors; imports typer only
+remote      the subcommands' options; executes the modules below on first use
+jobs        list, show and cancel jobs
+models      what live workers serve
+status      what an API serves and has to do, from /v1/models and /metrics
+connecting  a client, and a sentence for each of its errors
+top         the same as a screen that refreshes
+"""

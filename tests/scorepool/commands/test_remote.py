@@ -1,0 +1,177 @@
+"""The commands that talk to an API, against a real stack of the demo model."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from scorepool import Client, sdk, wire
+from scorepool.cli import app
+from scorepool.commands import remote
+from scorepool.commands.jobs import duration
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
+
+SCORE = wire.Score(model="demo", items=[wire.ScoreItem(prompt="import", completion=" os.path")])
+WAITS = wire.Score(model="gone", items=SCORE.items)
+
+
+@pytest.fixture(scope="module")
+def url(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    state = tmp_path_factory.mktemp("s")
+    environ = {"SCOREPOOL_PORT": str(free_port())}
+    with Stack([f"demo,d={root}/scorepool/models/demo"], state=state, environ=environ, logs=state / "logs") as stack:
+        yield stack.url
+
+
+@pytest.fixture(scope="module")
+def job(url: str) -> str:
+    """Run a job to its end; return its id."""
+    with Client(url) as client:
+        job = client.submit(SCORE)
+        job.result(60)
+        return job.id
+
+
+def run(*arguments: str, url: str = "") -> Result:
+    environ = {"SCOREPOOL_URL": url or None, "SCOREPOOL_API_KEY": None, "SCOREPOOL_CLIENT_KEY": None}
+    return CliRunner().invoke(app, arguments, env=environ, catch_exceptions=False)
+
+
+def lines_of(done: Result) -> list[list[str]]:
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_jobs_are_listed(url: str, job: str):
+    heading, *rows = lines_of(run("jobs", url=url))
+    assert heading == ["ID", "KIND", "MODEL", "STATUS", "AGE", "TOOK"]
+    assert [job, "score", "demo", "finished"] in [row[:4] for row in rows]
+    page = json.loads(run("jobs", "--json", "--limit", "1", "--status", "finished", url=url).stdout)
+    assert [one["status"] for one in page["jobs"]] == ["finished"]
+    assert run("jobs", "--model", "other", url=url).stdout == "no jobs\n"
+
+
+def test_a_page_of_jobs_names_the_next(url: str, job: str):
+    with Client(url) as client:
+        client.submit(SCORE).result(60)
+    first = lines_of(run("jobs", "--limit", "1", url=url))
+    assert first[2][:3] == ["older", "ones:", "--cursor"]
+    second = lines_of(run("jobs", "--limit", "1", "--cursor", first[2][3], url=url))
+    assert first[1][0] != second[1][0]
+
+
+def test_a_job_is_shown_with_its_result(url: str, job: str):
+    with Client(url) as client:
+        result = client.result(job)
+    shown = run("job", job, url=url).stdout
+    assert f"{result.sequences[0].logprob_sum:.4f}  ' os.path'" in shown
+    assert json.loads(run("job", job, "--json", url=url).stdout)["result"]["sequences"][0]["text"] == " os.path"
+
+
+def test_jobs_are_canceled_and_one_that_cannot_be_gives_status_1(url: str, job: str):
+    with Client(url) as client:
+        waiting = client.submit(wire.Generate(model="demo", prompt="a", max_tokens=200, ignore_eos=True)).detach()
+    done = run("cancel", waiting.id, job, "no-such-job", url=url)
+    assert done.exit_code == 1
+    first, second, third = done.stdout.splitlines()
+    assert first.startswith(f"{waiting.id}: canceled")
+    assert second.startswith(f"{job}: not canceled: ")
+    assert third.startswith("no-such-job: not canceled: ")
+    assert [json.loads(line)["canceled"] for line in run("cancel", job, "--json", url=url).stdout.splitlines()] == [
+        False
+    ]
+
+
+def test_models_are_listed(url: str):
+    heading, row = lines_of(run("models", url=url))
+    assert dict(zip(heading, row, strict=True)).items() >= {"MODEL": "demo", "ALIASES": "d", "DTYPE": "float32"}.items()
+    assert [one["id"] for one in json.loads(run("models", "--json", url=url).stdout)] == ["demo"]
+
+
+def test_the_status_shows_queues_and_workers(url: str, job: str):
+    done = run("status", url=url)
+    assert done.exit_code == 0
+    assert done.stdout.startswith(f"{url}: ready\n")
+    assert ["demo", "0", "0", "-"] in lines_of(done)
+    read = json.loads(run("status", "--json", url=url).stdout)
+    assert read["redis"] == "up"
+    assert [worker["id"] for worker in read["workers"]] == ["demo"]
+    assert {"queue": "demo", "queued": 0, "started": 0, "oldest_s": 0.0} in read["queues"]
+    assert read["ended"]["result"] >= 1
+
+
+def test_top_prints_one_screen(url: str, job: str):
+    done = run("top", "--once", url=url)
+    assert done.exit_code == 0
+    assert f"{url}  ready" in done.stdout
+    assert "0 queued, 0 running" in done.stdout
+    assert json.loads(run("top", "--json", url=url).stdout)["url"] == url
+
+
+def test_status_1_says_that_no_worker_takes_jobs(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Client, "models", lambda _: [])
+    done = run("status", url=url)
+    assert done.exit_code == 1
+    assert "no worker takes jobs: start one with `scorepool worker" in done.stdout
+
+
+COMMANDS = [["jobs"], ["job", "x"], ["cancel", "x"], ["models"], ["status"], ["top", "--once"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_one_sentence_says_how_to_start_an_api(command: list[str]):
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    done = run(*command, "--url", nowhere)
+    assert done.exit_code == 3
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"scorepool: no API answers at {nowhere}: start one with `scorepool serve`, or give the URL of another with "
+        "--url or SCOREPOOL_URL\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["jobs", "--url", "nowhere"], 3, "the URL is 'nowhere': expected http://HOST:PORT, https://HOST or unix:"),
+        (["jobs", "--api-key", "\N{GREEK SMALL LETTER ALPHA}"], 1, "the API key has characters that no key has"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: list[str], status: int, message: str):
+    done = run(*arguments)
+    assert (done.exit_code, done.stdout) == (status, "")
+    assert done.stderr.startswith(f"scorepool: {message}")
+
+
+def test_a_job_that_the_api_does_not_have_is_named(url: str):
+    done = run("job", "no-such-job", url=url)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("scorepool: ")
+    assert "no-such-job" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["jobs", "job", "cancel", "models", "status", "top", "verify"])
+def test_help_shows_defaults_variables_and_exit_statuses(command: str):
+    shown = " ".join(run(command, "--help").stdout.replace("│", " ").split())
+    for promise in (
+        "http://127.0.0.1:8000",
+        "SCOREPOOL_URL",
+        "SCOREPOOL_API_KEY",
+        "SCOREPOOL_CLIENT_KEY",
+        "xit status",
+    ):
+        assert promise in shown
+
+
+def test_the_default_url_is_that_of_the_sdk():
+    assert remote.DEFAULT_URL == sdk.async_client.DEFAULT_URL
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(-1.0, "0 s"), (0.25, "0.25 s"), (42.4, "42 s"), (180, "3 min"), (18_000, "5 h"), (172_800, "2 d")],
+)
+def test_times_are_shown_for_people(seconds: float, shown: str):
+    assert duration(seconds) == shown

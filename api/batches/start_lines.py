@@ -1,4 +1,8 @@
-"""Start lines: read them, record them as in progress, then queue their jobs. A recorded line cannot get lost."""
+"""Start lines: read them, record them as in progress, then queue their jobs. A recorded line cannot get lost.
+
+Lines are started a window at a time, and the jobs of a window are queued in the order of what their prompts begin with:
+workers compute a prefix once, and continue sequences that share it together.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,15 +20,20 @@ from scorepool.api.batches.validate import split_lines
 from scorepool.api.http.errors import ApiError, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories.batches import BatchProgress
 
-MAX_JOBS = 512  # of one batch at once: enough for eight workers, and the next batch waits little
+MAX_JOBS = 1024  # of one batch at once
+MIN_JOBS = 512  # at which the next window is started: enough for eight workers, and the next batch waits little
+WINDOW_BYTES = 16 * 2**20  # of lines whose jobs are in memory at once, and one chunk more
 MAX_ENDED_LINES = 500  # lines that end without a job, in one write
+
+
+Jobs = dict[LineInProgress, tuple[bytes, list[wire.Request]]]  # lines with their jobs
 
 
 class Started(NamedTuple):
     """Hold the lines of one chunk that were read: those with jobs, and those that ended without."""
 
     progress: BatchProgress
-    jobs: dict[LineInProgress, tuple[bytes, list[wire.Request]]]
+    jobs: Jobs
     ended: list[EndedLine]
 
 
@@ -54,13 +63,30 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> bool:
 
 
 async def start_lines(services: BatchServices, batch_store: BatchStore, ending: Ending | None) -> bool:
-    """Read lines and start them while there is room; return False if no line was left. Raise LeaseLost.
+    """Read a window of lines and start them if there is room; return False if none was started. Raise LeaseLost.
 
     Lines of a batch that is ending get no jobs, so there always is room for them.
     """
-    num_free = MAX_JOBS - sum(line.num_jobs for line in await batch_store.in_progress())
-    has_started, lease = False, batch_store.lease
-    while num_free > 0 and not lease.progress.is_read:
+    num_jobs = sum(line.num_jobs for line in await batch_store.in_progress())
+    if num_jobs > MIN_JOBS and ending is None:
+        return False
+    window: Jobs = {}
+    has_started = await _read_window(services, batch_store, ending, MAX_JOBS - num_jobs, window)
+    for line in sorted(window, key=lambda line: _beginning(window[line][1][0])):
+        try:
+            if not await _submit(services, batch_store.lease, line, window[line][1]):
+                break
+        except TooLarge:
+            break  # `resubmit` ends the line
+    return has_started
+
+
+async def _read_window(
+    services: BatchServices, batch_store: BatchStore, ending: Ending | None, num_free: int, window: Jobs
+) -> bool:
+    """Record lines as in progress and add them to the window; return False if no line was left. Raise LeaseLost."""
+    has_started, num_bytes, lease = False, 0, batch_store.lease
+    while num_free > 0 and num_bytes < WINDOW_BYTES and not lease.progress.is_read:
         chunk = await services.files.read_chunk(lease.batch.input_file_id, lease.progress.chunk)
         if chunk is None:
             await lease.commit(replace(lease.progress, is_read=True))
@@ -68,15 +94,18 @@ async def start_lines(services: BatchServices, batch_store: BatchStore, ending: 
         started = await _start_chunk(services, lease, chunk, num_free, ending)
         texts = {line: text for line, (text, _) in started.jobs.items()}
         await batch_store.write(started.progress, started.ended, started=texts)
+        window.update(started.jobs)
         num_free -= sum(line.num_jobs for line in started.jobs)
+        num_bytes += sum(map(len, texts.values()))
         has_started = True
-        for line, (_, requests) in started.jobs.items():
-            try:
-                if not await _submit(services, lease, line, requests):
-                    return True
-            except TooLarge:
-                return True  # `resubmit` ends the line
     return has_started
+
+
+def _beginning(request: wire.Request) -> bytes:
+    """Return what sorts jobs by what their prompts begin with: chat templates put tools before messages."""
+    if not isinstance(request, wire.Generate):
+        return request.model.encode()
+    return wire.encode_json([request.model, request.tools, request.messages or request.prompt])
 
 
 async def _start_chunk(
@@ -86,7 +115,7 @@ async def _start_chunk(
     before = lease.progress
     texts = split_lines(chunk)
     ended: list[EndedLine] = []
-    jobs: dict[LineInProgress, tuple[bytes, list[wire.Request]]] = {}
+    jobs: Jobs = {}
     line, number = before.line, before.line_number
     while line < len(texts) and num_free > 0 and len(ended) < MAX_ENDED_LINES:
         await asyncio.sleep(0)  # others have a turn after each line

@@ -157,6 +157,49 @@ async def test_the_lines_of_an_upload_are_read_from_an_offset(serving: Serving, 
             assert (await http.get(path, params={"offset": bad})).status_code == 400
 
 
+async def test_lines_whose_prompts_begin_alike_are_queued_together_in_windows(
+    serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(start_lines, "MAX_JOBS", 40)
+    monkeypatch.setattr(start_lines, "MIN_JOBS", 20)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 500)  # several chunks a window
+    lines = [
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "demo", "prompt": f"prompt {number % 4}: {number}"},
+        }
+        for number in range(60)
+    ]
+
+    def prompts() -> list[str]:
+        """Return which prompt each queued job begins with, in the order of the queue."""
+        job_ids = [job_id.decode() for job_id in redis.lrange("rq:queue:demo:low", 0, -1)]
+        found = [wire.decode_request(redis.get(store.Keys.request(job_id)) or b"") for job_id in job_ids]
+        return [request.prompt.split(":")[0] for request in found]
+
+    async with serving() as http:
+        batch_id = await start(http, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        await eventually(lambda: len(worker.waiting()) == 40)
+        queued = prompts()
+        assert queued == sorted(queued)
+        first = sorted(worker.waiting())
+        for job_id in first[:19]:
+            worker.end(job_id, COMPLETED)
+        await until(http, batch_id, lambda batch: batch["request_counts"]["completed"] == 19)
+        assert len(worker.waiting()) == 21
+        for job_id in first[19:]:
+            worker.end(job_id, COMPLETED)
+        await eventually(lambda: len(worker.waiting()) == 20)
+        queued = prompts()
+        assert queued == sorted(queued)
+        for job_id in worker.waiting():
+            worker.end(job_id, COMPLETED)
+        batch = await until(http, batch_id, has("completed"))
+    assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+
+
 async def test_usage_counts_the_reasoning_of_chats(serving: Serving, worker: FakeWorker):
     sequence = wire.SequenceResult(
         token_ids=[2, 3, 4], token_bytes=[b"a", b"b", b"c"], text="c", channels=["reasoning", "reasoning", "content"]

@@ -4,6 +4,7 @@
     reply.py          replies of the native API          token_delta.py    tokens of running jobs
     webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
     columns.py        per-token columns                   codec.py          JSON and msgpack
+    file.py           files of batches                   batch.py          batches
     quote.py          values in errors                    free_form.py      sizes of schemas and arguments
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
 
@@ -12,6 +13,17 @@ in `api/admission.py`; the translation in `worker/inference/translate.py` and `w
 that `scorepool/__init__.py` exports.
 """
 
+from scorepool.wire.batch import (
+    Batch,
+    BatchError,
+    BatchErrors,
+    BatchPage,
+    BatchStatus,
+    BatchUsage,
+    CreateBatch,
+    LineEndpoint,
+    RequestCounts,
+)
 from scorepool.wire.codec import (
     Format,
     Invalid,
@@ -35,6 +47,7 @@ from scorepool.wire.comparison import (
     tolerance_nats,
 )
 from scorepool.wire.crosscheck import Computation, Crosscheck, CrosscheckMessage, CrosscheckNotice
+from scorepool.wire.file import DeletedFile, ExpiresAfter, FileObject, FilePage, Purpose
 from scorepool.wire.quote import cut, quote
 from scorepool.wire.reply import (
     Accepted,
@@ -106,17 +119,25 @@ from scorepool.wire.webhook_event import BatchEvent, BatchEventData, JobEvent, J
 __all__ = [
     "ALL_EVENTS",
     "Accepted",
+    "Batch",
     "BatchEnd",
+    "BatchError",
+    "BatchErrors",
     "BatchEvent",
     "BatchEventData",
     "BatchEventType",
+    "BatchPage",
+    "BatchStatus",
+    "BatchUsage",
     "Channel",
     "Comparison",
     "Computation",
+    "CreateBatch",
     "Crosscheck",
     "CrosscheckMessage",
     "CrosscheckNotice",
     "CrosscheckStatus",
+    "DeletedFile",
     "Delivery",
     "DeliveryAttempt",
     "DeliveryPage",
@@ -126,8 +147,11 @@ __all__ = [
     "ErrorBody",
     "ErrorReply",
     "EventType",
+    "ExpiresAfter",
     "Failure",
     "FailureCode",
+    "FileObject",
+    "FilePage",
     "Floats",
     "Format",
     "Generate",
@@ -138,6 +162,7 @@ __all__ = [
     "JobPage",
     "JobWebhookSecret",
     "Kind",
+    "LineEndpoint",
     "Message",
     "MissingTokens",
     "Model",
@@ -145,9 +170,11 @@ __all__ = [
     "Outcome",
     "Priority",
     "Provenance",
+    "Purpose",
     "ReplayReply",
     "ReplayRequest",
     "Request",
+    "RequestCounts",
     "Result",
     "SamplingOptions",
     "Score",

@@ -13,11 +13,11 @@ from scorepool.api.batches.lines import Ending
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.batches.start_lines import resubmit, start_lines
 from scorepool.api.batches.validate import validate
-from scorepool.api.dialects.openai.batch import BatchError, BatchErrors, RequestCounts
-from scorepool.api.dialects.openai.files import FILE_KEPT_S
 from scorepool.api.repositories.files import publish_file
 from scorepool.api.repositories.pages import add_to_list
 from scorepool.store.scripts import load
+from scorepool.wire.batch import BatchError, BatchErrors, RequestCounts
+from scorepool.wire.file import FILE_KEPT_S
 
 BUSY_S, IDLE_S = 0.05, 0.5  # until the batch is due again
 ANNOUNCE = load("announce_batch.lua")

@@ -8,10 +8,10 @@ from redis.asyncio.client import Pipeline
 from redis.exceptions import WatchError
 
 from scorepool import store, wire
-from scorepool.api.dialects.openai.batch import Batch
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.store.clock import clock_s
 from scorepool.store.scripts import load
+from scorepool.wire.batch import Batch
 
 CLAIM = load("claim_batch.lua")
 DUE = load("schedule_batch.lua")

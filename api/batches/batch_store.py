@@ -11,13 +11,13 @@ from redis.asyncio.client import Pipeline
 from scorepool import store, wire
 from scorepool.api.batches.batch_lease import BatchLease
 from scorepool.api.batches.lines import EndedLine, LineInProgress
-from scorepool.api.dialects.openai.batch import Batch, RequestCounts
-from scorepool.api.dialects.openai.files import FileObject
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.api.repositories.files import ChunkEnd, compress, write_file
 from scorepool.api.repositories.jobs import status_of
 from scorepool.store.scripts import load
+from scorepool.wire.batch import Batch, RequestCounts
+from scorepool.wire.file import FileObject
 
 OutputKind = Literal["output", "error"]
 _COUNT_OUTPUT = load("count_output.lua")

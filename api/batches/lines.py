@@ -12,9 +12,7 @@ from scorepool.api.batches.services import BatchServices
 from scorepool.api.dialects.openai.batch import (
     LINE_ENDPOINTS,
     LINE_TIMEOUT_S,
-    Batch,
     BatchOutputLine,
-    BatchUsage,
     Line,
     LineError,
     LineResponse,
@@ -24,6 +22,7 @@ from scorepool.api.http.bodies import Body
 from scorepool.api.http.errors import ApiError, BadRequest, error_reply, map_field_names
 from scorepool.api.repositories import decode
 from scorepool.api.submission import error_of_job, name_field
+from scorepool.wire.batch import Batch, BatchUsage
 
 Ending = Literal["expired", "cancelled"]  # why a batch ends before all of its lines were run
 EXPIRY_MARGIN_S = 5  # after the batch's own expiry, at which its jobs expire

@@ -8,8 +8,9 @@ from msgspec import Struct
 from scorepool import wire
 from scorepool.api.batches.batch_lease import BatchLease
 from scorepool.api.batches.services import BatchServices
-from scorepool.api.dialects.openai.batch import MAX_LINES, Batch, BatchError, Line, LineModel
+from scorepool.api.dialects.openai.batch import MAX_LINES, Line, LineModel
 from scorepool.api.http import tasks
+from scorepool.wire.batch import Batch, BatchError
 
 MAX_ERRORS = 100  # in a batch's `errors`
 

@@ -10,14 +10,14 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from scorepool import store, wire
-from scorepool.api.dialects.openai.batch import Batch, BatchStatus, CreateBatch
-from scorepool.api.dialects.openai.files import FILE_KEPT_S, FileObject
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound, QueueFull
 from scorepool.api.repositories import decode, files
 from scorepool.api.repositories.owned import Row, read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
 from scorepool.api.repositories.quota import Quota, refusal
 from scorepool.store.scripts import load
+from scorepool.wire.batch import Batch, BatchStatus, CreateBatch
+from scorepool.wire.file import FILE_KEPT_S, FileObject
 
 LIVE_RETRY_S = 60  # Retry-After of a name that has too many batches
 CREATED_IN_S = 60  # after which a batch that was counted is looked for: its creation may have failed

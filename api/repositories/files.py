@@ -19,7 +19,6 @@ from redis.asyncio.client import Pipeline
 from starlette.concurrency import run_in_threadpool
 
 from scorepool import store, wire
-from scorepool.api.dialects.openai.files import FileObject
 from scorepool.api.http.errors import Conflict, NotFound, TooLarge, TooManyUploads
 from scorepool.api.http.large_replies import PIECE_BYTES, HeldResults
 from scorepool.api.repositories import decode
@@ -27,6 +26,7 @@ from scorepool.api.repositories.owned import read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
 from scorepool.api.repositories.quota import Quota, refusal
 from scorepool.store.scripts import load
+from scorepool.wire.file import FileObject
 
 logger = logging.getLogger(__name__)
 

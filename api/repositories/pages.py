@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from scorepool import wire
-from scorepool.api.dialects.openai.files import FILE_KEPT_S
 from scorepool.api.http.errors import BadRequest
 from scorepool.api.repositories import decode
+from scorepool.wire.file import FILE_KEPT_S
 
 T = TypeVar("T")
 CURSOR = r"^[0-9]{1,12}\.[0-9]{6}$"  # the time at which an item was created (unix, s)

@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool.api.dependencies import BatchesDep, HeldResultsDep, Owner, SettingsDep, known_query
-from scorepool.api.dialects.openai.batch import Batch, BatchPage, CreateBatch
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
 from scorepool.api.http.formats import reply
+from scorepool.wire.batch import Batch, BatchPage, CreateBatch
 
 BatchId = Annotated[str, Path(alias="id")]
 router = APIRouter(prefix="/v1/batches", tags=["openai"], dependencies=[Depends(known_query)])

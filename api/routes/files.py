@@ -8,13 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool.api.dependencies import FilesDep, HeldResultsDep, KeyringDep, Owner, SettingsDep, known_query
-from scorepool.api.dialects.openai.files import FILE_KEPT_S, DeletedFile, FileObject, FilePage, Purpose, UploadFields
+from scorepool.api.dialects.openai.files import UploadFields
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import Forbidden
 from scorepool.api.http.file_reply import FileReply
 from scorepool.api.http.formats import reply
 from scorepool.api.http.uploads import uploaded
 from scorepool.api.repositories.files import file_not_found
+from scorepool.wire.file import FILE_KEPT_S, DeletedFile, FileObject, FilePage, Purpose
 
 CONTENT_HEADERS: dict[str, Any] = {
     "X-Last-Line": {

@@ -1,158 +1,20 @@
-"""Define OpenAI's batch objects and the lines of their files. Pure.
+"""Define the lines of the files of batches. Pure.
 
-To add an endpoint to batches, add its path to LineEndpoint and the endpoint to LINE_ENDPOINTS.
+To add an endpoint to batches, add its path to wire.LineEndpoint and the endpoint to LINE_ENDPOINTS.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS
-from scorepool.api.dialects.openai.files import FILE_KEPT_S, ExpiresAfter, LastId
-from scorepool.api.dialects.openai.sampling import Metadata
 from scorepool.api.dialects.protocol import Endpoint
+from scorepool.wire.batch import LineEndpoint
 from scorepool.wire.request import ModelName
-from scorepool.wire.result import Result
 
 MAX_LINES = 50_000
 LINE_TIMEOUT_S = 3600  # of one job of a line
-
-LineEndpoint = Literal["/v1/completions", "/v1/chat/completions"]
-BatchStatus = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
-]
-_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
-
-
-class CreateBatch(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Run the requests of a file."""
-
-    input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
-    endpoint: LineEndpoint
-    completion_window: Annotated[
-        str, Meta(pattern=r"^[1-9][0-9]{0,2}[mhd]$(?!\n)", description="24h as at OpenAI, or 30m, 7d, ...")
-    ]
-    metadata: Metadata | None = None
-    output_expires_after: ExpiresAfter | None = None
-
-    def __post_init__(self) -> None:
-        if self.window_s > FILE_KEPT_S:
-            raise ValueError("`completion_window` is at most 30d")
-
-    @property
-    def window_s(self) -> int:
-        """Return `completion_window` in seconds."""
-        return int(self.completion_window[:-1]) * _UNITS_S[self.completion_window[-1]]
-
-
-class BatchError(Struct, frozen=True, kw_only=True):
-    """Say what is wrong with the input file, or with one of its lines."""
-
-    code: str
-    message: str
-    line: Annotated[int | None, Meta(description="Number of the line, the first being 1.")] = None
-    param: Annotated[str | None, Meta(description="The field of the line that is at fault.")] = None
-
-
-class BatchErrors(Struct, frozen=True, kw_only=True):
-    """List the first 100 errors of an input file."""
-
-    object: Literal["list"] = "list"
-    data: list[BatchError]
-
-
-class RequestCounts(Struct, frozen=True, kw_only=True):
-    """Count the lines of a batch."""
-
-    total: int = 0
-    completed: Annotated[int, Meta(description="Lines in the output file.")] = 0
-    failed: Annotated[int, Meta(description="Lines in the error file, also those that were not run in time.")] = 0
-
-
-class InputTokensDetails(Struct, frozen=True, kw_only=True):
-    """Divide input tokens. Results do not say how many of their tokens came from the KV cache."""
-
-    cached_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
-
-
-class OutputTokensDetails(Struct, frozen=True, kw_only=True):
-    """Divide output tokens."""
-
-    reasoning_tokens: Annotated[
-        int, Meta(description="Tokens of chats in the channel `reasoning`. Answers of models without it count 0.")
-    ] = 0
-
-
-class BatchUsage(Struct, frozen=True, kw_only=True):
-    """Count the tokens of all completed lines. Only `cached_tokens` is not a count: it is always 0."""
-
-    input_tokens: int = 0
-    input_tokens_details: InputTokensDetails = InputTokensDetails()
-    output_tokens: int = 0
-    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
-    total_tokens: int = 0
-
-    @classmethod
-    def of_results(cls, results: Iterable[Result]) -> Self:
-        """Count the tokens of the results of a line's jobs."""
-        num_in = num_out = num_reasoning = 0
-        for result in results:
-            num_in += result.usage.prompt_tokens
-            num_out += result.usage.completion_tokens
-            num_reasoning += sum((sequence.channels or []).count("reasoning") for sequence in result.sequences)
-        return cls._build(num_in, num_out, num_reasoning)
-
-    def __add__(self, other: Self) -> Self:
-        return self._build(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens,
-        )
-
-    @classmethod
-    def _build(cls, num_in: int, num_out: int, num_reasoning: int) -> Self:
-        details = OutputTokensDetails(reasoning_tokens=num_reasoning)
-        total = num_in + num_out
-        return cls(input_tokens=num_in, output_tokens=num_out, output_tokens_details=details, total_tokens=total)
-
-
-class Batch(Struct, frozen=True, kw_only=True):
-    """Show a batch. Times are whole seconds since 1970."""
-
-    id: str
-    object: Literal["batch"] = "batch"
-    endpoint: LineEndpoint
-    model: Annotated[str | None, Meta(description="The model that all lines name. null: they name several.")] = None
-    errors: BatchErrors | None = None
-    input_file_id: str
-    completion_window: str
-    status: BatchStatus = "validating"
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    created_at: int
-    in_progress_at: int | None = None
-    expires_at: int
-    finalizing_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    expired_at: int | None = None
-    cancelling_at: int | None = None
-    cancelled_at: int | None = None
-    request_counts: RequestCounts = RequestCounts()
-    usage: BatchUsage = BatchUsage()
-    metadata: dict[str, str] | None = None
-
-
-class BatchPage(Struct, frozen=True, kw_only=True):
-    """List batches, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Batch]
-    first_id: str | None
-    last_id: LastId
-    has_more: bool
 
 
 class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

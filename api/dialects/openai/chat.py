@@ -7,7 +7,7 @@ from msgspec import Meta
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.messages import ChatMessage, ChatTool
-from scorepool.api.dialects.openai.sampling import Metadata, NoEffect, SamplingRequest, sampling_fields
+from scorepool.api.dialects.openai.sampling import NoEffect, SamplingRequest, sampling_fields
 from scorepool.api.dialects.openai.structured_outputs import (
     NamedToolChoice,
     ResponseFormat,
@@ -17,6 +17,7 @@ from scorepool.api.dialects.openai.structured_outputs import (
     tool_choice_mode,
 )
 from scorepool.api.dialects.unsupported import check_supported
+from scorepool.wire.batch import Metadata
 from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs
 
 MaxTokens = Annotated[int, Meta(ge=1, le=MAX_NUM_TOKENS)]

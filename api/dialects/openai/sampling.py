@@ -27,9 +27,6 @@ from scorepool.wire.request import (
 
 T = TypeVar("T")
 NoEffect = Annotated[T, Meta(description="Has no effect here.")]
-Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
-]
 # The one value that is supported, by field. The fields are vLLM's, whose clients send their defaults.
 _SUPPORTED = {
     "use_beam_search": False,

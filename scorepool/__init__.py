@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from scorepool.files import FileError, score_file
     from scorepool.sdk import (
         AsyncClient,
         AsyncJob,
@@ -43,6 +44,7 @@ __all__ = [
     "AsyncJob",
     "Client",
     "Failure",
+    "FileError",
     "Generate",
     "Job",
     "JobFailed",
@@ -64,6 +66,7 @@ __all__ = [
     "Unreachable",
     "Usage",
     "WebhookError",
+    "score_file",
     "verify_webhook",
 ]
 
@@ -75,6 +78,7 @@ _MODULES = {
         ),
         "scorepool.sdk",
     ),
+    **dict.fromkeys(("FileError", "score_file"), "scorepool.files"),
     **dict.fromkeys(("WebhookError", "verify_webhook"), "scorepool.webhook"),
 }  # the other names are those of scorepool.wire
 

@@ -3,7 +3,8 @@
 A plain `pip install scorepool` brings this module's imports. NEEDS in commands/running.py lists what each subcommand
 needs beside them. The module that implements a subcommand is executed when the subcommand first uses it.
 
-To add a subcommand: a function here, or in commands/remote.py if it talks to an API; its modules in NEEDS.
+To add a subcommand: a function here, in commands/remote.py if it talks to an API, or in commands/on_files.py if it
+works on files; its modules in NEEDS.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scorepool.commands import remote
+from scorepool.commands import on_files, remote
 from scorepool.commands.remote import DEFAULT_URL, ApiKey
 from scorepool.commands.running import EXIT_STATUSES, fail, import_lazily, run
 
@@ -220,4 +221,5 @@ def to_environ(**options: str | int | None) -> dict[str, str]:
     return {f"SCOREPOOL_{name.upper()}": str(value) for name, value in options.items() if value is not None}
 
 
+app.add_typer(on_files.app)
 app.add_typer(remote.app)

@@ -1,0 +1,98 @@
+"""The options of the subcommands that work on files. scorepool/files implements them, and is executed on first use."""
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from scorepool.commands.remote import DEFAULT_URL, ApiKey, Url
+from scorepool.commands.running import INTERRUPTED, CommandError, import_lazily, run
+
+if TYPE_CHECKING:
+    from scorepool import files
+else:
+    files = import_lazily("scorepool.files")
+
+app = typer.Typer()
+EXIT_STATUS = (
+    "Exit status 0: every row is done; 1: OUT.errors.jsonl names rows that are not; 2: the command or FILE cannot "
+    "work; 3: no server, or it refuses; 4: OUT cannot be written; 130: Ctrl-C. After 3, 4 and 130 the same command "
+    "goes on where it stopped."
+)
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV or TSV; `-`: stdin.")]
+Out = Annotated[str, typer.Option("--out", "-o", metavar="OUT", help="As FILE; `-`: stdout.")]
+Model = Annotated[str | None, typer.Option(help="Default: the only model that is served.")]
+Tokens = Annotated[bool, typer.Option("--tokens", help="Add the columns token_ids, tokens, logprobs and ranks.")]
+Prefix = Annotated[str, typer.Option(help="Begin the names of the new columns with this.")]
+InputFormat = Annotated[str | None, typer.Option(help="Format of FILE. Default: as its name ends; of stdin jsonl.")]
+OutputFormat = Annotated[str | None, typer.Option(help="Format of OUT. Default: as its name ends; of stdout jsonl.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")]
+
+
+@app.command(epilog=EXIT_STATUS)
+def score(
+    file: File,
+    out: Out,
+    model: Model = None,
+    prompt: Annotated[str | None, typer.Option(help="Column of prompts. Default: prompt.")] = None,
+    completion: Annotated[str | None, typer.Option(help="Column of completions. Default: completion.")] = None,
+    text: Annotated[str | None, typer.Option(help="Column of texts that are scored by themselves.")] = None,
+    temperature: Annotated[float, typer.Option(help="Divides the logits before the softmax.")] = 1.0,
+    tokens: Tokens = False,
+    prefix: Prefix = "",
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    input_format: InputFormat = None,
+    output_format: OutputFormat = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Score each row of FILE: its columns, and logprob_sum, num_tokens, perplexity, bits_per_byte, ..."""
+    run_on_file(
+        "score",
+        files.score_file,
+        file,
+        out,
+        model=model,
+        prompt=prompt,
+        completion=completion,
+        text=text,
+        temperature=temperature,
+        tokens=tokens,
+        prefix=prefix,
+        url=url,
+        api_key=api_key,
+        input_format=input_format,
+        output_format=output_format,
+        overwrite=overwrite,
+    )
+
+
+def run_on_file(
+    command: str, function: Callable[..., "files.Summary"], file: str, out: str, **options: Any
+) -> NoReturn:
+    """Run a function of scorepool.files, report what it did on stderr, and exit with a status of EXIT_STATUS."""
+
+    def implementation() -> int:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+        try:
+            summary = function(file, out, **options)
+        except files.FileError as error:
+            raise CommandError(str(error), error.exit_status) from None
+        except KeyboardInterrupt:
+            raise CommandError("stopped; the same command goes on where it stopped", INTERRUPTED) from None
+        show(summary, out)
+        return 1 if summary.num_failed else 0
+
+    run(command, implementation)
+
+
+def show(summary: "files.Summary", out: str) -> None:
+    """Print on stderr what was done."""
+    typer.echo(f"{summary.num_rows - summary.num_failed} rows done, {summary.num_failed} failed", err=True)
+    if summary.num_failed and out != "-":
+        typer.echo(f"{out}.errors.jsonl names the rows that failed, with the reasons", err=True)
+    if summary.stamp_differences:
+        differences = "; ".join(summary.stamp_differences)
+        typer.echo(f"warning: different models or software computed the rows: {differences}", err=True)

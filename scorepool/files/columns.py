@@ -1,0 +1,65 @@
+"""Choose the columns that a job needs, by name."""
+
+from dataclasses import dataclass
+
+from scorepool import wire
+from scorepool.files.errors import BadInput
+from scorepool.files.rows import Values
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreColumns:
+    """The columns to score: a completion after a prompt, or a text by itself."""
+
+    prompt: str | None
+    completion: str
+
+    @classmethod
+    def choose(
+        cls, first: Values, name: str, prompt: str | None, completion: str | None, text: str | None
+    ) -> "ScoreColumns":
+        """Return the given columns, or by default `prompt` and `completion`, or `text`. Raises BadInput."""
+        if text and (prompt or completion):
+            raise BadInput("--text is given with --prompt or --completion: expected one or the other")
+        if not (text or prompt or completion) and "text" in first and not {"prompt", "completion"} <= first.keys():
+            text = "text"
+        chosen = cls(None, text) if text else cls(prompt or "prompt", completion or "completion")
+        for column in filter(None, (chosen.prompt, chosen.completion)):
+            if column not in first:
+                raise BadInput(
+                    f"{name} has no column {column!r}: it has {', '.join(map(repr, first)) or 'none'}; name yours with "
+                    "--prompt and --completion, or with --text"
+                )
+        return chosen
+
+    def item(self, values: Values) -> wire.ScoreItem:
+        """Return what is scored. Raises ValueError with a reason."""
+        completion = _text_or_ids(values, self.completion)
+        if not completion:
+            raise ValueError(f"column {self.completion!r} is empty: expected at least one character or token id")
+        if self.prompt is not None:
+            prompt = _text_or_ids(values, self.prompt)
+        else:
+            prompt = "" if isinstance(completion, str) else []
+        if isinstance(prompt, str) != isinstance(completion, str):
+            raise ValueError(f"columns {self.prompt!r} and {self.completion!r} must both be text or both be token ids")
+        if not prompt and not isinstance(prompt, str):
+            raise ValueError("token ids have nothing before them: expected a prompt of at least one token id")
+        return wire.ScoreItem(prompt=prompt, completion=completion)
+
+
+def _text_or_ids(values: Values, column: str) -> str | list[int]:
+    value = values.get(column)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(each) is int for each in value):
+        return value
+    if column not in values:
+        raise ValueError(f"the row has no column {column!r}")
+    raise ValueError(f"column {column!r} is {wire.quote(value)}: expected text or token ids")
+
+
+def check_new_columns(first: Values, new: tuple[str, ...], name: str) -> None:
+    """Check that no new column is in the file. Raises BadInput."""
+    if doubled := [column for column in new if column in first]:
+        raise BadInput(f"{name} has a column {doubled[0]!r}, as the output would: give --prefix for the new columns")

@@ -1,0 +1,222 @@
+"""Keep how far the work on a file is, so that the same command goes on there after any end of its process.
+
+Beside OUT lie, until every row is done:
+
+    OUT.partial        the rows that are done, in the order of the input
+    OUT.journal        a Checkpoint: how many rows that is, and the sizes of the files at that row
+and afterwards too, if some rows could not be done:
+    OUT.errors.jsonl   a line per such row: `row`, `line`, `reason`
+
+A checkpoint is written after the rows have reached the disk, and what was written after the last one is cut off when
+the work goes on. So each row is in OUT once.
+"""
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from scorepool.files.errors import BadInput, OutputError
+from scorepool.files.rows import Done
+from scorepool.files.sinks import Sink
+
+CHECKPOINT_S = 1.0  # between checkpoints: the disk has to follow each of them
+
+
+class Counts(Struct):
+    """What was done so far."""
+
+    num_rows: int = 0  # read, with those that failed
+    num_failed: int = 0
+    num_tokens: int = 0
+    position: int = 0  # in the input
+
+
+class Checkpoint(Struct, kw_only=True):
+    """The content of OUT.journal."""
+
+    command: dict[str, Any]  # what must be the same for the work to go on
+    run_id: str
+    counts: Counts
+    partial_bytes: int = 0
+    errors_bytes: int = 0
+    undeleted: list[str] = []  # ids of jobs whose rows are in OUT.partial
+    is_complete: bool = False
+
+
+def beside(out: Path, suffix: str) -> Path:
+    """Return the path of a file beside OUT."""
+    return out.with_name(out.name + suffix)
+
+
+class JournaledOutput:
+    """OUT and the files beside it. Raises BadInput if OUT exists or is written by another process; OutputError."""
+
+    def __init__(self, out: Path, sink: Sink, command: dict[str, Any], overwrite: bool) -> None:
+        self._out, self._sink = out, sink
+        self._partial_path, self._journal_path = beside(out, ".partial"), beside(out, ".journal")
+        self.errors_path = beside(out, ".errors.jsonl")
+        self._checkpoint = Checkpoint(command=command, run_id=uuid.uuid4().hex, counts=Counts())
+        self._saved_at = monotonic()
+        with _reported(out):
+            self._partial = _open_locked(self._partial_path, out)
+            try:
+                self._restore(overwrite)
+            except BadInput:
+                self._partial.close()
+                raise
+            self._errors = self.errors_path.open("ab", buffering=0)
+            _cut(self._partial, self._checkpoint.partial_bytes)
+            _cut(self._errors, self._checkpoint.errors_bytes)
+            self._save()
+
+    @property
+    def counts(self) -> Counts:
+        return self._checkpoint.counts
+
+    @property
+    def run_id(self) -> str:
+        return self._checkpoint.run_id
+
+    @property
+    def undeleted(self) -> list[str]:
+        return self._checkpoint.undeleted
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every row was done before, and only `finish` is missing."""
+        return self._checkpoint.is_complete
+
+    def _restore(self, overwrite: bool) -> None:
+        """Go on after the last checkpoint of the same command, if there is one. Raises BadInput."""
+        if self._journal_path.exists():
+            try:
+                self._checkpoint = self._read_checkpoint()
+            except BadInput:
+                if not overwrite:
+                    raise
+            else:
+                if self._checkpoint.partial_bytes and not self.is_complete:
+                    self._sink.restore(self._partial_path)
+                return
+        if self._out.exists():
+            if not overwrite:
+                self._partial_path.unlink()
+                raise BadInput(f"{self._out} exists: give another -o, or --overwrite")
+            self._out.unlink()
+
+    def _read_checkpoint(self) -> Checkpoint:
+        """Return the last checkpoint. Raises BadInput if it is of another command."""
+        try:
+            found = msgspec.json.decode(self._journal_path.read_bytes(), type=Checkpoint)
+        except msgspec.DecodeError:
+            raise BadInput(f"{self._journal_path} is damaged: give --overwrite to begin again") from None
+        for name, value in self._checkpoint.command.items():
+            if (before := found.command.get(name)) != value:
+                raise BadInput(
+                    f"{self._out} was begun with {name} {before!r} and cannot go on with {value!r}: give the same "
+                    "command, another -o, or --overwrite to begin again"
+                )
+        if not found.is_complete and os.fstat(self._partial.fileno()).st_size < found.partial_bytes:
+            raise BadInput(f"{self._partial_path} was shortened: give --overwrite to begin again")
+        return found
+
+    def write(self, rows: Sequence[Done]) -> None:
+        """Append rows that are done. Raises OutputError."""
+        good = [each.row.values | each.columns for each in rows if each.columns is not None and each.row.values]
+        encoded, reasons = self._sink.encode(good)
+        unfit = iter(range(len(good)))
+        errors = []
+        for each in rows:
+            reason = each.reason if each.columns is None else reasons.get(next(unfit), "")
+            if reason:
+                errors.append({"row": each.row.number, "line": each.row.line, "reason": reason})
+        with _reported(self._out):
+            _append(self._partial, encoded)
+            _append(self._errors, b"".join(msgspec.json.encode(error) + b"\n" for error in errors))
+        self._checkpoint.partial_bytes = self._partial.tell()
+        self._checkpoint.errors_bytes = self._errors.tell()
+        counts = self.counts
+        counts.num_rows += len(rows)
+        counts.num_failed += len(errors)
+        counts.num_tokens += sum(each.num_tokens for each in rows)
+        counts.position = rows[-1].row.position
+
+    def is_due(self) -> bool:
+        """True if the last checkpoint is long ago."""
+        return monotonic() - self._saved_at >= CHECKPOINT_S
+
+    def save(self) -> None:
+        """Write a checkpoint. Raises OutputError."""
+        with _reported(self._out):
+            self._save()
+
+    def _save(self) -> None:
+        for file in (self._partial, self._errors):
+            os.fsync(file.fileno())
+        new = beside(self._out, ".journal.new")
+        with new.open("wb", buffering=0) as journal:
+            _append(journal, msgspec.json.encode(self._checkpoint))
+            os.fsync(journal.fileno())
+        os.replace(new, self._journal_path)
+        self._saved_at = monotonic()
+
+    def finish(self) -> None:
+        """Make OUT of the partial file, and remove what is not needed any more. Raises OutputError."""
+        with _reported(self._out):
+            if not self.is_complete:
+                self._checkpoint.is_complete = True
+                self._save()
+            if self._partial_path.stat().st_size or not self._out.exists():
+                self._sink.make_file(self._partial_path, self._out)
+            self._partial_path.unlink(missing_ok=True)
+            if not self.counts.num_failed:
+                self.errors_path.unlink(missing_ok=True)
+            self._journal_path.unlink()
+
+    def close(self) -> None:
+        """Close the files. What is not in a checkpoint is done again by the next process."""
+        self._partial.close()
+        self._errors.close()
+
+
+@contextmanager
+def _reported(out: Path) -> Iterator[None]:
+    """Turn what the operating system says of the output into an OutputError."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or out
+        raise OutputError(
+            f"cannot write {where}: {error.strerror}; what was done is kept, and the same command goes on"
+        ) from error
+
+
+def _open_locked(path: Path, out: Path) -> FileIO:
+    file = path.open("ab", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BadInput(f"another process is writing {out}: wait for it, or give another -o") from None
+    return file
+
+
+def _cut(file: FileIO, num_bytes: int) -> None:
+    if os.fstat(file.fileno()).st_size > num_bytes:
+        file.truncate(num_bytes)
+    file.seek(0, os.SEEK_END)
+
+
+def _append(file: FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]

@@ -1,0 +1,151 @@
+"""Work on a file: rows in, jobs, rows out, in bounded memory of this process and of the server."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Protocol
+
+import httpx
+from msgspec import Struct
+
+from scorepool import wire
+from scorepool.files.errors import BadInput, ServerError
+from scorepool.files.formats import Source
+from scorepool.files.journal import Counts
+from scorepool.files.rows import Done, DoneRows, Row, Values
+from scorepool.files.tasks import Task
+from scorepool.files.window import chunk_rows, in_order
+from scorepool.sdk import AsyncClient, ScorepoolError, Unreachable
+
+MAX_BAD_HEAD = 1000  # rows at the start of a file of which one must be readable
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """What was done with a file."""
+
+    num_rows: int
+    num_failed: int  # rows, which OUT.errors.jsonl names
+    num_tokens: int
+    stamp_differences: list[str]  # between results of this process: empty if one model and software computed them all
+
+
+class Output(Protocol):
+    """Where rows go."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def counts(self) -> Counts: ...
+    def write(self, rows: Sequence[Done]) -> None: ...
+    def is_due(self) -> bool: ...
+    def save(self) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def undeleted(self) -> list[str]: ...
+    @property
+    def is_complete(self) -> bool: ...
+
+
+Report = Callable[[Counts], None]
+
+
+def first_row(source: Source) -> tuple[Values, Iterator[Row]]:
+    """Return the values of the first row that can be read, and all rows. Raises BadInput if there is none."""
+    head: list[Row] = []
+    for row in source.rows:
+        head.append(row)
+        if row.values is not None:
+            return row.values, chain(head, source.rows)
+        if len(head) == MAX_BAD_HEAD:
+            break
+    if not head:
+        raise BadInput(f"{source.name} has no rows")
+    raise BadInput(f"{source.name} has no row that can be read: line {head[0].line}: {head[0].reason}")
+
+
+async def choose_model(url: str, api_key: str | None, model: str | None) -> str:
+    """Return the model, by default the only one that is served. Raises BadInput, ServerError."""
+    if api_key and not api_key.isascii():  # HTTP headers are ASCII
+        raise BadInput("the API key has characters that no key has: expected what `scorepool key` prints")
+    async with AsyncClient(url, api_key, retry_s=0.0) as client:
+        try:
+            models = await client.models()
+        except Unreachable:
+            raise ServerError(
+                f"no server answers at {url}: start one with `scorepool serve`, or name yours with --url or "
+                "SCOREPOOL_URL"
+            ) from None
+        except ScorepoolError as error:
+            raise ServerError(str(error)) from None
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+            raise BadInput(f"the URL is {url!r}: expected http://HOST:PORT, https://HOST or unix:///PATH") from None
+    names = sorted({name for served in models for name in (served.id, *served.aliases)})
+    ids = {served.id for served in models}
+    if model is None and len(ids) == 1:
+        return ids.pop()
+    if model is None or model not in names:
+        problem = f"no worker serves {model!r}" if model else "no --model is given"
+        raise BadInput(f"{problem}: the server at {url} has {', '.join(names) or 'no model yet'}")
+    return model
+
+
+async def process_rows(
+    rows: Iterator[Row],
+    task: Task,
+    output: Output,
+    client: AsyncClient,
+    *,
+    rows_per_chunk: int,
+    max_in_flight: int,
+    report: Report,
+) -> list[str]:
+    """Work on the rows that the output has not; return how the stamps of the results differ.
+
+    Jobs are deleted on the server when their rows are on the disk. Raises FileError.
+    """
+    left = (row for row in rows if row.number > output.counts.num_rows)
+    stamps = Stamps()
+    done_chunks = in_order(chunk_rows(left, rows_per_chunk), task.run, max_in_flight)
+    try:
+        await delete_jobs(client, output.undeleted)  # of an earlier process
+        async for done in done_chunks:
+            output.write(done.rows)
+            output.undeleted.extend(done.job_ids)
+            stamps.add(done)
+            if output.is_due():
+                output.save()
+                await delete_jobs(client, output.undeleted)
+            report(output.counts)
+    except (Unreachable, ScorepoolError) as error:
+        raise ServerError(f"{error}; what was done is kept, and the same command goes on") from error
+    finally:
+        await done_chunks.aclose()
+        output.save()
+    await delete_jobs(client, output.undeleted)
+    return stamps.differences
+
+
+class Stamps:
+    """What computed the results, and how that changed."""
+
+    def __init__(self) -> None:
+        self._first: wire.Provenance | None = None
+        self.differences: list[str] = []
+
+    def add(self, done: DoneRows) -> None:
+        for stamp in done.stamps:
+            self._first = self._first or stamp
+            self.differences = self.differences or list(wire.stamp_differences(self._first, stamp))
+
+
+async def delete_jobs(client: AsyncClient, job_ids: list[str]) -> None:
+    """Delete jobs, and take them off the list. One that is gone does no harm."""
+    await asyncio.gather(*(_delete(client, job_id) for job_id in job_ids))
+    job_ids.clear()
+
+
+async def _delete(client: AsyncClient, job_id: str) -> None:
+    with suppress(ScorepoolError):
+        await client.delete(job_id)

@@ -1,0 +1,36 @@
+"""Define the rows of a file, before and after the work on them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Values = dict[str, Any]  # a row's values by column, in the order of the columns
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as the file has it. `values` are missing if it cannot be read, and `reason` then says why."""
+
+    number: int  # 1 is the first
+    line: int  # of the file, at which the row ends; the row's number in files without lines
+    position: int  # of the file after the row, in the units of `Source.size`
+    values: Values | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A row with its new columns, or with the reason why it has none."""
+
+    row: Row
+    columns: Values | None = None
+    reason: str = ""
+    num_tokens: int = 0  # of the prompt and the completion
+
+
+@dataclass(slots=True)
+class DoneRows:
+    """Consecutive rows, and the ids of the jobs that computed them."""
+
+    rows: list[Done]
+    job_ids: list[str] = field(default_factory=list)
+    stamps: list[Any] = field(default_factory=list)  # wire.Provenance of each result

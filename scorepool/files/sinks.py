@@ -1,0 +1,85 @@
+"""Encode rows as bytes that are appended to a file, and make the file that the user gets of them.
+
+To add a format: a class here or in a module of its own, and its name in formats.py.
+"""
+
+import csv
+import os
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from scorepool.files.rows import Values
+
+
+class Sink(Protocol):
+    """An encoding of rows."""
+
+    def restore(self, partial: Path) -> None:
+        """Go on after the rows that a file of this encoding holds."""
+
+    def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
+        """Return the bytes of rows, and the reasons why some of them have none, by index."""
+
+    def end(self) -> bytes:
+        """Return the bytes that end the encoding where no file is made of it, as on stdout."""
+
+    def make_file(self, partial: Path, out: Path) -> None:
+        """Make the file that the user gets, in one step. The partial file may be gone after it."""
+
+
+class JsonlSink:
+    """One JSON object per line."""
+
+    def restore(self, partial: Path) -> None:
+        pass
+
+    def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
+        return b"".join(msgspec.json.encode(row) + b"\n" for row in rows), {}
+
+    def end(self) -> bytes:
+        return b""
+
+    def make_file(self, partial: Path, out: Path) -> None:
+        os.replace(partial, out)
+
+
+class CsvSink:
+    """A line of columns, those of the first row, and a line per row. Lists and objects are written as JSON."""
+
+    def __init__(self, delimiter: str = ",") -> None:
+        self._delimiter = delimiter
+        self._columns: list[str] = []
+
+    def restore(self, partial: Path) -> None:
+        with partial.open(newline="", encoding="utf-8") as file:
+            self._columns = next(csv.reader(file, delimiter=self._delimiter), [])
+
+    def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
+        text = StringIO()
+        writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
+        if rows and not self._columns:
+            self._columns = list(rows[0])
+            writer.writerow(self._columns)
+        reasons = {}
+        for index, row in enumerate(rows):
+            if unknown := row.keys() - set(self._columns):
+                reasons[index] = f"column {min(unknown)!r} is not in the first row, which decides the columns of a CSV"
+            else:
+                writer.writerow([_to_field(row.get(column)) for column in self._columns])
+        return text.getvalue().encode(), reasons
+
+    def end(self) -> bytes:
+        return b""
+
+    def make_file(self, partial: Path, out: Path) -> None:
+        os.replace(partial, out)
+
+
+def _to_field(value: object) -> object:
+    if value is None or (isinstance(value, (str, int, float)) and not isinstance(value, bool)):
+        return value
+    return msgspec.json.encode(value).decode()

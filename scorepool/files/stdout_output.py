@@ -1,0 +1,56 @@
+"""Write rows to stdout. Nothing is kept for a later process."""
+
+import sys
+import uuid
+from collections.abc import Sequence
+
+from scorepool.files.errors import OutputError
+from scorepool.files.journal import Counts
+from scorepool.files.rows import Done
+from scorepool.files.sinks import Sink
+
+
+class StdoutOutput:
+    """Stdout. Reasons of rows that fail go to stderr."""
+
+    errors_path = None
+    is_complete = False
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.counts = Counts()
+        self.undeleted: list[str] = []
+        self.run_id = uuid.uuid4().hex
+
+    def write(self, rows: Sequence[Done]) -> None:
+        """Write rows that are done. Raises OutputError."""
+        good = [each for each in rows if each.columns is not None]
+        encoded, reasons = self._sink.encode([(each.row.values or {}) | (each.columns or {}) for each in good])
+        failed = [(each.row, each.reason) for each in rows if each.columns is None]
+        failed += [(good[index].row, reason) for index, reason in reasons.items()]
+        for row, reason in failed:
+            print(f"row {row.number} (line {row.line}): {reason}", file=sys.stderr)  # noqa: T201
+        self._put(encoded)
+        self.counts.num_rows += len(rows)
+        self.counts.num_failed += len(failed)
+        self.counts.num_tokens += sum(each.num_tokens for each in rows)
+        self.counts.position = rows[-1].row.position
+
+    def _put(self, encoded: bytes) -> None:
+        try:
+            sys.stdout.buffer.write(encoded)
+            sys.stdout.buffer.flush()
+        except OSError as error:  # for example a reader that has ended
+            raise OutputError(f"cannot write to stdout: {error.strerror}") from None
+
+    def is_due(self) -> bool:
+        return True
+
+    def save(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._put(self._sink.end())
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,150 @@
+"""OUT and the files beside it: each row once, whatever ends a process."""
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scorepool.files.errors import BadInput, OutputError
+from scorepool.files.journal import JournaledOutput
+from scorepool.files.rows import Done, Row
+from scorepool.files.sinks import CsvSink, JsonlSink
+
+COMMAND = {"FILE": "in.jsonl", "--model": "demo"}
+
+
+def done(number: int, reason: str = "") -> Done:
+    row = Row(number, number + 1, 10 * number, {"a": number})
+    return Done(row, None if reason else {"b": -number}, reason, num_tokens=3)
+
+
+def opened(out: Path, *, overwrite: bool = False, **command: Any) -> JournaledOutput:
+    sink = CsvSink() if out.suffix == ".csv" else JsonlSink()
+    return JournaledOutput(out, sink, COMMAND | command, overwrite)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_what_was_written_after_the_last_checkpoint_is_cut_off(tmp_path: Path, name: str):
+    out = tmp_path / name
+    first = opened(out)
+    first.write([done(1), done(2, "bad")])
+    first.save()
+    first.write([done(3), done(4, "bad")])
+    first.close()
+
+    second = opened(out)
+    assert second.run_id == first.run_id
+    assert (second.counts.num_rows, second.counts.num_failed, second.counts.num_tokens) == (2, 1, 6)
+    assert second.counts.position == 20
+    second.write([done(3), done(4, "bad")])
+    second.finish()
+    second.close()
+
+    expected = {"out.jsonl": '{"a":1,"b":-1}\n{"a":3,"b":-3}\n', "out.csv": "a,b\n1,-1\n3,-3\n"}
+    assert out.read_text() == expected[name]
+    errors = [json.loads(line) for line in second.errors_path.read_text().splitlines()]
+    assert errors == [{"row": 2, "line": 3, "reason": "bad"}, {"row": 4, "line": 5, "reason": "bad"}]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, f"{name}.errors.jsonl"]
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_process_that_ends_while_it_finishes_loses_nothing(tmp_path: Path, is_renamed: bool):
+    out = tmp_path / "out.jsonl"
+    first = opened(out)
+    first.write([done(1)])
+    first._checkpoint.is_complete = True
+    first.save()
+    first.close()
+    if is_renamed:
+        (tmp_path / "out.jsonl.partial").rename(out)
+
+    second = opened(out)
+    assert second.is_complete
+    second.finish()
+    second.close()
+    assert out.read_text() == '{"a":1,"b":-1}\n'
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_an_output_that_exists_is_replaced_only_if_asked(tmp_path: Path):
+    out = tmp_path / "out.jsonl"
+    out.write_text("old")
+    with pytest.raises(BadInput, match=r"out\.jsonl exists: give another -o, or --overwrite"):
+        opened(out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+    output = opened(out, overwrite=True)
+    output.finish()
+    output.close()
+    assert out.read_text() == ""
+
+
+def test_another_command_does_not_go_on(tmp_path: Path):
+    out = tmp_path / "out.jsonl"
+    opened(out).close()
+    with pytest.raises(BadInput, match="was begun with --model 'demo' and cannot go on with 'other'"):
+        opened(out, **{"--model": "other"})
+    opened(out, overwrite=True, **{"--model": "other"}).close()
+    (tmp_path / "out.jsonl.journal").write_text("{")
+    with pytest.raises(BadInput, match="is damaged"):
+        opened(out)
+
+
+def test_two_processes_do_not_write_one_output(tmp_path: Path):
+    output = opened(tmp_path / "out.jsonl")
+    with pytest.raises(BadInput, match="another process is writing"):
+        opened(tmp_path / "out.jsonl")
+    output.close()
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """Let no file grow beyond a size, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_loses_nothing_that_was_done(tmp_path: Path):
+    out = tmp_path / "out.jsonl"
+    output = opened(out)
+    output.write([done(1)])
+    output.save()
+    many = [done(number) for number in range(2, 200)]
+    with (
+        largest_file(1000),
+        pytest.raises(OutputError, match=r"cannot write .*: File too large; what was done is kept"),
+    ):
+        output.write(many)
+    output.save()
+    output.close()
+
+    again = opened(out)
+    assert again.counts.num_rows == 1
+    again.write(many)
+    again.finish()
+    again.close()
+    assert [json.loads(line)["a"] for line in out.read_text().splitlines()] == list(range(1, 200))
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
+    with pytest.raises(OutputError, match=r"cannot write .*no/out\.jsonl\.partial: No such file or directory"):
+        opened(tmp_path / "no" / "out.jsonl")
+
+
+def test_a_row_with_another_column_does_not_fit_into_a_csv(tmp_path: Path):
+    out = tmp_path / "out.csv"
+    output = opened(out)
+    other = Done(Row(2, 2, 20, {"c": 1}), {"b": [1, None, True]})
+    output.write([done(1), other, Done(Row(3, 3, 30, {"a": True}), {"b": [1, None, "x"]})])
+    output.finish()
+    output.close()
+    assert out.read_text() == 'a,b\n1,-1\ntrue,"[1,null,""x""]"\n'
+    assert "column 'c' is not in the first row" in output.errors_path.read_text()

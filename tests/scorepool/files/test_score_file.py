@@ -1,0 +1,154 @@
+"""`scorepool score` as a user runs it, against every process of the demo model."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from math import exp
+from pathlib import Path
+
+import pytest
+
+import scorepool
+from scorepool import Client, wire
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
+
+SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
+ITEM = wire.ScoreItem(prompt="import 39", completion=" os.path" * 3)
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def url(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    state = tmp_path_factory.mktemp("s")
+    environ = {"SCOREPOOL_PORT": str(free_port())}
+    with Stack([f"demo={root}/scorepool/models/demo"], state=state, environ=environ, logs=state / "logs") as stack:
+        yield stack.url
+
+
+def run(url: str, *arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `scorepool` to its end."""
+    environ = os.environ | {"SCOREPOOL_URL": url}
+    return subprocess.run(
+        [SCOREPOOL, *arguments], env=environ, input=stdin, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def write_rows(path: Path, num_rows: int) -> Path:
+    rows = ({"id": index, "prompt": f"import {index}", "completion": " os.path" * 3} for index in range(num_rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_rows(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_are_scored_in_their_order_and_bad_ones_are_named(url: str, tmp_path: Path):
+    path, out = write_rows(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
+    lines = path.read_text().splitlines()
+    lines[3] = "{"
+    lines[7] = json.dumps({"id": 7, "prompt": "a", "completion": "x " * 5000})
+    lines[9] = json.dumps({"id": 9, "prompt": "a", "completion": ""})
+    lines[11] = json.dumps({"id": 11, "prompt": "a"})
+    path.write_text("\n".join(lines))
+
+    done = run(url, "score", path, "-o", out, "--tokens")
+
+    assert done.returncode == 1, done.stderr
+    assert "36 rows done, 4 failed" in done.stderr
+    rows = read_rows(out)
+    assert [row["id"] for row in rows] == [index for index in range(40) if index not in (3, 7, 9, 11)]
+    errors = {error["line"]: error["reason"] for error in read_rows(tmp_path / "out.jsonl.errors.jsonl")}
+    assert list(errors) == [4, 8, 10, 12]
+    assert errors[8] == "the row has 5001 tokens; at most 2048 fit"
+    with Client(url) as client:
+        assert client.jobs().jobs == []
+        job = client.submit(wire.Score(model="demo", items=[ITEM], rank=True))
+        [expected] = job.result().sequences
+        job.delete()
+    row = rows[-1]
+    assert expected.logprobs is not None
+    assert row["logprobs"] == pytest.approx(list(expected.logprobs), abs=1e-4)
+    assert (row["token_ids"], row["ranks"]) == (expected.token_ids, expected.ranks)
+    assert row["num_tokens"] == len(expected.token_ids)
+    assert row["logprob_sum"] == pytest.approx(expected.logprob_sum, abs=1e-4)
+    assert row["perplexity"] == pytest.approx(exp(-(expected.logprob_sum or 0) / len(expected.token_ids)), rel=1e-4)
+    assert row["logprob_per_byte"] == pytest.approx((expected.logprob_sum or 0) / 24, rel=1e-4)
+    assert row["is_greedy"] == expected.is_greedy
+
+
+def test_csv_comes_from_stdin_and_goes_to_stdout(url: str):
+    options = ["--text", "body", "--input-format", "csv", "--output-format", "csv", "--prefix", "demo_"]
+    done = run(url, "score", "-", "-o", "-", *options, stdin="id,body\n1,import os\n2\n3,def f\n")
+    assert done.returncode == 1
+    assert "row 2 (line 3): the row has 1 fields" in done.stderr
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert [(row["id"], row["body"]) for row in rows] == [("1", "import os"), ("3", "def f")]
+    assert all(float(row["demo_perplexity"]) > 1 for row in rows)
+
+
+@pytest.mark.parametrize(("stop", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_stopped_command_goes_on_with_each_row_once(url: str, tmp_path: Path, stop: signal.Signals, status: int):
+    path, out, journal = write_rows(tmp_path / "in.jsonl", 1500), tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
+    command = [SCOREPOOL, "score", str(path), "-o", str(out), "--url", url]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
+        while not (journal.exists() and json.loads(journal.read_text())["counts"]["num_rows"]):
+            assert first.poll() is None
+            time.sleep(0.02)
+        first.send_signal(stop)
+        _, stderr = first.communicate(timeout=60)
+    assert first.returncode == status
+    assert "Traceback" not in stderr
+    assert not out.exists()
+    with Client(url) as client:
+        if stop == signal.SIGINT:
+            assert {job.status for job in client.jobs().jobs} <= {"canceled", "finished"}
+
+        done = run(url, "score", path, "-o", out)
+
+        assert done.returncode == 0, done.stderr
+        assert [row["id"] for row in read_rows(out)] == list(range(1500))
+        assert [found.name for found in sorted(tmp_path.iterdir())] == ["in.jsonl", "out.jsonl"]
+        assert client.jobs().jobs == []
+
+
+def test_score_file_is_a_function(url: str, tmp_path: Path):
+    path = write_rows(tmp_path / "in.jsonl", 3)
+    summary = scorepool.score_file(path, tmp_path / "out.csv", url=url)
+    assert (summary.num_rows, summary.num_failed, summary.stamp_differences) == (3, 0, [])
+    assert summary.num_tokens > 3 * 4
+    with pytest.raises(scorepool.FileError, match=r"out\.csv exists"):
+        scorepool.score_file(path, tmp_path / "out.csv", url=url)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "status", "sentence"),
+    [
+        ("", [], 2, "in.jsonl has no rows"),
+        ("{\n[", [], 2, "in.jsonl has no row that can be read: line 1: the line is not valid JSON"),
+        ('{"a": 1}\n', [], 2, "in.jsonl has no column 'prompt': it has 'a'; name yours with --prompt"),
+        ('{"text": "x"}\n', ["--text", "b"], 2, "in.jsonl has no column 'b': it has 'text'"),
+        ('{"text": "x"}\n', ["--text", "text", "--prompt", "p"], 2, "--text is given with --prompt"),
+        ('{"text": "x", "perplexity": 1}\n', [], 2, "in.jsonl has a column 'perplexity', as the output would"),
+        ('{"text": "x"}\n', ["--model", "gone"], 2, "no worker serves 'gone': the server at"),
+        ('{"text": "x"}\n', ["--output-format", "xml"], 2, "is of no known format: expected one of .jsonl"),
+        ('{"text": "x"}\n', ["--url", "http://127.0.0.1:9"], 3, "start one with `scorepool serve`"),
+        ('{"text": "x"}\n', ["--temperature", "1000"], 3, "the server refuses: temperature"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(
+    url: str, tmp_path: Path, content: str, options: list[str], status: int, sentence: str
+):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text(content)
+    done = run(url, "score", path, "-o", out, *options)
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.returncode == status
+    assert not out.exists()

@@ -124,7 +124,7 @@ LIBRARIES: dict[str, set[str]] = {
     "scorepool": {"httpx", "typer"},
     "scorepool.sdk": {"tenacity"},
     "scorepool.commands": {"msgspec", "prometheus_client", "rich"},
-    "scorepool.files": {"msgspec"},
+    "scorepool.files": {"msgspec", "pyarrow"},
     "scorepool.verify": {"msgspec"},
     "scorepool.local": {"redis", "rich", "standardwebhooks"},
     "scorepool.models": {"numpy", "tokenizers", "torch", "transformers"},

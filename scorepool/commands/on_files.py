@@ -21,7 +21,7 @@ EXIT_STATUS = (
     "goes on where it stopped."
 )
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV or TSV; `-`: stdin.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV, TSV, Parquet or Arrow; `-`: stdin.")]
 Out = Annotated[str, typer.Option("--out", "-o", metavar="OUT", help="As FILE; `-`: stdout.")]
 Model = Annotated[str | None, typer.Option(help="Default: the only model that is served.")]
 Tokens = Annotated[bool, typer.Option("--tokens", help="Add the columns token_ids, tokens, logprobs and ranks.")]

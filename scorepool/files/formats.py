@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,13 +19,44 @@ from scorepool.files.sinks import CsvSink, JsonlSink, Sink
 from scorepool.files.text_sources import read_csv, read_jsonl
 
 STDIO = "-"
-_ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv"}
-_SOURCES: dict[str, Callable[[BinaryIO, str], Iterator[Row]]] = {
-    "jsonl": read_jsonl,
-    "csv": read_csv,
-    "tsv": partial(read_csv, delimiter="\t"),
+_ENDINGS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
 }
-_SINKS: dict[str, Callable[[], Sink]] = {"jsonl": JsonlSink, "csv": CsvSink, "tsv": partial(CsvSink, delimiter="\t")}
+Opened = tuple[Iterator[Row], Any]  # the rows, and the schema if the format has one
+
+
+def _text(read: Callable[[BinaryIO, str], Iterator[Row]], file: BinaryIO, name: str) -> Opened:
+    return read(file, name), None
+
+
+def _arrow_files() -> Any:
+    """Import what needs pyarrow. Raises BadInput."""
+    if find_spec("pyarrow") is None:
+        raise BadInput("Parquet and Arrow files need pyarrow: run `pip install 'scorepool[files]'`")
+    return import_module("scorepool.files.arrow_files")
+
+
+_SOURCES: dict[str, Callable[[BinaryIO, str], Opened]] = {
+    "jsonl": partial(_text, read_jsonl),
+    "csv": partial(_text, read_csv),
+    "tsv": partial(_text, partial(read_csv, delimiter="\t")),
+    "parquet": lambda file, name: _arrow_files().read_parquet(file, name),
+    "arrow": lambda file, name: _arrow_files().read_arrow(file, name),
+}
+_SINKS: dict[str, Callable[[Any], Sink]] = {
+    "jsonl": lambda _: JsonlSink(),
+    "csv": lambda _: CsvSink(),
+    "tsv": lambda _: CsvSink(delimiter="\t"),
+    "parquet": lambda schema: _arrow_files().ArrowSink(schema, is_parquet=True),
+    "arrow": lambda schema: _arrow_files().ArrowSink(schema, is_parquet=False),
+}
 FORMATS = tuple(_SINKS)
 
 
@@ -35,6 +68,7 @@ class Source:
     rows: Iterator[Row]
     size: int | None  # in the units of `Row.position`; None: not known
     identity: dict[str, Any]  # what must be the same for the work to go on
+    schema: Any  # of Arrow; None: the format has none
 
 
 def format_of(path: str, given: str | None) -> str:
@@ -53,7 +87,10 @@ def open_source(path: str, given: str | None) -> AbstractContextManager[Source]:
 @contextmanager
 def _open_source(path: str, found: str) -> Iterator[Source]:
     if path == STDIO:
-        yield Source("stdin", _SOURCES[found](sys.stdin.buffer, "stdin"), None, {"FILE": STDIO})
+        if found == "parquet":
+            raise BadInput("a Parquet file cannot be read from stdin: expected its path")
+        rows, schema = _SOURCES[found](sys.stdin.buffer, "stdin")
+        yield Source("stdin", rows, None, {"FILE": STDIO}, schema)
         return
     with ExitStack() as stack:
         try:
@@ -62,9 +99,13 @@ def _open_source(path: str, found: str) -> Iterator[Source]:
             raise BadInput(f"cannot read {path}: {error.strerror}") from None
         stat = Path(path).stat()
         identity = {"FILE": str(Path(path).absolute()), "FILE's size": stat.st_size, "FILE's time": stat.st_mtime_ns}
-        yield Source(path, _SOURCES[found](file, path), stat.st_size, identity)
+        rows, schema = _SOURCES[found](file, path)
+        yield Source(path, rows, stat.st_size, identity, schema)
 
 
-def make_sink(path: str, given: str | None) -> Sink:
-    """Return the sink for an output. Raises BadInput."""
-    return _SINKS[format_of(path, given)]()
+def make_sink(path: str, given: str | None, source: Source) -> Sink:
+    """Return the sink for an output of a source's rows. Raises BadInput."""
+    found = format_of(path, given)
+    if found == "parquet" and path == STDIO:
+        raise BadInput("a Parquet file cannot be written to stdout: expected a path, or --output-format arrow")
+    return _SINKS[found](source.schema)

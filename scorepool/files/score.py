@@ -54,7 +54,7 @@ def score_file(
         columns = ScoreColumns.choose(first, source.name, prompt, completion, text)
         new = (*SCORE_COLUMNS, *((*TOKEN_COLUMNS, RANKS) if tokens else ()))
         check_new_columns(first, tuple(prefix + name for name in new), source.name)
-        sink = make_sink(fspath(out), output_format)
+        sink = make_sink(fspath(out), output_format, source)
 
         async def work() -> Summary:
             name = await choose_model(url, api_key, model)

@@ -7,9 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from scorepool.files.arrow_files import ArrowSink
 from scorepool.files.errors import BadInput, OutputError
+from scorepool.files.formats import open_source
 from scorepool.files.journal import JournaledOutput
 from scorepool.files.rows import Done, Row
 from scorepool.files.sinks import CsvSink, JsonlSink
@@ -49,6 +52,41 @@ def test_what_was_written_after_the_last_checkpoint_is_cut_off(tmp_path: Path, n
     errors = [json.loads(line) for line in second.errors_path.read_text().splitlines()]
     assert errors == [{"row": 2, "line": 3, "reason": "bad"}, {"row": 4, "line": 5, "reason": "bad"}]
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, f"{name}.errors.jsonl"]
+
+
+def test_a_parquet_file_goes_on_after_a_checkpoint_and_names_rows_of_other_types(tmp_path: Path):
+    out = tmp_path / "out.parquet"
+    first = JournaledOutput(out, ArrowSink(None, is_parquet=True), COMMAND, overwrite=False)
+    first.write([done(1)])
+    first.save()
+    first.write([done(2)])
+    first.close()
+
+    second = JournaledOutput(out, ArrowSink(None, is_parquet=True), COMMAND, overwrite=False)
+    other_type = Done(Row(3, 3, 30, {"a": "text"}), {"b": 1})
+    other_column = Done(Row(4, 4, 40, {"a": 1, "c": 1}), {"b": 1})
+    second.write([done(2), other_type, other_column])
+    second.finish()
+    second.close()
+
+    assert pq.read_table(out).to_pylist() == [{"a": 1, "b": -1}, {"a": 2, "b": -2}]
+    errors = [json.loads(line) for line in second.errors_path.read_text().splitlines()]
+    assert [error["row"] for error in errors] == [3, 4]
+    assert all(error["reason"].startswith("the row does not fit the types of the first rows") for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("in.parquet", b"PAR1 cut", "in.parquet is not a Parquet file, or it was cut"),
+        ("in.arrow", b"ARROW1 cut", "in.arrow is not an Arrow file, or it was cut"),
+        ("in.arrow", b"cut", "in.arrow is not an Arrow file, or it was cut"),
+    ],
+)
+def test_a_columnar_file_that_was_cut_is_refused(tmp_path: Path, name: str, content: bytes, sentence: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=sentence), open_source(str(tmp_path / name), None):
+        pass
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from math import exp
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import scorepool
@@ -116,6 +118,30 @@ def test_a_stopped_command_goes_on_with_each_row_once(url: str, tmp_path: Path, 
         assert [row["id"] for row in read_rows(out)] == list(range(1500))
         assert [found.name for found in sorted(tmp_path.iterdir())] == ["in.jsonl", "out.jsonl"]
         assert client.jobs().jobs == []
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_columns_keep_their_types(url: str, tmp_path: Path, ending: str):
+    path, out = tmp_path / "in.parquet", tmp_path / f"out.{ending}"
+    table = pa.table(
+        {
+            "id": pa.array(range(300), pa.int16()),
+            "text": pa.array([None, *("import os",) * 299], pa.large_string()),
+            "at": pa.array([0] * 300, pa.timestamp("s")),
+        }
+    )
+    pq.write_table(table, path)
+
+    summary = scorepool.score_file(path, out, tokens=True, url=url)
+
+    assert (summary.num_rows, summary.num_failed) == (300, 1)
+    found = pq.read_table(out) if ending == "parquet" else pa.ipc.open_file(out).read_all()
+    assert found.select(["id", "text", "at"]).to_pylist() == table.slice(1).to_pylist()
+    assert found.schema.field("id").type == pa.int16()
+    assert found.schema.field("text").type == pa.large_string()
+    assert found.schema.field("perplexity").type == pa.float64()
+    assert found.schema.field("logprobs").type == pa.list_(pa.float64())
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.parquet", out.name, f"{out.name}.errors.jsonl"]
 
 
 def test_score_file_is_a_function(url: str, tmp_path: Path):

@@ -1,0 +1,152 @@
+"""Read and write Parquet and Arrow files. Needs pyarrow, so formats.py imports it on first use.
+
+Rows are kept as an Arrow stream until all are done: unlike a Parquet file it can be appended to, and cut off.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scorepool.files.errors import BadInput
+from scorepool.files.rows import Row, Values
+
+ROWS_PER_BATCH = 1024
+ROWS_PER_GROUP = 65_536  # of a Parquet file that is written
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def read_parquet(file: BinaryIO, name: str) -> tuple[Iterator[Row], Any]:
+    """Return the rows of a Parquet file, and its schema. Raises BadInput."""
+    try:
+        parquet = pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{name} is not a Parquet file, or it was cut: {_first_line(error)}") from None
+    _check_columns(parquet.schema_arrow, name)
+    scale = file.seek(0, os.SEEK_END) / max(1, parquet.metadata.num_rows)
+    return _rows(parquet.iter_batches(ROWS_PER_BATCH), name, scale), parquet.schema_arrow
+
+
+def read_arrow(file: BinaryIO, name: str) -> tuple[Iterator[Row], Any]:
+    """Return the rows of an Arrow file, also called Feather, or of an Arrow stream, and its schema. Raises BadInput."""
+    try:
+        if not file.seekable() or file.read(6) != b"ARROW1":
+            if file.seekable():
+                file.seek(0)
+            stream = pa.ipc.open_stream(file)
+            schema, batches, scale = stream.schema, stream, 0.0
+        else:
+            reader = pa.ipc.open_file(file)
+            schema = reader.schema
+            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+            num_rows = sum(reader.get_batch(index).num_rows for index in range(reader.num_record_batches))
+            scale = file.seek(0, os.SEEK_END) / max(1, num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{name} is not an Arrow file, or it was cut: {_first_line(error)}") from None
+    _check_columns(schema, name)
+    return _rows(batches, name, scale), schema
+
+
+def _check_columns(schema: Any, name: str) -> None:
+    if doubled := [column for column, count in Counter(schema.names).items() if count > 1]:
+        raise BadInput(f"{name} has several columns {doubled[0]!r}: expected different names")
+
+
+def _rows(batches: Iterable[Any], name: str, scale: float) -> Iterator[Row]:
+    """Yield rows. `scale` is the file's bytes per row."""
+    number = 0
+    try:
+        for batch in batches:
+            for part in range(0, batch.num_rows, ROWS_PER_BATCH):
+                for values in batch.slice(part, ROWS_PER_BATCH).to_pylist():
+                    number += 1
+                    yield Row(number, number, int(number * scale), values)
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{name} cannot be read after row {number}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+class ArrowSink:
+    """Record batches of one schema: the input's, and for other columns the types of the first rows."""
+
+    def __init__(self, source_schema: Any, *, is_parquet: bool) -> None:
+        self._source_schema = source_schema
+        self._is_parquet = is_parquet
+        self._schema: Any = None
+
+    def restore(self, partial: Path) -> None:
+        with pa.OSFile(str(partial)) as file:
+            self._schema = pa.ipc.open_stream(file).schema
+
+    def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
+        if not rows:
+            return b"", {}
+        head = b""
+        if self._schema is None:
+            self._schema = self._choose_schema(rows)
+            head = self._schema.serialize().to_pybytes()
+        encoded, reasons = [], {}
+        try:
+            encoded.append(self._encode_batch(rows))
+        except ValueError:
+            for index, row in enumerate(rows):
+                try:
+                    encoded.append(self._encode_batch([row]))
+                except ValueError as error:
+                    reasons[index] = f"the row does not fit the types of the first rows: {error}"
+        return head + b"".join(encoded), reasons
+
+    def _encode_batch(self, rows: Sequence[Values]) -> bytes:
+        """Return the message of a record batch. Raises ValueError if a row does not fit the schema."""
+        names = set(self._schema.names)
+        for row in rows:
+            if unknown := row.keys() - names:
+                raise ValueError(f"column {min(unknown)!r} is new")
+        try:
+            batch = pa.RecordBatch.from_pylist(rows, schema=self._schema)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise ValueError(_first_line(error)) from None
+        return bytes(batch.serialize())
+
+    def _choose_schema(self, rows: Sequence[Values]) -> Any:
+        known = {} if self._source_schema is None else {field.name: field for field in self._source_schema}
+        fields = []
+        for name in rows[0]:
+            if name in known:
+                fields.append(known[name])
+                continue
+            found = pa.array([row.get(name) for row in rows]).type
+            fields.append(pa.field(name, pa.string() if pa.types.is_null(found) else found))
+        return pa.schema(fields)
+
+    def end(self) -> bytes:
+        return _END_OF_STREAM
+
+    def make_file(self, partial: Path, out: Path) -> None:
+        new = out.with_name(out.name + ".new")
+        with pa.OSFile(str(partial)) as file:
+            stream = pa.ipc.open_stream(file) if partial.stat().st_size else ()
+            schema = stream.schema if stream else pa.schema([])
+            make_writer = pq.ParquetWriter if self._is_parquet else pa.ipc.new_file
+            with make_writer(str(new), schema) as writer:
+                for group in _groups(stream):
+                    writer.write_table(pa.Table.from_batches(group))
+        os.replace(new, out)
+
+
+def _groups(batches: Iterable[Any]) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    for batch in batches:
+        group.append(batch)
+        if sum(each.num_rows for each in group) >= ROWS_PER_GROUP:
+            yield group
+            group = []
+    if group:
+        yield group

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from scorepool.sdk import (
         AsyncClient,
         AsyncJob,
+        BatchTimeout,
         Client,
         JobFailed,
         JobTimeout,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "AsyncJob",
+    "BatchTimeout",
     "Client",
     "Failure",
     "FileError",
@@ -74,7 +76,7 @@ _MODULES = {
     **dict.fromkeys(
         (
             *("AsyncClient", "AsyncJob", "Client", "JobFailed", "JobTimeout", "MixedResults", "ScorepoolError"),
-            *("TokensRestarted", "Unreachable"),
+            *("BatchTimeout", "TokensRestarted", "Unreachable"),
         ),
         "scorepool.sdk",
     ),

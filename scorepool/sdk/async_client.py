@@ -12,6 +12,7 @@ from typing import Self, Unpack
 from scorepool import wire
 from scorepool.options import GenerateOptions, ScoreOptions
 from scorepool.sdk import calls
+from scorepool.sdk.async_batches import AsyncBatches
 from scorepool.sdk.connection import RETRY_S, AsyncConnection
 from scorepool.sdk.errors import JobFailed, JobTimeout, ScorepoolError, TokensRestarted, Unreachable
 from scorepool.sdk.splitting import chunks, join
@@ -63,7 +64,7 @@ class AsyncJob:
         return self._client.events(self.id)
 
 
-class AsyncClient:
+class AsyncClient(AsyncBatches):
     """A connection to one API, for one event loop. Safe to share between its tasks.
 
     Calls are repeated for `retry_s` while the API is away or busy. Leaving `async with` cancels the jobs that were

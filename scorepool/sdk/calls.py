@@ -2,15 +2,24 @@
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 from scorepool import wire
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
 NO_HEADERS: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form with a file, which is read while it is sent."""
+
+    filename: str
+    file: BinaryIO
+    fields: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,7 @@ class Call(Generic[T]):
     path: str
     decode: Callable[[bytes], T]
     content: bytes | None = None
+    form: Form | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str | int | float] = field(default_factory=dict)
     wait_s: float = 0.0  # that the API may take to answer
@@ -103,6 +113,57 @@ def models() -> Call[wire.ModelList]:
 
 def metrics() -> Call[str]:
     return Call("GET", "/metrics", bytes.decode)
+
+
+# Files and batches, whose replies are always JSON.
+
+
+def _json_call(
+    reply_type: type[T], method: str, path: str, *, body: object = None, **params: str | int | None
+) -> Call[T]:
+    call = _call(reply_type, method, path, body=body, **params)
+    return replace(call, decode=partial(wire.parse, message_type=reply_type, message_format="json"))
+
+
+def upload_file(filename: str, file: BinaryIO, expires_after_s: int | None) -> Call[wire.FileObject]:
+    fields = {"purpose": "batch"}
+    if expires_after_s is not None:
+        fields |= {"expires_after[anchor]": "created_at", "expires_after[seconds]": str(expires_after_s)}
+    headers = {"Content-Type": f"multipart/form-data; boundary={uuid.uuid4().hex}"}
+    call = _json_call(wire.FileObject, "POST", "/v1/files")
+    return replace(call, form=Form(filename, file, fields), headers=headers)
+
+
+def files(purpose: wire.Purpose | None, after: str | None, limit: int) -> Call[wire.FilePage]:
+    return _json_call(wire.FilePage, "GET", "/v1/files", purpose=purpose, after=after, limit=limit)
+
+
+def file(file_id: str) -> Call[wire.FileObject]:
+    return _json_call(wire.FileObject, "GET", f"/v1/files/{file_id}")
+
+
+def file_content(file_id: str, offset: int) -> Call[None]:
+    return Call("GET", f"/v1/files/{file_id}/content", _nothing, params={"offset": offset})
+
+
+def delete_file(file_id: str) -> Call[wire.DeletedFile]:
+    return _json_call(wire.DeletedFile, "DELETE", f"/v1/files/{file_id}")
+
+
+def create_batch(batch: wire.CreateBatch) -> Call[wire.Batch]:
+    return _json_call(wire.Batch, "POST", "/v1/batches", body=batch)
+
+
+def batches(after: str | None, limit: int) -> Call[wire.BatchPage]:
+    return _json_call(wire.BatchPage, "GET", "/v1/batches", after=after, limit=limit)
+
+
+def batch(batch_id: str) -> Call[wire.Batch]:
+    return _json_call(wire.Batch, "GET", f"/v1/batches/{batch_id}")
+
+
+def cancel_batch(batch_id: str) -> Call[wire.Batch]:
+    return replace(_json_call(wire.Batch, "POST", f"/v1/batches/{batch_id}/cancel"), may_repeat=True)
 
 
 # Webhooks.

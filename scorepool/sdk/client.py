@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar, Unpack
 from scorepool import wire
 from scorepool.options import GenerateOptions, ScoreOptions
 from scorepool.sdk.async_client import DEFAULT_URL, MAX_IN_FLIGHT, AsyncClient, Pair
+from scorepool.sdk.batches import Batches
 from scorepool.sdk.connection import RETRY_S
 
 T = TypeVar("T")
@@ -53,12 +54,14 @@ class Job:
         return self._client.events(self.id)
 
 
-class Client:
+class Client(Batches):
     """A connection to one API, safe to share between threads.
 
     Calls are repeated for `retry_s` while the API is away or busy. Leaving `with` cancels the jobs that were submitted
     here and not awaited, unless they were detached. Make a new client after a fork.
     """
+
+    _async: AsyncClient
 
     def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None, *, retry_s: float = RETRY_S) -> None:
         """Use the API at a URL, or at a unix socket: `unix:///PATH`."""

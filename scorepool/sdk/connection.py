@@ -108,10 +108,29 @@ class AsyncConnection:
                         yield Event(lines.get("event", ""), lines.get("id", ""), lines.get("data", "").encode())
                         lines = {}
 
+    async def lines(self, call: Call[Any]) -> AsyncGenerator[bytes]:
+        """Yield the lines of a reply. Raises ScorepoolError, Unreachable, httpx.TransportError if it is cut off.
+
+        Only the beginning is repeated while the API is away.
+        """
+        async with AsyncExitStack() as stack:
+            reply = await self._retry(call, self.retry_s, lambda: stack.enter_async_context(self._open_stream(call)))
+            rest: list[bytes] = []  # of a line that has not ended
+            async for piece in reply.aiter_bytes():
+                *ended, last = piece.split(b"\n")
+                for line in ended:
+                    yield b"".join((*rest, line))
+                    rest = []
+                rest.append(last)
+            if any(rest):
+                yield b"".join(rest)
+
     @asynccontextmanager
     async def _open_stream(self, call: Call[Any]) -> AsyncGenerator[httpx.Response]:
         timeout = httpx.Timeout(REPLY_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        async with self.http.stream(call.method, call.path, headers=call.headers, timeout=timeout) as reply:
+        async with self.http.stream(
+            call.method, call.path, headers=call.headers, params=call.params or None, timeout=timeout
+        ) as reply:
             if not reply.is_success:
                 await reply.aread()
                 raise refusal_of(reply, call.job_id)
@@ -122,6 +141,8 @@ class AsyncConnection:
             call.method,
             call.path,
             content=call.content,
+            files={"file": (call.form.filename, call.form.file)} if call.form else None,
+            data=call.form.fields if call.form else None,
             headers=call.headers,
             params=call.params or None,
             timeout=httpx.Timeout(REPLY_TIMEOUT_S + call.wait_s, connect=CONNECT_TIMEOUT_S),

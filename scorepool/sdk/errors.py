@@ -3,6 +3,7 @@
 ScorepoolError   the API refused a request
 JobFailed        the job ended in a failure
 JobTimeout       the job did not end in time; it goes on
+BatchTimeout     the batch did not end in time; it goes on
 TokensRestarted  the tokens of a stream so far are void
 Unreachable      no API answered at the URL
 """
@@ -53,6 +54,19 @@ class JobTimeout(TimeoutError):
             f"job {job_id} at {url} is {status} after {timeout_s:g} s; it goes on: wait longer, or cancel it"
         )
         self.job_id, self.status, self.url = job_id, status, url
+
+
+class BatchTimeout(TimeoutError):
+    """A batch that did not end in the time that was given. It goes on."""
+
+    def __init__(self, batch: wire.Batch, timeout_s: float, url: str) -> None:
+        counts = batch.request_counts
+        num_ended = counts.completed + counts.failed
+        super().__init__(
+            f"batch {batch.id} at {url} is {batch.status} after {timeout_s:g} s, with {num_ended} of {counts.total} "
+            "lines ended; it goes on: wait longer, or cancel it"
+        )
+        self.batch, self.url = batch, url
 
 
 class TokensRestarted(Exception):

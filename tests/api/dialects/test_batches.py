@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch, BatchUsage
 
+from scorepool import Client, ScorepoolError
 from scorepool.local.stack import Stack
 from tests.worker.receiver import receiver
 
@@ -179,6 +181,28 @@ def test_files_are_listed_read_and_deleted(sdk: OpenAI):
         file=("s", given), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
     )
     assert short.expires_at == short.created_at + 3600
+
+
+def test_our_own_client_runs_a_batch(stack: Stack, tmp_path: Path):
+    path = tmp_path / "input.jsonl"
+    path.write_bytes(jsonl([line(i) for i in range(5)]))
+    with Client(stack.url) as client:
+        file = client.upload_file(path)
+        assert (file.filename, file.num_lines, client.file(file.id)) == ("input.jsonl", 5, file)
+        batch = client.create_batch(file.id, "/v1/completions", metadata={"run": "7"})
+        assert client.batches(limit=1).data[0].id == batch.id
+        batch = client.wait_for_batch(batch.id, timeout_s=120)
+        assert (batch.status, batch.metadata) == ("completed", {"run": "7"})
+        assert batch == client.batch(batch.id)
+        lines = list(client.file_lines(batch.output_file_id))
+        assert {json.loads(text)["custom_id"] for text in lines} == {f"line-{i}" for i in range(5)}
+        assert list(client.file_lines(batch.output_file_id, offset=3)) == lines[3:]
+        assert client.files(limit=2).data == [client.file(batch.output_file_id), file]
+        with pytest.raises(ScorepoolError, match="only one that has not ended can be cancelled"):
+            client.cancel_batch(batch.id)
+        client.delete_file(file.id)
+        with pytest.raises(ScorepoolError, match="no file"):
+            list(client.file_lines(file.id))
 
 
 def test_batches_are_listed_newest_first(sdk: OpenAI):

@@ -15,7 +15,9 @@ import pytest
 from scorepool import AsyncClient, Client, JobFailed, JobTimeout, ScorepoolError, Unreachable, wire
 from scorepool.local.demo import free_port
 from scorepool.sdk import connection
+from scorepool.sdk.async_batches import AsyncBatches
 from scorepool.sdk.async_client import AsyncJob
+from scorepool.sdk.batches import Batches
 from scorepool.sdk.client import Job
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -145,7 +147,7 @@ def test_score_takes_pairs_or_completions_of_one_prompt():
 
 
 def test_both_clients_and_their_jobs_have_the_same_methods():
-    for blocking, asynchronous in ((Client, AsyncClient), (Job, AsyncJob)):
+    for blocking, asynchronous in ((Client, AsyncClient), (Batches, AsyncBatches), (Job, AsyncJob)):
         names = {name for name in vars(blocking) if not name.startswith("_")}
         assert names == {name for name in vars(asynchronous) if not name.startswith("_")}
         for name in names:

@@ -1,0 +1,85 @@
+"""The methods of Client for files and batches: those of AsyncBatches, blocking."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scorepool import wire
+from scorepool.sdk.async_batches import AsyncBatches
+
+T = TypeVar("T")
+
+
+class Batches(ABC):
+    """Upload files, run batches and read their output."""
+
+    _async: AsyncBatches
+
+    @abstractmethod
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the loop and return its result."""
+
+    @abstractmethod
+    def _iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        """Yield items as they come."""
+
+    def upload_file(
+        self, file: str | Path | bytes, *, filename: str | None = None, expires_after_s: int | None = None
+    ) -> wire.FileObject:
+        """Upload the input of a batch: a path, or the content. It is read while it is sent.
+
+        It is kept for 30 days, or for `expires_after_s`. Raises OSError, ScorepoolError, Unreachable.
+        """
+        return self._run(self._async.upload_file(file, filename=filename, expires_after_s=expires_after_s))
+
+    def files(self, *, purpose: wire.Purpose | None = None, after: str | None = None, limit: int = 50) -> wire.FilePage:
+        """Return a page of files, newest first. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.files(purpose=purpose, after=after, limit=limit))
+
+    def file(self, file_id: str) -> wire.FileObject:
+        """Return a file's name, size and times. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.file(file_id))
+
+    def file_lines(self, file_id: str, *, offset: int = 0) -> Iterator[bytes]:
+        """Yield the lines of a file after the first `offset`, without their ends, however often the API restarts.
+
+        The output of a running batch ends after the lines that are written so far. Raises ScorepoolError, Unreachable.
+        """
+        return self._iterate(self._async.file_lines(file_id, offset=offset))
+
+    def delete_file(self, file_id: str) -> None:
+        """Delete a file that no batch uses. Raises ScorepoolError, Unreachable."""
+        self._run(self._async.delete_file(file_id))
+
+    def create_batch(
+        self,
+        input_file_id: str,
+        endpoint: wire.LineEndpoint,
+        *,
+        completion_window: str = "24h",
+        metadata: Mapping[str, str] | None = None,
+    ) -> wire.Batch:
+        """Run the requests of a file. It goes on when the client is closed. Raises ScorepoolError, Unreachable."""
+        return self._run(
+            self._async.create_batch(input_file_id, endpoint, completion_window=completion_window, metadata=metadata)
+        )
+
+    def batches(self, *, after: str | None = None, limit: int = 20) -> wire.BatchPage:
+        """Return a page of batches, newest first. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.batches(after=after, limit=limit))
+
+    def batch(self, batch_id: str) -> wire.Batch:
+        """Return a batch as it is. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.batch(batch_id))
+
+    def wait_for_batch(self, batch_id: str, *, timeout_s: float | None = None) -> wire.Batch:
+        """Return a batch when it has ended, whatever its status, however often the API restarts meanwhile.
+
+        Raises ScorepoolError; BatchTimeout after `timeout_s`; Unreachable if the API was away at that time.
+        """
+        return self._run(self._async.wait_for_batch(batch_id, timeout_s=timeout_s))
+
+    def cancel_batch(self, batch_id: str) -> wire.Batch:
+        """Cancel a batch: its output so far can be read. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.cancel_batch(batch_id))

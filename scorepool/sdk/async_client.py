@@ -5,7 +5,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -23,6 +23,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 LONG_POLL_S = 60.0
 MAX_IN_FLIGHT = 64  # jobs of one call that the API has at a time
 CANCEL_S = 10.0  # in which jobs that nobody awaits are canceled
+RECONNECT_S = 0.5  # between two connections of one stream
+GRACE_S = 5.0  # beyond its deadline, for the reply to a wait that has reached it
 _ENDED = ("finished", "failed", "canceled")
 
 
@@ -75,6 +77,7 @@ class AsyncClient(AsyncBatches):
         """Use the API at a URL, or at a unix socket: `unix:///PATH`."""
         self._connection = AsyncConnection(url, api_key, retry_s)
         self._not_awaited: dict[str, None] = {}  # ids of jobs
+        self._submitting: set[asyncio.Task[list[str]]] = set()
 
     @property
     def url(self) -> str:
@@ -96,39 +99,57 @@ class AsyncClient(AsyncBatches):
             await self._connection.close()
 
     async def _cancel_not_awaited(self) -> None:
-        """Cancel jobs as well as it goes in CANCEL_S. A job that has ended meanwhile is left alone."""
-        job_ids, self._not_awaited = deque(self._not_awaited), {}
-        if not job_ids:
-            return
-        num_jobs = len(job_ids)
+        """Cancel jobs as well as it goes in CANCEL_S, also those whose submission was interrupted.
 
-        async def cancel_some() -> None:
-            while job_ids:
-                with suppress(ScorepoolError):  # it has ended
-                    await self._connection.send(calls.cancel(job_ids.popleft()), CANCEL_S)
-
-        try:
+        A job that has ended meanwhile is left alone.
+        """
+        with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_S):
-                await asyncio.gather(*(cancel_some() for _ in range(min(16, num_jobs))))
-        except (TimeoutError, Unreachable):
-            logger.warning("%d of %d jobs at %s could not be canceled and go on", len(job_ids), num_jobs, self.url)
+                if self._submitting:
+                    await asyncio.wait(self._submitting)
+                job_ids = deque(self._not_awaited)
+                await asyncio.gather(*(self._cancel_each(job_ids) for _ in range(min(16, len(job_ids)))))
+        for task in self._submitting:
+            task.cancel()
+        if self._not_awaited:
+            logger.warning("%d jobs at %s could not be canceled and go on", len(self._not_awaited), self.url)
+
+    async def _cancel_each(self, job_ids: deque[str]) -> None:
+        while job_ids:
+            job_id = job_ids.popleft()
+            with suppress(ScorepoolError):  # it has ended
+                try:
+                    await self._connection.send(calls.cancel(job_id), CANCEL_S)
+                except Unreachable:
+                    return
+            self.detach(job_id)
 
     # Jobs.
 
     async def submit(self, request: wire.Request, *, idempotency_key: str | None = None) -> AsyncJob:
         """Submit a job. Raises ScorepoolError, Unreachable."""
-        return self._track(await self._connection.send(calls.submit(request, idempotency_key)))
+        (job_id,) = await self._submit(calls.submit(request, idempotency_key))
+        return AsyncJob(self, job_id)
 
     async def submit_many(
         self, requests: Iterable[wire.Request], *, idempotency_key: str | None = None
     ) -> list[AsyncJob]:
         """Submit jobs, all or none, in the order of `requests`. Raises ScorepoolError, Unreachable."""
-        job_ids = await self._connection.send(calls.submit_many(requests, idempotency_key))
-        return [self._track(job_id) for job_id in job_ids]
+        job_ids = await self._submit(calls.submit_many(requests, idempotency_key))
+        return [AsyncJob(self, job_id) for job_id in job_ids]
 
-    def _track(self, job_id: str) -> AsyncJob:
-        self._not_awaited[job_id] = None
-        return AsyncJob(self, job_id)
+    async def _submit(self, call: calls.Call[list[str]]) -> list[str]:
+        """Submit jobs and remember them. Canceling this does not cancel that, so that `close` can cancel the jobs."""
+
+        async def send() -> list[str]:
+            job_ids = await self._connection.send(call)
+            self._not_awaited.update(dict.fromkeys(job_ids))
+            return job_ids
+
+        task = asyncio.create_task(send())
+        self._submitting.add(task)
+        task.add_done_callback(self._submitting.discard)
+        return await asyncio.shield(task)
 
     def detach(self, job: AsyncJob | str) -> None:
         """Let a job go on when the client is closed."""
@@ -168,7 +189,11 @@ class AsyncClient(AsyncBatches):
         clock = asyncio.get_running_loop().time
         while True:
             left_s = max(0.0, deadline - clock())
-            found = await self._connection.send(calls.job(job_id, min(left_s, LONG_POLL_S)), left_s)
+            try:
+                async with asyncio.timeout_at(None if deadline == math.inf else deadline + GRACE_S):
+                    found = await self._connection.send(calls.job(job_id, min(left_s, LONG_POLL_S)), left_s)
+            except TimeoutError as error:  # connected, and silent
+                raise Unreachable(self.url, left_s, error, job_id) from error
             if found.status in _ENDED:
                 self.detach(job_id)
                 return found
@@ -195,17 +220,16 @@ class AsyncClient(AsyncBatches):
         deadline = self._deadline(timeout_s)
         waiting = deque(map(_id_of, jobs))
         watched: set[asyncio.Task[wire.Job]] = set()
+        ended: set[asyncio.Task[wire.Job]] = set()
         try:
             while waiting or watched:
                 while waiting and len(watched) < MAX_IN_FLIGHT:
                     watched.add(asyncio.create_task(self._until_ended(waiting.popleft(), deadline, timeout_s)))
                 ended, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-                for task in ended:
-                    yield task.result()
+                while ended:
+                    yield ended.pop().result()
         finally:
-            for task in watched:
-                task.cancel()
-            await asyncio.gather(*watched, return_exceptions=True)
+            await _cancel_tasks(watched | ended)
 
     async def gather(
         self, requests: Iterable[wire.Request], *, max_in_flight: int = MAX_IN_FLIGHT
@@ -215,6 +239,8 @@ class AsyncClient(AsyncBatches):
         At most `max_in_flight` are submitted and not yielded, so any number of requests fits into memory, here and on
         the server. Raises ScorepoolError, Unreachable; what was submitted is then canceled.
         """
+        if max_in_flight < 1:
+            raise ValueError(f"`max_in_flight` is {max_in_flight}: expected 1 or more")
         running: deque[asyncio.Task[wire.Job]] = deque()
         left = iter(requests)
         try:
@@ -226,19 +252,18 @@ class AsyncClient(AsyncBatches):
                 yield await running[0]
                 running.popleft()
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await _cancel_tasks(running)
 
     async def _run(self, request: wire.Request) -> wire.Job:
         """Submit a job and return it when it has ended. Cancel it if this is canceled."""
-        job = await self.submit(request)
+        submitting = asyncio.create_task(self.submit(request))
         try:
+            job = await asyncio.shield(submitting)
             return await self._until_ended(job.id, math.inf, None)
         except asyncio.CancelledError:
-            with suppress(ScorepoolError, Unreachable):
-                await asyncio.shield(self._connection.send(calls.cancel(job.id), CANCEL_S))
-                self.detach(job)
+            with suppress(ScorepoolError, Unreachable, TimeoutError):
+                async with asyncio.timeout(CANCEL_S):
+                    await self.cancel(await submitting)
             raise
 
     async def score(
@@ -274,16 +299,18 @@ class AsyncClient(AsyncBatches):
         """
         job_id, last_event_id = _id_of(job), ""
         while True:
-            async for event in self._connection.stream(calls.events(job_id, last_event_id)):
-                last_event_id = event.id or last_event_id
-                if event.name == "tokens":
-                    yield wire.parse(event.data, wire.TokenDelta, "json")
-                elif event.name == "restart":
-                    raise TokensRestarted(job_id, self.url)
-                elif event.name == "end":
-                    self.detach(job_id)
-                    self._result_of(wire.parse(event.data, wire.Job, "json"))
-                    return
+            async with aclosing(self._connection.stream(calls.events(job_id, last_event_id))) as events:
+                async for event in events:
+                    last_event_id = event.id or last_event_id
+                    if event.name == "tokens":
+                        yield wire.parse(event.data, wire.TokenDelta, "json")
+                    elif event.name == "restart":
+                        raise TokensRestarted(job_id, self.url)
+                    elif event.name == "end":
+                        self.detach(job_id)
+                        self._result_of(wire.parse(event.data, wire.Job, "json"))
+                        return
+            await asyncio.sleep(RECONNECT_S)
 
     # Models.
 
@@ -358,6 +385,14 @@ class AsyncClient(AsyncBatches):
 
 def _id_of(job: AsyncJob | str) -> str:
     return job if isinstance(job, str) else job.id
+
+
+async def _cancel_tasks(tasks: Iterable[asyncio.Task[wire.Job]]) -> None:
+    """Cancel tasks, wait for them, and drop their errors."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _to_item(item: Pair | str | list[int]) -> wire.ScoreItem:

@@ -50,8 +50,8 @@ def _nothing(content: bytes) -> None:
     del content
 
 
-def _id(content: bytes) -> str:
-    return _decode(wire.Accepted, content).id
+def _id(content: bytes) -> list[str]:
+    return [_decode(wire.Accepted, content).id]
 
 
 def _ids(content: bytes) -> list[str]:
@@ -71,7 +71,7 @@ def _call(
 # Jobs.
 
 
-def submit(request: wire.Request, idempotency_key: str | None = None) -> Call[str]:
+def submit(request: wire.Request, idempotency_key: str | None = None) -> Call[list[str]]:
     headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
     return Call("POST", "/v1/jobs", _id, content=wire.encode(request), headers=headers)
 

@@ -1,9 +1,6 @@
 """The blocking client: the methods of AsyncClient, run by an event loop in a thread of its own."""
 
-import asyncio
-import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -12,6 +9,7 @@ from scorepool.options import GenerateOptions, ScoreOptions
 from scorepool.sdk.async_client import DEFAULT_URL, MAX_IN_FLIGHT, AsyncClient, Pair
 from scorepool.sdk.batches import Batches
 from scorepool.sdk.connection import RETRY_S
+from scorepool.sdk.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -65,11 +63,8 @@ class Client(Batches):
 
     def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None, *, retry_s: float = RETRY_S) -> None:
         """Use the API at a URL, or at a unix socket: `unix:///PATH`."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="scorepool-client", daemon=True)
-        self._thread.start()
         self._async = AsyncClient(url, api_key, retry_s=retry_s)
-        self._is_closed = False
+        self._thread = LoopThread(self._async._connection.close)
 
     @property
     def url(self) -> str:
@@ -83,26 +78,15 @@ class Client(Batches):
 
     def close(self) -> None:
         """Cancel what was not awaited, and close the connections."""
-        if self._is_closed:
+        if not self._thread.can_run:
             return
-        self._is_closed = True
         try:
             self._run(self._async.close())
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._thread.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the loop and return its result. An interrupt cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except CancelledError:
-            raise
-        except BaseException:
-            future.cancel()
-            raise
+        return self._thread.run(work)
 
     def _iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
         try:
@@ -112,7 +96,7 @@ class Client(Batches):
                 except StopAsyncIteration:
                     return
         finally:
-            self._run(items.aclose())
+            self._thread.close_generator(items)
 
     # Jobs.
 

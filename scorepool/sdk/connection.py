@@ -44,9 +44,12 @@ class AsyncConnection:
         """Use the API at a URL, or at a unix socket: `unix:///PATH`."""
         headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
         if api_key:
+            if not (api_key.isascii() and api_key.isprintable()):
+                raise ValueError("`api_key` has a character that no HTTP header can have: expected printable ASCII")
             headers["Authorization"] = f"Bearer {api_key}"
         self.url = url.rstrip("/").removesuffix("/v1")  # the OpenAI SDK's base_url works too
         self.retry_s = retry_s
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of the first call
         limits = httpx.Limits(max_connections=None)  # who waits must not block who submits
         base_url, path = split_unix(self.url)
         transport = httpx.AsyncHTTPTransport(uds=path, limits=limits) if path else None
@@ -68,8 +71,18 @@ class AsyncConnection:
 
         Raises ScorepoolError, Unreachable.
         """
+        self._check_loop()
         content = await self._retry(call, self.retry_s if retry_s is None else retry_s, lambda: self._send_once(call))
         return call.decode(content)
+
+    def _check_loop(self) -> None:
+        """Raise RuntimeError in another event loop than before: its connections would never answer there."""
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise RuntimeError(
+                "this AsyncClient was used in another event loop: make one in each, inside `asyncio.run`"
+            )
 
     async def _retry(self, call: Call[Any], retry_s: float, attempt: Callable[[], Awaitable[R]]) -> R:
         started_at = asyncio.get_running_loop().time()
@@ -96,16 +109,19 @@ class AsyncConnection:
 
         Only the beginning is repeated while the API is away. Raises ScorepoolError, Unreachable.
         """
+        self._check_loop()
         async with AsyncExitStack() as stack:
             reply = await self._retry(call, self.retry_s, lambda: stack.enter_async_context(self._open_stream(call)))
-            lines: dict[str, str] = {}
+            lines: dict[bytes, bytes] = {}
             with suppress(httpx.TransportError):
-                async for line in reply.aiter_lines():
-                    name, _, value = line.partition(": ")
+                async for line in _lines(reply):
+                    name, _, value = line.partition(b": ")
                     if line and name:
                         lines[name] = value
                     elif lines:
-                        yield Event(lines.get("event", ""), lines.get("id", ""), lines.get("data", "").encode())
+                        yield Event(
+                            lines.get(b"event", b"").decode(), lines.get(b"id", b"").decode(), lines.get(b"data", b"")
+                        )
                         lines = {}
 
     async def lines(self, call: Call[Any]) -> AsyncGenerator[bytes]:
@@ -152,11 +168,23 @@ class AsyncConnection:
         return reply.content
 
 
+async def _lines(reply: httpx.Response) -> AsyncGenerator[bytes]:
+    """Yield lines. Only line feeds end them: httpx's own lines also end at U+2028, which texts in JSON may contain."""
+    rest = b""
+    async for received in reply.aiter_bytes():
+        *lines, rest = (rest + received).split(b"\n")
+        for line in lines:
+            yield line
+
+
 def split_unix(url: str) -> tuple[str, str | None]:
     """Return the base URL of the API at a URL, and the path of its unix socket if the URL is `unix:///PATH`."""
-    if not url.startswith(UNIX):
+    if not url.startswith("unix:"):
         return url, None
-    return "http://localhost", unquote(url.removeprefix(UNIX))
+    path = unquote(url.removeprefix(UNIX))
+    if not path.startswith("/"):
+        raise ValueError(f"the URL is {url!r}: expected unix:///PATH, with an absolute path")
+    return "http://localhost", path
 
 
 class _StopBefore(stop_base):

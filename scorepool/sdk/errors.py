@@ -11,14 +11,27 @@ Unreachable      no API answered at the URL
 from scorepool import wire
 
 _REMEDIES = {
-    401: "give an API key: Client(api_key=...) or SCOREPOOL_API_KEY",
-    404: "",
+    401: "give a valid API key: Client(url, api_key=...)",
     429: "wait until jobs have ended, or submit fewer",
     503: "try again soon; `GET /readyz` says what is missing",
 }
 
 
-class ScorepoolError(Exception):
+def _rebuild(kind: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]) -> BaseException:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+class _Picklable(BaseException):
+    """An error that another process can receive, although its __init__ takes more than a message."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class ScorepoolError(_Picklable, Exception):
     """A request that the API refused, with its HTTP status and the API's `code`, `message` and `field`."""
 
     def __init__(
@@ -37,7 +50,7 @@ class ScorepoolError(Exception):
         self.request, self.job_id, self.retry_after_s = request, job_id, retry_after_s
 
 
-class JobFailed(Exception):
+class JobFailed(_Picklable, Exception):
     """A job that ended in a failure."""
 
     def __init__(self, job_id: str, failure: wire.Failure, url: str = "") -> None:
@@ -46,7 +59,7 @@ class JobFailed(Exception):
         self.job_id, self.failure, self.url = job_id, failure, url
 
 
-class JobTimeout(TimeoutError):
+class JobTimeout(_Picklable, TimeoutError):
     """A job that did not end in the time that was given. It goes on."""
 
     def __init__(self, job_id: str, status: str, timeout_s: float, url: str = "") -> None:
@@ -56,7 +69,7 @@ class JobTimeout(TimeoutError):
         self.job_id, self.status, self.url = job_id, status, url
 
 
-class BatchTimeout(TimeoutError):
+class BatchTimeout(_Picklable, TimeoutError):
     """A batch that did not end in the time that was given. It goes on."""
 
     def __init__(self, batch: wire.Batch, timeout_s: float, url: str) -> None:
@@ -69,7 +82,7 @@ class BatchTimeout(TimeoutError):
         self.batch, self.url = batch, url
 
 
-class TokensRestarted(Exception):
+class TokensRestarted(_Picklable, Exception):
     """A stream of tokens that began again: a worker died, and the next one generated others. Forget those so far."""
 
     def __init__(self, job_id: str, url: str) -> None:
@@ -80,7 +93,7 @@ class TokensRestarted(Exception):
         self.job_id, self.url = job_id, url
 
 
-class Unreachable(ConnectionError):
+class Unreachable(_Picklable, ConnectionError):
     """An API that does not answer."""
 
     def __init__(self, url: str, seconds: float, cause: Exception, job_id: str | None = None) -> None:

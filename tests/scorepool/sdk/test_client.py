@@ -71,7 +71,7 @@ def server(answer: Callable[[], Answer], port: int = 0, sent: list[Sent] | None 
         allow_reuse_address = True
 
     with Server(("127.0.0.1", port), Handler) as http:
-        threading.Thread(target=http.serve_forever).start()
+        threading.Thread(target=http.serve_forever, args=(0.02,)).start()
         yield f"http://127.0.0.1:{http.server_port}"
         http.shutdown()
 

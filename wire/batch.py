@@ -132,6 +132,13 @@ class Batch(Struct, frozen=True, kw_only=True):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
+    estimated_end_at: Annotated[
+        int | None,
+        Meta(
+            description="While lines run: when the last one ends if the rest take as long as those before did, at most "
+            "`expires_at`. null: no line has ended yet, or the batch has."
+        ),
+    ] = None
     request_counts: RequestCounts = RequestCounts()
     usage: BatchUsage = BatchUsage()
     metadata: dict[str, str] | None = None

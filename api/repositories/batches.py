@@ -129,7 +129,7 @@ class Batches:
 
         async def write(pipeline: Pipeline) -> None:
             [row] = await read_owned(pipeline, owner, [key], FIELDS)
-            batch = _to_batch(row)
+            batch = _to_batch(row, now)
             if batch is None:
                 raise _batch_not_found(batch_id)
             if batch.status not in (*ALIVE, "cancelling"):
@@ -150,18 +150,32 @@ class Batches:
 
     async def _read(self, owner: str, batch_ids: Sequence[str]) -> list[Batch | None]:
         keys = [store.Keys.batch(batch_id) for batch_id in batch_ids]
-        return [_to_batch(row) for row in await read_owned(self._redis, owner, keys, FIELDS)]
+        now = await decode.now_s(self._redis)
+        return [_to_batch(row, now) for row in await read_owned(self._redis, owner, keys, FIELDS)]
 
 
-def _to_batch(row: Row | None) -> Batch | None:
-    """Build a batch from the values of FIELDS; return None for a batch that is missing or another owner's."""
+def _to_batch(row: Row | None, now: float) -> Batch | None:
+    """Build a batch from the values of FIELDS; return None for a batch that is missing or another owner's.
+
+    `now` is a unix time, s.
+    """
     progress = decode.message(row[0], BatchProgress, "msgpack") if row else None
     if row is None or progress is None:
         return None
     batch = progress.batch
     if row[1] is not None and batch.status in ALIVE:
         return replace(batch, status="cancelling", cancelling_at=int(decode.unix_s(row[1]) or 0))
-    return batch
+    return replace(batch, estimated_end_at=estimate_end(batch, now))
+
+
+def estimate_end(batch: Batch, now: float) -> int | None:
+    """Estimate when the last line ends, unix, s, from the pace so far; None without a pace."""
+    counts, started_at = batch.request_counts, batch.in_progress_at
+    num_ended = counts.completed + counts.failed
+    if batch.status != "in_progress" or started_at is None or num_ended == 0:
+        return None
+    rest_s = (now - started_at) * (counts.total - num_ended) / num_ended
+    return min(batch.expires_at, int(now + max(0.0, rest_s)))
 
 
 def _check_id(batch_id: str) -> None:

@@ -19,7 +19,7 @@ from scorepool.api.batches import collect, driver, lines, start_lines
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.lines import job_id_of
 from scorepool.api.repositories import files
-from scorepool.api.repositories.batches import BatchProgress
+from scorepool.api.repositories.batches import BatchProgress, estimate_end
 from scorepool.worker import Queue
 from scorepool.worker.claims.leases import Claim, Leases
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
@@ -198,6 +198,44 @@ async def test_lines_whose_prompts_begin_alike_are_queued_together_in_windows(
             worker.end(job_id, COMPLETED)
         batch = await until(http, batch_id, has("completed"))
     assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+
+
+async def test_the_end_of_a_batch_is_estimated_from_its_pace(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        batch_id = await start(http, jsonl(4))
+        await eventually(lambda: len(worker.waiting()) == 4)
+        assert (await http.get(f"/v1/batches/{batch_id}")).json()["estimated_end_at"] is None
+        worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
+        batch = await until(http, batch_id, lambda batch: batch["request_counts"]["completed"] == 1)
+        assert 0 <= batch["estimated_end_at"] - batch["in_progress_at"] < 60
+        for number in (2, 3, 4):
+            worker.end(job_id_of(batch_id, number, 0), COMPLETED)
+        assert (await until(http, batch_id, has("completed")))["estimated_end_at"] is None
+
+
+@pytest.mark.parametrize(
+    ("num_ended", "expected"),
+    [
+        (0, None),
+        (10, 1000 + 100 + 900),
+        (50, 1000 + 100 + 100),
+        (99, 1101),
+        (1, 5000),
+    ],  # after 100 s; at most the expiry
+)
+def test_the_rest_of_a_batch_takes_as_long_as_the_lines_before(num_ended: int, expected: int | None):
+    batch = wire.Batch(
+        id="",
+        endpoint="/v1/completions",
+        input_file_id="",
+        completion_window="24h",
+        status="in_progress",
+        created_at=900,
+        in_progress_at=1000,
+        expires_at=5000,
+        request_counts=wire.RequestCounts(total=100, completed=num_ended // 2, failed=num_ended - num_ended // 2),
+    )
+    assert estimate_end(batch, 1100.0) == expected
 
 
 async def test_usage_counts_the_reasoning_of_chats(serving: Serving, worker: FakeWorker):

@@ -69,6 +69,48 @@ def score(
     )
 
 
+@app.command(epilog=EXIT_STATUS)
+def generate(
+    file: File,
+    out: Out,
+    model: Model = None,
+    prompt: Annotated[str, typer.Option(help="Column of prompts: text, token ids or chat messages.")] = "prompt",
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate, at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the tokens of this probability.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of each row. Default: another for each.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation; repeatable.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Add the columns token_ids, tokens and logprobs.")] = False,
+    prefix: Prefix = "",
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    input_format: InputFormat = None,
+    output_format: OutputFormat = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Continue the prompt of each row of FILE: its columns, and generated_text, finish_reason, logprob_sum, ..."""
+    run_on_file(
+        "generate",
+        files.generate_file,
+        file,
+        out,
+        model=model,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        tokens=tokens,
+        prefix=prefix,
+        url=url,
+        api_key=api_key,
+        input_format=input_format,
+        output_format=output_format,
+        overwrite=overwrite,
+    )
+
+
 def run_on_file(
     command: str, function: Callable[..., "files.Summary"], file: str, out: str, **options: Any
 ) -> NoReturn:

@@ -4,11 +4,11 @@ formats.py      files by name            text_sources.py  JSONL and CSV as rows 
 columns.py      which columns a job needs                 measures.py      the columns that a result adds
 window.py       chunks of rows in flight, in order        tasks.py         chunks of rows as jobs
 sinks.py        rows as bytes                             journal.py       OUT, and going on after an end
-process.py      all of it together                        score.py         the functions
+process.py      all of it together                        file_run.py, functions.py  one file
 """
 
 from scorepool.files.errors import BadInput, FileError, OutputError, ServerError
+from scorepool.files.functions import generate_file, score_file
 from scorepool.files.process import Summary
-from scorepool.files.score import score_file
 
-__all__ = ["BadInput", "FileError", "OutputError", "ServerError", "Summary", "score_file"]
+__all__ = ["BadInput", "FileError", "OutputError", "ServerError", "Summary", "generate_file", "score_file"]

@@ -1,6 +1,9 @@
 """Choose the columns that a job needs, by name."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from scorepool import wire
 from scorepool.files.errors import BadInput
@@ -46,6 +49,31 @@ class ScoreColumns:
         if not prompt and not isinstance(prompt, str):
             raise ValueError("token ids have nothing before them: expected a prompt of at least one token id")
         return wire.ScoreItem(prompt=prompt, completion=completion)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptColumn:
+    """The column of prompts to continue: text, token ids, or lists of chat messages."""
+
+    name: str
+
+    @classmethod
+    def choose(cls, first: Values, source_name: str, name: str) -> "PromptColumn":
+        """Return the column. Raises BadInput if the first row lacks it."""
+        if name not in first:
+            has = ", ".join(map(repr, first)) or "none"
+            raise BadInput(f"{source_name} has no column {name!r}: it has {has}; name yours with --prompt")
+        return cls(name)
+
+    def prompt(self, values: Values) -> dict[str, Any]:
+        """Return the prompt or the messages, as arguments of wire.Generate. Raises ValueError with a reason."""
+        value = values.get(self.name)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            try:
+                return {"messages": msgspec.convert(value, list[wire.Message])}
+            except msgspec.ValidationError as error:
+                raise ValueError(f"column {self.name!r} is no list of chat messages: {error}") from None
+        return {"prompt": _text_or_ids(values, self.name)}
 
 
 def _text_or_ids(values: Values, column: str) -> str | list[int]:

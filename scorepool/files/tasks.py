@@ -4,11 +4,11 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from scorepool import wire
 from scorepool.files.errors import ServerError
-from scorepool.files.measures import score_columns
+from scorepool.files.measures import generate_columns, score_columns
 from scorepool.files.rows import Done, DoneRows, Row, Values
 from scorepool.sdk import AsyncClient, AsyncJob, JobFailed, ScorepoolError
 
@@ -30,6 +30,13 @@ class RowColumns(Protocol):
 
     def item(self, values: Values) -> wire.ScoreItem:
         """Return what is scored. Raises ValueError with a reason."""
+
+
+class PromptColumn(Protocol):
+    """What takes the prompt out of a row."""
+
+    def prompt(self, values: Values) -> dict[str, Any]:
+        """Return the prompt or the messages, as arguments of wire.Generate. Raises ValueError with a reason."""
 
 
 class RowFault(Exception):
@@ -102,6 +109,44 @@ class ScoreTask:
             )
             for (row, _), sequence in zip(part, result.sequences, strict=True)
         ]
+
+
+class GenerateTask:
+    """Continue the prompts of rows, one job per row."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        make_request: Callable[..., wire.Generate],
+        column: PromptColumn,
+        run_id: str,
+        *,
+        with_tokens: bool = False,
+        prefix: str = "",
+    ) -> None:
+        self._client, self._make_request, self._column, self._run_id = client, make_request, column, run_id
+        self._with_tokens, self._prefix = with_tokens, prefix
+
+    async def run(self, rows: list[Row]) -> DoneRows:
+        done = DoneRows([])
+        done.rows = list(await asyncio.gather(*(self._generate(row, done) for row in rows)))
+        return done
+
+    async def _generate(self, row: Row, done: DoneRows) -> Done:
+        try:
+            if row.values is None:
+                raise ValueError(row.reason)
+            request = self._make_request(**self._column.prompt(row.values))
+            result = await run_job(self._client, request, f"{self._run_id}-{row.number}", done)
+        except (ValueError, RowFault) as error:
+            return Done(row, reason=str(error))
+        done.stamps.append(result.stamp)
+        columns = generate_columns(result.sequences[0], self._with_tokens)
+        return Done(
+            row,
+            {self._prefix + name: value for name, value in columns.items()},
+            num_tokens=result.usage.prompt_tokens + result.usage.completion_tokens,
+        )
 
 
 async def run_job(client: AsyncClient, request: wire.Request, key: str, done: DoneRows) -> wire.Result:

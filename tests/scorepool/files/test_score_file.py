@@ -144,6 +144,28 @@ def test_columns_keep_their_types(url: str, tmp_path: Path, ending: str):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in.parquet", out.name, f"{out.name}.errors.jsonl"]
 
 
+def test_prompts_are_continued_and_bad_ones_are_named(url: str, tmp_path: Path):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts = ["import os", [5, 6], [{"role": "user", "content": "What is os?"}], 1.5, "x " * 5000, [{"role": "x"}]]
+    path.write_text("".join(json.dumps({"id": index, "q": prompt}) + "\n" for index, prompt in enumerate(prompts)))
+    options = ["--prompt", "q", "--max-tokens", "4", "--temperature", "0", "--tokens"]
+
+    done = run(url, "generate", path, "-o", out, *options)
+
+    assert done.returncode == 1, done.stderr
+    rows = read_rows(out)
+    assert [row["id"] for row in rows] == [0, 1, 2]
+    assert [error["row"] for error in read_rows(tmp_path / "out.jsonl.errors.jsonl")] == [4, 5, 6]
+    with Client(url) as client:
+        assert client.jobs().jobs == []
+        job = client.submit(wire.Generate(model="demo", prompt="import os", max_tokens=4, temperature=0.0))
+        [expected] = job.result().sequences
+        job.delete()
+    assert (rows[0]["generated_text"], rows[0]["token_ids"]) == (expected.text, expected.token_ids)
+    assert rows[0]["logprob_sum"] == pytest.approx(sum(expected.logprobs or ()), abs=1e-4)
+    assert rows[0]["num_tokens"] == len(expected.token_ids)
+
+
 def test_score_file_is_a_function(url: str, tmp_path: Path):
     path = write_rows(tmp_path / "in.jsonl", 3)
     summary = scorepool.score_file(path, tmp_path / "out.csv", url=url)

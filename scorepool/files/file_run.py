@@ -1,0 +1,86 @@
+"""Run one task on one file, from the command's options to OUT."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scorepool.files.columns import check_new_columns
+from scorepool.files.formats import STDIO, Source, make_sink, open_source
+from scorepool.files.journal import Counts, JournaledOutput
+from scorepool.files.process import Output, Summary, choose_model, first_row, process_rows
+from scorepool.files.rows import Values
+from scorepool.files.stdout_output import StdoutOutput
+from scorepool.files.tasks import Task
+from scorepool.sdk import AsyncClient
+
+RETRY_S = 3600.0  # for which a server may be away in the middle of a file
+Report = Callable[[Counts, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows come from, where they are computed, and where they go."""
+
+    path: str
+    out: str
+    url: str
+    api_key: str | None
+    model: str | None
+    input_format: str | None
+    output_format: str | None
+    overwrite: bool
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done with each row."""
+
+    command: dict[str, Any]  # what must be the same for the work to go on
+    new_columns: tuple[str, ...]
+    make_task: Callable[[AsyncClient, str, str], Task]  # of a client, a model and a run id
+    rows_per_chunk: int
+    max_in_flight: int  # chunks
+
+
+def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
+    """Work on a file. The plan follows from its first row and its name. Raises FileError."""
+    with open_source(place.path, place.input_format) as source:
+        first, rows = first_row(source)
+        plan = make_plan(first, source.name)
+        check_new_columns(first, plan.new_columns, source.name)
+
+        async def work() -> Summary:
+            model = await choose_model(place.url, place.api_key, place.model)
+            differences: list[str] = []
+            with closing(_open_output(place, source, {**plan.command, **source.identity, "--model": model})) as output:
+                if not output.is_complete:
+                    async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:
+                        differences = await process_rows(
+                            rows,
+                            plan.make_task(client, model, output.run_id),
+                            output,
+                            client,
+                            rows_per_chunk=plan.rows_per_chunk,
+                            max_in_flight=plan.max_in_flight,
+                            report=lambda counts: place.report(counts, source.size),
+                        )
+                output.finish()
+                return Summary(
+                    num_rows=output.counts.num_rows,
+                    num_failed=output.counts.num_failed,
+                    num_tokens=output.counts.num_tokens,
+                    stamp_differences=differences,
+                )
+
+        return asyncio.run(work())
+
+
+def _open_output(place: Place, source: Source, command: dict[str, Any]) -> Output:
+    sink = make_sink(place.out, place.output_format, source)
+    if place.out == STDIO:
+        return StdoutOutput(sink)
+    return JournaledOutput(Path(place.out), sink, command, place.overwrite)

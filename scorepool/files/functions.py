@@ -1,0 +1,136 @@
+"""Work on files, as functions."""
+
+from functools import partial
+from os import fspath
+from pathlib import Path
+
+from scorepool import wire
+from scorepool.files.columns import PromptColumn, ScoreColumns
+from scorepool.files.file_run import Place, Plan, Report, run_file
+from scorepool.files.measures import GENERATE_COLUMNS, RANKS, SCORE_COLUMNS, TOKEN_COLUMNS
+from scorepool.files.process import Summary
+from scorepool.files.rows import Values
+from scorepool.files.tasks import GenerateTask, ScoreTask
+from scorepool.sdk.async_client import DEFAULT_URL
+from scorepool.sdk.splitting import ITEMS_PER_JOB
+
+SCORE_JOBS_IN_FLIGHT = 16
+GENERATE_ROWS_PER_CHUNK = 32  # each row is a job
+GENERATE_CHUNKS_IN_FLIGHT = 8
+
+
+def _no_report(counts: object, size: object) -> None:
+    del counts, size
+
+
+def score_file(
+    path: str | Path,
+    out: str | Path,
+    *,
+    model: str | None = None,
+    prompt: str | None = None,
+    completion: str | None = None,
+    text: str | None = None,
+    temperature: float = 1.0,
+    tokens: bool = False,
+    prefix: str = "",
+    priority: wire.Priority = "normal",
+    url: str = DEFAULT_URL,
+    api_key: str | None = None,
+    input_format: str | None = None,
+    output_format: str | None = None,
+    overwrite: bool = False,
+    report: Report = _no_report,
+) -> Summary:
+    """Score each row of a file, and write the rows with the columns of the scores.
+
+    `prompt`, `completion` and `text` name columns: by default `prompt` and `completion`, or `text`. `-` is stdin or
+    stdout. The same call goes on where another process stopped. `report` gets what is done so far and the input's size
+    in bytes. Raises FileError.
+    """
+
+    def plan(first: Values, name: str) -> Plan:
+        columns = ScoreColumns.choose(first, name, prompt, completion, text)
+        new = (*SCORE_COLUMNS, *((*TOKEN_COLUMNS, RANKS) if tokens else ()))
+        request = partial(wire.Score, temperature=temperature, priority=priority, rank=True, wait_for_model=True)
+        return Plan(
+            {
+                "the command": "score",
+                "--prompt": columns.prompt,
+                "--completion": columns.completion,
+                "--temperature": temperature,
+                "--tokens": tokens,
+                "--prefix": prefix,
+            },
+            tuple(prefix + column for column in new),
+            lambda client, model, run_id: ScoreTask(
+                client,
+                lambda items: request(model=model, items=items),
+                columns,
+                run_id,
+                with_tokens=tokens,
+                prefix=prefix,
+            ),
+            ITEMS_PER_JOB,
+            SCORE_JOBS_IN_FLIGHT,
+        )
+
+    place = Place(fspath(path), fspath(out), url, api_key, model, input_format, output_format, overwrite, report)
+    return run_file(place, plan)
+
+
+def generate_file(
+    path: str | Path,
+    out: str | Path,
+    *,
+    model: str | None = None,
+    prompt: str = "prompt",
+    max_tokens: int = 128,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    stop: list[str] | None = None,
+    tokens: bool = False,
+    prefix: str = "",
+    priority: wire.Priority = "normal",
+    url: str = DEFAULT_URL,
+    api_key: str | None = None,
+    input_format: str | None = None,
+    output_format: str | None = None,
+    overwrite: bool = False,
+    report: Report = _no_report,
+) -> Summary:
+    """Continue the prompt of each row of a file, and write the rows with the generated text and its logprobs.
+
+    `prompt` names a column of text, token ids, or lists of chat messages. The rest is as in `score_file`.
+    """
+
+    def plan(first: Values, name: str) -> Plan:
+        column = PromptColumn.choose(first, name, prompt)
+        new = (*GENERATE_COLUMNS, *(TOKEN_COLUMNS if tokens else ()))
+        options: wire.SamplingOptions = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+            "stop": stop or [],
+        }
+        request = partial(wire.Generate, max_tokens=max_tokens, priority=priority, wait_for_model=True, **options)
+        return Plan(
+            {
+                "the command": "generate",
+                "--max-tokens": max_tokens,
+                "--prompt": prompt,
+                "--tokens": tokens,
+                "--prefix": prefix,
+                **options,
+            },
+            tuple(prefix + column for column in new),
+            lambda client, model, run_id: GenerateTask(
+                client, partial(request, model=model), column, run_id, with_tokens=tokens, prefix=prefix
+            ),
+            GENERATE_ROWS_PER_CHUNK,
+            GENERATE_CHUNKS_IN_FLIGHT,
+        )
+
+    place = Place(fspath(path), fspath(out), url, api_key, model, input_format, output_format, overwrite, report)
+    return run_file(place, plan)

@@ -30,5 +30,6 @@ class ModelInfo:
     max_cached_tokens: int  # that fit into memory: sequences that hold a KV cache, times the longest of them
     vocab_size: int  # rows of logits; token ids run from 0 to vocab_size - 1
     self_test: str  # "passed", or what failed and what the engine does about it
+    weights_bytes: int = 0
     surveyed: bool = False  # the survey compared every setting of the model's type with transformers: see surveyed.py
     verification: Verification = field(default_factory=Verification)

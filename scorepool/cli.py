@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scorepool.commands import on_files, remote
-from scorepool.commands.remote import DEFAULT_URL, ApiKey
+from scorepool.commands.remote import DEFAULT_URL, ApiKey, Json
 from scorepool.commands.running import EXIT_STATUSES, fail, import_lazily, run
 
 # As in scorepool.store, which a plain installation cannot import.
@@ -193,6 +193,34 @@ def certify(
     """Compare a model's numbers with transformers' and write a certificate. Exit status 0: verified; 1: not."""
     environ = to_environ(dtype=dtype, mode=mode)
     run("certify", lambda: commands.certify(model, tokens, by, out, environ))
+
+
+@app.command()
+def check_model(
+    model: Annotated[str, typer.Argument(metavar="FOLDER_OR_HUB_ID", help="The model.")],
+    dtype: Dtype = None,
+    mode: Annotated[str | None, typer.Option(help="default or exact, as the model is to be served.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Load and self-test a model without serving it; say its mode, memory and speed.
+
+    Exit status 0: it can be served; 1: not.
+    """
+    environ = to_environ(dtype=dtype, mode=mode)
+    run("check-model", lambda: commands.check_model(model, environ, as_json=as_json))
+
+
+@app.command()
+def doctor(
+    host: Host = None,
+    port: Port = None,
+    redis_url: RedisUrl = None,
+    redis_url_file: RedisUrlFile = None,
+    as_json: Json = False,
+) -> None:
+    """Check this machine: settings, disk, Redis, BLAS, Metal, memory, port, clock. Exit status 1: a check failed."""
+    environ = to_environ(host=host, port=port, redis_url=redis_url, redis_url_file=redis_url_file)
+    run("doctor", lambda: commands.doctor(environ, as_json=as_json))
 
 
 @app.command()

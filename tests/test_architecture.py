@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine", "store", "wire", "worker.claims", "worker.engine_settings", "worker.machine", "worker.redis_link",
         "worker.rq", "worker.version",
     },
+    "worker.check_model": {"engine", "store", "wire", "worker.engine_settings"},
     "worker.certify": {"engine", "store", "worker.engine_settings", "worker.version"},
     "worker.webhooks": {"store", "wire", "worker.machine", "worker.redis_link", "worker.rq", "worker.version"},
     # api
@@ -126,7 +127,7 @@ LIBRARIES: dict[str, set[str]] = {
     "scorepool.commands": {"msgspec", "prometheus_client", "rich"},
     "scorepool.files": {"msgspec", "pyarrow"},
     "scorepool.verify": {"msgspec"},
-    "scorepool.local": {"redis", "rich", "standardwebhooks"},
+    "scorepool.local": {"msgspec", "redis", "rich", "standardwebhooks"},
     "scorepool.models": {"numpy", "tokenizers", "torch", "transformers"},
 }
 

@@ -61,6 +61,7 @@ def _open_model(settings: EngineSettings) -> ModelRunner:
         max_cached_tokens=memory_budget.max_cached_tokens(model, settings),
         vocab_size=vocab_size,
         self_test=self_test,
+        weights_bytes=memory_budget.weights_bytes(model),
         surveyed=is_surveyed,
     )
     model_info = replace(model_info, verification=_verify(model_info, folder, settings))

@@ -20,8 +20,7 @@ def max_cached_tokens(model: Any, settings: EngineSettings) -> int:
     model(mx.array([[0]]), cache=cache)  # lazy: shapes are enough
     bytes_per_token, bytes_per_sequence = kv_cache.cost(cache)
     memory = settings.memory_bytes or _available_bytes() * 4 // 5
-    arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
-    weights = sum(array.nbytes for _, array in arrays)
+    weights = weights_bytes(model)
     spare = memory - weights - settings.prefix_cache_bytes - settings.max_running_rows * bytes_per_sequence
     if spare < bytes_per_token:
         raise LoadError(
@@ -30,6 +29,12 @@ def max_cached_tokens(model: Any, settings: EngineSettings) -> int:
             "each; lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
         )
     return spare // bytes_per_token if bytes_per_token else _UNLIMITED_TOKENS
+
+
+def weights_bytes(model: Any) -> int:
+    """Return the memory that the weights take."""
+    arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    return sum(array.nbytes for _, array in arrays)
 
 
 def _available_bytes() -> int:

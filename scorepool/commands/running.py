@@ -37,6 +37,8 @@ NEEDS = {
     "redis": ("all", ALL),
     "webhook-secret": ("webhook", WEBHOOK),
     "certify": ("certify", (*WORKER, "torch", "transformers")),
+    "check-model": ("worker", WORKER),
+    "doctor": ("all", ALL),
     "status": ("monitor", MONITOR),
     "top": ("monitor", MONITOR),
 }

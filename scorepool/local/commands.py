@@ -14,6 +14,7 @@ from scorepool import store
 from scorepool import verify as verification
 from scorepool.commands.running import INTERRUPTED, CommandError
 from scorepool.local import demo as demonstration
+from scorepool.local import doctor as machine
 from scorepool.local.local_models import LocalModels
 from scorepool.local.redis_check import check_redis_url
 from scorepool.local.redis_server import RedisServerError
@@ -23,6 +24,7 @@ from scorepool.local.stack import (
     add_import_path,
     api_command,
     certify_command,
+    check_model_command,
     embedded_redis,
     webhook_command,
     webhook_secret_command,
@@ -157,6 +159,17 @@ def certify(model: str, num_tokens: int, by: str | None, out: Path | None, envir
     load_settings(environ)
     options = [*(["--by", by] if by else []), *(["--out", str(out)] if out else [])]
     replace_process([*certify_command(), "--tokens", str(num_tokens), *options, "--", model], environ)
+
+
+def check_model(model: str, environ: dict[str, str], *, as_json: bool) -> NoReturn:
+    """Replace this process with the check of a model."""
+    load_settings(environ)
+    replace_process([*check_model_command(), *(["--json"] if as_json else []), "--", model], environ)
+
+
+def doctor(environ: dict[str, str], *, as_json: bool) -> int:
+    """Check this machine."""
+    return machine.doctor(merge(environ), as_json=as_json)
 
 
 def load_settings(environ: dict[str, str]) -> store.Settings:

@@ -88,6 +88,11 @@ def certify_command() -> list[str]:
     return [sys.executable, "-P", "-m", "scorepool.worker.certify"]
 
 
+def check_model_command() -> list[str]:
+    """Return the command that checks that a model can be served."""
+    return [sys.executable, "-P", "-m", "scorepool.worker.check_model"]
+
+
 def webhook_secret_command() -> list[str]:
     """Return the command that prints the secret of a name's webhooks."""
     return [sys.executable, "-P", "-m", "scorepool.worker.webhooks.show_secret"]

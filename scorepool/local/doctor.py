@@ -1,0 +1,223 @@
+"""`scorepool doctor`: check what this machine needs to serve models. Each check is a line with `ok` or its remedy.
+
+To add a check: a function that takes the settings and returns what it found or raises Trouble, and its name in CHECKS.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+from msgspec import Struct
+from redis import Redis
+from redis.exceptions import RedisError
+
+from scorepool import store, wire
+from scorepool.commands.running import FAILED
+from scorepool.local.machine_memory import machine_memory_bytes
+from scorepool.local.redis_check import check_redis_url
+from scorepool.local.redis_server import RedisServerError
+from scorepool.local.stack import IMPORT_PATH, StackError, api_url, check_port_is_free, embedded_redis
+
+MIN_MEMORY_BYTES = 4 * 2**30
+MIN_DISK_BYTES = 2**30
+MAX_CLOCK_ERROR_S = 60.0  # a receiver of webhooks refuses a signature that is some minutes old
+DEVICE_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 2.0
+MIN_REDIS = 7
+
+
+class Trouble(Exception):
+    """A check that failed. The message says what to do."""
+
+
+class Check(Struct, frozen=True):
+    """The outcome of a check."""
+
+    name: str
+    ok: bool
+    text: str
+
+
+def doctor(environ: dict[str, str], *, as_json: bool) -> int:
+    """Print every check; return FAILED if one failed."""
+    checks = []
+    for check in run_checks(environ):
+        checks.append(check)
+        if not as_json:
+            print(f"{check.name:<9} {'ok    ' if check.ok else 'FAILED'}  {check.text}", flush=True)  # noqa: T201
+    if as_json:
+        print(wire.encode_json(checks).decode())  # noqa: T201
+    return 0 if all(check.ok for check in checks) else FAILED
+
+
+def run_checks(environ: Mapping[str, str]) -> Iterator[Check]:
+    """Yield the outcome of each check."""
+    try:
+        settings = store.Settings.load(environ)
+        yield Check("settings", True, "every variable is known and its value allowed")
+    except store.SettingsError as error:
+        settings = store.Settings()
+        yield Check("settings", False, f"{error}; what follows is of the default settings")
+    for name, check in CHECKS.items():
+        try:
+            yield Check(name, True, check(settings, environ))
+        except Trouble as error:
+            yield Check(name, False, " ".join(str(error).split()))
+
+
+def check_state(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check that the state folder can be written and has room."""
+    try:
+        folder = settings.state_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with TemporaryDirectory(dir=folder, prefix="doctor-"):
+            free_bytes = shutil.disk_usage(folder).free
+    except (OSError, store.SettingsError) as error:
+        raise Trouble(f"{error}: set SCOREPOOL_STATE_DIR to a folder that you may write") from None
+    if free_bytes < MIN_DISK_BYTES:
+        raise Trouble(f"{folder} has {_gib(free_bytes)} left: free some, or set SCOREPOOL_STATE_DIR to another disk")
+    return f"{folder}, {_gib(free_bytes)} left"
+
+
+def check_redis(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check that the configured Redis accepts the user, or that the embedded one starts."""
+    url, setting = _redis_url(settings, environ)
+    try:
+        if not url:
+            with TemporaryDirectory(prefix="doctor-") as folder, embedded_redis(Path(folder), settings) as server:
+                return f"the embedded one starts ({_redis_version(server.url)})"
+        check_redis_url(url, setting, must_answer=True)
+        return "a Sentinel URL, of which only the form was checked" if _is_sentinel(url) else _redis_version(url)
+    except store.SettingsError as error:
+        raise Trouble(f"{error}: start it, or correct {setting}, or unset it to use the embedded Redis") from None
+    except RedisServerError as error:
+        raise Trouble(f"the embedded one does not start: {error}; or set SCOREPOOL_REDIS_URL to another") from None
+    except RedisError as error:
+        raise Trouble(f"{setting}: Redis refuses INFO: {error}; give the user the rights of docs/deploy.md") from None
+
+
+def check_blas(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check that MLX computes, and with a fast BLAS where it uses the CPU."""
+    blas = str(_device()["blas"])
+    if blas == "reference blas":
+        raise Trouble("MLX would use its slow one: install OpenBLAS, on Debian `apt install libopenblas0-pthread`")
+    return blas
+
+
+def check_metal(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check that a Mac's GPU is used."""
+    device = _device()
+    if sys.platform != "darwin":
+        return f"not on this system; MLX computes on {device['device']}"
+    if not device["metal"]:
+        raise Trouble("MLX sees no GPU: use Apple silicon, macOS 14 or newer, and an arm64 Python (not Rosetta's)")
+    return f"MLX computes on {device['device']}"
+
+
+def check_memory(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check that the machine, or the container, has memory for a model."""
+    total = machine_memory_bytes()
+    if total < MIN_MEMORY_BYTES:
+        raise Trouble(f"{_gib(total)}: expected {_gib(MIN_MEMORY_BYTES)}; raise the container's limit, if it has one")
+    if settings.memory_bytes > total:
+        raise Trouble(f"SCOREPOOL_MEMORY_BYTES={settings.memory_bytes} is more than the {_gib(total)} of this machine")
+    return f"{_gib(total)}, of which models may use {_gib(settings.memory_bytes or total * 4 // 5)}"
+
+
+def check_port(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check that the API can listen, or listens already."""
+    if settings.uds:
+        return f"not needed: SCOREPOOL_UDS={settings.uds}"
+    try:
+        check_port_is_free(settings.host, settings.port)
+    except StackError as error:
+        url = api_url(settings)
+        with suppress(httpx.HTTPError, ValueError):
+            if httpx.get(f"{url}/healthz", timeout=PROBE_TIMEOUT_S, trust_env=False).json() == {"status": "ok"}:
+                return f"an API runs at {url}"
+        raise Trouble(f"{error} or SCOREPOOL_PORT, or stop what listens there") from None
+    return f"{settings.host} port {settings.port} is free"
+
+
+def check_clock(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check the time against Redis's, or against the time at which scorepool was installed."""
+    url, _ = _redis_url(settings, environ)
+    remedy = "let the system set it from the network (macOS: `sudo sntp -sS time.apple.com`; Linux: systemd-timesyncd)"
+    if time.time() < Path(__file__).stat().st_mtime:
+        raise Trouble(f"the time is before that of scorepool's files: {remedy}")
+    if not url or _is_sentinel(url):
+        return "later than scorepool's files; there is no other machine to compare with"
+    try:
+        with Redis.from_url(url, socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S) as redis:
+            seconds, microseconds = redis.time()
+    except RedisError as error:
+        raise Trouble(f"Redis does not tell its time ({error}): see the line of redis") from None
+    difference_s = time.time() - (seconds + microseconds / 1e6)
+    if abs(difference_s) > MAX_CLOCK_ERROR_S:
+        raise Trouble(f"{difference_s:+.0f} s from Redis's: on both machines, {remedy}")
+    return f"{difference_s:+.2f} s from Redis's"
+
+
+CHECKS: dict[str, Callable[[store.Settings, Mapping[str, str]], str]] = {
+    "state": check_state,
+    "redis": check_redis,
+    "blas": check_blas,
+    "metal": check_metal,
+    "memory": check_memory,
+    "port": check_port,
+    "clock": check_clock,
+}
+
+
+def _redis_url(settings: store.Settings, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the URL that is configured, and the variable; an empty URL for the embedded Redis."""
+    for name in ("SCOREPOOL_REDIS_URL", "SCOREPOOL_REDIS_URL_FILE"):
+        if environ.get(name):
+            return settings.redis_url, name
+    return environ.get("REDIS_URL", ""), "REDIS_URL"
+
+
+def _is_sentinel(url: str) -> bool:
+    return store.SentinelUrl.parse(url) is not None
+
+
+def _redis_version(url: str) -> str:
+    """Return the server's version. Raises RedisError, Trouble."""
+    with Redis.from_url(url, socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S) as redis:
+        info: Any = redis.info("server")
+    version = str(info.get("valkey_version") or info["redis_version"])
+    if int(version.split(".")[0]) < MIN_REDIS:
+        raise Trouble(f"the server's version is {version}: expected Redis {MIN_REDIS} or newer, or Valkey")
+    return f"{info.get('server_name', 'redis')} {version}"
+
+
+@cache
+def _device() -> dict[str, Any]:
+    """Ask a process of its own what MLX computes with. Raises Trouble."""
+    command = [sys.executable, "-P", "-m", "scorepool.engine.model.device"]
+    environ = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Trouble(f"MLX did not compute a sum in {DEVICE_TIMEOUT_S:.0f} s: restart the machine") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise Trouble(f"MLX does not work here ({last}): run `pip install --force-reinstall 'scorepool[worker]'`")
+    description: dict[str, Any] = json.loads(done.stdout)
+    return description
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,124 @@
+"""`scorepool doctor`: every check is a line, and one that fails says what to do."""
+
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from scorepool.cli import app
+from scorepool.local import doctor
+from scorepool.local.demo import free_port
+
+CPU = {"blas": "openblas Haswell, 2 threads", "metal": False, "device": "Device(cpu, 0)"}
+
+
+@pytest.fixture
+def run(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.setattr(doctor, "_device", lambda: CPU)
+
+    def run(*arguments: str, **environ: str) -> Result:
+        defaults = {"STATE_DIR": str(tmp_path), "REDIS_URL": redis_url, "PORT": str(free_port())}
+        given = {f"SCOREPOOL_{name}": value for name, value in (defaults | environ).items()}
+        return CliRunner().invoke(app, ["doctor", *arguments], env=given, catch_exceptions=False)
+
+    return run
+
+
+def failed(done: Result) -> list[str]:
+    return [line for line in done.stdout.splitlines() if line.split()[1] == "FAILED"]
+
+
+def test_a_healthy_machine_passes_every_check(run: Callable[..., Result], tmp_path: Path):
+    done = run()
+    assert done.exit_code == 0, done.stdout
+    assert failed(done) == []
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["settings", *doctor.CHECKS]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_programs_read_json(run: Callable[..., Result]):
+    checks = json.loads(run("--json").stdout)
+    assert {check["name"]: check["ok"] for check in checks} == dict.fromkeys(["settings", *doctor.CHECKS], True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "remedy"),
+    [
+        ({"PROT": "1"}, "settings", "did you mean SCOREPOOL_PORT?"),
+        ({"STATE_DIR": "/dev/null/x"}, "state", "set SCOREPOOL_STATE_DIR to a folder that you may write"),
+        ({"REDIS_URL": "redis://127.0.0.1:1"}, "redis", "start it, or correct SCOREPOOL_REDIS_URL"),
+        ({"MEMORY_BYTES": str(2**47)}, "memory", "SCOREPOOL_MEMORY_BYTES=140737488355328 is more than"),
+        ({"PORT": "0"}, "port", "expected a port from 1 to 65535"),
+    ],
+)
+def test_a_check_that_fails_names_its_remedy(
+    run: Callable[..., Result], environ: dict[str, str], name: str, remedy: str
+):
+    done = run(**environ)
+    assert done.exit_code == 1
+    [line] = [line for line in failed(done) if line.split()[0] == name]
+    assert remedy in line
+
+
+def test_a_port_that_another_server_holds_is_named(run: Callable[..., Result]):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        [line] = failed(run(PORT=str(server.getsockname()[1])))
+    assert line.startswith("port ")
+    assert "Address already in use. Choose another with --port or SCOREPOOL_PORT" in line
+
+
+@pytest.mark.parametrize(
+    ("platform", "device", "name", "remedy"),
+    [
+        ("linux", CPU | {"blas": "reference blas"}, "blas", "apt install libopenblas0-pthread"),
+        ("darwin", CPU | {"blas": "accelerate"}, "metal", "use Apple silicon"),
+    ],
+)
+def test_a_slow_device_is_named(
+    run: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+    platform: str,
+    device: dict[str, Any],
+    name: str,
+    remedy: str,
+):
+    monkeypatch.setattr(doctor, "_device", lambda: device)
+    monkeypatch.setattr(doctor, "sys", SimpleNamespace(platform=platform))
+    [line] = failed(run())
+    assert line.startswith(f"{name} ")
+    assert remedy in line
+
+
+@pytest.mark.parametrize(
+    ("error_s", "words"), [(3600, "+3600 s from Redis's"), (-(10**9), "before that of scorepool's")]
+)
+def test_a_clock_that_is_wrong_is_named(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, error_s: int, words: str
+):
+    now = doctor.time.time()
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(time=lambda: now + error_s))
+    [line] = failed(run())
+    assert line.startswith("clock ")
+    assert words in line
+
+
+def test_the_device_is_that_of_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    doctor._device.cache_clear()
+    assert set(doctor._device()) == set(CPU)
+    doctor._device.cache_clear()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(doctor.Trouble, match=r"MLX does not work here \(exit status 1\): run `pip install"):
+        doctor._device()
+
+
+def test_the_embedded_redis_is_tried(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    done = run(REDIS_URL="")
+    assert "the embedded one starts (valkey " in done.stdout

@@ -1,7 +1,9 @@
 """The options of the subcommands that work on files. scorepool/files implements them, and is executed on first use."""
 
 import signal
+import sys
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -15,6 +17,8 @@ else:
     files = import_lazily("scorepool.files")
 
 app = typer.Typer()
+TERMINAL_S = 0.2  # between changes of the line of progress
+LOG_S = 30.0  # between such lines in a log
 EXIT_STATUS = (
     "Exit status 0: every row is done; 1: OUT.errors.jsonl names rows that are not; 2: the command or FILE cannot "
     "work; 3: no server, or it refuses; 4: OUT cannot be written; 130: Ctrl-C. After 3, 4 and 130 the same command "
@@ -118,16 +122,45 @@ def run_on_file(
 
     def implementation() -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+        reporter = Reporter()
         try:
-            summary = function(file, out, **options)
+            summary = function(file, out, report=reporter.report, **options)
         except files.FileError as error:
             raise CommandError(str(error), error.exit_status) from None
         except KeyboardInterrupt:
             raise CommandError("stopped; the same command goes on where it stopped", INTERRUPTED) from None
+        finally:
+            reporter.close()
         show(summary, out)
         return 1 if summary.num_failed else 0
 
     run(command, implementation)
+
+
+class Reporter:
+    """Show on stderr how far the work is: a line that changes on a terminal, a line per LOG_S elsewhere."""
+
+    def __init__(self) -> None:
+        self._progress: files.Progress | None = None
+        self._is_terminal = sys.stderr.isatty()
+        self._shown_at = 0.0
+
+    def report(self, counts: "files.Counts", size: int | None) -> None:
+        """Take what is done, first of all what an earlier process had done."""
+        now = monotonic()
+        if self._progress is None:
+            self._progress = files.Progress()
+            self._progress.start(counts)
+            self._shown_at = now
+        elif now - self._shown_at >= (TERMINAL_S if self._is_terminal else LOG_S):
+            self._shown_at = now
+            line = self._progress.line(counts, size)
+            typer.echo(f"\r{line}\x1b[K" if self._is_terminal else line, err=True, nl=not self._is_terminal)
+
+    def close(self) -> None:
+        """Leave the line."""
+        if self._is_terminal and self._progress is not None:
+            typer.echo("\r\x1b[K", err=True, nl=False)
 
 
 def show(summary: "files.Summary", out: str) -> None:

@@ -9,6 +9,18 @@ process.py      all of it together                        file_run.py, functions
 
 from scorepool.files.errors import BadInput, FileError, OutputError, ServerError
 from scorepool.files.functions import generate_file, score_file
+from scorepool.files.journal import Counts
 from scorepool.files.process import Summary
+from scorepool.files.progress import Progress
 
-__all__ = ["BadInput", "FileError", "OutputError", "ServerError", "Summary", "generate_file", "score_file"]
+__all__ = [
+    "BadInput",
+    "Counts",
+    "FileError",
+    "OutputError",
+    "Progress",
+    "ServerError",
+    "Summary",
+    "generate_file",
+    "score_file",
+]

@@ -45,8 +45,8 @@ def score_file(
     """Score each row of a file, and write the rows with the columns of the scores.
 
     `prompt`, `completion` and `text` name columns: by default `prompt` and `completion`, or `text`. `-` is stdin or
-    stdout. The same call goes on where another process stopped. `report` gets what is done so far and the input's size
-    in bytes. Raises FileError.
+    stdout. The same call goes on where another process stopped. `report` gets what is done, at the start and after each
+    chunk of rows, and the input's size in bytes. Raises FileError.
     """
 
     def plan(first: Values, name: str) -> Plan:

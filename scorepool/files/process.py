@@ -110,6 +110,7 @@ async def process_rows(
     done_chunks = in_order(chunk_rows(left, rows_per_chunk), task.run, max_in_flight)
     try:
         await delete_jobs(client, output.undeleted)  # of an earlier process
+        report(output.counts)
         async for done in done_chunks:
             output.write(done.rows)
             output.undeleted.extend(done.job_ids)

@@ -1,0 +1,21 @@
+"""What the command shows while it works."""
+
+from scorepool.files.journal import Counts
+from scorepool.files.progress import Progress
+
+
+def test_speeds_and_the_time_left_are_those_of_this_process():
+    now = [100.0]
+    progress = Progress(lambda: now[0])
+    progress.start(Counts(1000, 0, 50_000, 10_000))
+    now[0] += 10
+    shown = progress.line(Counts(1500, 2, 75_000, 15_000), 40_000)
+    assert shown == " 38%  1,500 rows  50.0 rows/s  2,500 tokens/s  0:00:50 left  2 failed"
+
+
+def test_a_pipe_has_no_share_and_no_time_left():
+    now = [0.0]
+    progress = Progress(lambda: now[0])
+    progress.start(Counts())
+    now[0] += 4
+    assert progress.line(Counts(8, 0, 80, 800), None) == "8 rows  2.0 rows/s  20 tokens/s"

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -152,6 +153,38 @@ def test_no_accepted_job_is_lost_when_the_api_is_killed(stack: Stack, client: Cl
     for job_id, request in zip(ids, requests, strict=True):
         assert_answers(request, client.result(job_id, timeout_s=200))
     assert times_done(redis, ids) == dict.fromkeys(ids, 1)
+
+
+def test_waits_and_streams_outlive_an_api_that_is_killed(stack: Stack, client: Client):
+    long = wire.Generate(model="demo", prompt="Return", max_tokens=1500, temperature=1.0, seed=1, logit_bias=NO_END)
+    streamed = client.submit(replace(long, stream=True))
+    awaited = client.submit(long)
+    requests = mixed_jobs(40)
+    token_ids: list[int] = []
+
+    def read_tokens() -> None:
+        for delta in streamed:
+            token_ids.extend(delta.token_ids)
+
+    def gather() -> list[wire.Job]:
+        return list(client.gather(requests, max_in_flight=8))
+
+    with ThreadPoolExecutor(3) as threads:
+        gathering, waiting, reading = (
+            threads.submit(gather),
+            threads.submit(awaited.result),
+            threads.submit(read_tokens),
+        )
+        wait_for(lambda: token_ids, "the first token")
+        os.kill(stack.pid("api"), signal.SIGKILL)
+        jobs, result = gathering.result(200), waiting.result(200)
+        reading.result(200)
+
+    for request, job in zip(requests, jobs, strict=True):
+        assert job.result is not None
+        assert_answers(request, job.result)
+    assert len(result.sequences[0].token_ids) == 1500
+    assert token_ids == streamed.result().sequences[0].token_ids
 
 
 NO_END = {0: -100.0, 2: -100.0}  # ban both end tokens

@@ -26,12 +26,12 @@ def python(script: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def slow(sent: list[Sent]) -> Iterator[str]:
-    """Run a server whose jobs are accepted after 0.5 s and never end."""
+    """Run a server whose jobs are accepted after 0.3 s and never end."""
 
     def answer() -> Answer:
         path = sent[-1].path
         if path == "/v1/jobs":
-            time.sleep(0.5)
+            time.sleep(0.3)
             return 202, {}, ACCEPTED
         if "wait" in path:
             time.sleep(0.5)
@@ -46,8 +46,15 @@ def sent() -> list[Sent]:
     return []
 
 
-def interrupt_soon(delay_s: float) -> None:
-    threading.Timer(delay_s, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+def interrupt_at(word: str, sent: list[Sent]) -> None:
+    """Send SIGINT to the main thread when the server has got a request with a word in its path."""
+
+    def wait() -> None:
+        while not any(word in request.path for request in list(sent)):
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @pytest.mark.parametrize("call", ["submit", "result", "gather", "as_completed", "score"])
@@ -59,7 +66,7 @@ def test_ctrl_c_ends_any_call_and_cancels_its_jobs(call: str, slow: str, sent: l
         "as_completed": lambda sdk: list(sdk.as_completed([sdk.submit(SCORE)])),
         "score": lambda sdk: sdk.score("demo", [("a", "b")]),
     }
-    interrupt_soon(0.2 if call == "submit" else 1.2)  # during the submission, or after it
+    interrupt_at("/v1/jobs" if call == "submit" else "?wait=", sent)  # during the submission, or after it
     with pytest.raises(KeyboardInterrupt), Client(slow) as sdk:
         calls[call](sdk)
     assert f"/v1/jobs/{ID}/cancel" in [request.path for request in sent]
@@ -68,7 +75,7 @@ def test_ctrl_c_ends_any_call_and_cancels_its_jobs(call: str, slow: str, sent: l
 def test_a_client_that_is_never_closed_ends_with_its_process_without_a_word():
     with server(lambda: (200, {}, MODELS)) as url:
         script = f"import scorepool; client = scorepool.Client({url!r}); client.models(); job = client.jobs"
-        done = python(script, "-X", "dev", "-W", "error")
+        done = python(script, "-W", "error")
     assert (done.returncode, done.stderr) == (0, "")
 
 

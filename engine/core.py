@@ -78,6 +78,12 @@ class EngineCore:
         """All groups that are not done, in order of arrival."""
         return list(dict.fromkeys(self._groups.values()))
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """The sequences that hold a KV cache, and the tokens of these caches: sequences times the longest."""
+        running = self.scheduler.running
+        return len(running), len(running) * max((sequence.num_computed for sequence in running), default=0)
+
     def add(self, group: Group) -> None:
         """Append a group to those that wait."""
         for sequence in group.sequences:

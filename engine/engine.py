@@ -51,6 +51,7 @@ class Engine:
     def __init__(self, settings: EngineSettings, open_runner: Callable[[EngineSettings], Runner] = open_runner) -> None:
         """Load the model and test it; raise LoadError if it cannot be served."""
         self.step_started_at: float | None = None  # time.monotonic() of the step that runs now; None while idle
+        self.load = (0, 0)  # see EngineCore.load; as of the last step
         self._settings = settings
         self._changed = Condition()  # guards the four below
         self._arrivals: deque[Group] = deque()
@@ -149,6 +150,7 @@ class Engine:
             self._take_arrivals(core)
             self._run_control_calls(core)
             core.step()
+            self.load = core.load
             self.step_started_at = None
 
     def _wait_for_work(self, core: EngineCore) -> bool:

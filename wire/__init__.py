@@ -52,6 +52,7 @@ from scorepool.wire.quote import cut, quote
 from scorepool.wire.reply import (
     Accepted,
     CrosscheckStatus,
+    EngineLoad,
     ErrorBody,
     ErrorReply,
     Job,
@@ -144,6 +145,7 @@ __all__ = [
     "DeliveryState",
     "EndpointChange",
     "EndpointRegistration",
+    "EngineLoad",
     "ErrorBody",
     "ErrorReply",
     "EventType",

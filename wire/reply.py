@@ -85,6 +85,15 @@ class WorkerLink(Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class EngineLoad(Struct, frozen=True, kw_only=True):
+    """Show how full a worker's batch and its memory for KV caches are."""
+
+    running_rows: Annotated[int, Meta(description="Sequences that hold a KV cache between steps.")]
+    max_running_rows: int
+    cached_tokens: Annotated[int, Meta(description="Tokens of their KV caches: rows times the longest of them.")]
+    max_cached_tokens: Annotated[int, Meta(description="Tokens of KV caches that fit into memory.")]
+
+
 class ServedModel(Struct, frozen=True, kw_only=True):
     """Describe what one live worker serves. The worker writes it to Redis, where it expires with the worker."""
 
@@ -104,6 +113,9 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         None
     )
     crosscheck: Annotated[CrosscheckStatus | None, Meta(description="null: it takes no part in crosschecks.")] = None
+    load: Annotated[
+        EngineLoad | None, Meta(description="State at its last heartbeat. null: the worker is of an older release.")
+    ] = None
     link: Annotated[
         WorkerLink | None, Meta(description="State at its last heartbeat. null: the worker is of an older release.")
     ] = None

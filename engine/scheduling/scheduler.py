@@ -41,6 +41,12 @@ class Scheduler:
         self.paused: dict[Sequence, None] = {}  # in the order in which they were paused
 
     @property
+    def running(self) -> list[Sequence]:
+        """The sequences that hold a KV cache between steps."""
+        chunked = [self.chunked_prefill.sequence] if self.chunked_prefill else []
+        return [*self.decoding, *self.paused, *chunked]
+
+    @property
     def has_work(self) -> bool:
         """True if there is something to schedule."""
         return bool(self.waiting or self.chunked_prefill or self.decoding or self.paused)
@@ -103,7 +109,7 @@ class Scheduler:
             step_tokens=budget,
             free_tokens=budget // 2 if chunked else budget,
             kv_budget=self.kv_budget,
-            running=[*self.decoding, *self.paused, *([chunked.sequence] if chunked else [])],
+            running=self.running,
             may_chunk=chunked is None,
             has_several_shares=self.waiting.has_several_shares,
         )

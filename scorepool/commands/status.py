@@ -96,9 +96,17 @@ def _describe(shown: Status) -> list[str]:
         for one in shown.queues
     ]
     lines += [aligned(rows), ""]
-    workers = [("WORKER", "MODEL", "TOKENS/S", "JOBS/S", "STATE")]
+    workers = [("WORKER", "MODEL", "TOKENS/S", "JOBS/S", "BATCH", "KV", "STATE")]
     workers += [
-        (one.worker, one.id, speed(one, "tokens_per_s"), speed(one, "jobs_per_s"), worker_state(one))
+        (
+            one.worker,
+            one.id,
+            speed(one, "tokens_per_s"),
+            speed(one, "jobs_per_s"),
+            batch_fill(one),
+            kv_fill(one),
+            worker_state(one),
+        )
         for one in shown.workers
     ]
     lines += [aligned(workers) if shown.workers else "no worker is live"]
@@ -109,6 +117,16 @@ def speed(worker: wire.ServedModel, field: Literal["tokens_per_s", "jobs_per_s"]
     """Return a measured speed of a worker for people; `-` if it has measured none."""
     value = None if worker.link is None else getattr(worker.link, field)
     return "-" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def batch_fill(worker: wire.ServedModel) -> str:
+    """Return the rows of a worker's batch that are in use, `-` if it is of an older release."""
+    return "-" if worker.load is None else f"{worker.load.running_rows}/{worker.load.max_running_rows}"
+
+
+def kv_fill(worker: wire.ServedModel) -> str:
+    """Return the share of a worker's memory for KV caches that is in use."""
+    return "-" if worker.load is None else f"{worker.load.cached_tokens / worker.load.max_cached_tokens:.1%}"
 
 
 def worker_state(worker: wire.ServedModel) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 from scorepool.commands.connecting import connect, print_json
 from scorepool.commands.jobs import duration
 from scorepool.commands.running import INTERRUPTED
-from scorepool.commands.status import Status, read_status, speed, worker_state
+from scorepool.commands.status import Status, batch_fill, kv_fill, read_status, speed, worker_state
 
 
 def top(url: str, api_key: str | None, *, interval_s: float, is_once: bool, as_json: bool) -> int:
@@ -64,7 +64,7 @@ def _workers(shown: Status) -> Table | str:
     if not shown.workers:
         return "no worker is live"
     table = Table("worker", "model", box=None, pad_edge=False)
-    for name in ("tokens/s", "jobs/s"):
+    for name in ("tokens/s", "jobs/s", "batch", "KV"):
         table.add_column(name, justify="right")
     table.add_column("state")
     for one in shown.workers:
@@ -73,6 +73,8 @@ def _workers(shown: Status) -> Table | str:
             Text(one.id),
             speed(one, "tokens_per_s"),
             speed(one, "jobs_per_s"),
+            batch_fill(one),
+            kv_fill(one),
             Text(worker_state(one)),
         )
     return table

@@ -14,6 +14,7 @@ from redis.client import Pipeline
 from scorepool.engine import Engine, EngineDeadError, LoadError
 from scorepool.engine.trial import prevent_torch_import
 from scorepool.store import INFER
+from scorepool.wire import EngineLoad
 from scorepool.worker.claims.link_report import LinkReport
 from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
@@ -44,12 +45,24 @@ class BatchWorker(Worker):
         provenance = provenance_of(model, self.engine.model_info)
         served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
         link_report = LinkReport(self.plan, self.exchanger.link_speed, self.leases)
-        registration = WorkerRegistration(served_model, link_report.read, self.settings.model_grace_s)
+        registration = WorkerRegistration(served_model, link_report.read, self.settings.model_grace_s, self.read_load)
         if self.settings.crosscheck:
             self.crosschecker = self.start_crosschecks(self.engine, model, registration)
         self.registration = registration  # from now on each heartbeat shows the model
         self.functions[INFER] = self.inference = InferenceRunner(
             self.engine, model, TokenPublisher(self.connection), self.crosschecker
+        )
+
+    def read_load(self) -> EngineLoad | None:
+        """Return how full the engine was at its last step."""
+        if self.engine is None:
+            return None
+        running_rows, cached_tokens = self.engine.load
+        return EngineLoad(
+            running_rows=running_rows,
+            max_running_rows=self.settings.max_running_rows,
+            cached_tokens=cached_tokens,
+            max_cached_tokens=self.engine.model_info.max_cached_tokens,
         )
 
     def num_wanted(self) -> int:

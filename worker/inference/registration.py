@@ -7,7 +7,7 @@ from redis.client import Pipeline
 
 from scorepool.engine import ChatCodec, ModelInfo
 from scorepool.store import Keys, Settings, SettingsError, parse_model, queue_names
-from scorepool.wire import CrosscheckStatus, Provenance, ServedModel, TokenizerInfo, WorkerLink, encode
+from scorepool.wire import CrosscheckStatus, EngineLoad, Provenance, ServedModel, TokenizerInfo, WorkerLink, encode
 from scorepool.worker.rq.clock import REDIS_CLOCK
 
 
@@ -51,9 +51,16 @@ class WorkerRegistration:
     The keys of both expire in Redis; sweep.lua drops names without a key. Times are by Redis's clock.
     """
 
-    def __init__(self, served_model: ServedModel, read_link: Callable[[], WorkerLink], model_grace_s: int) -> None:
+    def __init__(
+        self,
+        served_model: ServedModel,
+        read_link: Callable[[], WorkerLink],
+        model_grace_s: int,
+        read_load: Callable[[], EngineLoad | None] = lambda: None,
+    ) -> None:
         self.served_model = served_model
         self.read_link = read_link
+        self.read_load = read_load
         self.model_grace_s = model_grace_s
 
     def show_crosscheck(self, status: CrosscheckStatus) -> None:
@@ -64,7 +71,7 @@ class WorkerRegistration:
         """Write the registration, which lasts for one and a half leases. Due with every heartbeat."""
         worker, model, link = self.served_model.worker, self.served_model.id, self.read_link()
         ttl_s = 1.5 * link.lease_s
-        packed = encode(replace(self.served_model, link=link))
+        packed = encode(replace(self.served_model, link=link, load=self.read_load()))
         pipeline.set(Keys.served_model(worker), packed, px=int(ttl_s * 1000))
         pipeline.zadd(Keys.models, {worker: REDIS_CLOCK.now_s() + ttl_s})
         if self.model_grace_s and self.served_model.takes_jobs:

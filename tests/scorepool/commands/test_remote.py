@@ -1,6 +1,7 @@
 """The commands that talk to an API, against a real stack of the demo model."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +109,20 @@ def test_top_prints_one_screen(url: str, job: str):
     assert f"{url}  ready" in done.stdout
     assert "0 queued, 0 running" in done.stdout
     assert json.loads(run("top", "--json", url=url).stdout)["url"] == url
+
+
+def test_the_status_shows_how_full_a_worker_is(url: str):
+    endless = wire.Generate(model="demo", prompt="a", max_tokens=1500, n=3, ignore_eos=True)
+    with Client(url) as client:
+        client.submit(endless)
+        deadline = time.monotonic() + 60
+        while not (load := json.loads(run("models", "--json", url=url).stdout)[0]["load"])["running_rows"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert (load["running_rows"], load["max_running_rows"]) == (3, 32)
+        assert 0 < load["cached_tokens"] < load["max_cached_tokens"]
+        assert "3/32" in run("status", url=url).stdout
+        assert "3/32" in run("top", "--once", url=url).stdout
 
 
 def test_status_1_says_that_no_worker_takes_jobs(url: str, monkeypatch: pytest.MonkeyPatch):

@@ -28,6 +28,7 @@ class Keyring:
 
         A variable that is set and holds no key is an error: its operator did not want a server that anyone may use.
         """
+        settings.check_keys()
         weights: dict[str, int] = {}
         entries = []
         if settings.api_keys:

@@ -127,6 +127,18 @@ class Settings(Struct, frozen=True, kw_only=True):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.public_url.rstrip('/') or f'http://{host}:{self.port}'}/v1/jobs/{job_id}"
 
+    def check_keys(self) -> None:
+        """Refuse a server without keys beside the key of a client: the setting may be a misspelt SCOREPOOL_API_KEYS.
+
+        Raises SettingsError.
+        """
+        if self.api_key and not self.api_keys and not self.api_keys_file:
+            raise SettingsError(
+                "SCOREPOOL_API_KEY is set, the key that a client sends, and no keys that a server accepts: set "
+                "SCOREPOOL_API_KEYS to the entry that `scorepool key NAME` prints, or start a server that needs no key "
+                "without the other, as in `env -u SCOREPOOL_API_KEY scorepool serve`"
+            )
+
     def state_folder(self) -> Path:
         """Return the folder for state that outlives a process. It may not exist yet. Raises SettingsError.
 

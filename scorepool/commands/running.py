@@ -80,6 +80,8 @@ def import_lazily(name: str) -> ModuleType:
     spec.loader = LazyLoader(spec.loader)
     module = module_from_spec(spec)
     sys.modules[name] = module
+    package, _, last = name.rpartition(".")
+    setattr(sys.modules[package], last, module)  # as the import statement does
     spec.loader.exec_module(module)
     return module
 

@@ -50,7 +50,7 @@ def demo() -> int:
 
 def serve(models: list[str] | None, environ: dict[str, str]) -> int:
     """Run every process until Ctrl-C."""
-    settings = load_settings(environ)
+    settings = load_server_settings(environ)
     specs = models or [f"demo={DEMO_MODEL}"]
     names = [name for spec in specs for name in parse_model(spec)[0]]
     if len(set(names)) < len(names):
@@ -76,7 +76,7 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
 
 def api(environ: dict[str, str]) -> NoReturn:
     """Replace this process with the API."""
-    check_url(load_settings(environ).redis_url, must_answer=False)
+    check_url(load_server_settings(environ).redis_url, must_answer=False)
     warn_of_password(environ)
     replace_process(api_command(), environ)
 
@@ -178,6 +178,16 @@ def load_settings(environ: dict[str, str]) -> store.Settings:
         return store.Settings.load(merge(environ))
     except store.SettingsError as error:
         raise CommandError(str(error)) from None
+
+
+def load_server_settings(environ: dict[str, str]) -> store.Settings:
+    """Read the settings of a process that serves an API. Raises CommandError."""
+    settings = load_settings(environ)
+    try:
+        settings.check_keys()
+    except store.SettingsError as error:
+        raise CommandError(str(error)) from None
+    return settings
 
 
 def parse_model(spec: str) -> tuple[list[str], str]:

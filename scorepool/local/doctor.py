@@ -75,6 +75,17 @@ def run_checks(environ: Mapping[str, str]) -> Iterator[Check]:
             yield Check(name, False, " ".join(str(error).split()))
 
 
+def check_keys(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check that a server would have the keys that its operator meant it to have."""
+    try:
+        settings.check_keys()
+    except store.SettingsError as error:
+        raise Trouble(str(error)) from None
+    if settings.api_keys or settings.api_keys_file:
+        return "clients need an API key"
+    return "none: the API serves programs of this machine only"
+
+
 def check_state(settings: store.Settings, environ: Mapping[str, str]) -> str:
     """Check that the state folder can be written and has room."""
     try:
@@ -169,6 +180,7 @@ def check_clock(settings: store.Settings, environ: Mapping[str, str]) -> str:
 
 
 CHECKS: dict[str, Callable[[store.Settings, Mapping[str, str]], str]] = {
+    "keys": check_keys,
     "state": check_state,
     "redis": check_redis,
     "blas": check_blas,

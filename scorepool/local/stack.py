@@ -31,6 +31,7 @@ PRIVATE: Mapping[str, str | None] = {
     "SCOREPOOL_HOST": "127.0.0.1",
     "SCOREPOOL_API_KEYS": None,
     "SCOREPOOL_API_KEYS_FILE": None,
+    "SCOREPOOL_API_KEY": None,
     "SCOREPOOL_UDS": None,
 }
 IMPORT_PATH = str(Path(__file__).parents[2])  # the folder that holds the package `scorepool`

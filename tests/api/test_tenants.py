@@ -106,6 +106,17 @@ async def test_keys_that_are_set_and_hold_no_key_stop_the_start(text: str, tmp_p
                 Keyring.load(Settings.load(keys | {"SCOREPOOL_API_KEYS_FILE": path}))
 
 
+async def test_the_key_of_a_client_without_keys_of_the_server_stops_the_start(tmp_path: Path):
+    """SCOREPOOL_API_KEY is a setting of clients, and the likeliest misspelling of SCOREPOOL_API_KEYS."""
+    with pytest.raises(SettingsError, match="SCOREPOOL_API_KEYS") as caught:
+        Keyring.load(Settings.load({"SCOREPOOL_API_KEY": "sp_secret"}))
+    assert "env -u SCOREPOOL_API_KEY scorepool serve" in str(caught.value)
+    assert "sp_secret" not in str(caught.value)
+    (tmp_path / "keys").write_text(KEYS.split(",")[0])
+    for keys in ({"SCOREPOOL_API_KEYS": KEYS}, {"SCOREPOOL_API_KEYS_FILE": str(tmp_path / "keys")}):
+        assert Keyring.load(Settings.load(keys | {"SCOREPOOL_API_KEY": "sp_secret"}))
+
+
 async def test_a_key_file_that_every_user_may_write_to_stops_the_start(tmp_path: Path):
     file = tmp_path / "keys"
     file.write_text(KEYS.replace(",", "\n"))

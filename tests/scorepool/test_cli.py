@@ -119,6 +119,8 @@ def test_a_killed_serve_leaves_no_process_and_its_jobs_survive(tmp_path: Path):
         (["serve", "--model", "a=x", "--model", "a=y"], {}, "given twice"),
         (["serve", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
         (["serve", "--model", "gone=/no/such/folder"], {}, "/no/such/folder"),
+        (["serve"], {"SCOREPOOL_API_KEY": "sp_x"}, "set SCOREPOOL_API_KEYS to the entry"),
+        (["api"], {"SCOREPOOL_API_KEY": "sp_x"}, "env -u SCOREPOOL_API_KEY"),
         (["worker"], {}, "--model NAME=FOLDER_OR_HUB_ID"),
         (["api", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
         (["key", "a b:c"], {}, "NAME is 'a b:c': expected 1 to 64 letters, digits, `.`, `_` or `-`"),

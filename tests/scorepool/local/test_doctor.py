@@ -51,6 +51,7 @@ def test_programs_read_json(run: Callable[..., Result]):
     ("environ", "name", "remedy"),
     [
         ({"PROT": "1"}, "settings", "did you mean SCOREPOOL_PORT?"),
+        ({"API_KEY": "sp_x"}, "keys", "set SCOREPOOL_API_KEYS to the entry that `scorepool key NAME` prints"),
         ({"STATE_DIR": "/dev/null/x"}, "state", "set SCOREPOOL_STATE_DIR to a folder that you may write"),
         ({"REDIS_URL": "redis://127.0.0.1:1"}, "redis", "start it, or correct SCOREPOOL_REDIS_URL"),
         ({"MEMORY_BYTES": str(2**47)}, "memory", "SCOREPOOL_MEMORY_BYTES=140737488355328 is more than"),

@@ -13,6 +13,11 @@ import pytest
 # Each lists the rooms of ours that it may import beside what is inside it. Arrows point down.
 MAY_IMPORT: dict[str, set[str]] = {
     "wire": set(),
+    "wire.columns": set(),
+    "wire.extras": set(),
+    "wire.result": {"wire.arrays", "wire.columns", "wire.extras"},
+    "wire.arrays": {"wire.columns"},
+    "wire.tables": {"wire.columns"},
     "store": {"wire"},
     # engine
     "engine": set(),
@@ -101,6 +106,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The libraries that a room may import; a sub-room may import what its room may.
 LIBRARIES: dict[str, set[str]] = {
     "wire": {"msgspec"},
+    "wire.result": {"pandas", "pyarrow"},  # for type checkers only: see NEVER_LOADS
+    "wire.arrays": {"numpy"},
+    "wire.tables": {"pyarrow"},
     "store": {"msgspec", "redis", "rq"},
     "engine": set(),
     "engine.mlx_thread": {"mlx"},
@@ -134,6 +142,7 @@ LIBRARIES: dict[str, set[str]] = {
 # What must stay out of a process that only imports these: Metal does not survive a fork, and the API has no MLX.
 _ENGINE = {"mlx", "mlx_lm", "torch", "transformers"}
 NEVER_LOADS = {
+    "scorepool.wire": {"numpy", "pandas", "pyarrow"},
     "scorepool": {"httpx", "msgspec", "redis", "rq", "typer"},
     "scorepool.cli": {
         "mlx",

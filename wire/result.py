@@ -1,10 +1,20 @@
 """Define outcomes: a job ends in a Result or in a Failure, never in anything else."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
 from scorepool.wire.columns import Floats, StreamedColumns
+from scorepool.wire.extras import import_for
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+    from scorepool.wire.arrays import Array
+
+SHOWN_CHARACTERS = 60  # of a text, in a repr
+SHOWN_SEQUENCES = 3
 
 FailureCode = Literal["invalid", "too_long", "numeric", "timeout", "expired", "canceled", "crashed", "internal"]
 FAILURE_CODES = (
@@ -113,6 +123,28 @@ class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=T
     ] = None
     tool_calls: list[ToolCallResult] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        """Show the text's beginning and the numbers of the whole, never the columns."""
+        cut = "..." if len(self.text) > SHOWN_CHARACTERS else ""
+        shown = [f"{self.text[:SHOWN_CHARACTERS] + cut!r}", f"{len(self.token_ids)} tokens"]
+        if self.logprob_sum is not None:
+            shown.append(f"logprob_sum={self.logprob_sum:.4f}")
+        if self.is_greedy is not None:
+            shown.append(f"is_greedy={self.is_greedy}")
+        if self.finish_reason is not None:
+            shown.append(f"finish_reason={self.finish_reason!r}")
+        return f"<SequenceResult {', '.join(shown)}>"
+
+    def numpy(self) -> "dict[str, Array]":
+        """Return the numeric columns that the sequence has, by name. Needs numpy.
+
+        Columns of tokens have the shape [tokens]: `token_ids` are int64, the others float32 with NaN for a missing
+        value, also `ranks`. `top_ids` and `top_logprobs` have the shape [tokens, most of a token], filled up with -1
+        and NaN. Raises ImportError.
+        """
+        columns: dict[str, Array] = import_for("numpy()", "scorepool.wire.arrays", "numpy").numpy_columns(self)
+        return columns
+
 
 class Result(Struct, tag="result", frozen=True, kw_only=True):
     """Report what a job computed."""
@@ -130,6 +162,33 @@ class Result(Struct, tag="result", frozen=True, kw_only=True):
     ]
     usage: Usage
     stamp: Provenance
+
+    def __repr__(self) -> str:
+        """Show the model, the size and the first sequences."""
+        shown = "".join(f"\n  {sequence!r}" for sequence in self.sequences[:SHOWN_SEQUENCES])
+        more = len(self.sequences) - SHOWN_SEQUENCES
+        rest = f"\n  ... {more} more" if more > 0 else ""
+        count = f"{len(self.sequences)} sequence{'' if len(self.sequences) == 1 else 's'}"
+        return f"<Result of {self.stamp.model}: {count}{shown}{rest}>"
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """Return a table with one row per sequence and a column per field of SequenceResult. Needs pyarrow.
+
+        Every result has the same columns and types, so that tables can be joined and written to one file. Missing
+        values are null, also those in lists. `stop_reason` is text: a token's id is written in digits. Raises
+        ImportError.
+        """
+        tables = import_for("to_arrow()", "scorepool.wire.tables", "pyarrow")
+        return tables.arrow_table(self.sequences)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return `to_arrow()` as a data frame without the columns that are null in every row. Needs pandas.
+
+        Raises ImportError.
+        """
+        import_for("to_pandas()", "pandas", "pandas", "pyarrow")
+        table = self.to_arrow()
+        return table.select([name for name in table.column_names if table[name].null_count < len(table)]).to_pandas()
 
 
 class Failure(Struct, tag="failure", frozen=True, kw_only=True, omit_defaults=True):

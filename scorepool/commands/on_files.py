@@ -43,6 +43,11 @@ def score(
     prompt: Annotated[str | None, typer.Option(help="Column of prompts. Default: prompt.")] = None,
     completion: Annotated[str | None, typer.Option(help="Column of completions. Default: completion.")] = None,
     text: Annotated[str | None, typer.Option(help="Column of texts that are scored by themselves.")] = None,
+    choices: Annotated[
+        str | None, typer.Option(help="Column of lists of texts, each of which is scored after the prompt.")
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="Column of the right choices, or of their indices from 0.")] = None,
+    delimiter: Annotated[str, typer.Option(help="Text between the prompt and each choice.")] = "",
     temperature: Annotated[float, typer.Option(help="Divides the logits before the softmax.")] = 1.0,
     tokens: Tokens = False,
     prefix: Prefix = "",
@@ -62,6 +67,9 @@ def score(
         prompt=prompt,
         completion=completion,
         text=text,
+        choices=choices,
+        answer=answer,
+        delimiter=delimiter,
         temperature=temperature,
         tokens=tokens,
         prefix=prefix,
@@ -163,9 +171,16 @@ class Reporter:
             typer.echo("\r\x1b[K", err=True, nl=False)
 
 
+def deviation(mean: "files.Mean") -> str:
+    """Return a mean's standard error as text, or nothing if there is none."""
+    return "" if mean.stderr is None else f" ± {mean.stderr:.4f}"
+
+
 def show(summary: "files.Summary", out: str) -> None:
     """Print on stderr what was done."""
     typer.echo(f"{summary.num_rows - summary.num_failed} rows done, {summary.num_failed} failed", err=True)
+    for name, mean in summary.means.items():
+        typer.echo(f"{name} {mean.mean:.4f}{deviation(mean)} ({mean.number} rows)", err=True)
     if summary.num_failed and out != "-":
         typer.echo(f"{out}.errors.jsonl names the rows that failed, with the reasons", err=True)
     if summary.stamp_differences:

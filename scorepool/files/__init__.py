@@ -3,6 +3,8 @@
 formats.py      files by name            text_sources.py  JSONL and CSV as rows     lines.py  lines of any length
 columns.py      which columns a job needs                 measures.py      the columns that a result adds
 window.py       chunks of rows in flight, in order        tasks.py         chunks of rows as jobs
+scorer.py       items of rows under one model             jobs.py          one job, and whose fault its failure is
+completion.py, choices.py   what is scored of a row       means.py         means of new columns
 sinks.py        rows as bytes                             journal.py       OUT, and going on after an end
 process.py      all of it together                        file_run.py, functions.py  one file
 """
@@ -10,6 +12,7 @@ process.py      all of it together                        file_run.py, functions
 from scorepool.files.errors import BadInput, FileError, OutputError, ServerError
 from scorepool.files.functions import generate_file, score_file
 from scorepool.files.journal import Counts
+from scorepool.files.means import Mean
 from scorepool.files.process import Summary
 from scorepool.files.progress import Progress
 
@@ -17,6 +20,7 @@ __all__ = [
     "BadInput",
     "Counts",
     "FileError",
+    "Mean",
     "OutputError",
     "Progress",
     "ServerError",

@@ -1,5 +1,6 @@
 """Choose the columns that a job needs, by name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,12 @@ class ScoreColumns:
         if not (text or prompt or completion) and "text" in first and not {"prompt", "completion"} <= first.keys():
             text = "text"
         chosen = cls(None, text) if text else cls(prompt or "prompt", completion or "completion")
-        for column in filter(None, (chosen.prompt, chosen.completion)):
-            if column not in first:
-                raise BadInput(
-                    f"{name} has no column {column!r}: it has {', '.join(map(repr, first)) or 'none'}; name yours with "
-                    "--prompt and --completion, or with --text"
-                )
+        check_has_columns(
+            first,
+            name,
+            {"--prompt": chosen.prompt, "--completion": chosen.completion},
+            "--prompt and --completion, or with --text",
+        )
         return chosen
 
     def item(self, values: Values) -> wire.ScoreItem:
@@ -60,9 +61,7 @@ class PromptColumn:
     @classmethod
     def choose(cls, first: Values, source_name: str, name: str) -> "PromptColumn":
         """Return the column. Raises BadInput if the first row lacks it."""
-        if name not in first:
-            has = ", ".join(map(repr, first)) or "none"
-            raise BadInput(f"{source_name} has no column {name!r}: it has {has}; name yours with --prompt")
+        check_has_columns(first, source_name, {"--prompt": name})
         return cls(name)
 
     def prompt(self, values: Values) -> dict[str, Any]:
@@ -85,6 +84,26 @@ def _text_or_ids(values: Values, column: str) -> str | list[int]:
     if column not in values:
         raise ValueError(f"the row has no column {column!r}")
     raise ValueError(f"column {column!r} is {wire.quote(value)}: expected text or token ids")
+
+
+def text_of(values: Values, column: str) -> str:
+    """Return the text in a column. Raises ValueError with a reason."""
+    value = values.get(column)
+    if isinstance(value, str):
+        return value
+    if column not in values:
+        raise ValueError(f"the row has no column {column!r}")
+    raise ValueError(f"column {column!r} is {wire.quote(value)}: expected text")
+
+
+def check_has_columns(first: Values, name: str, columns: Mapping[str, str | None], options: str = "") -> None:
+    """Check that a file has columns, by the options that name them. Raises BadInput."""
+    for option, column in columns.items():
+        if column is not None and column not in first:
+            raise BadInput(
+                f"{name} has no column {column!r}: it has {', '.join(map(repr, first)) or 'none'}; name yours with "
+                f"{options or option}"
+            )
 
 
 def check_new_columns(first: Values, new: tuple[str, ...], name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from scorepool.files.columns import check_new_columns
 from scorepool.files.formats import STDIO, Source, make_sink, open_source
 from scorepool.files.journal import Counts, JournaledOutput
-from scorepool.files.process import Output, Summary, choose_model, first_row, process_rows
+from scorepool.files.process import Model, Output, Summary, choose_models, first_row, process_rows
 from scorepool.files.rows import Values
 from scorepool.files.stdout_output import StdoutOutput
 from scorepool.files.tasks import Task
@@ -28,7 +28,7 @@ class Place:
     out: str
     url: str
     api_key: str | None
-    model: str | None
+    models: tuple[str, ...]  # none: the only one that is served
     input_format: str | None
     output_format: str | None
     overwrite: bool
@@ -41,7 +41,7 @@ class Plan:
 
     command: dict[str, Any]  # what must be the same for the work to go on
     new_columns: tuple[str, ...]
-    make_task: Callable[[AsyncClient, str, str], Task]  # of a client, a model and a run id
+    make_task: Callable[[AsyncClient, list[Model], str], Task]  # of a client, the models and a run id
     rows_per_chunk: int
     max_in_flight: int  # chunks
 
@@ -54,14 +54,15 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
         check_new_columns(first, plan.new_columns, source.name)
 
         async def work() -> Summary:
-            model = await choose_model(place.url, place.api_key, place.model)
+            models = await choose_models(place.url, place.api_key, place.models)
+            command = {**plan.command, **source.identity, "--model": ", ".join(model.name for model in models)}
             differences: list[str] = []
-            with closing(_open_output(place, source, {**plan.command, **source.identity, "--model": model})) as output:
+            with closing(_open_output(place, source, command)) as output:
                 if not output.is_complete:
                     async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:
                         differences = await process_rows(
                             rows,
-                            plan.make_task(client, model, output.run_id),
+                            plan.make_task(client, models, output.run_id),
                             output,
                             client,
                             rows_per_chunk=plan.rows_per_chunk,
@@ -73,6 +74,7 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
                     num_rows=output.counts.num_rows,
                     num_failed=output.counts.num_failed,
                     num_tokens=output.counts.num_tokens,
+                    means=output.counts.means,
                     stamp_differences=differences,
                 )
 

@@ -5,22 +5,26 @@ from os import fspath
 from pathlib import Path
 
 from scorepool import wire
-from scorepool.files.columns import PromptColumn, ScoreColumns
+from scorepool.files.columns import PromptColumn
 from scorepool.files.file_run import Place, Plan, Report, run_file
-from scorepool.files.measures import GENERATE_COLUMNS, RANKS, SCORE_COLUMNS, TOKEN_COLUMNS
+from scorepool.files.measures import GENERATE_COLUMNS, TOKEN_COLUMNS
 from scorepool.files.process import Summary
 from scorepool.files.rows import Values
-from scorepool.files.tasks import GenerateTask, ScoreTask
+from scorepool.files.score_plan import choose_scoring, plan_scores
+from scorepool.files.tasks import GenerateTask
 from scorepool.sdk.async_client import DEFAULT_URL
-from scorepool.sdk.splitting import ITEMS_PER_JOB
 
-SCORE_JOBS_IN_FLIGHT = 16
 GENERATE_ROWS_PER_CHUNK = 32  # each row is a job
 GENERATE_CHUNKS_IN_FLIGHT = 8
 
 
 def _no_report(counts: object, size: object) -> None:
     del counts, size
+
+
+def one(model: str | None) -> tuple[str, ...]:
+    """Return the names of at most one model."""
+    return () if model is None else (model,)
 
 
 def score_file(
@@ -31,6 +35,9 @@ def score_file(
     prompt: str | None = None,
     completion: str | None = None,
     text: str | None = None,
+    choices: str | None = None,
+    answer: str | None = None,
+    delimiter: str = "",
     temperature: float = 1.0,
     tokens: bool = False,
     prefix: str = "",
@@ -44,38 +51,28 @@ def score_file(
 ) -> Summary:
     """Score each row of a file, and write the rows with the columns of the scores.
 
-    `prompt`, `completion` and `text` name columns: by default `prompt` and `completion`, or `text`. `-` is stdin or
+    `prompt`, `completion` and `text` name columns: by default `prompt` and `completion`, or `text`. `choices` names a
+    column of lists of texts, each of which is scored after the prompt and the delimiter, and `answer` one of the right
+    choices, or of their indices: then `means` of the summary has `acc`, `acc_norm` and `acc_bytes`. `-` is stdin or
     stdout. The same call goes on where another process stopped. `report` gets what is done, at the start and after each
     chunk of rows, and the input's size in bytes. Raises FileError.
     """
 
     def plan(first: Values, name: str) -> Plan:
-        columns = ScoreColumns.choose(first, name, prompt, completion, text)
-        new = (*SCORE_COLUMNS, *((*TOKEN_COLUMNS, RANKS) if tokens else ()))
-        request = partial(wire.Score, temperature=temperature, priority=priority, rank=True, wait_for_model=True)
-        return Plan(
-            {
-                "the command": "score",
-                "--prompt": columns.prompt,
-                "--completion": columns.completion,
-                "--temperature": temperature,
-                "--tokens": tokens,
-                "--prefix": prefix,
-            },
-            tuple(prefix + column for column in new),
-            lambda client, model, run_id: ScoreTask(
-                client,
-                lambda items: request(model=model, items=items),
-                columns,
-                run_id,
-                with_tokens=tokens,
-                prefix=prefix,
-            ),
-            ITEMS_PER_JOB,
-            SCORE_JOBS_IN_FLIGHT,
+        scoring = choose_scoring(
+            first,
+            name,
+            text=text,
+            prompt=prompt,
+            completion=completion,
+            tokens=tokens,
+            choices=choices,
+            answer=answer,
+            delimiter=delimiter,
         )
+        return plan_scores("score", scoring, temperature=temperature, prefix=prefix, priority=priority)
 
-    place = Place(fspath(path), fspath(out), url, api_key, model, input_format, output_format, overwrite, report)
+    place = Place(fspath(path), fspath(out), url, api_key, one(model), input_format, output_format, overwrite, report)
     return run_file(place, plan)
 
 
@@ -125,12 +122,12 @@ def generate_file(
                 **options,
             },
             tuple(prefix + column for column in new),
-            lambda client, model, run_id: GenerateTask(
-                client, partial(request, model=model), column, run_id, with_tokens=tokens, prefix=prefix
+            lambda client, models, run_id: GenerateTask(
+                client, partial(request, model=models[0].name), column, run_id, with_tokens=tokens, prefix=prefix
             ),
             GENERATE_ROWS_PER_CHUNK,
             GENERATE_CHUNKS_IN_FLIGHT,
         )
 
-    place = Place(fspath(path), fspath(out), url, api_key, model, input_format, output_format, overwrite, report)
+    place = Place(fspath(path), fspath(out), url, api_key, one(model), input_format, output_format, overwrite, report)
     return run_file(place, plan)

@@ -14,7 +14,7 @@ the work goes on. So each row is in OUT once.
 import fcntl
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from scorepool.files.errors import BadInput, OutputError
+from scorepool.files.means import Mean
 from scorepool.files.rows import Done
 from scorepool.files.sinks import Sink
 
@@ -38,6 +39,18 @@ class Counts(Struct):
     num_failed: int = 0
     num_tokens: int = 0
     position: int = 0  # in the input
+    means: dict[str, Mean] = {}  # of the rows that did not fail
+
+    def add(self, rows: Sequence[Done], failed: Collection[int]) -> None:
+        """Take rows that are done, of which those with the given numbers failed."""
+        self.num_rows += len(rows)
+        self.num_failed += len(failed)
+        self.num_tokens += sum(each.num_tokens for each in rows)
+        self.position = rows[-1].row.position
+        for each in rows:
+            if each.row.number not in failed:
+                for name, value in each.averaged.items():
+                    self.means.setdefault(name, Mean()).add(value)
 
 
 class Checkpoint(Struct, kw_only=True):
@@ -134,7 +147,7 @@ class JournaledOutput:
         good = [each.row.values | each.columns for each in rows if each.columns is not None and each.row.values]
         encoded, reasons = self._sink.encode(good)
         unfit = iter(range(len(good)))
-        errors = []
+        errors: list[dict[str, Any]] = []
         for each in rows:
             reason = each.reason if each.columns is None else reasons.get(next(unfit), "")
             if reason:
@@ -144,11 +157,7 @@ class JournaledOutput:
             _append(self._errors, b"".join(msgspec.json.encode(error) + b"\n" for error in errors))
         self._checkpoint.partial_bytes = self._partial.tell()
         self._checkpoint.errors_bytes = self._errors.tell()
-        counts = self.counts
-        counts.num_rows += len(rows)
-        counts.num_failed += len(errors)
-        counts.num_tokens += sum(each.num_tokens for each in rows)
-        counts.position = rows[-1].row.position
+        self.counts.add(rows, {error["row"] for error in errors})
 
     def is_due(self) -> bool:
         """True if the last checkpoint is long ago."""

@@ -40,6 +40,11 @@ def score_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values:
     return ordered | (_token_columns(sequence) | {RANKS: ranks} if with_tokens else {})
 
 
+def is_scored_whole(sequence: wire.SequenceResult) -> bool:
+    """True if every token of the completion has a logprob."""
+    return len(_scored(sequence)[0]) == len(sequence.token_ids) - sequence.num_reported_prompt_tokens
+
+
 def generate_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values:
     """Return GENERATE_COLUMNS of the generated tokens, and their per-token columns if they are asked for."""
     columns = {

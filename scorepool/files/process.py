@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import httpx
 from msgspec import Struct
@@ -13,6 +13,7 @@ from scorepool import wire
 from scorepool.files.errors import BadInput, ServerError
 from scorepool.files.formats import Source
 from scorepool.files.journal import Counts
+from scorepool.files.means import Mean
 from scorepool.files.rows import Done, DoneRows, Row, Values
 from scorepool.files.tasks import Task
 from scorepool.files.window import chunk_rows, in_order
@@ -27,6 +28,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     num_rows: int
     num_failed: int  # rows, which OUT.errors.jsonl names
     num_tokens: int
+    means: dict[str, Mean] = {}  # of new columns, over the rows that did not fail and have a value
     stamp_differences: list[str]  # between results of this process: empty if one model and software computed them all
 
 
@@ -65,8 +67,15 @@ def first_row(source: Source) -> tuple[Values, Iterator[Row]]:
     raise BadInput(f"{source.name} has no row that can be read: line {head[0].line}: {head[0].reason}")
 
 
-async def choose_model(url: str, api_key: str | None, model: str | None) -> str:
-    """Return the model, by default the only one that is served. Raises BadInput, ServerError."""
+class Model(NamedTuple):
+    """A model that is served."""
+
+    name: str
+    context_length: int  # tokens, the shortest of its workers
+
+
+async def choose_models(url: str, api_key: str | None, names: Sequence[str]) -> list[Model]:
+    """Return the models of these names, by default the only one that is served. Raises BadInput, ServerError."""
     if api_key and not api_key.isascii():  # HTTP headers are ASCII
         raise BadInput("the API key has characters that no key has: expected what `scorepool key` prints")
     async with AsyncClient(url, api_key, retry_s=0.0) as client:
@@ -81,14 +90,17 @@ async def choose_model(url: str, api_key: str | None, model: str | None) -> str:
             raise ServerError(str(error)) from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL):
             raise BadInput(f"the URL is {url!r}: expected http://HOST:PORT, https://HOST or unix:///PATH") from None
-    names = sorted({name for served in models for name in (served.id, *served.aliases)})
+    context_lengths: dict[str, int] = {}
+    for served in models:
+        for name in (served.id, *served.aliases):
+            context_lengths[name] = min(served.context_length, context_lengths.get(name, served.context_length))
     ids = {served.id for served in models}
-    if model is None and len(ids) == 1:
-        return ids.pop()
-    if model is None or model not in names:
-        problem = f"no worker serves {model!r}" if model else "no --model is given"
-        raise BadInput(f"{problem}: the server at {url} has {', '.join(names) or 'no model yet'}")
-    return model
+    chosen = names or (list(ids) if len(ids) == 1 else [])
+    missing = [name for name in chosen if name not in context_lengths]
+    if missing or not chosen:
+        problem = f"no worker serves {missing[0]!r}" if missing else "no --model is given"
+        raise BadInput(f"{problem}: the server at {url} has {', '.join(sorted(context_lengths)) or 'no model yet'}")
+    return [Model(name, context_lengths[name]) for name in chosen]
 
 
 async def process_rows(
@@ -132,13 +144,13 @@ class Stamps:
     """What computed the results, and how that changed."""
 
     def __init__(self) -> None:
-        self._first: wire.Provenance | None = None
+        self._first: dict[str, wire.Provenance] = {}  # by model
         self.differences: list[str] = []
 
     def add(self, done: DoneRows) -> None:
-        for stamp in done.stamps:
-            self._first = self._first or stamp
-            self.differences = self.differences or list(wire.stamp_differences(self._first, stamp))
+        for model, stamp in done.stamps:
+            first = self._first.setdefault(model, stamp)
+            self.differences = self.differences or list(wire.stamp_differences(first, stamp))
 
 
 async def delete_jobs(client: AsyncClient, job_ids: list[str]) -> None:

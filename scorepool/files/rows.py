@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from scorepool.wire import Provenance
+
 Values = dict[str, Any]  # a row's values by column, in the order of the columns
 
 
@@ -16,6 +18,12 @@ class Row:
     values: Values | None
     reason: str = ""
 
+    def readable_values(self) -> Values:
+        """Return the values. Raises ValueError with the reason why there are none."""
+        if self.values is None:
+            raise ValueError(self.reason)
+        return self.values
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -24,7 +32,8 @@ class Done:
     row: Row
     columns: Values | None = None
     reason: str = ""
-    num_tokens: int = 0  # of the prompt and the completion
+    num_tokens: int = 0  # that the models read
+    averaged: dict[str, float] = field(default_factory=dict)  # values whose means the summary has
 
 
 @dataclass(slots=True)
@@ -33,4 +42,4 @@ class DoneRows:
 
     rows: list[Done]
     job_ids: list[str] = field(default_factory=list)
-    stamps: list[Any] = field(default_factory=list)  # wire.Provenance of each result
+    stamps: list[tuple[str, Provenance]] = field(default_factory=list)  # of each result, with the model's name

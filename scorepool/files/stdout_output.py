@@ -31,10 +31,7 @@ class StdoutOutput:
         for row, reason in failed:
             print(f"row {row.number} (line {row.line}): {reason}", file=sys.stderr)  # noqa: T201
         self._put(encoded)
-        self.counts.num_rows += len(rows)
-        self.counts.num_failed += len(failed)
-        self.counts.num_tokens += sum(each.num_tokens for each in rows)
-        self.counts.position = rows[-1].row.position
+        self.counts.add(rows, {row.number for row, _ in failed})
 
     def _put(self, encoded: bytes) -> None:
         try:

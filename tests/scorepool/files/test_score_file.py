@@ -199,11 +199,7 @@ def test_what_cannot_work_is_one_sentence(
 ):
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_text(content)
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        done = CliRunner().invoke(app, ["score", str(path), "-o", str(out), *options], env={"SCOREPOOL_URL": url})
-    finally:
-        signal.signal(signal.SIGTERM, on_sigterm)
+    done = CliRunner().invoke(app, ["score", str(path), "-o", str(out), *options], env={"SCOREPOOL_URL": url})
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.exit_code == status

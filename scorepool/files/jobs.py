@@ -1,0 +1,78 @@
+"""Run the jobs of rows, and say whose fault it is if one fails."""
+
+import asyncio
+import re
+from contextlib import suppress
+
+from scorepool import wire
+from scorepool.files.errors import ServerError
+from scorepool.files.rows import DoneRows
+from scorepool.sdk import AsyncClient, AsyncJob, JobFailed, ScorepoolError
+
+_REFUSED = frozenset({400, 413, 422})  # HTTP statuses for which a row may be to blame
+_NOT_OF_A_ROW = frozenset({"canceled", "expired"})  # codes of failures
+_ITEM = re.compile(r"items\[(\d+)\]")
+_LAST_WORDS_S = 5.0  # in which a submission that has begun may end after Ctrl-C, so that its job can be canceled
+
+
+class RowFault(Exception):
+    """A job that failed for one of its rows: `index`, or one of all of them."""
+
+    def __init__(self, reason: str, index: int | None) -> None:
+        self.reason, self.index = _ITEM.sub("the row", reason, count=1), index
+        super().__init__(self.reason)
+
+
+async def run_job(client: AsyncClient, request: wire.Request, key: str, done: DoneRows) -> wire.Result:
+    """Run a job, and note its id and its stamp in `done`. Raises RowFault, ServerError.
+
+    A job that an earlier process canceled is deleted and submitted again.
+    """
+    for _ in range(2):
+        try:
+            job = await submit(client, request, key)
+            with suppress(JobCanceled):
+                return await _result_of(job, request.model, done)
+            await job.delete()
+        except ScorepoolError as error:
+            raise fault_of(error.message, error.field, error.status in _REFUSED) from error
+    raise ServerError(f"{job!r} was canceled by somebody else: the same command goes on")
+
+
+class JobCanceled(Exception):
+    """A job that was canceled before its end."""
+
+
+async def _result_of(job: AsyncJob, model: str, done: DoneRows) -> wire.Result:
+    """Return a job's result. Raises JobCanceled, RowFault, ServerError, ScorepoolError."""
+    try:
+        result = await job.result()
+    except JobFailed as error:
+        if error.failure.code == "canceled":
+            raise JobCanceled from error
+        done.job_ids.append(job.id)
+        raise fault_of(error.failure.message, error.failure.field, error.failure.code not in _NOT_OF_A_ROW) from error
+    done.job_ids.append(job.id)
+    done.stamps.append((model, result.stamp))
+    return result
+
+
+def fault_of(message: str, field: str | None, may_be_of_a_row: bool) -> RowFault | ServerError:
+    """Return whose fault a refusal or a failure is."""
+    item = _ITEM.match(field or "")
+    if may_be_of_a_row and item:
+        return RowFault(message, int(item[1]))
+    if may_be_of_a_row and field in (None, "items", "prompt"):
+        return RowFault(message, None)
+    return ServerError(f"the server refuses: {message}")
+
+
+async def submit(client: AsyncClient, request: wire.Request, key: str) -> AsyncJob:
+    """Submit a job. If this is canceled meanwhile, wait for its id first: who closes the client cancels it then."""
+    submission = asyncio.create_task(client.submit(request, idempotency_key=key))
+    try:
+        return await asyncio.shield(submission)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            await asyncio.wait_for(submission, _LAST_WORDS_S)
+        raise

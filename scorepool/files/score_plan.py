@@ -1,0 +1,56 @@
+"""Plan what is scored of the rows of a file."""
+
+from functools import partial
+
+from scorepool import wire
+from scorepool.files.choices import ChoiceScoring
+from scorepool.files.columns import ScoreColumns
+from scorepool.files.completion import CompletionScoring
+from scorepool.files.errors import BadInput
+from scorepool.files.file_run import Plan
+from scorepool.files.rows import Values
+from scorepool.files.scorer import Scorer
+from scorepool.files.tasks import RowScoring, ScoreTask
+from scorepool.sdk.splitting import ITEMS_PER_JOB
+
+JOBS_IN_FLIGHT = 16
+
+
+def choose_scoring(
+    first: Values,
+    name: str,
+    *,
+    prompt: str | None,
+    completion: str | None,
+    text: str | None,
+    choices: str | None,
+    answer: str | None,
+    delimiter: str,
+    tokens: bool,
+) -> RowScoring:
+    """Return the scoring that the columns' names ask for. Raises BadInput."""
+    if choices is None:
+        if answer is not None or delimiter:
+            raise BadInput("--answer and --delimiter belong to choices: expected --choices beside them")
+        return CompletionScoring(ScoreColumns.choose(first, name, prompt, completion, text), tokens)
+    if completion or text:
+        raise BadInput("--choices is given with --completion or --text: expected one or the other")
+    return ChoiceScoring.choose(
+        first, name, prompt=prompt, choices=choices, answer=answer, delimiter=delimiter, with_tokens=tokens
+    )
+
+
+def plan_scores(command: str, scoring: RowScoring, *, temperature: float, prefix: str, priority: wire.Priority) -> Plan:
+    """Return the plan of a scoring, under each of the models."""
+    make_request = partial(wire.Score, temperature=temperature, priority=priority, rank=True, wait_for_model=True)
+    return Plan(
+        {"the command": command, **scoring.options, "--temperature": temperature, "--prefix": prefix},
+        tuple(prefix + column for column in scoring.new_columns),
+        lambda client, models, run_id: ScoreTask(
+            [Scorer(client, model.name, make_request, f"{run_id}-{index}") for index, model in enumerate(models)],
+            scoring,
+            prefix=prefix,
+        ),
+        max(1, ITEMS_PER_JOB // scoring.items_per_row),
+        JOBS_IN_FLIGHT,
+    )

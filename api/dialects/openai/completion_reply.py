@@ -300,7 +300,10 @@ def _to_logprobs(body: CompletionRequest, sequence: wire.SequenceResult, offsets
 
 
 def _to_prompt_logprobs(sequence: wire.SequenceResult, k: int) -> list[dict[str, PromptLogprob] | None]:
-    """Return the actual token and the k most likely ones of each entry, by token id; null for the first token."""
+    """Return the actual token and the k most likely ones of each entry, by token id; null for the first token.
+
+    The actual token is the first key, as in vLLM: inspect-ai takes the first for the actual one.
+    """
     assert sequence.logprobs is not None
     assert sequence.ranks is not None
     logprobs = sequence.logprobs.values()
@@ -310,14 +313,14 @@ def _to_prompt_logprobs(sequence: wire.SequenceResult, k: int) -> list[dict[str,
         if logprob is None or rank is None:
             found.append(None)
             continue
+        actual = (sequence.token_ids[entry], sequence.token_bytes[entry], logprob, rank)
         ranked = [(*token, number) for number, token in enumerate(top_tokens(sequence, entry)[:k], start=1)]
-        ranked.append((sequence.token_ids[entry], sequence.token_bytes[entry], logprob, rank))
         found.append(
             {
                 str(token_id): PromptLogprob(
                     logprob=value, rank=number, decoded_token=token_text(token_id, token_bytes)
                 )
-                for token_id, token_bytes, value, number in ranked
+                for token_id, token_bytes, value, number in [actual, *(top for top in ranked if top[0] != actual[0])]
                 if value is not None
             }
         )

@@ -163,7 +163,7 @@ def test_vllms_additions(sdk: OpenAI):
     assert choice.prompt_logprobs[0] is None
     for token_id, entries in zip([274, 312], choice.prompt_logprobs[1:], strict=True):
         assert len(entries) in (30, 31)
-        assert next(iter(entries)) == str(token_id)  # inspect-ai's perplexity() reads the first entry, as vLLM writes it
+        assert next(iter(entries)) == str(token_id)  # as in vLLM: inspect-ai's perplexity() reads the first entry
         ranked = sorted(entries.values(), key=lambda entry: entry["rank"])
         assert [entry["logprob"] for entry in ranked] == sorted((e["logprob"] for e in ranked), reverse=True)
         assert (

@@ -8,7 +8,7 @@ DEBIAN_VENV = { test "$$(id -u)" = 0 && apt-get --version >/dev/null 2>&1 && apt
 	apt-get install -y -qq python3-venv && "$(PYTHON)" -m venv --clear .venv; }
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-.PHONY: demo serve test test-acl soak check bench tlds lock locked clean
+.PHONY: demo serve test test-acl soak check docs bench tlds lock locked clean
 
 demo: .venv/all
 	$(BIN)/scorepool demo
@@ -31,6 +31,10 @@ check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The pages that follow from the code. Tests compare them.
+docs: .venv/dev
+	$(BIN)/python docs/commands.py
 
 # Takes 15 minutes on two idle cores. The published figures take longer: add --model 0.6b to the other commands too.
 bench: .venv/dev

@@ -18,7 +18,7 @@ import typer
 
 from scorepool.commands import on_files, remote
 from scorepool.commands.remote import DEFAULT_URL, ApiKey, Json
-from scorepool.commands.running import EXIT_STATUSES, fail, import_lazily, run
+from scorepool.commands.running import exit_statuses, fail, import_lazily, run
 
 # As in scorepool.store, which a plain installation cannot import.
 KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -31,11 +31,16 @@ else:
     commands = import_lazily("scorepool.local.commands")
     verification = import_lazily("scorepool.verify")  # needs no extra
 
+START = "Servers"
+CHECK = "Checks"
+NOT_STARTED = "it could not start, and stderr says why"
+STARTED = exit_statuses(_0="stopped by Ctrl-C or SIGTERM", _1=NOT_STARTED, _130=None)
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Asynchronous LLM scoring on Macs.",
-    epilog=EXIT_STATUSES,
+    epilog="Exit status 0: done. The help of each command says what others mean.",
 )
 
 Model = Annotated[
@@ -43,20 +48,34 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="NAME[,ALIAS...]=FOLDER_OR_HUB_ID",
-        help="Serve a model; repeatable. Default: the demo model.",
+        help="Serve a model; repeatable.",
+        show_default="the demo model",
     ),
 ]
-Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8000")]
 Uds = Annotated[
     str | None, typer.Option(metavar="PATH", help="Listen on a unix socket that only this user can open, not a port.")
 ]
-RedisUrl = Annotated[str | None, typer.Option(help="Default: $SCOREPOOL_REDIS_URL, $REDIS_URL, or an embedded Redis.")]
+RedisUrl = Annotated[
+    str | None, typer.Option(help="URL of Redis.", show_default="$SCOREPOOL_REDIS_URL, else redis://127.0.0.1:6379/0")
+]
+RedisUrlOrEmbedded = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url", help="URL of Redis.", show_default="$SCOREPOOL_REDIS_URL, $REDIS_URL, or an embedded one"
+    ),
+]
 RedisUrlFile = Annotated[
     str | None, typer.Option(metavar="PATH", help="A file with the URL, whose password other users must not see.")
 ]
-Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
-LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning, error or critical, in any case.")]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", show_default="auto")]
+Mode = Annotated[
+    str | None, typer.Option(help="default or exact, as the model is to be served.", show_default="default")
+]
+LogLevel = Annotated[
+    str | None, typer.Option(help="debug, info, warning, error or critical, in any case.", show_default="info")
+]
 
 
 def print_version(is_asked: bool) -> None:
@@ -75,19 +94,19 @@ def main(
     """Asynchronous LLM scoring on Macs."""
 
 
-@app.command()
+@app.command(rich_help_panel=START, epilog=exit_statuses())
 def demo() -> None:
     """Run a scoring job and a generate job through every process, show the results, stop everything."""
     run("demo", lambda: commands.demo())
 
 
-@app.command()
+@app.command(rich_help_panel=START, epilog=STARTED)
 def serve(
     model: Model = None,
     host: Host = None,
     port: Port = None,
     uds: Uds = None,
-    redis_url: RedisUrl = None,
+    redis_url: RedisUrlOrEmbedded = None,
     redis_url_file: RedisUrlFile = None,
     dtype: Dtype = None,
     log_level: LogLevel = None,
@@ -105,7 +124,7 @@ def serve(
     run("serve", lambda: commands.serve(model, environ))
 
 
-@app.command()
+@app.command(rich_help_panel=START, epilog=exit_statuses(_0=None, _1=NOT_STARTED, _143="SIGTERM"))
 def api(
     host: Host = None,
     port: Port = None,
@@ -121,7 +140,9 @@ def api(
     run("api", lambda: commands.api(environ))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, rich_help_panel=START, epilog=STARTED
+)
 def worker(
     rq_options: typer.Context,
     model: Annotated[
@@ -143,13 +164,16 @@ def worker(
         run("worker", lambda: commands.worker(environ, rq_options.args))
 
 
-@app.command()
+@app.command(rich_help_panel=START, epilog=STARTED)
 def redis() -> None:
     """Run the embedded Redis alone until Ctrl-C, and print its URL."""
     run("redis", lambda: commands.redis())
 
 
-@app.command()
+@app.command(
+    rich_help_panel=CHECK,
+    epilog=exit_statuses(_0="equal, or within the tolerance", _1="different", _2="cannot tell, or wrong options"),
+)
 def verify(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs that have results.")],
     url: Annotated[str, typer.Option(envvar="SCOREPOOL_URL", help="The API that holds the results.")] = DEFAULT_URL,
@@ -167,8 +191,8 @@ def verify(
     ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for computing one job again.")] = 600.0,
 ) -> None:
-    """Compute results again. Exit status 0: equal, or within the tolerance; 1: different; 2: cannot tell."""
-    if api_key and not api_key.isascii():  # HTTP headers are ASCII
+    """Compute the results of jobs again and compare them."""
+    if api_key and not (api_key.isascii() and api_key.isprintable()):  # as HTTP headers are
         fail(
             "the API key has characters that no key has: expected what `scorepool key` prints", verification.CANNOT_TELL
         )
@@ -181,49 +205,48 @@ def verify(
     raise typer.Exit(verification.run_on_server(jobs, url, api_key, request, timeout_s, typer.echo))
 
 
-@app.command()
+@app.command(rich_help_panel=CHECK, epilog=exit_statuses(_0="verified", _1="not, and stderr says why"))
 def certify(
     model: Annotated[str, typer.Argument(metavar="FOLDER_OR_HUB_ID", help="The model.")],
     dtype: Dtype = None,
-    mode: Annotated[str | None, typer.Option(help="default or exact, as the model is to be served.")] = None,
+    mode: Mode = None,
     tokens: Annotated[int, typer.Option(min=256, help="Tokens to compare, at least.")] = 2048,
     by: Annotated[str | None, typer.Option(help="Who certifies. Default: user@host.")] = None,
     out: Annotated[Path | None, typer.Option(help="Default: a file in SCOREPOOL_CERTIFICATE_DIR.")] = None,
 ) -> None:
-    """Compare a model's numbers with transformers' and write a certificate. Exit status 0: verified; 1: not."""
+    """Compare a model's numbers with transformers' and write a certificate."""
     environ = to_environ(dtype=dtype, mode=mode)
     run("certify", lambda: commands.certify(model, tokens, by, out, environ))
 
 
-@app.command()
+@app.command(rich_help_panel=CHECK, epilog=exit_statuses(_0="it can be served", _1="not, and stderr says why"))
 def check_model(
     model: Annotated[str, typer.Argument(metavar="FOLDER_OR_HUB_ID", help="The model.")],
     dtype: Dtype = None,
-    mode: Annotated[str | None, typer.Option(help="default or exact, as the model is to be served.")] = None,
+    mode: Mode = None,
     as_json: Json = False,
 ) -> None:
-    """Load and self-test a model without serving it; say its mode, memory and speed.
-
-    Exit status 0: it can be served; 1: not.
-    """
+    """Load and self-test a model without serving it; say its mode, memory and speed."""
     environ = to_environ(dtype=dtype, mode=mode)
     run("check-model", lambda: commands.check_model(model, environ, as_json=as_json))
 
 
-@app.command()
+@app.command(
+    rich_help_panel=CHECK, epilog=exit_statuses(_0="every check passed", _1="one failed, and its line says what to do")
+)
 def doctor(
     host: Host = None,
     port: Port = None,
-    redis_url: RedisUrl = None,
+    redis_url: RedisUrlOrEmbedded = None,
     redis_url_file: RedisUrlFile = None,
     as_json: Json = False,
 ) -> None:
-    """Check this machine: settings, disk, Redis, BLAS, Metal, memory, port, clock. Exit status 1: a check failed."""
+    """Check this machine: settings, disk, Redis, BLAS, Metal, memory, port, clock; say what to do."""
     environ = to_environ(host=host, port=port, redis_url=redis_url, redis_url_file=redis_url_file)
     run("doctor", lambda: commands.doctor(environ, as_json=as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=START, epilog=exit_statuses(_1="no key can have this name"))
 def key(name: Annotated[str, typer.Argument(help="Name of the key's owner: letters, digits, `.`, `_`, `-`.")]) -> None:
     """Make an API key. Print it with its entry for SCOREPOOL_API_KEYS, which holds only the key's hash."""
     if not re.fullmatch(KEY_NAME, name):
@@ -235,7 +258,7 @@ def key(name: Annotated[str, typer.Argument(help="Name of the key's owner: lette
     print(f"entry: {name}:{hashlib.sha256(secret.encode()).hexdigest()}")  # noqa: T201
 
 
-@app.command()
+@app.command(rich_help_panel=START, epilog=exit_statuses())
 def webhook_secret(
     name: Annotated[str, typer.Argument(help="Name of the key's owner.")], redis_url: RedisUrl = None
 ) -> None:

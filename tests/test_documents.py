@@ -1,6 +1,7 @@
 """The names, files and defaults that the documents state are right."""
 
 import re
+import runpy
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/architecture.md",
+    "docs/commands.md",
     "docs/deploy.md",
     "docs/fleet.md",
     "docs/openai.md",
@@ -40,6 +42,14 @@ def test_the_tolerances_of_the_modes_are_documented(root: Path):
 def test_the_tables_of_the_survey_follow_from_its_files():
     text = survey_document.DOCUMENT.read_text()
     assert survey_document.render(text) == text, "run `python -m survey.document`"
+
+
+def test_the_page_of_commands_follows_from_the_parser(root: Path):
+    text = runpy.run_path(str(root / "docs/commands.py"))["render"]()
+    assert (root / "docs/commands.md").read_text() == text, "run `make docs`"
+    sections = text.split("\n## ")[1:]
+    assert len(sections) > 15
+    assert [section.partition("\n")[0] for section in sections if "\nExit status " not in section] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -1,7 +1,7 @@
 """Check a model: `python -m scorepool.worker.check_model MODEL`, which `scorepool check-model` runs.
 
 Load and test it as a worker does, say how it would be served, and measure its speed. Settings of the environment are
-those of a worker. Exit status: 0 it can be served; 1 not, with the reason.
+those of a worker. Exit status: 0 it can be served; 1 not, with the reason; 130 Ctrl-C.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from scorepool.engine.trial import prevent_torch_import
 from scorepool.store import Settings, SettingsError
 from scorepool.worker.engine_settings import engine_settings
 
+INTERRUPTED = 130  # a shell's exit status after Ctrl-C
 NUM_ROWS = 8  # that are scored and generate at once
 LENGTH = 128  # tokens of each row, at most
 NUM_GENERATED = 32  # tokens, by each of them
@@ -101,6 +102,8 @@ def main() -> None:
     except (LoadError, SettingsError) as error:
         print(f"scorepool: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
     print(wire.encode_json(report).decode() if arguments.json else "\n".join(report.lines()))  # noqa: T201
 
 

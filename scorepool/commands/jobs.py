@@ -1,16 +1,17 @@
 """`scorepool jobs`, `job` and `cancel`. Each returns an exit status or raises CommandError."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from scorepool import wire
-from scorepool.commands.connecting import aligned, connect, print_json
+from scorepool.commands.connecting import UNKNOWN, aligned, connect, print_json
 from scorepool.commands.running import FAILED
 from scorepool.sdk import ScorepoolError
 
 MAX_SHOWN = 10  # sequences of a result
 TEXT_SHOWN = 60  # characters of a sequence
+OF_ONE_JOB = (404, 409)  # statuses of refusals that say nothing about other jobs
 
 
 def list_jobs(
@@ -55,24 +56,29 @@ def show_job(url: str, api_key: str | None, job_id: str, *, wait_s: float, as_js
 
 def cancel(url: str, api_key: str | None, job_ids: Sequence[str], *, as_json: bool) -> int:
     """Cancel jobs and print a line for each. The exit status is FAILED if one of them was not canceled."""
-    outcomes = []
+    num_canceled = 0
     with connect(url, api_key) as client:
         for job_id in job_ids:
+            outcome: dict[str, object] = {"id": job_id, "canceled": True, "status": None, "error": None}
             try:
-                job = client.cancel(job_id)
+                outcome["status"] = client.cancel(job_id).status
+                num_canceled += 1
             except ScorepoolError as error:
-                outcomes.append({"id": job_id, "canceled": False, "status": None, "error": error.message})
+                if error.status not in OF_ONE_JOB or error.code == UNKNOWN:
+                    raise
+                outcome |= {"canceled": False, "error": error.message}
+            if as_json:
+                print_json(outcome)
             else:
-                outcomes.append({"id": job_id, "canceled": True, "status": job.status, "error": None})
-    for outcome in outcomes:
-        if as_json:
-            print_json(outcome)
-        elif outcome["error"] is not None:
-            print(f"{outcome['id']}: not canceled: {outcome['error']}")  # noqa: T201
-        else:
-            stops = ", its worker stops it" if outcome["status"] == "started" else ""
-            print(f"{outcome['id']}: canceled{stops}")  # noqa: T201
-    return 0 if all(outcome["canceled"] for outcome in outcomes) else FAILED
+                print(_describe_outcome(outcome))  # noqa: T201
+    return 0 if num_canceled == len(job_ids) else FAILED
+
+
+def _describe_outcome(outcome: Mapping[str, object]) -> str:
+    if outcome["error"] is not None:
+        return f"{outcome['id']}: not canceled: {outcome['error']}"
+    stops = ", its worker stops it" if outcome["status"] == "started" else ""
+    return f"{outcome['id']}: canceled{stops}"
 
 
 def _describe(job: wire.Job) -> list[str]:

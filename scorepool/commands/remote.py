@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from scorepool.commands.running import EXIT_STATUSES, import_lazily, run
+from scorepool.commands.running import REMOTE_STATUSES, exit_statuses, import_lazily, run
 
 if TYPE_CHECKING:
     from scorepool.commands import jobs as job_commands
@@ -19,6 +19,8 @@ else:
 
 DEFAULT_URL = "http://127.0.0.1:8000"  # as in scorepool.sdk, which would import msgspec
 
+PANEL = "Jobs and workers of an API"
+
 app = typer.Typer()
 Url = Annotated[str, typer.Option(envvar="SCOREPOOL_URL", help="The API: http://HOST:PORT or unix:///PATH.")]
 ApiKey = Annotated[
@@ -28,7 +30,7 @@ ApiKey = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command(epilog=EXIT_STATUSES)
+@app.command(rich_help_panel=PANEL, epilog=exit_statuses(**REMOTE_STATUSES))
 def jobs(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -49,7 +51,7 @@ def jobs(
     )
 
 
-@app.command(epilog=EXIT_STATUSES)
+@app.command(rich_help_panel=PANEL, epilog=exit_statuses(**REMOTE_STATUSES))
 def job(
     job_id: Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")],
     url: Url = DEFAULT_URL,
@@ -61,7 +63,10 @@ def job(
     run("job", lambda: job_commands.show_job(url, api_key, job_id, wait_s=wait_s, as_json=as_json))
 
 
-@app.command(epilog=f"{EXIT_STATUSES} 1 also: a job was not canceled.")
+@app.command(
+    rich_help_panel=PANEL,
+    epilog=exit_statuses(**REMOTE_STATUSES | {"_1": "one of them was not canceled, or the API refuses"}),
+)
 def cancel(
     job_ids: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs.")],
     url: Url = DEFAULT_URL,
@@ -72,19 +77,22 @@ def cancel(
     run("cancel", lambda: job_commands.cancel(url, api_key, job_ids, as_json=as_json))
 
 
-@app.command(epilog=EXIT_STATUSES)
+@app.command(rich_help_panel=PANEL, epilog=exit_statuses(**REMOTE_STATUSES))
 def models(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
     """List the models that live workers serve."""
     run("models", lambda: served.models(url, api_key, as_json=as_json))
 
 
-@app.command(epilog=f"{EXIT_STATUSES} 1 also: no job can be computed.")
+@app.command(
+    rich_help_panel=PANEL,
+    epilog=exit_statuses(**REMOTE_STATUSES | {"_0": "ready", "_1": "no job can be computed, or the API refuses"}),
+)
 def status(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
     """Show queues and workers."""
     run("status", lambda: monitor.status(url, api_key, as_json=as_json))
 
 
-@app.command(epilog=EXIT_STATUSES)
+@app.command(rich_help_panel=PANEL, epilog=exit_statuses(**REMOTE_STATUSES))
 def top(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -92,5 +100,9 @@ def top(
     is_once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Watch queues, workers and their speeds until Ctrl-C."""
+    """Watch queues, workers, their speeds, batches and memory until Ctrl-C.
+
+    On a terminal the screen refreshes; elsewhere one follows the other. tokens/s and jobs/s are those of the last work.
+    batch: rows that generate, of those that may. KV: share of the memory for KV caches that is in use.
+    """
     run("top", lambda: screen.top(url, api_key, interval_s=interval_s, is_once=is_once, as_json=as_json))

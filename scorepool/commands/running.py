@@ -12,12 +12,19 @@ from typing import NoReturn
 import typer
 
 FAILED = 1
+MISUSED = 2  # wrong options
 UNREACHABLE = 3
 INTERRUPTED = 130  # a shell's exit status after Ctrl-C
-EXIT_STATUSES = (
-    "Exit status: 0: done. 1: it failed, and stderr says why. 2: wrong options. "
-    "3: no API answers at the URL. 130: Ctrl-C. A command whose statuses differ says so in its own help."
-)
+
+
+def exit_statuses(**meanings: str | None) -> str:
+    """Describe the exit statuses of a command for its help. `_1="..."` says what 1 means; None: there is none."""
+    usual = {"_0": "done", "_1": "it failed, and stderr says why", "_2": "wrong options", "_130": "Ctrl-C"}
+    listed = sorted((int(name[1:]), meaning) for name, meaning in (usual | meanings).items() if meaning)
+    return "Exit status " + "; ".join(f"{status}: {meaning}" for status, meaning in listed) + "."
+
+
+REMOTE_STATUSES = {"_1": "the API refuses, or it failed", "_3": "no API answers at the URL, or it refuses the key"}
 
 # The modules that each extra in pyproject.toml brings.
 API = ("fastapi", "uvicorn", "h11", "redis", "rq", "prometheus_client", "python_multipart")
@@ -62,9 +69,15 @@ def run(command: str, implementation: Callable[[], int], failure_status: int = F
             failure_status,
         )
     try:
-        raise typer.Exit(implementation())
+        status = implementation()
+        sys.stdout.flush()
     except CommandError as error:
         fail(str(error), failure_status if error.status is None else error.status)
+    except BrokenPipeError:
+        raise  # typer ends quietly, as programs before `head` do
+    except OSError as error:
+        fail(f"cannot go on: {error}", failure_status)  # for example stdout on a full disk
+    raise typer.Exit(status)
 
 
 def missing_modules(names: Iterable[str]) -> list[str]:

@@ -1,6 +1,9 @@
 """`scorepool top`: queues, workers and speeds of an API on one screen that refreshes."""
 
+import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -11,35 +14,67 @@ from scorepool.commands.connecting import connect, print_json
 from scorepool.commands.jobs import duration
 from scorepool.commands.running import INTERRUPTED
 from scorepool.commands.status import Status, batch_fill, kv_fill, read_status, speed, worker_state
+from scorepool.sdk import Client, ScorepoolError, Unreachable
+
+WIDE = 66  # columns of a terminal, from which workers and their jobs/s are shown
 
 
 def top(url: str, api_key: str | None, *, interval_s: float, is_once: bool, as_json: bool) -> int:
     """Show the status until Ctrl-C, or print it once."""
-    console = Console()
+    console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal gets its own screen back
     try:
         with connect(url, api_key) as client:
             shown = read_status(client)
             if as_json:
                 print_json(shown)
             elif is_once:
-                console.print(screen(shown, None, 0.0))
+                console.print(screen(shown, console.width))
             else:
-                with Live(screen(shown, None, 0.0), console=console, screen=True, auto_refresh=False) as live:
-                    while True:
-                        read_at = time.monotonic()
-                        time.sleep(interval_s)
-                        previous, shown = shown, read_status(client)
-                        live.update(screen(shown, previous, time.monotonic() - read_at), refresh=True)
+                with _display(console) as show:
+                    _watch(client, shown, interval_s, console, show)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
 
 
-def screen(shown: Status, previous: Status | None, seconds: float) -> Group:
+@contextmanager
+def _display(console: Console) -> Iterator[Callable[[Group], None]]:
+    """Yield what shows a screen: in place on a terminal, one below the other elsewhere."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            yield lambda group: live.update(group, refresh=True)
+    else:
+        yield lambda group: console.print(group, "")
+
+
+def _watch(client: Client, shown: Status, interval_s: float, console: Console, show: Callable[[Group], None]) -> None:
+    """Show the status again and again. While the API is away, show the last one and say so."""
+    read_at = answered_at = time.monotonic()
+    previous: Status | None = None
+    problem: str | None = None
+    seconds = 0.0
+    while True:
+        show(screen(shown, console.width, previous, seconds, problem))
+        time.sleep(interval_s)
+        try:
+            previous, shown = shown, read_status(client)
+        except (ScorepoolError, Unreachable):
+            previous, problem = None, f"no answer for {duration(time.monotonic() - answered_at)}; before it:"
+        else:
+            now = time.monotonic()
+            problem, seconds = None, now - read_at
+            read_at = answered_at = now
+
+
+def screen(
+    shown: Status, width: int, previous: Status | None = None, seconds: float = 0.0, problem: str | None = None
+) -> Group:
     """Lay the status out. `previous` was read `seconds` before; it gives the rate at which jobs end."""
     head = Text(f"{shown.url}  ", style="bold")
-    head.append(shown.problem or "ready", style="red" if shown.problem else "green")
-    return Group(head, _totals(shown, previous, seconds), "", _queues(shown), "", _workers(shown))
+    problem = problem or shown.problem
+    head.append(problem or "ready", style="red" if problem else "green")
+    return Group(head, _totals(shown, previous, seconds), "", _queues(shown), "", _workers(shown, width))
 
 
 def _totals(shown: Status, previous: Status | None, seconds: float) -> str:
@@ -60,19 +95,20 @@ def _queues(shown: Status) -> Table:
     return table
 
 
-def _workers(shown: Status) -> Table | str:
+def _workers(shown: Status, width: int) -> Table | str:
     if not shown.workers:
         return "no worker is live"
-    table = Table("worker", "model", box=None, pad_edge=False)
-    for name in ("tokens/s", "jobs/s", "batch", "KV"):
+    is_wide = width >= WIDE
+    table = Table(*(("worker",) if is_wide else ()), "model", box=None, pad_edge=False)
+    for name in ("tokens/s", *(("jobs/s",) if is_wide else ()), "batch", "KV"):
         table.add_column(name, justify="right")
     table.add_column("state")
     for one in shown.workers:
         table.add_row(
-            Text(one.worker[:12]),
+            *((Text(one.worker[:12]),) if is_wide else ()),
             Text(one.id),
             speed(one, "tokens_per_s"),
-            speed(one, "jobs_per_s"),
+            *((speed(one, "jobs_per_s"),) if is_wide else ()),
             batch_fill(one),
             kv_fill(one),
             Text(worker_state(one)),

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from scorepool.worker import check_model as command
 from scorepool.worker.check_model import ModelReport
 
 SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
@@ -45,3 +46,15 @@ def test_a_model_that_cannot_be_served_has_a_reason(tmp_path: Path, arguments: l
     [line] = done.stderr.splitlines()
     assert line.startswith("scorepool: ")
     assert message in line
+
+
+def test_ctrl_c_ends_it_with_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def interrupted(source: str, settings: object) -> ModelReport:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ModelReport, "measure", interrupted)
+    monkeypatch.setattr(sys, "argv", ["check-model", "x"])
+    with pytest.raises(SystemExit) as exited:
+        command.main()
+    assert exited.value.code == 130
+    assert capsys.readouterr() == ("", "")

@@ -1,6 +1,6 @@
 """Certify a model: `python -m scorepool.worker.certify MODEL`, which `scorepool certify` runs.
 
-Settings of the environment are those of a worker. Exit status: 0 verified; 1 not, with the reason.
+Settings of the environment are those of a worker. Exit status: 0 verified; 1 not, with the reason; 130 Ctrl-C.
 """
 
 import argparse
@@ -25,6 +25,8 @@ from scorepool.worker.certify.rows import draw_rows, longest_row
 from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.version import VERSION
 
+INTERRUPTED = 130  # a shell's exit status after Ctrl-C
+
 
 def main() -> None:
     """Run the command."""
@@ -44,6 +46,8 @@ def main() -> None:
         path.write_text(certificate.to_json())
     except (SettingsError, LoadError, CannotCompare, OSError) as error:
         _fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
     _say(f"wrote {path}")
     if fault := certificate.fault():
         _fail(f"{arguments.model} is not verified in {certificate.dtype}, mode {certificate.mode}: {fault}")

@@ -3,12 +3,15 @@
 import json
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from scorepool import Client, sdk, wire
+from scorepool import Client, sdk, store, wire
 from scorepool.cli import app
 from scorepool.commands import remote
 from scorepool.commands.jobs import duration
@@ -150,8 +153,9 @@ def test_one_sentence_says_how_to_start_an_api(command: list[str]):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["jobs", "--url", "nowhere"], 3, "the URL is 'nowhere': expected http://HOST:PORT, https://HOST or unix:"),
-        (["jobs", "--api-key", "\N{GREEK SMALL LETTER ALPHA}"], 1, "the API key has characters that no key has"),
+        (["jobs", "--url", "nowhere"], 2, "the URL is 'nowhere': expected http://HOST:PORT, https://HOST or unix:"),
+        (["jobs", "--api-key", "\N{GREEK SMALL LETTER ALPHA}"], 2, "the API key has characters that no key has"),
+        (["jobs", "--api-key", "a\nb"], 2, "the API key has characters that no key has"),
     ],
 )
 def test_a_wrong_option_is_named(arguments: list[str], status: int, message: str):
@@ -160,11 +164,69 @@ def test_a_wrong_option_is_named(arguments: list[str], status: int, message: str
     assert done.stderr.startswith(f"scorepool: {message}")
 
 
+@pytest.fixture
+def other_server() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the URL of a server that answers everything with a status and content, which the test sets."""
+    answer: dict[str, Any] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(answer["status"])
+            self.end_headers()
+            self.wfile.write(answer["content"])
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", answer
+        server.shutdown()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_key_that_is_refused_is_named_once(other_server: tuple[str, dict[str, Any]], command: list[str]):
+    url, answer = other_server
+    error = wire.ErrorBody(code="unauthorized", type="authentication_error", message="this API key is not known here")
+    answer |= {"status": 401, "content": wire.encode(wire.ErrorReply(error=error))}
+    done = run(*command, *(["y"] if command[0] == "cancel" else []), "--api-key", "wrong", url=url)
+    sentence = "this API key is not known here; give one by SCOREPOOL_API_KEY or --api-key"
+    assert (done.exit_code, done.stdout, done.stderr) == (3, "", f"scorepool: {url}: {sentence}\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(("status", "content"), [(404, b"<html>"), (200, b"<html>")])
+def test_a_server_that_is_no_api_is_named(
+    other_server: tuple[str, dict[str, Any]], command: list[str], status: int, content: bytes
+):
+    url, answer = other_server
+    answer |= {"status": status, "content": content}
+    done = run(*command, url=url)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"scorepool: what answers at {url} is no scorepool API")
+
+
 def test_a_job_that_the_api_does_not_have_is_named(url: str):
     done = run("job", "no-such-job", url=url)
     assert done.exit_code == 1
     assert done.stderr.startswith("scorepool: ")
     assert "no-such-job" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["jbos"], "Did you mean 'jobs'?"),
+        (["jobs", "--limt", "3"], "--limit"),
+        (["jobs", "--status", "done"], "is not one of 'queued'"),
+        (["job"], "Missing argument 'JOB'"),
+    ],
+)
+def test_a_typo_is_answered_with_what_would_be_right(arguments: list[str], hint: str):
+    done = run(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert hint in done.stderr
 
 
 @pytest.mark.parametrize("command", ["jobs", "job", "cancel", "models", "status", "top", "verify"])
@@ -175,9 +237,19 @@ def test_help_shows_defaults_variables_and_exit_statuses(command: str):
         "SCOREPOOL_URL",
         "SCOREPOOL_API_KEY",
         "SCOREPOOL_CLIENT_KEY",
-        "xit status",
+        "Exit status 0: ",
+        "130: Ctrl-C",
     ):
         assert promise in shown
+
+
+@pytest.mark.parametrize("command", ["serve", "api"])
+def test_help_shows_the_defaults_of_settings(command: str):
+    shown = " ".join(run(command, "--help").stdout.replace("│", " ").split())
+    defaults = store.Settings()
+    for default in (defaults.host, defaults.port, defaults.log_level.lower()):
+        assert f"[default: ({default})]" in shown
+    assert f"[default: ({defaults.dtype})]" in shown or command == "api"
 
 
 def test_the_default_url_is_that_of_the_sdk():

@@ -101,6 +101,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scorepool.commands": {"scorepool.files", "scorepool.sdk", "wire"},
     "scorepool.local": {"scorepool.commands", "scorepool.sdk", "scorepool.verify", "store", "wire"},
     "scorepool.models": set(),
+    "scorepool.integrations": set(),
+    "scorepool.integrations.lm_eval": {"scorepool.options", "scorepool.sdk", "wire"},
 }  # fmt: skip
 
 # The libraries that a room may import; a sub-room may import what its room may.
@@ -137,6 +139,7 @@ LIBRARIES: dict[str, set[str]] = {
     "scorepool.verify": {"msgspec"},
     "scorepool.local": {"msgspec", "redis", "rich", "standardwebhooks"},
     "scorepool.models": {"numpy", "tokenizers", "torch", "transformers"},
+    "scorepool.integrations.lm_eval": {"jinja2", "lm_eval", "tqdm", "transformers"},
 }
 
 # What must stay out of a process that only imports these: Metal does not survive a fork, and the API has no MLX.

@@ -127,6 +127,7 @@ class FakeEngine(Engine):
         self_test="passed",
     )
     step_started_at: float | None = None
+    load = (0, 0)
 
     def __init__(self) -> None:
         self.tokenizer = FakeTokenizer()

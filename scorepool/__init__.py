@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scorepool.files import FileError, generate_file, score_file
+    from scorepool.files import FileError, compare_file, generate_file, score_file
     from scorepool.sdk import (
         AsyncClient,
         AsyncJob,
@@ -68,6 +68,7 @@ __all__ = [
     "Unreachable",
     "Usage",
     "WebhookError",
+    "compare_file",
     "generate_file",
     "score_file",
     "verify_webhook",
@@ -81,7 +82,7 @@ _MODULES = {
         ),
         "scorepool.sdk",
     ),
-    **dict.fromkeys(("FileError", "generate_file", "score_file"), "scorepool.files"),
+    **dict.fromkeys(("FileError", "compare_file", "generate_file", "score_file"), "scorepool.files"),
     **dict.fromkeys(("WebhookError", "verify_webhook"), "scorepool.webhook"),
 }  # the other names are those of scorepool.wire
 

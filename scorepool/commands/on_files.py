@@ -28,6 +28,10 @@ EXIT_STATUS = (
 File = Annotated[str, typer.Argument(metavar="FILE", help="JSONL, CSV, TSV, Parquet or Arrow; `-`: stdin.")]
 Out = Annotated[str, typer.Option("--out", "-o", metavar="OUT", help="As FILE; `-`: stdout.")]
 Model = Annotated[str | None, typer.Option(help="Default: the only model that is served.")]
+Prompt = Annotated[str | None, typer.Option(help="Column of prompts. Default: prompt.")]
+Completion = Annotated[str | None, typer.Option(help="Column of completions. Default: completion.")]
+Text = Annotated[str | None, typer.Option(help="Column of texts that are scored by themselves.")]
+Temperature = Annotated[float, typer.Option(help="Divides the logits before the softmax.")]
 Tokens = Annotated[bool, typer.Option("--tokens", help="Add the columns token_ids, tokens, logprobs and ranks.")]
 Prefix = Annotated[str, typer.Option(help="Begin the names of the new columns with this.")]
 InputFormat = Annotated[str | None, typer.Option(help="Format of FILE. Default: as its name ends; of stdin jsonl.")]
@@ -40,15 +44,15 @@ def score(
     file: File,
     out: Out,
     model: Model = None,
-    prompt: Annotated[str | None, typer.Option(help="Column of prompts. Default: prompt.")] = None,
-    completion: Annotated[str | None, typer.Option(help="Column of completions. Default: completion.")] = None,
-    text: Annotated[str | None, typer.Option(help="Column of texts that are scored by themselves.")] = None,
+    prompt: Prompt = None,
+    completion: Completion = None,
+    text: Text = None,
     choices: Annotated[
         str | None, typer.Option(help="Column of lists of texts, each of which is scored after the prompt.")
     ] = None,
     answer: Annotated[str | None, typer.Option(help="Column of the right choices, or of their indices from 0.")] = None,
     delimiter: Annotated[str, typer.Option(help="Text between the prompt and each choice.")] = "",
-    temperature: Annotated[float, typer.Option(help="Divides the logits before the softmax.")] = 1.0,
+    temperature: Temperature = 1.0,
     tokens: Tokens = False,
     prefix: Prefix = "",
     url: Url = DEFAULT_URL,
@@ -123,8 +127,30 @@ def generate(
     )
 
 
+def deviation(mean: "files.Mean") -> str:
+    """Return a mean's standard error as text, or nothing if there is none."""
+    return "" if mean.stderr is None else f" ± {mean.stderr:.4f}"
+
+
+def show_summary(summary: "files.Summary", out: str) -> None:
+    """Print on stderr what was done."""
+    typer.echo(f"{summary.num_rows - summary.num_failed} rows done, {summary.num_failed} failed", err=True)
+    for name, mean in summary.means.items():
+        typer.echo(f"{name} {mean.mean:.4f}{deviation(mean)} ({mean.number} rows)", err=True)
+    if summary.num_failed and out != "-":
+        typer.echo(f"{out}.errors.jsonl names the rows that failed, with the reasons", err=True)
+    if summary.stamp_differences:
+        differences = "; ".join(summary.stamp_differences)
+        typer.echo(f"warning: different models or software computed the rows: {differences}", err=True)
+
+
 def run_on_file(
-    command: str, function: Callable[..., "files.Summary"], file: str, out: str, **options: Any
+    command: str,
+    function: Callable[..., "files.Summary"],
+    file: str,
+    out: str,
+    show: Callable[["files.Summary", str], None] = show_summary,
+    **options: Any,
 ) -> NoReturn:
     """Run a function of scorepool.files, report what it did on stderr, and exit with a status of EXIT_STATUS."""
 
@@ -169,20 +195,3 @@ class Reporter:
         """Leave the line."""
         if self._is_terminal and self._progress is not None:
             typer.echo("\r\x1b[K", err=True, nl=False)
-
-
-def deviation(mean: "files.Mean") -> str:
-    """Return a mean's standard error as text, or nothing if there is none."""
-    return "" if mean.stderr is None else f" ± {mean.stderr:.4f}"
-
-
-def show(summary: "files.Summary", out: str) -> None:
-    """Print on stderr what was done."""
-    typer.echo(f"{summary.num_rows - summary.num_failed} rows done, {summary.num_failed} failed", err=True)
-    for name, mean in summary.means.items():
-        typer.echo(f"{name} {mean.mean:.4f}{deviation(mean)} ({mean.number} rows)", err=True)
-    if summary.num_failed and out != "-":
-        typer.echo(f"{out}.errors.jsonl names the rows that failed, with the reasons", err=True)
-    if summary.stamp_differences:
-        differences = "; ".join(summary.stamp_differences)
-        typer.echo(f"warning: different models or software computed the rows: {differences}", err=True)

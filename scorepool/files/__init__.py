@@ -4,11 +4,14 @@ formats.py      files by name            text_sources.py  JSONL and CSV as rows 
 columns.py      which columns a job needs                 measures.py      the columns that a result adds
 window.py       chunks of rows in flight, in order        tasks.py         chunks of rows as jobs
 scorer.py       items of rows under one model             jobs.py          one job, and whose fault its failure is
-completion.py, choices.py   what is scored of a row       means.py         means of new columns
+completion.py, choices.py, comparison.py   what is scored of a row, and its new columns
+score_plan.py   the plan of that                          means.py         means of new columns
 sinks.py        rows as bytes                             journal.py       OUT, and going on after an end
-process.py      all of it together                        file_run.py, functions.py  one file
+process.py      all of it together                        file_run.py, functions.py, compare.py   one file
 """
 
+from scorepool.files.compare import compare_file
+from scorepool.files.comparison import PER_BYTE_DIFFERENCE, PER_TOKEN_DIFFERENCE
 from scorepool.files.errors import BadInput, FileError, OutputError, ServerError
 from scorepool.files.functions import generate_file, score_file
 from scorepool.files.journal import Counts
@@ -17,6 +20,8 @@ from scorepool.files.process import Summary
 from scorepool.files.progress import Progress
 
 __all__ = [
+    "PER_BYTE_DIFFERENCE",
+    "PER_TOKEN_DIFFERENCE",
     "BadInput",
     "Counts",
     "FileError",
@@ -25,6 +30,7 @@ __all__ = [
     "Progress",
     "ServerError",
     "Summary",
+    "compare_file",
     "generate_file",
     "score_file",
 ]

@@ -5,7 +5,7 @@ Rows are kept as an Arrow stream until all are done: unlike a Parquet file it ca
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -74,10 +74,13 @@ def _first_line(error: Exception) -> str:
 
 
 class ArrowSink:
-    """Record batches of one schema: the input's, and for other columns the types of the first rows."""
+    """Record batches of one schema: the input's, and for other columns the types of the first rows.
 
-    def __init__(self, source_schema: Any, *, is_parquet: bool) -> None:
-        self._source_schema = source_schema
+    If these are null in all first rows, a new column holds numbers, and another one text.
+    """
+
+    def __init__(self, source_schema: Any, new_columns: Collection[str], *, is_parquet: bool) -> None:
+        self._source_schema, self._new_columns = source_schema, new_columns
         self._is_parquet = is_parquet
         self._schema: Any = None
 
@@ -123,7 +126,9 @@ class ArrowSink:
                 fields.append(known[name])
                 continue
             found = pa.array([row.get(name) for row in rows]).type
-            fields.append(pa.field(name, pa.string() if pa.types.is_null(found) else found))
+            if pa.types.is_null(found):
+                found = pa.float64() if name in self._new_columns else pa.string()
+            fields.append(pa.field(name, found))
         return pa.schema(fields)
 
     def end(self) -> bytes:

@@ -20,6 +20,11 @@ RETRY_S = 3600.0  # for which a server may be away in the middle of a file
 Report = Callable[[Counts, int | None], None]
 
 
+def no_report(counts: Counts, size: int | None) -> None:
+    """Ignore how far the work is."""
+    del counts, size
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where rows come from, where they are computed, and where they go."""
@@ -57,7 +62,7 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
             models = await choose_models(place.url, place.api_key, place.models)
             command = {**plan.command, **source.identity, "--model": ", ".join(model.name for model in models)}
             differences: list[str] = []
-            with closing(_open_output(place, source, command)) as output:
+            with closing(_open_output(place, source, plan.new_columns, command)) as output:
                 if not output.is_complete:
                     async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:
                         differences = await process_rows(
@@ -81,8 +86,8 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
         return asyncio.run(work())
 
 
-def _open_output(place: Place, source: Source, command: dict[str, Any]) -> Output:
-    sink = make_sink(place.out, place.output_format, source)
+def _open_output(place: Place, source: Source, new_columns: tuple[str, ...], command: dict[str, Any]) -> Output:
+    sink = make_sink(place.out, place.output_format, source, new_columns)
     if place.out == STDIO:
         return StdoutOutput(sink)
     return JournaledOutput(Path(place.out), sink, command, place.overwrite)

@@ -50,12 +50,12 @@ _SOURCES: dict[str, Callable[[BinaryIO, str], Opened]] = {
     "parquet": lambda file, name: _arrow_files().read_parquet(file, name),
     "arrow": lambda file, name: _arrow_files().read_arrow(file, name),
 }
-_SINKS: dict[str, Callable[[Any], Sink]] = {
-    "jsonl": lambda _: JsonlSink(),
-    "csv": lambda _: CsvSink(),
-    "tsv": lambda _: CsvSink(delimiter="\t"),
-    "parquet": lambda schema: _arrow_files().ArrowSink(schema, is_parquet=True),
-    "arrow": lambda schema: _arrow_files().ArrowSink(schema, is_parquet=False),
+_SINKS: dict[str, Callable[[Any, tuple[str, ...]], Sink]] = {
+    "jsonl": lambda *_: JsonlSink(),
+    "csv": lambda *_: CsvSink(),
+    "tsv": lambda *_: CsvSink(delimiter="\t"),
+    "parquet": lambda schema, new: _arrow_files().ArrowSink(schema, new, is_parquet=True),
+    "arrow": lambda schema, new: _arrow_files().ArrowSink(schema, new, is_parquet=False),
 }
 FORMATS = tuple(_SINKS)
 
@@ -103,9 +103,9 @@ def _open_source(path: str, found: str) -> Iterator[Source]:
         yield Source(path, rows, stat.st_size, identity, schema)
 
 
-def make_sink(path: str, given: str | None, source: Source) -> Sink:
-    """Return the sink for an output of a source's rows. Raises BadInput."""
+def make_sink(path: str, given: str | None, source: Source, new_columns: tuple[str, ...]) -> Sink:
+    """Return the sink for an output of a source's rows with new columns. Raises BadInput."""
     found = format_of(path, given)
     if found == "parquet" and path == STDIO:
         raise BadInput("a Parquet file cannot be written to stdout: expected a path, or --output-format arrow")
-    return _SINKS[found](source.schema)
+    return _SINKS[found](source.schema, new_columns)

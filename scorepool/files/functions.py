@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scorepool import wire
 from scorepool.files.columns import PromptColumn
-from scorepool.files.file_run import Place, Plan, Report, run_file
+from scorepool.files.file_run import Place, Plan, Report, no_report, run_file
 from scorepool.files.measures import GENERATE_COLUMNS, TOKEN_COLUMNS
 from scorepool.files.process import Summary
 from scorepool.files.rows import Values
@@ -16,10 +16,6 @@ from scorepool.sdk.async_client import DEFAULT_URL
 
 GENERATE_ROWS_PER_CHUNK = 32  # each row is a job
 GENERATE_CHUNKS_IN_FLIGHT = 8
-
-
-def _no_report(counts: object, size: object) -> None:
-    del counts, size
 
 
 def one(model: str | None) -> tuple[str, ...]:
@@ -47,7 +43,7 @@ def score_file(
     input_format: str | None = None,
     output_format: str | None = None,
     overwrite: bool = False,
-    report: Report = _no_report,
+    report: Report = no_report,
 ) -> Summary:
     """Score each row of a file, and write the rows with the columns of the scores.
 
@@ -95,7 +91,7 @@ def generate_file(
     input_format: str | None = None,
     output_format: str | None = None,
     overwrite: bool = False,
-    report: Report = _no_report,
+    report: Report = no_report,
 ) -> Summary:
     """Continue the prompt of each row of a file, and write the rows with the generated text and its logprobs.
 

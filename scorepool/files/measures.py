@@ -27,7 +27,8 @@ def score_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values:
 
     Logprobs are natural; bits_per_byte is base 2. Bytes are those of the tokens that were scored.
     """
-    logprobs, num_bytes = _scored(sequence)
+    logprobs, tokens = _scored(sequence)
+    num_bytes = sum(map(len, tokens))
     logprob_sum = math.fsum(logprobs)
     ranks = _of_completion(sequence.ranks, sequence)
     columns = {
@@ -56,15 +57,20 @@ def generate_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values
     return ordered | (_token_columns(sequence) if with_tokens else {})
 
 
-def _scored(sequence: wire.SequenceResult) -> tuple[list[float], int]:
-    """Return the logprobs of the completion's tokens that have one, and the number of bytes of these tokens.
+def scored_tokens(sequence: wire.SequenceResult) -> list[bytes]:
+    """Return the bytes of the completion's tokens that have a logprob."""
+    return _scored(sequence)[1]
+
+
+def _scored(sequence: wire.SequenceResult) -> tuple[list[float], list[bytes]]:
+    """Return the logprobs of the completion's tokens that have one, and the bytes of these tokens.
 
     The first token of a text has none if the model's texts begin without BOS.
     """
     logprobs = _of_completion(sequence.logprobs, sequence)
     token_bytes = _of_completion(sequence.token_bytes, sequence)
     pairs = [pair for pair in zip(logprobs, token_bytes, strict=True) if not math.isnan(pair[0])]
-    return [logprob for logprob, _ in pairs], sum(len(each) for _, each in pairs)
+    return [logprob for logprob, _ in pairs], [each for _, each in pairs]
 
 
 def _sums(logprobs: list[float]) -> Values:

@@ -56,13 +56,13 @@ def test_what_was_written_after_the_last_checkpoint_is_cut_off(tmp_path: Path, n
 
 def test_a_parquet_file_goes_on_after_a_checkpoint_and_names_rows_of_other_types(tmp_path: Path):
     out = tmp_path / "out.parquet"
-    first = JournaledOutput(out, ArrowSink(None, is_parquet=True), COMMAND, overwrite=False)
+    first = JournaledOutput(out, ArrowSink(None, (), is_parquet=True), COMMAND, overwrite=False)
     first.write([done(1)])
     first.save()
     first.write([done(2)])
     first.close()
 
-    second = JournaledOutput(out, ArrowSink(None, is_parquet=True), COMMAND, overwrite=False)
+    second = JournaledOutput(out, ArrowSink(None, (), is_parquet=True), COMMAND, overwrite=False)
     other_type = Done(Row(3, 3, 30, {"a": "text"}), {"b": 1})
     other_column = Done(Row(4, 4, 40, {"a": 1, "c": 1}), {"b": 1})
     second.write([done(2), other_type, other_column])

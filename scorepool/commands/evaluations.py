@@ -1,0 +1,83 @@
+"""The options of the subcommands that compare models on a file. scorepool/files implements them."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scorepool.commands.on_files import (
+    EXIT_STATUS,
+    Completion,
+    File,
+    InputFormat,
+    Out,
+    OutputFormat,
+    Overwrite,
+    Prompt,
+    Temperature,
+    Text,
+    Tokens,
+    run_on_file,
+    show_summary,
+)
+from scorepool.commands.remote import DEFAULT_URL, ApiKey, Url
+
+if TYPE_CHECKING:
+    from scorepool import files
+else:
+    from scorepool.commands.on_files import files
+
+app = typer.Typer()
+
+
+@app.command(epilog=EXIT_STATUS)
+def compare(
+    file: File,
+    out: Out,
+    model: Annotated[list[str], typer.Option(help="A model; give at least two. Differences are from the first one.")],
+    prompt: Prompt = None,
+    completion: Completion = None,
+    text: Text = None,
+    temperature: Temperature = 1.0,
+    tokens: Tokens = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    input_format: InputFormat = None,
+    output_format: OutputFormat = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Score each row of FILE under several models: its columns, the scores of each model, and the differences."""
+    run_on_file(
+        "compare",
+        files.compare_file,
+        file,
+        out,
+        show=partial(show_comparison, later_models=model[1:]),
+        models=model,
+        prompt=prompt,
+        completion=completion,
+        text=text,
+        temperature=temperature,
+        tokens=tokens,
+        url=url,
+        api_key=api_key,
+        input_format=input_format,
+        output_format=output_format,
+        overwrite=overwrite,
+    )
+
+
+def show_comparison(summary: "files.Summary", out: str, later_models: list[str]) -> None:
+    """Print on stderr what was done, and in how many rows the models do not see the same tokens."""
+    show_summary(summary, out)
+    for model in later_models:
+        by_byte, by_token = (
+            summary.means[name].number if name in summary.means else 0
+            for name in (f"{model}_{files.PER_BYTE_DIFFERENCE}", f"{model}_{files.PER_TOKEN_DIFFERENCE}")
+        )
+        if by_token < by_byte:
+            typer.echo(
+                f"{model} and the first model divide {by_byte - by_token} of {by_byte} rows into different tokens: "
+                f"their {files.PER_TOKEN_DIFFERENCE} is null, and bits per byte can be compared",
+                err=True,
+            )

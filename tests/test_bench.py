@@ -20,7 +20,7 @@ def logs_of_other_tests() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-SLOW = ("memory", "latency", "profile", "linearity")
+SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
 
 
 @pytest.mark.parametrize(

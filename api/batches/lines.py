@@ -14,6 +14,7 @@ from scorepool.api.dialects.openai.batch import (
     LINE_TIMEOUT_S,
     BatchOutputLine,
     Line,
+    LineBeginning,
     LineError,
     LineResponse,
 )
@@ -63,6 +64,13 @@ class LineInProgress(NamedTuple):
 def job_id_of(batch_id: str, line_number: int, index: int) -> str:
     """Return the same id for every call: a line that is submitted twice is one job."""
     return hashlib.blake2b(f"{batch_id}\0{line_number}\0{index}".encode(), digest_size=16).hexdigest()
+
+
+def beginning(text: bytes) -> tuple[bytes, ...]:
+    """Return what sorts lines by what their prompts begin with, without building their jobs."""
+    line = decode.message(text, Line, "json")
+    found = decode.message(bytes(line.body), LineBeginning, "json") if line else None
+    return tuple(map(bytes, (found.model, found.tools, found.messages, found.prompt))) if found else ()
 
 
 class LineCall(NamedTuple):

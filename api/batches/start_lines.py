@@ -1,11 +1,11 @@
 """Start lines: read them, record them as in progress, then queue their jobs. A recorded line cannot get lost.
 
-Lines are started a window at a time, and the jobs of a window are queued in the order of what their prompts begin with:
-workers compute a prefix once, and continue sequences that share it together.
+Lines are started a window at a time, and the jobs of a window are queued in the order of what their prompts begin with,
+also those for which there is no room yet: workers compute a prefix once, and continue sequences that share it together.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import EndedLine, Ending, LineInProgress
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.batches.validate import split_lines
+from scorepool.api.http import tasks
 from scorepool.api.http.errors import ApiError, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories.batches import BatchProgress
 
@@ -45,19 +46,20 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> bool:
     in_progress = await batch_store.in_progress()
     statuses = await batch_store.statuses(in_progress)
     missing = [line for line, found in zip(in_progress, statuses, strict=True) if None in found]
-    for line, text in zip(missing, await batch_store.texts(missing), strict=True):
+    texts = dict(zip(missing, await batch_store.texts(missing), strict=True))
+    for line in await _in_groups(texts):
         unique_id = line.job_ids(batch_store.lease.batch_id)[0]
         try:
-            requests, _ = await lines.build_jobs(services, text, batch_store.batch, unique_id)
+            requests, _ = await lines.build_jobs(services, texts[line], batch_store.batch, unique_id)
         except (wire.Invalid, ApiError) as error:
-            refused = lines.refused_line(text, error, unique_id)
+            refused = lines.refused_line(texts[line], error, unique_id)
             await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
             continue
         try:
             if not await _submit(services, batch_store.lease, line, requests):
                 return False
         except TooLarge as error:
-            refused = lines.refused_line(text, error, unique_id)
+            refused = lines.refused_line(texts[line], error, unique_id)
             await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
     return True
 
@@ -72,7 +74,7 @@ async def start_lines(services: BatchServices, batch_store: BatchStore, ending: 
         return False
     window: Jobs = {}
     has_started = await _read_window(services, batch_store, ending, MAX_JOBS - num_jobs, window)
-    for line in sorted(window, key=lambda line: _beginning(window[line][1][0])):
+    for line in await _in_groups({line: text for line, (text, _) in window.items()}):
         try:
             if not await _submit(services, batch_store.lease, line, window[line][1]):
                 break
@@ -101,11 +103,10 @@ async def _read_window(
     return has_started
 
 
-def _beginning(request: wire.Request) -> bytes:
-    """Return what sorts jobs by what their prompts begin with: chat templates put tools before messages."""
-    if not isinstance(request, wire.Generate):
-        return request.model.encode()
-    return wire.encode_json([request.model, request.tools, request.messages or request.prompt])
+async def _in_groups(texts: Mapping[LineInProgress, bytes]) -> list[LineInProgress]:
+    """Return lines in the order of what their prompts begin with; those that begin alike in the order of the file."""
+    keys = {line: (lines.beginning(texts[line]), line) async for line in tasks.in_turns(texts)}
+    return sorted(texts, key=keys.__getitem__)
 
 
 async def _start_chunk(

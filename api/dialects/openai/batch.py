@@ -32,6 +32,15 @@ class LineModel(Struct, frozen=True):
     model: ModelName
 
 
+class LineBeginning(Struct, frozen=True):
+    """Read what the prompt of a line's body begins with, as it is spelled: chat templates put tools before messages."""
+
+    model: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
 class LineResponse(Struct, frozen=True, kw_only=True):
     """Answer a line that was run, or that was refused."""
 

@@ -200,6 +200,38 @@ async def test_lines_whose_prompts_begin_alike_are_queued_together_in_windows(
     assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
 
 
+async def test_lines_for_which_there_is_no_room_yet_are_queued_together_too(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    chats = [
+        [{"role": "system", "content": f"prompt {number % 3}"}, {"role": "user", "content": str(number)}]
+        for number in range(24)
+    ]
+    bodies = [
+        {"max_tokens": 1, "messages": chat, "model": "demo"} | ({"tools": tools} if number % 2 else {})
+        for number, chat in enumerate(chats)
+    ]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    queued: dict[bytes, tuple[bool, str]] = {}
+    async with serving(max_queue_depth=5) as http:
+        text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        batch_id = await start(http, text, endpoint="/v1/chat/completions")
+        while len(queued) < 24:
+            await eventually(lambda: worker.waiting() - {job_id.decode() for job_id in queued})
+            for job_id in redis.lrange("rq:queue:demo:low", 0, -1):
+                request = wire.decode_request(redis.get(store.Keys.request(job_id.decode())) or b"")
+                queued.setdefault(job_id, (bool(request.tools), request.messages[0].content))
+            for job_id in worker.waiting():
+                worker.end(job_id, COMPLETED)
+        await until(http, batch_id, has("completed"))
+    assert list(queued.values()) == sorted(queued.values())
+    assert len(set(queued.values())) == 6
+
+
 async def test_the_end_of_a_batch_is_estimated_from_its_pace(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         batch_id = await start(http, jsonl(4))

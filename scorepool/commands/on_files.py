@@ -1,5 +1,6 @@
 """The options of the subcommands that work on files. scorepool/files implements them, and is executed on first use."""
 
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ else:
 app = typer.Typer()
 TERMINAL_S = 0.2  # between changes of the line of progress
 LOG_S = 30.0  # between such lines in a log
+CLEAR = "\r\x1b[K"  # the line of progress
 EXIT_STATUS = (
     "Exit status 0: every row is done; 1: OUT.errors.jsonl names rows that are not; 2: the command or FILE cannot "
     "work; 3: no server, or it refuses; 4: OUT cannot be written; 130: Ctrl-C. After 3, 4 and 130 the same command "
@@ -31,7 +33,7 @@ Model = Annotated[str | None, typer.Option(help="Default: the only model that is
 Prompt = Annotated[str | None, typer.Option(help="Column of prompts. Default: prompt.")]
 Completion = Annotated[str | None, typer.Option(help="Column of completions. Default: completion.")]
 Text = Annotated[str | None, typer.Option(help="Column of texts that are scored by themselves.")]
-Temperature = Annotated[float, typer.Option(help="Divides the logits before the softmax.")]
+Temperature = Annotated[float, typer.Option(min=1e-9, max=100, help="Divides the logits before the softmax.")]
 Tokens = Annotated[bool, typer.Option("--tokens", help="Add the columns token_ids, tokens, logprobs and ranks.")]
 Prefix = Annotated[str, typer.Option(help="Begin the names of the new columns with this.")]
 InputFormat = Annotated[str | None, typer.Option(help="Format of FILE. Default: as its name ends; of stdin jsonl.")]
@@ -91,10 +93,10 @@ def generate(
     out: Out,
     model: Model = None,
     prompt: Annotated[str, typer.Option(help="Column of prompts: text, token ids or chat messages.")] = "prompt",
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate, at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the tokens of this probability.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of each row. Default: another for each.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate, at most.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=1e-9, max=1, help="Sample from the tokens of this probability.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of each row. Default: another for each.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation; repeatable.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Add the columns token_ids, tokens and logprobs.")] = False,
     prefix: Prefix = "",
@@ -157,6 +159,7 @@ def run_on_file(
     def implementation() -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
         reporter = Reporter()
+        logging.getLogger("scorepool").addHandler(reporter)
         try:
             summary = function(file, out, report=reporter.report, **options)
         except files.FileError as error:
@@ -164,6 +167,7 @@ def run_on_file(
         except KeyboardInterrupt:
             raise CommandError("stopped; the same command goes on where it stopped", INTERRUPTED) from None
         finally:
+            logging.getLogger("scorepool").removeHandler(reporter)
             reporter.close()
         show(summary, out)
         return 1 if summary.num_failed else 0
@@ -171,10 +175,15 @@ def run_on_file(
     run(command, implementation)
 
 
-class Reporter:
-    """Show on stderr how far the work is: a line that changes on a terminal, a line per LOG_S elsewhere."""
+class Reporter(logging.Handler):
+    """Show on stderr how far the work is: a line that changes on a terminal, a line per LOG_S elsewhere.
+
+    As a handler of the client's log, show its warnings, each once per LOG_S: every waiting job has its own.
+    """
 
     def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._warned_at: dict[str, float] = {}
         self._progress: files.Progress | None = None
         self._is_terminal = sys.stderr.isatty()
         self._shown_at = 0.0
@@ -189,9 +198,16 @@ class Reporter:
         elif now - self._shown_at >= (TERMINAL_S if self._is_terminal else LOG_S):
             self._shown_at = now
             line = self._progress.line(counts, size)
-            typer.echo(f"\r{line}\x1b[K" if self._is_terminal else line, err=True, nl=not self._is_terminal)
+            typer.echo(f"{CLEAR}{line}" if self._is_terminal else line, err=True, nl=not self._is_terminal)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now, message = monotonic(), record.getMessage()
+        if now - self._warned_at.get(message, -LOG_S) >= LOG_S:
+            self._warned_at[message] = now
+            typer.echo(f"{CLEAR if self._is_terminal else ''}scorepool: {message}", err=True)
 
     def close(self) -> None:
         """Leave the line."""
         if self._is_terminal and self._progress is not None:
-            typer.echo("\r\x1b[K", err=True, nl=False)
+            typer.echo(CLEAR, err=True, nl=False)
+        super().close()

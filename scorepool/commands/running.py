@@ -65,7 +65,7 @@ def run(command: str, implementation: Callable[[], int], failure_status: int = F
     if missing := missing_modules(modules):
         fail(
             f"`scorepool {command}` needs packages that are not installed ({', '.join(missing)}): "
-            f"run `pip install 'scorepool[{extra}]'`",
+            f"run `{sys.executable} -m pip install 'scorepool[{extra}]'`",
             failure_status,
         )
     try:

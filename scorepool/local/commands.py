@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from scorepool import store
 from scorepool import verify as verification
+from scorepool.commands.remote import DEFAULT_URL
 from scorepool.commands.running import INTERRUPTED, CommandError
 from scorepool.local import demo as demonstration
 from scorepool.local import doctor as machine
@@ -67,6 +68,7 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
         with Stack(specs, state=make_state_dir(settings), environ=environ, redis_url=url) as stack:
             print(f"ready {stack.url}", flush=True)  # noqa: T201
             print(example_command(stack.url, next(iter(stack.models))), flush=True)  # noqa: T201
+            print(file_command(stack.url), flush=True)  # noqa: T201
             stack.watch()
     except (StackError, RedisServerError) as error:
         raise CommandError(str(error)) from None
@@ -224,6 +226,12 @@ def example_command(url: str, model: str) -> str:
     base_url, path = split_unix(url)
     socket = f"--unix-socket {shlex.quote(path)} " if path else ""
     return f"curl -s {socket}{base_url}/v1/jobs -H 'Content-Type: application/json' -H 'Prefer: wait=30' -d '{body}'"
+
+
+def file_command(url: str) -> str:
+    """Return the command that scores a file. Its URL is left out where it is the default."""
+    option = "" if url == DEFAULT_URL else f" --url {shlex.quote(url)}"
+    return f"{shlex.quote(sys.argv[0])} score FILE.jsonl -o OUT.jsonl{option}"
 
 
 def replace_process(command: list[str], environ: dict[str, str]) -> NoReturn:

@@ -226,7 +226,9 @@ def _device() -> dict[str, Any]:
         raise Trouble(f"MLX did not compute a sum in {DEVICE_TIMEOUT_S:.0f} s: restart the machine") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise Trouble(f"MLX does not work here ({last}): run `pip install --force-reinstall 'scorepool[worker]'`")
+        raise Trouble(
+            f"MLX does not work here ({last}): run `{sys.executable} -m pip install --force-reinstall mlx mlx-lm`"
+        )
     description: dict[str, Any] = json.loads(done.stdout)
     return description
 

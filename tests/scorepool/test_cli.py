@@ -86,14 +86,18 @@ def test_serve_leaves_out_a_model_that_cannot_be_loaded(tmp_path: Path, root: Pa
     assert "Traceback" not in stderr
 
 
-def test_the_example_that_serve_prints_works_and_its_port_is_in_use(tmp_path: Path):
+def test_the_examples_that_serve_prints_work_and_its_port_is_in_use(tmp_path: Path):
     with serving(tmp_path / "first") as (serve, url):
         assert serve.stdout is not None
-        example = serve.stdout.readline()
+        example, on_file = serve.stdout.readline(), serve.stdout.readline()
         assert example.startswith(f"curl -s {url}/v1/jobs ")
+        assert on_file == f"{SCOREPOOL} score FILE.jsonl -o OUT.jsonl --url {url}\n"
         with serve_fails("--port", url.rsplit(":", 1)[1], SCOREPOOL_STATE_DIR=str(tmp_path / "second")) as stderr:
             assert "Address already in use" in stderr
         shown = subprocess.run(["sh", "-c", example], capture_output=True, text=True, check=True).stdout
+        (tmp_path / "FILE.jsonl").write_text('{"prompt": "import", "completion": " os"}\n')
+        subprocess.run(["sh", "-c", on_file], cwd=tmp_path, capture_output=True, check=True)
+        assert '"logprob_sum":' in (tmp_path / "OUT.jsonl").read_text()
     assert '"status":"finished"' in shown
 
 

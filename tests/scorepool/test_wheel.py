@@ -178,7 +178,7 @@ def test_a_command_whose_packages_are_missing_names_the_extra(plain: Path, elsew
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
     assert line.startswith(f"scorepool: `scorepool {command}` needs packages that are not installed (")
-    assert line.endswith(f"): run `pip install 'scorepool[{NEEDS[command][0]}]'`")
+    assert line.endswith(f"): run `{plain / 'python'} -m pip install 'scorepool[{NEEDS[command][0]}]'`")
 
 
 def test_the_needs_of_each_command_are_what_its_extra_brings(root: Path):

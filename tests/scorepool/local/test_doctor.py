@@ -115,7 +115,9 @@ def test_the_device_is_that_of_a_process_of_its_own(monkeypatch: pytest.MonkeyPa
     assert set(doctor._device()) == set(CPU)
     doctor._device.cache_clear()
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(doctor.Trouble, match=r"MLX does not work here \(exit status 1\): run `pip install"):
+    with pytest.raises(
+        doctor.Trouble, match=r"MLX does not work here \(exit status 1\): run `/bin/false -m pip install"
+    ):
         doctor._device()
 
 

@@ -38,6 +38,7 @@ Tokens = Annotated[bool, typer.Option("--tokens", help="Add the columns token_id
 Prefix = Annotated[str, typer.Option(help="Begin the names of the new columns with this.")]
 InputFormat = Annotated[str | None, typer.Option(help="Format of FILE. Default: as its name ends; of stdin jsonl.")]
 OutputFormat = Annotated[str | None, typer.Option(help="Format of OUT. Default: as its name ends; of stdout jsonl.")]
+Priority = Annotated[str, typer.Option(help="Of the jobs: high, normal or low.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")]
 
 
@@ -57,6 +58,7 @@ def score(
     temperature: Temperature = 1.0,
     tokens: Tokens = False,
     prefix: Prefix = "",
+    priority: Priority = "normal",
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     input_format: InputFormat = None,
@@ -79,6 +81,7 @@ def score(
         temperature=temperature,
         tokens=tokens,
         prefix=prefix,
+        priority=priority,
         url=url,
         api_key=api_key,
         input_format=input_format,
@@ -100,6 +103,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation; repeatable.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Add the columns token_ids, tokens and logprobs.")] = False,
     prefix: Prefix = "",
+    priority: Priority = "normal",
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     input_format: InputFormat = None,
@@ -121,6 +125,7 @@ def generate(
         stop=stop,
         tokens=tokens,
         prefix=prefix,
+        priority=priority,
         url=url,
         api_key=api_key,
         input_format=input_format,

@@ -57,7 +57,7 @@ def _check_columns(schema: Any, name: str) -> None:
 
 
 def _rows(batches: Iterable[Any], name: str, scale: float) -> Iterator[Row]:
-    """Yield rows. `scale` is the file's bytes per row."""
+    """Yield rows. `scale` is the file's bytes per row. Where the file is damaged, the last row says so."""
     number = 0
     try:
         for batch in batches:
@@ -66,7 +66,8 @@ def _rows(batches: Iterable[Any], name: str, scale: float) -> Iterator[Row]:
                     number += 1
                     yield Row(number, number, int(number * scale), values)
     except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{name} cannot be read after row {number}: {_first_line(error)}") from None
+        reason = f"{name} cannot be read from row {number + 1} on: {_first_line(error)}"
+        yield Row(number + 1, number + 1, int(number * scale), None, reason)
 
 
 def _first_line(error: Exception) -> str:
@@ -111,7 +112,7 @@ class ArrowSink:
         names = set(self._schema.names)
         for row in rows:
             if unknown := row.keys() - names:
-                raise ValueError(f"column {min(unknown)!r} is new")
+                raise ValueError(f"column {min(unknown)!r} is in none of them")
         try:
             batch = pa.RecordBatch.from_pylist(rows, schema=self._schema)
         except (pa.ArrowException, TypeError, OverflowError) as error:
@@ -121,11 +122,11 @@ class ArrowSink:
     def _choose_schema(self, rows: Sequence[Values]) -> Any:
         known = {} if self._source_schema is None else {field.name: field for field in self._source_schema}
         fields = []
-        for name in rows[0]:
+        for name in dict.fromkeys(name for row in rows for name in row):
             if name in known:
-                fields.append(known[name])
+                fields.append(known[name].with_type(_plain(known[name].type)))
                 continue
-            found = pa.array([row.get(name) for row in rows]).type
+            found = _common_type([row.get(name) for row in rows])
             if pa.types.is_null(found):
                 found = pa.float64() if name in self._new_columns else pa.string()
             fields.append(pa.field(name, found))
@@ -144,6 +145,26 @@ class ArrowSink:
                 for group in _groups(stream):
                     writer.write_table(pa.Table.from_batches(group))
         os.replace(new, out)
+
+
+def _plain(data_type: Any) -> Any:
+    """Return the type of the same values without a dictionary or runs, which record batches would have to share."""
+    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
+        return _plain(data_type.value_type)
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        make = pa.list_ if pa.types.is_list(data_type) else pa.large_list
+        return make(data_type.value_field.with_type(_plain(data_type.value_type)))
+    if pa.types.is_struct(data_type):
+        return pa.struct([field.with_type(_plain(field.type)) for field in data_type])
+    return data_type
+
+
+def _common_type(values: Sequence[Any]) -> Any:
+    """Return the type of values, or that of the first one which is not null if they have none in common."""
+    try:
+        return pa.array(values).type
+    except (pa.ArrowException, OverflowError):
+        return pa.array([next(value for value in values if value is not None)]).type
 
 
 def _groups(batches: Iterable[Any]) -> Iterator[list[Any]]:

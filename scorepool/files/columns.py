@@ -83,7 +83,7 @@ def _text_or_ids(values: Values, column: str) -> str | list[int]:
         return value
     if column not in values:
         raise ValueError(f"the row has no column {column!r}")
-    raise ValueError(f"column {column!r} is {wire.quote(value)}: expected text or token ids")
+    raise ValueError(f"column {column!r} is {_shown(value)}: expected text or token ids")
 
 
 def text_of(values: Values, column: str) -> str:
@@ -93,7 +93,11 @@ def text_of(values: Values, column: str) -> str:
         return value
     if column not in values:
         raise ValueError(f"the row has no column {column!r}")
-    raise ValueError(f"column {column!r} is {wire.quote(value)}: expected text")
+    raise ValueError(f"column {column!r} is {_shown(value)}: expected text")
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else wire.quote(value)
 
 
 def check_has_columns(first: Values, name: str, columns: Mapping[str, str | None], options: str = "") -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from scorepool import wire
 from scorepool.files.columns import PromptColumn
+from scorepool.files.errors import BadInput
 from scorepool.files.file_run import Place, Plan, Report, no_report, run_file
 from scorepool.files.measures import GENERATE_COLUMNS, TOKEN_COLUMNS
+from scorepool.files.options import check_options
 from scorepool.files.process import Summary
 from scorepool.files.rows import Values
 from scorepool.files.score_plan import choose_scoring, plan_scores
@@ -100,6 +102,8 @@ def generate_file(
 
     def plan(first: Values, name: str) -> Plan:
         column = PromptColumn.choose(first, name, prompt)
+        if max_tokens < 1:
+            raise BadInput(f"--max-tokens is {max_tokens}: expected 1 or more")
         new = (*GENERATE_COLUMNS, *(TOKEN_COLUMNS if tokens else ()))
         options: wire.SamplingOptions = {
             "temperature": temperature,
@@ -107,6 +111,7 @@ def generate_file(
             "seed": seed,
             "stop": stop or [],
         }
+        check_options(wire.Generate, max_tokens=max_tokens, priority=priority, **options)
         request = partial(wire.Generate, max_tokens=max_tokens, priority=priority, wait_for_model=True, **options)
         return Plan(
             {

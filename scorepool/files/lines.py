@@ -8,7 +8,18 @@ from scorepool.files.errors import BadInput
 
 MAX_LINE_BYTES = 32 * 2**20  # the largest request that a server takes by default
 _UTF8_BOM = b"\xef\xbb\xbf"
-_OTHER_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "gzip"}
+# What other files begin with, the longer first.
+_OTHER_BEGINNINGS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"\x1f\x8b": "compressed by gzip",
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +38,11 @@ def read_lines(file: BinaryIO, name: str) -> Iterator[Line]:
         number += 1
         position += len(data)
         if number == 1:
-            if encoding := _OTHER_BOMS.get(data[:2]):
-                raise BadInput(f"{name} is {encoding}: expected UTF-8 text")
+            for beginning, found in _OTHER_BEGINNINGS.items():
+                if data.startswith(beginning):
+                    raise BadInput(f"{name} is {found}: expected lines of UTF-8 text")
+            if b"\0" in data[:4]:
+                raise BadInput(f"{name} has zero bytes, as UTF-16 has: expected lines of UTF-8 text")
             data = data.removeprefix(_UTF8_BOM)
         if len(data) <= MAX_LINE_BYTES:
             yield Line(number, position, data)

@@ -8,6 +8,7 @@ from scorepool.files.columns import ScoreColumns
 from scorepool.files.completion import CompletionScoring
 from scorepool.files.errors import BadInput
 from scorepool.files.file_run import Plan
+from scorepool.files.options import check_options
 from scorepool.files.rows import Values
 from scorepool.files.scorer import Scorer
 from scorepool.files.tasks import RowScoring, ScoreTask
@@ -41,7 +42,8 @@ def choose_scoring(
 
 
 def plan_scores(command: str, scoring: RowScoring, *, temperature: float, prefix: str, priority: wire.Priority) -> Plan:
-    """Return the plan of a scoring, under each of the models."""
+    """Return the plan of a scoring, under each of the models. Raises BadInput."""
+    check_options(wire.Score, temperature=temperature, priority=priority)
     make_request = partial(wire.Score, temperature=temperature, priority=priority, rank=True, wait_for_model=True)
     return Plan(
         {"the command": command, **scoring.options, "--temperature": temperature, "--prefix": prefix},

@@ -38,7 +38,7 @@ class JsonlSink:
         pass
 
     def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
-        return b"".join(msgspec.json.encode(row) + b"\n" for row in rows), {}
+        return b"".join(msgspec.json.encode(row, enc_hook=_to_text) + b"\n" for row in rows), {}
 
     def end(self) -> bytes:
         return b""
@@ -48,7 +48,7 @@ class JsonlSink:
 
 
 class CsvSink:
-    """A line of columns, those of the first row, and a line per row. Lists and objects are written as JSON."""
+    """A line of columns, those of the first rows, and a line per row. Lists and objects are written as JSON."""
 
     def __init__(self, delimiter: str = ",") -> None:
         self._delimiter = delimiter
@@ -62,12 +62,14 @@ class CsvSink:
         text = StringIO()
         writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
         if rows and not self._columns:
-            self._columns = list(rows[0])
+            self._columns = list(dict.fromkeys(name for row in rows for name in row))
             writer.writerow(self._columns)
         reasons = {}
         for index, row in enumerate(rows):
             if unknown := row.keys() - set(self._columns):
-                reasons[index] = f"column {min(unknown)!r} is not in the first row, which decides the columns of a CSV"
+                reasons[index] = (
+                    f"column {min(unknown)!r} is in none of the first rows, which decide the columns of a CSV"
+                )
             else:
                 writer.writerow([_to_field(row.get(column)) for column in self._columns])
         return text.getvalue().encode(), reasons
@@ -82,4 +84,10 @@ class CsvSink:
 def _to_field(value: object) -> object:
     if value is None or (isinstance(value, (str, int, float)) and not isinstance(value, bool)):
         return value
-    return msgspec.json.encode(value).decode()
+    encoded = msgspec.json.encode(value, enc_hook=_to_text)
+    return msgspec.json.decode(encoded) if encoded.startswith(b'"') else encoded.decode()
+
+
+def _to_text(value: object) -> str:
+    """Return a value that msgspec does not know as text: pyarrow gives timestamps in nanoseconds as pandas has them."""
+    return str(value.isoformat() if hasattr(value, "isoformat") else value)

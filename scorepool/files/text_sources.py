@@ -24,6 +24,8 @@ def read_jsonl(file: BinaryIO, name: str) -> Iterator[Row]:
         if line.data is None:
             yield Row(number, line.number, line.position, None, too_long())
             continue
+        if number == 1 and line.data.lstrip().startswith(b"["):
+            raise BadInput(f"{name} is a JSON array: expected one JSON object per line, as `jq -c '.[]' FILE` writes")
         try:
             values = _decode_json(line.data)
         except msgspec.ValidationError:
@@ -59,7 +61,7 @@ def read_csv(file: BinaryIO, name: str, delimiter: str = ",") -> Iterator[Row]:
     csv.field_size_limit(MAX_LINE_BYTES)
     lines = _CsvLines(file, name)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    header = _read_header(reader, name)
+    header = _read_header(reader, lines, name)
     number = 0
     while True:
         lines.has_long_line = False
@@ -79,10 +81,12 @@ def read_csv(file: BinaryIO, name: str, delimiter: str = ",") -> Iterator[Row]:
         yield Row(number, lines.last.number, lines.last.position, values, reason)
 
 
-def _read_header(reader: Iterator[list[str]], name: str) -> list[str]:
+def _read_header(reader: Iterator[list[str]], lines: _CsvLines, name: str) -> list[str]:
     try:
         header = next(reader, [])
     except csv.Error as error:
+        if b"\r" in (lines.last.data or b"").strip():
+            raise BadInput(f"the lines of {name} end with carriage returns alone: expected line feeds") from None
         raise BadInput(f"the first line of {name} is not valid CSV: {error}") from None
     if not _is_utf8(header):
         raise BadInput(f"the first line of {name} is not UTF-8: expected the names of the columns")

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from scorepool.files.arrow_files import ArrowSink
 from scorepool.files.errors import BadInput, OutputError
-from scorepool.files.formats import open_source
+from scorepool.files.formats import make_sink, open_source
 from scorepool.files.journal import JournaledOutput
 from scorepool.files.rows import Done, Row
 from scorepool.files.sinks import CsvSink, JsonlSink
@@ -177,12 +178,76 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
         opened(tmp_path / "no" / "out.jsonl")
 
 
+def test_a_columnar_file_that_is_damaged_in_the_middle_is_read_up_to_there(tmp_path: Path):
+    table = pa.table({"a": range(2000)})
+    with pa.OSFile(str(tmp_path / "in.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, 1000)
+    data = (tmp_path / "in.arrow").read_bytes()
+    (tmp_path / "in.arrow").write_bytes(data[: len(data) * 3 // 4])
+    with open_source(str(tmp_path / "in.arrow"), None) as source:
+        *rows, last = source.rows
+    assert [row.values for row in rows] == table.to_pylist()[:1000]
+    assert (last.number, last.values) == (1001, None)
+    assert "in.arrow cannot be read from row 1001 on: " in last.reason
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.arrow", "out.jsonl", "out.csv"])
+def test_columns_of_any_arrow_type_are_written(tmp_path: Path, name: str):
+    columns = {
+        "words": pa.array(["x", "y"]).dictionary_encode(),
+        "lists": pa.array([["x"], ["y"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+        "runs": pa.RunEndEncodedArray.from_arrays([2], [7]),
+        "bytes": pa.array([b"\xff", b"a"]),
+        "time": pa.array([1, 2], pa.timestamp("ns", "UTC")),
+        "decimal": pa.array([1, 2], pa.decimal128(5, 2)),
+        "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int8())),
+    }
+    with pa.ipc.new_file(
+        str(tmp_path / "in.arrow"), pa.schema([(name, each.type) for name, each in columns.items()])
+    ) as f:
+        f.write_batch(pa.record_batch(columns))
+    with open_source(str(tmp_path / "in.arrow"), None) as source:
+        rows = list(source.rows)
+        output = JournaledOutput(tmp_path / name, make_sink(name, None, source, ("b",)), COMMAND, overwrite=False)
+        output.write([Done(row, {"b": 0.5}) for row in rows])
+        output.finish()
+        output.close()
+    assert not output.errors_path.exists()
+    if name == "out.jsonl":
+        first = json.loads((tmp_path / name).read_text().splitlines()[0])
+        assert (first["words"], first["runs"], first["bytes"], first["time"]) == (
+            "x",
+            7,
+            "/w==",
+            "1970-01-01T00:00:00.000000001+00:00",
+        )
+    elif name != "out.csv":
+        found = (
+            pq.read_table(tmp_path / name)
+            if name == "out.parquet"
+            else pa.ipc.open_file(str(tmp_path / name)).read_all()
+        )
+        assert found.to_pylist() == [row.values | {"b": 0.5} for row in rows]
+
+
+def test_the_first_rows_decide_the_columns(tmp_path: Path):
+    rows = [Done(Row(1, 1, 1, {"a": 1}), {"b": 1}), Done(Row(2, 2, 2, {"a": "x", "c": 2}), {"b": 1})]
+    output = JournaledOutput(tmp_path / "out.parquet", ArrowSink(None, (), is_parquet=True), COMMAND, overwrite=False)
+    output.write([*rows, Done(Row(3, 3, 3, {"a": 3, "c": 4}), {"b": 1})])
+    output.finish()
+    output.close()
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert found == [{"a": 1, "b": 1, "c": None}, {"a": 3, "b": 1, "c": 4}]
+    assert '"row":2' in output.errors_path.read_text()
+
+
 def test_a_row_with_another_column_does_not_fit_into_a_csv(tmp_path: Path):
     out = tmp_path / "out.csv"
     output = opened(out)
     other = Done(Row(2, 2, 20, {"c": 1}), {"b": [1, None, True]})
-    output.write([done(1), other, Done(Row(3, 3, 30, {"a": True}), {"b": [1, None, "x"]})])
+    output.write([done(1)])
+    output.write([other, Done(Row(3, 3, 30, {"a": True}), {"b": [1, None, "x"]})])
     output.finish()
     output.close()
     assert out.read_text() == 'a,b\n1,-1\ntrue,"[1,null,""x""]"\n'
-    assert "column 'c' is not in the first row" in output.errors_path.read_text()
+    assert "column 'c' is in none of the first rows" in output.errors_path.read_text()

@@ -191,7 +191,8 @@ def test_score_file_is_a_function(url: str, tmp_path: Path):
         ('{"text": "x"}\n', ["--model", "gone"], 2, "no worker serves 'gone': the server at"),
         ('{"text": "x"}\n', ["--output-format", "xml"], 2, "is of no known format: expected one of .jsonl"),
         ('{"text": "x"}\n', ["--url", "http://127.0.0.1:9"], 3, "start one with `scorepool serve`"),
-        ('{"text": "x"}\n', ["--temperature", "1000"], 3, "the server refuses: temperature"),
+        ('{"text": "x"}\n', ["--temperature", "-1"], 2, "--temperature: Expected `float` >= 1e-09, found -1.0"),
+        ('{"text": "x"}\n', ["--priority", "x"], 2, "--priority: Expected 'high' | 'low' | 'normal', found 'x'"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(

@@ -46,11 +46,20 @@ def test_a_long_line_is_left_out_in_bounded_memory(read, monkeypatch: pytest.Mon
     assert len(after) == 1
 
 
+def test_a_json_array_is_no_file_of_json_lines():
+    with pytest.raises(BadInput, match="FILE is a JSON array: expected one JSON object per line"):
+        list(read_jsonl(BytesIO(b'[\n{"a": 1}\n]'), "FILE"))
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ("a,b\n".encode("utf-16"), "FILE is UTF-16: expected UTF-8 text"),
-        (b"\x1f\x8b\x08", "FILE is gzip: expected UTF-8 text"),
+        ("a,b\n".encode("utf-16"), "FILE is UTF-16: expected lines of UTF-8 text"),
+        ("a,b\n".encode("utf-32"), "FILE is UTF-32: expected lines of UTF-8 text"),
+        ("a,b\n".encode("utf-16-le"), "FILE has zero bytes, as UTF-16 has: expected lines of UTF-8 text"),
+        (b"\x1f\x8b\x08", "FILE is compressed by gzip: expected lines of UTF-8 text"),
+        (b"PAR1\x15", "FILE is a Parquet file: expected lines of UTF-8 text"),
+        (b"a,b\r1,2\r", "the lines of FILE end with carriage returns alone: expected line feeds"),
         (b"a,b,a\n1,2,3\n", "FILE has several columns 'a': expected different names in its first line"),
         (b"a,\xff\n1,2\n", "the first line of FILE is not UTF-8: expected the names of the columns"),
     ],

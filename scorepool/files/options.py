@@ -1,0 +1,17 @@
+"""Check the options of a command as the server would, before any row is read."""
+
+from typing import Any
+
+from scorepool import wire
+from scorepool.files.errors import BadInput
+
+
+def check_options(request_type: type[wire.Score] | type[wire.Generate], **options: Any) -> None:
+    """Check options that become the fields of a request. Raises BadInput, which names the option."""
+    rows = {"items": [{"prompt": "a", "completion": "b"}]} if request_type is wire.Score else {"prompt": "a"}
+    try:
+        wire.parse(wire.encode({"model": "m", **rows, **options}), request_type, "msgpack")
+    except wire.Invalid as error:
+        field = error.field or ""
+        option = "--" + field.partition("[")[0].replace("_", "-")
+        raise BadInput(f"{option}: {error.message.removeprefix(field + ': ')}") from None

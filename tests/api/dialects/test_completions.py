@@ -222,7 +222,7 @@ def test_a_model_answers_to_all_its_names(sdk: OpenAI, native: Client):
 def test_a_job_for_an_alias_that_is_older_than_its_worker_runs(stack: Stack, native: Client):
     """The job is in the alias's own queue: no worker had registered the alias yet."""
     with Redis.from_url(stack.redis_url) as redis:
-        job_id = native.submit(wire.Generate(model="later", prompt="a", max_tokens=1, wait_for_model=True))
+        job_id = native.submit(wire.Generate(model="later", prompt="a", max_tokens=1, wait_for_model=True)).id
         redis.lrem("rq:queue:later", 1, job_id)
         redis.hset(f"rq:job:{job_id}", "origin", "gpt-4o-mini")
         redis.rpush("rq:queue:gpt-4o-mini", job_id)

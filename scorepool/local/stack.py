@@ -137,7 +137,8 @@ class Stack:
     `models` have the form of SCOREPOOL_MODEL: `NAME=FOLDER_OR_HUB_ID`. `environ` holds settings for every process;
     None unsets one.
     A model that cannot be loaded at the start is left out if there are others. `watch` and `restart_dead` restart a
-    process that died, as launchd or systemd would.
+    process that died, as launchd or systemd would. The folder `state` of a temporary stack is deleted at the end, also
+    if this process is killed.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Stack:
         environ: Mapping[str, str | None],
         redis_url: str | None = None,
         logs: Path | None = None,
+        is_temporary: bool = False,
     ) -> None:
         self.models = {store.parse_model(spec)[0][0]: spec for spec in models}  # by name
         merged = {**os.environ, **environ, "SCOREPOOL_REDIS_URL": None, "SCOREPOOL_REDIS_URL_FILE": None}  # see _start
@@ -157,6 +159,7 @@ class Stack:
         self.redis = None if redis_url else embedded_redis(state, self.settings)
         self.redis_url = redis_url or (self.redis.url if self.redis else "")
         self._logs = logs
+        self._temporary_folder = state.absolute() if is_temporary else None
         self._open = ExitStack()
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -168,6 +171,8 @@ class Stack:
             check_port_is_free(self.settings.host, self.settings.port)
         self._child_reaper = ChildReaper()
         self._open.callback(self._child_reaper.close)
+        if self._temporary_folder is not None:
+            self._child_reaper.delete_folder(self._temporary_folder)
         try:
             if self.redis is not None:
                 self._open.enter_context(self.redis)
@@ -287,6 +292,8 @@ class Stack:
 
     def _served(self) -> set[str]:
         base_url, path = split_unix(self.url)
+        if path and not Path(path).exists():  # httpcore would not close its socket
+            return set()
         transport = httpx.HTTPTransport(uds=path) if path else None
         try:
             with httpx.Client(base_url=base_url, transport=transport, timeout=5.0, trust_env=False) as http:

@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai.types import Batch, BatchUsage
+from openai.types import Batch, BatchUsage, Completion, FileObject
+from openai.types.chat import ChatCompletion
 
 from scorepool import Client, ScorepoolError
 from scorepool.local.stack import Stack
@@ -81,6 +82,64 @@ def test_a_line_gets_the_answer_of_a_single_request(sdk: OpenAI):
     assert batch.usage.output_tokens == sum(body["usage"]["completion_tokens"] for body in bodies)
     assert batch.usage.total_tokens == sum(body["usage"]["total_tokens"] for body in bodies)
     BatchUsage.model_validate(batch.usage.model_dump())  # the SDK itself accepts missing fields
+
+
+def test_autobatcher_reads_the_first_answers_before_the_batch_ends(stack: Stack):
+    """Send what autobatcher 0.12 sends: see tests/soak/test_autobatcher.py, where it runs itself."""
+    lines = [chat_line(i, stream=False, max_tokens=4 if i < 24 else 200, ignore_eos=True) for i in range(30)]
+    content = "\n".join(map(json.dumps, lines)).encode()  # no end of line after the last
+    headers = {"Authorization": "Bearer unused"}
+    with httpx.Client(base_url=f"{stack.url}/v1", headers=headers, timeout=60) as http:
+        form = {"file": ("batch-1.jsonl", content, "application/jsonl")}
+        file = http.post("/files", files=form, data={"purpose": "batch"})
+        FileObject.model_validate_json(file.content, strict=True)
+        body = {"input_file_id": file.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        reply = http.post("/batches", json=body)
+        answers: dict[str, ChatCompletion] = {}
+        num_early = offset = 0
+        while (batch := Batch.model_validate_json(reply.content, strict=True)).status != "completed":
+            assert batch.status in ("validating", "in_progress", "finalizing"), batch
+            reply = http.get(f"/batches/{batch.id}")
+            if batch.output_file_id:
+                path = f"/files/{batch.output_file_id}/content"
+                output = http.get(f"{path}?offset={offset}" if offset else path)
+                found = [json.loads(text) for text in output.text.strip().split("\n") if text]
+                assert int(output.headers["X-Last-Line"]) == offset + len(found)
+                offset += len(found)
+                num_early += len(found) if output.headers["X-Incomplete"].lower() == "true" else 0
+                for one in found:
+                    assert one["custom_id"] not in answers
+                    raw = json.dumps(one["response"]["body"])
+                    answers[one["custom_id"]] = ChatCompletion.model_validate_json(raw, strict=True)
+            time.sleep(0.02)
+        rest = http.get(f"/files/{batch.output_file_id}/content", params={"offset": offset})
+    assert rest.headers["X-Incomplete"] == "false"
+    assert num_early >= 20
+    assert 4 in {answer.usage.completion_tokens for answer in answers.values() if answer.usage}
+    assert len(answers) + len(rest.text.splitlines()) == 30
+
+
+def test_every_state_of_a_batch_has_the_fields_that_the_sdks_types_require(sdk: OpenAI):
+    """The SDK itself builds objects without their required fields, on which a client fails later."""
+    raw = sdk.batches.with_raw_response
+    for lines in ([line(0), line(1, max_tokens=-1)], [line(0, model="other")]):
+        file = sdk.files.create(file=("input.jsonl", jsonl(lines)), purpose="batch")
+        reply = raw.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        seen: set[str] = set()
+        while not seen & set(ENDED):
+            batch = Batch.model_validate_json(reply.content, strict=True)
+            assert batch.usage is not None
+            assert batch.request_counts is not None
+            seen.add(batch.status)
+            reply = raw.retrieve(batch.id)
+        assert seen - {"in_progress", "finalizing"} == {"validating", "failed" if batch.errors else "completed"}
+        for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
+            FileObject.model_validate_json(sdk.files.with_raw_response.retrieve(file_id).content, strict=True)
+        if batch.output_file_id:
+            [one] = entries(sdk, batch.output_file_id).values()
+            Completion.model_validate_json(json.dumps(one["response"]["body"]), strict=True)
+        else:
+            assert [(error.code, error.line) for error in batch.errors.data] == [("model_not_found", 1)]
 
 
 def test_lines_may_be_chats_and_lists_of_prompts(sdk: OpenAI):

@@ -196,13 +196,16 @@ def verify(
         fail(
             "the API key has characters that no key has: expected what `scorepool key` prints", verification.CANNOT_TELL
         )
-    if model:
-        run(
-            "verify --model",
-            lambda: commands.verify(jobs, url, api_key, model, request, timeout_s),
-            verification.CANNOT_TELL,
-        )
-    raise typer.Exit(verification.run_on_server(jobs, url, api_key, request, timeout_s, typer.echo))
+    try:
+        if model:
+            run(
+                "verify --model",
+                lambda: commands.verify(jobs, url, api_key, model, request, timeout_s),
+                verification.CANNOT_TELL,
+            )
+        raise typer.Exit(verification.run_on_server(jobs, url, api_key, request, timeout_s, typer.echo))
+    except verification.CannotTell as error:
+        fail(f"cannot tell: {error}", verification.CANNOT_TELL)
 
 
 @app.command(rich_help_panel=CHECK, epilog=exit_statuses(_0="verified", _1="not, and stderr says why"))

@@ -1,4 +1,4 @@
-"""Type the keyword arguments of `Client.score` and `Client.generate`: the fields of `wire.Score` and `wire.Generate`.
+"""Type the keyword arguments of `Client.score`, `generate` and `tokenize`: the fields of the requests in `wire`.
 
 To add a field to a request, add it here too, or to `wire.SamplingOptions`. tests/scorepool/test_options.py compares
 names and types.
@@ -51,3 +51,10 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     rank: bool
     recompute: bool
     stream: bool
+
+
+class TokenizeOptions(JobOptions, total=False):
+    """Options of `Client.tokenize`. Give `messages` instead of a prompt to see a chat as the model reads it."""
+
+    messages: list[Message] | None
+    add_bos: bool

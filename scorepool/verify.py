@@ -11,12 +11,11 @@ from math import isnan
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.sdk import Client, JobFailed, ScorepoolError, Unreachable
+from scorepool.sdk import Client, InvalidUrl, JobFailed, NotScorepool, ScorepoolError, Unreachable
 from scorepool.wire import Floats, ScoredSequence
 
 Recompute = Callable[[wire.Score], wire.Result]
@@ -50,10 +49,18 @@ def run_on_server(
     timeout_s: float,
     echo: Callable[[str], None],
 ) -> int:
-    """Verify jobs by the workers of the API that holds their results; return the exit status."""
-    with Client(url, api_key, retry_s=RETRY_S) as client:
+    """Verify jobs by the workers of the API that holds their results; return the exit status. Raises CannotTell."""
+    with connect(url, api_key) as client:
         recompute = on_server(client, timeout_s)
         return run(job_ids, client, lambda job: recompute, request_path, echo)
+
+
+def connect(url: str, api_key: str | None) -> Client:
+    """Return a client. Raises CannotTell."""
+    try:
+        return Client(url, api_key, retry_s=RETRY_S)
+    except InvalidUrl as error:
+        raise CannotTell(str(error)) from None
 
 
 def run(
@@ -139,10 +146,10 @@ def _explained() -> Iterator[None]:
         raise CannotTell(f"the server refuses: {error.message}") from None
     except TimeoutError as error:
         raise CannotTell(f"it was not computed again in time: {error}") from None
-    except (Unreachable, httpx.UnsupportedProtocol) as error:
+    except Unreachable as error:
         raise CannotTell(f"the API does not answer: {error}") from None
-    except wire.Invalid as error:
-        raise CannotTell(f"what answers is no scorepool API of this release: {error}") from None
+    except NotScorepool as error:
+        raise CannotTell(str(error)) from None
 
 
 def _fetch(client: Client, job_id: str) -> wire.Job:

@@ -156,6 +156,13 @@ class ModelList(Struct, frozen=True, kw_only=True):
     models: Annotated[list[ServedModel], Meta(description="One entry per live worker.")]
 
 
+class Ready(Struct, frozen=True):
+    """Say that jobs can be accepted."""
+
+    models: Annotated[list[str], Meta(description="Names that live workers serve. It may be empty.")]
+    status: Literal["ready"] = "ready"
+
+
 class ErrorReply(Struct, frozen=True, kw_only=True):
     """Answer outside 2xx with OpenAI's error object, so that OpenAI's SDK raises its own exceptions."""
 

@@ -1,14 +1,15 @@
 """Answer operators and their machines: liveness, readiness, metrics. No key is needed."""
 
 import logging
-from typing import Annotated, Literal
+from typing import Literal
 
 from fastapi import APIRouter
-from msgspec import Meta, Struct
+from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 from starlette.responses import Response
 
+from scorepool import wire
 from scorepool.api.dependencies import MetricsDep, ModelsDep, RedisDep, SnapshotsDep, WaitingDep
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import Unavailable
@@ -26,34 +27,29 @@ class Health(Struct, frozen=True):
     status: Literal["ok"] = "ok"
 
 
-class Ready(Struct, frozen=True):
-    """Say that jobs can be accepted."""
-
-    models: Annotated[list[str], Meta(description="Names that live workers serve. It may be empty.")]
-    status: Literal["ready"] = "ready"
-
-
 @router.get("/healthz", summary="Liveness: the process runs", responses=openapi.responses({200: Health}, ()))
 async def healthz() -> Response:
     """Answer while the process runs."""
     return reply(Health(), "json")
 
 
-@router.get("/readyz", summary="Readiness: jobs can be accepted", responses=openapi.responses({200: Ready}, (503,)))
+@router.get(
+    "/readyz", summary="Readiness: jobs can be accepted", responses=openapi.responses({200: wire.Ready}, (503,))
+)
 async def readyz(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Response:
     """Check that Redis accepts writes and that the reader of ended jobs runs."""
     await check_writable(redis)
     if not waiting.is_alive:
         raise Unavailable("the stream of ended jobs is not being read")
     await models.live()
-    return reply(Ready(models=models.names), "json")
+    return reply(wire.Ready(models=models.names), "json")
 
 
 @router.get("/health/", include_in_schema=False)  # TRL's clients use this path until 1.10
 @router.get(
     "/health",
     summary="Readiness with a model: requests can be answered",
-    responses=openapi.responses({200: Ready}, (503,)),
+    responses=openapi.responses({200: wire.Ready}, (503,)),
 )
 async def health(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Response:
     """Check that jobs can be accepted and that a live worker serves a model, as vLLM's route of this name does."""

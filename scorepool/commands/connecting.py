@@ -8,7 +8,7 @@ import httpx
 
 from scorepool import wire
 from scorepool.commands.running import FAILED, MISUSED, UNREACHABLE, CommandError
-from scorepool.sdk import Client, ScorepoolError, Unreachable
+from scorepool.sdk import Client, InvalidUrl, NotScorepool, ScorepoolError, Unreachable
 
 RETRY_S = 2.0  # a command's user waits
 UNKNOWN = "unknown"  # code of errors that are not from the API
@@ -31,10 +31,10 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
             "SCOREPOOL_URL",
             UNREACHABLE,
         ) from None
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
-        raise CommandError(
-            f"the URL is {url!r}: expected http://HOST:PORT, https://HOST or unix:///PATH", MISUSED
-        ) from None
+    except InvalidUrl as error:
+        raise CommandError(str(error), MISUSED) from None
+    except NotScorepool as error:
+        raise CommandError(str(error), UNREACHABLE) from None
     except wire.Invalid as error:
         raise CommandError(f"what answers at {url} is no scorepool API of this release: {error}", UNREACHABLE) from None
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-import httpx
 from msgspec import Struct
 
 from scorepool import wire
@@ -17,7 +16,7 @@ from scorepool.files.means import Mean
 from scorepool.files.rows import Done, DoneRows, Row, Values
 from scorepool.files.tasks import Task
 from scorepool.files.window import chunk_rows, in_order
-from scorepool.sdk import AsyncClient, ScorepoolError, Unreachable
+from scorepool.sdk import AsyncClient, InvalidUrl, NotScorepool, ScorepoolError, Unreachable
 
 MAX_BAD_HEAD = 1000  # rows at the start of a file of which one must be readable
 
@@ -78,18 +77,18 @@ async def choose_models(url: str, api_key: str | None, names: Sequence[str]) -> 
     """Return the models of these names, by default the only one that is served. Raises BadInput, ServerError."""
     if api_key and not api_key.isascii():  # HTTP headers are ASCII
         raise BadInput("the API key has characters that no key has: expected what `scorepool key` prints")
-    async with AsyncClient(url, api_key, retry_s=0.0) as client:
-        try:
+    try:
+        async with AsyncClient(url, api_key, retry_s=0.0) as client:
             models = await client.models()
-        except Unreachable:
-            raise ServerError(
-                f"no server answers at {url}: start one with `scorepool serve`, name yours with --url or "
-                "SCOREPOOL_URL, or give the model's folder with --local to run one for this command"
-            ) from None
-        except ScorepoolError as error:
-            raise ServerError(str(error)) from None
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL):
-            raise BadInput(f"the URL is {url!r}: expected http://HOST:PORT, https://HOST or unix:///PATH") from None
+    except InvalidUrl as error:
+        raise BadInput(str(error)) from None
+    except Unreachable:
+        raise ServerError(
+            f"no server answers at {url}: start one with `scorepool serve`, name yours with --url or SCOREPOOL_URL, or "
+            "give the model's folder with --local to run one for this command"
+        ) from None
+    except (NotScorepool, ScorepoolError) as error:
+        raise ServerError(str(error)) from None
     context_lengths: dict[str, int] = {}
     for served in models:
         for name in (served.id, *served.aliases):

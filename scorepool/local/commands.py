@@ -30,7 +30,7 @@ from scorepool.local.stack import (
     webhook_secret_command,
     worker_command,
 )
-from scorepool.sdk import Client, JobFailed, ScorepoolError, split_unix
+from scorepool.sdk import JobFailed, ScorepoolError, split_unix
 from scorepool.sdk.async_client import DEFAULT_URL
 
 DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
@@ -142,12 +142,12 @@ def verify(
     request_path: Path | None,
     timeout_s: float,
 ) -> int:
-    """Compute the results of jobs of the API at `url` again on this machine."""
+    """Compute the results of jobs of the API at `url` again on this machine. Raises CannotTell."""
     sources = {name: source for spec in models for names, source in [parse_model(spec)] for name in names}
     interrupt_on_sigterm()
     try:
         with (
-            Client(url, api_key, retry_s=verification.RETRY_S) as client,
+            verification.connect(url, api_key) as client,
             TemporaryDirectory(dir=make_state_dir(load_settings({})), prefix="verify-") as state,
             LocalModels(sources, Path(state), timeout_s) as local,
         ):

@@ -4,28 +4,42 @@
     connection.py    send calls, again and again while the API is away              httpx, tenacity
     async_client.py  AsyncClient, and the handles of its jobs
     client.py        Client: the same methods, blocking, on an AsyncClient in a thread
-    async_batches.py, batches.py   the methods of both for files and batches
+    async_models.py, async_batches.py, async_webhooks.py, models.py, batches.py, webhooks.py
+                     the methods of both that are not about jobs
+    window.py        jobs in flight, in order
     splitting.py     divide many items into jobs, and join their results            pure
     errors.py        what is raised
 
-To add a route, add a function to calls.py and a method to both clients. tests/scorepool/sdk compares their signatures.
+To add a route, add a function to calls.py and a method to both clients. tests/scorepool/sdk compares their signatures,
+and the calls with the API's routes.
 """
 
 from scorepool.sdk.async_client import AsyncClient, AsyncJob
 from scorepool.sdk.client import Client, Job
 from scorepool.sdk.connection import split_unix
-from scorepool.sdk.errors import BatchTimeout, JobFailed, JobTimeout, ScorepoolError, TokensRestarted, Unreachable
-from scorepool.sdk.splitting import MixedResults
+from scorepool.sdk.errors import (
+    BatchTimeout,
+    InvalidUrl,
+    JobFailed,
+    JobTimeout,
+    MixedResults,
+    NotScorepool,
+    ScorepoolError,
+    TokensRestarted,
+    Unreachable,
+)
 
 __all__ = [
     "AsyncClient",
     "AsyncJob",
     "BatchTimeout",
     "Client",
+    "InvalidUrl",
     "Job",
     "JobFailed",
     "JobTimeout",
     "MixedResults",
+    "NotScorepool",
     "ScorepoolError",
     "TokensRestarted",
     "Unreachable",

@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import httpx
 
@@ -36,10 +36,15 @@ class AsyncBatches:
             return await self._connection.send(calls.upload_file(name, content, expires_after_s))
 
     async def files(
-        self, *, purpose: wire.Purpose | None = None, after: str | None = None, limit: int = 50
+        self,
+        *,
+        purpose: wire.Purpose | None = None,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+        limit: int = 50,
     ) -> wire.FilePage:
-        """Return a page of files, newest first. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.files(purpose, after, limit))
+        """Return a page of files, by default newest first. Raises ScorepoolError, Unreachable."""
+        return await self._connection.send(calls.files(purpose, order, after, limit))
 
     async def file(self, file_id: str) -> wire.FileObject:
         """Return a file's name, size and times. Raises ScorepoolError, Unreachable."""

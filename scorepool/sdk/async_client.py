@@ -4,21 +4,23 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Self, Unpack
 
 from scorepool import wire
-from scorepool.options import GenerateOptions, ScoreOptions
+from scorepool.options import GenerateOptions, ScoreOptions, TokenizeOptions
 from scorepool.sdk import calls
 from scorepool.sdk.async_batches import AsyncBatches
-from scorepool.sdk.connection import RETRY_S, AsyncConnection
-from scorepool.sdk.errors import JobFailed, JobTimeout, ScorepoolError, TokensRestarted, Unreachable
-from scorepool.sdk.splitting import chunks, join
+from scorepool.sdk.async_models import AsyncModels
+from scorepool.sdk.async_webhooks import AsyncWebhooks
+from scorepool.sdk.connection import RETRY_S, AsyncConnection, Event
+from scorepool.sdk.errors import JobTimeout, NotScorepool, ScorepoolError, TokensRestarted, Unreachable
+from scorepool.sdk.splitting import Item, join, result_of, score_requests
+from scorepool.sdk.window import Window, cancel_tasks
 
 logger = logging.getLogger("scorepool")
-Pair = tuple[str, str] | tuple[list[int], list[int]]  # a prompt and a completion, both text or both token ids
 DEFAULT_URL = "http://127.0.0.1:8000"
 LONG_POLL_S = 60.0
 MAX_IN_FLIGHT = 64  # jobs of one call that the API has at a time
@@ -66,10 +68,11 @@ class AsyncJob:
         return self._client.events(self.id)
 
 
-class AsyncClient(AsyncBatches):
+class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
     """A connection to one API, for one event loop. Safe to share between its tasks.
 
-    Calls are repeated for `retry_s` while the API is away or busy. Leaving `async with` cancels the jobs that were
+    Calls are repeated for `retry_s` while the API is away or busy. Waits for jobs and their tokens outlive any restart;
+    so do `score`, `generate` and `gather`, once the API has answered. Leaving `async with` cancels the jobs that were
     submitted here and not awaited, unless they were detached.
     """
 
@@ -117,7 +120,7 @@ class AsyncClient(AsyncBatches):
     async def _cancel_each(self, job_ids: deque[str]) -> None:
         while job_ids:
             job_id = job_ids.popleft()
-            with suppress(ScorepoolError):  # it has ended
+            with suppress(ScorepoolError, NotScorepool):  # it has ended
                 try:
                     await self._connection.send(calls.cancel(job_id), CANCEL_S)
                 except Unreachable:
@@ -138,11 +141,11 @@ class AsyncClient(AsyncBatches):
         job_ids = await self._submit(calls.submit_many(requests, idempotency_key))
         return [AsyncJob(self, job_id) for job_id in job_ids]
 
-    async def _submit(self, call: calls.Call[list[str]]) -> list[str]:
+    async def _submit(self, call: calls.Call[list[str]], retry_s: float | None = None) -> list[str]:
         """Submit jobs and remember them. Canceling this does not cancel that, so that `close` can cancel the jobs."""
 
         async def send() -> list[str]:
-            job_ids = await self._connection.send(call)
+            job_ids = await self._connection.send(call, retry_s)
             self._not_awaited.update(dict.fromkeys(job_ids))
             return job_ids
 
@@ -179,7 +182,7 @@ class AsyncClient(AsyncBatches):
         Raises JobFailed, ScorepoolError; JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
         found = await self._until_ended(_id_of(job), self._deadline(timeout_s), timeout_s)
-        return self._result_of(found)
+        return result_of(found, self.url)
 
     def _deadline(self, timeout_s: float | None) -> float:
         return math.inf if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
@@ -229,78 +232,92 @@ class AsyncClient(AsyncBatches):
                 while ended:
                     yield ended.pop().result()
         finally:
-            await _cancel_tasks(watched | ended)
+            await cancel_tasks(watched | ended)
 
     async def gather(
-        self, requests: Iterable[wire.Request], *, max_in_flight: int = MAX_IN_FLIGHT
+        self, requests: Iterable[wire.Request], *, max_in_flight: int = MAX_IN_FLIGHT, timeout_s: float | None = None
     ) -> AsyncGenerator[wire.Job]:
         """Submit jobs and yield them in the order of `requests`, each with its result or its failure.
 
         At most `max_in_flight` are submitted and not yielded, so any number of requests fits into memory, here and on
-        the server. Raises ScorepoolError, Unreachable; what was submitted is then canceled.
+        the server. Raises ScorepoolError, Unreachable, and JobTimeout after `timeout_s`; what was submitted is then
+        canceled.
         """
-        if max_in_flight < 1:
-            raise ValueError(f"`max_in_flight` is {max_in_flight}: expected 1 or more")
-        running: deque[asyncio.Task[wire.Job]] = deque()
+        window = await self._open_window(max_in_flight, timeout_s)
         left = iter(requests)
         try:
             while True:
-                while len(running) < max_in_flight and (request := next(left, None)) is not None:
-                    running.append(asyncio.create_task(self._run(request)))
-                if not running:
+                while not window.is_full and (request := next(left, None)) is not None:
+                    await window.start(request)
+                if window.is_empty:
                     return
-                yield await running[0]
-                running.popleft()
+                yield await window.next()
         finally:
-            await _cancel_tasks(running)
+            await window.close()
 
-    async def _run(self, request: wire.Request) -> wire.Job:
-        """Submit a job and return it when it has ended. Cancel it if this is canceled."""
-        submitting = asyncio.create_task(self.submit(request))
+    async def _open_window(self, max_in_flight: int, timeout_s: float | None) -> Window:
+        deadline = self._deadline(timeout_s)
+        return Window(lambda request: self._run(request, deadline, timeout_s), max_in_flight)
+
+    async def _run(self, request: wire.Request, deadline: float = math.inf, timeout_s: float | None = None) -> wire.Job:
+        """Submit a job and return it when it has ended. Cancel it if this is canceled, or at the deadline.
+
+        An API that has answered before is awaited until the deadline. The URL of one that never did may be wrong.
+        """
+        left_s = deadline - asyncio.get_running_loop().time()
+        retry_s = left_s if self._connection.has_answered else min(left_s, self._connection.retry_s)
+        submitting = asyncio.create_task(self._submit(calls.submit(request), retry_s))
         try:
-            job = await asyncio.shield(submitting)
-            return await self._until_ended(job.id, math.inf, None)
-        except asyncio.CancelledError:
-            with suppress(ScorepoolError, Unreachable, TimeoutError):
+            (job_id,) = await asyncio.shield(submitting)
+            return await self._until_ended(job_id, deadline, timeout_s)
+        except (asyncio.CancelledError, JobTimeout):
+            with suppress(ScorepoolError, Unreachable, NotScorepool, TimeoutError):
                 async with asyncio.timeout(CANCEL_S):
-                    await self.cancel(await submitting)
+                    await self.cancel(*await submitting)
             raise
 
-    async def score(
-        self, model: str, items: Iterable[Pair | str | list[int]], **options: Unpack[ScoreOptions]
-    ) -> wire.Result:
+    async def score(self, model: str, items: Iterable[Item], **options: Unpack[ScoreOptions]) -> wire.Result:
         """Score (prompt, completion) pairs, or completions of one `prompt`, and wait for the result.
 
         Any number of items is divided into jobs, and their results are joined. Options are the fields of `Score`.
-        Raises JobFailed, ScorepoolError, Unreachable, MixedResults.
+        Raises JobFailed, ScorepoolError, Unreachable, MixedResults; TypeError, ValueError for items that are none.
         """
-        jobs = (wire.Score(model=model, items=chunk, **options) for chunk in chunks(map(_to_item, items)))
-        results = [self._result_of(job) async for job in self.gather(jobs)]
-        if not results:
-            raise ValueError("`items` is empty: expected (prompt, completion) pairs, or completions of `prompt`")
-        return join(results)
+        return join([job async for job in self.gather(score_requests(model, items, options))], self.url)
 
     async def generate(
         self, model: str, prompt: str | list[int] | None = None, **options: Unpack[GenerateOptions]
     ) -> wire.Result:
-        """Continue a prompt, or answer `messages`, and wait for the result. Options are the fields of `Generate`."""
-        return self._result_of(await self._run(wire.Generate(model=model, prompt=prompt, **options)))
+        """Continue a prompt, or answer `messages`, and wait for the result. Options are the fields of `Generate`.
 
-    def _result_of(self, job: wire.Job) -> wire.Result:
-        if job.result is None:
-            failure = job.failure or wire.Failure(code="internal", message="it ended without a result")
-            raise JobFailed(job.id, failure, self.url)
-        return job.result
+        Raises JobFailed, ScorepoolError, Unreachable.
+        """
+        return result_of(await self._run(wire.Generate(model=model, prompt=prompt, **options)), self.url)
 
-    async def events(self, job: AsyncJob | str) -> AsyncGenerator[wire.TokenDelta]:
+    async def tokenize(
+        self, model: str, prompt: str | list[int] | None = None, **options: Unpack[TokenizeOptions]
+    ) -> wire.SequenceResult:
+        """Return the tokens of a text or of `messages`, without logprobs. Options are the fields of `Tokenize`.
+
+        Raises JobFailed, ScorepoolError, Unreachable.
+        """
+        job = await self._run(wire.Tokenize(model=model, prompt=prompt, **options))
+        return result_of(job, self.url).sequences[0]
+
+    async def detokenize(self, model: str, token_ids: list[int]) -> str:
+        """Return the text of tokens. Raises JobFailed, ScorepoolError, Unreachable."""
+        return (await self.tokenize(model, token_ids)).text
+
+    async def events(self, job: AsyncJob | str, *, timeout_s: float | None = None) -> AsyncGenerator[wire.TokenDelta]:
         """Yield new tokens of a job with `stream` as they are generated, however often the API restarts meanwhile.
 
-        Raises JobFailed if the job fails; TokensRestarted if it began again with other tokens; ScorepoolError.
+        Raises JobFailed if the job fails; TokensRestarted if it began again with other tokens; ScorepoolError;
+        JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
-        job_id, last_event_id = _id_of(job), ""
+        job_id, last_event_id, deadline = _id_of(job), "", self._deadline(timeout_s)
         while True:
-            async with aclosing(self._connection.stream(calls.events(job_id, last_event_id))) as events:
-                async for event in events:
+            call = calls.events(job_id, last_event_id)
+            async with aclosing(self._connection.stream(call, math.inf)) as events:
+                while (event := await self._next_event(events, job_id, deadline, timeout_s)) is not None:
                     last_event_id = event.id or last_event_id
                     if event.name == "tokens":
                         yield wire.parse(event.data, wire.TokenDelta, "json")
@@ -308,94 +325,21 @@ class AsyncClient(AsyncBatches):
                         raise TokensRestarted(job_id, self.url)
                     elif event.name == "end":
                         self.detach(job_id)
-                        self._result_of(wire.parse(event.data, wire.Job, "json"))
+                        result_of(wire.parse(event.data, wire.Job, "json"), self.url)
                         return
             await asyncio.sleep(RECONNECT_S)
 
-    # Models.
-
-    async def models(self) -> list[wire.ServedModel]:
-        """Return the models that live workers serve, one entry per worker. Raises ScorepoolError, Unreachable."""
-        return (await self._connection.send(calls.models())).models
-
-    async def metrics(self) -> str:
-        """Return the API's metrics in Prometheus's text format. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.metrics())
-
-    # Webhooks.
-
-    async def register_endpoint(
-        self, url: str, events: Sequence[wire.EventType] = wire.ALL_EVENTS, description: str = ""
-    ) -> wire.WebhookSecret:
-        """Register a webhook endpoint; return it with its secret, which no other call shows. Raises ScorepoolError."""
-        registration = wire.EndpointRegistration(url=url, events=list(events), description=description)
-        return await self._connection.send(calls.register_endpoint(registration))
-
-    async def endpoints(self) -> list[wire.WebhookEndpoint]:
-        """Return your webhook endpoints, oldest first. Raises ScorepoolError, Unreachable."""
-        return (await self._connection.send(calls.endpoints())).endpoints
-
-    async def change_endpoint(self, endpoint_id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:
-        """Change the given fields of a webhook endpoint. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.change_endpoint(endpoint_id, change))
-
-    async def delete_endpoint(self, endpoint_id: str) -> None:
-        """Delete a webhook endpoint. Raises ScorepoolError, Unreachable."""
-        await self._connection.send(calls.delete_endpoint(endpoint_id))
-
-    async def rotate_endpoint_secret(self, endpoint_id: str) -> wire.WebhookSecret:
-        """Give an endpoint a new secret. The previous one signs too for a while. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.rotate_endpoint_secret(endpoint_id))
-
-    async def webhook_secret(self) -> wire.JobWebhookSecret:
-        """Return the secret that signs what your jobs send to their `webhook`. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.webhook_secret())
-
-    async def rotate_webhook_secret(self) -> wire.JobWebhookSecret:
-        """Change that secret. The previous one signs too for a while. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.rotate_webhook_secret())
-
-    async def send_test_event(self, endpoint_id: str) -> wire.Delivery:
-        """Send the event `webhook.test` to an endpoint. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.send_test_event(endpoint_id))
-
-    async def deliveries(
-        self,
-        *,
-        state: wire.DeliveryState | None = None,
-        endpoint_id: str | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> wire.DeliveryPage:
-        """Return a page of deliveries, newest first. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.deliveries(state, endpoint_id, cursor, limit))
-
-    async def delivery(self, delivery_id: str) -> wire.Delivery:
-        """Return a delivery with its attempts. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.delivery(delivery_id))
-
-    async def replay_delivery(self, delivery_id: str) -> wire.Delivery:
-        """Send an event again. Raises ScorepoolError, Unreachable."""
-        return await self._connection.send(calls.replay_delivery(delivery_id))
-
-    async def replay_deliveries(self, since: float, *, endpoint_id: str | None = None) -> int:
-        """Send all failed events since a time (unix, s) again; return how many. Raises ScorepoolError, Unreachable."""
-        return (await self._connection.send(calls.replay_deliveries(since, endpoint_id))).replayed
+    async def _next_event(
+        self, events: AsyncGenerator[Event], job_id: str, deadline: float, timeout_s: float | None
+    ) -> Event | None:
+        """Return the next event, or None if the connection is lost. Raises JobTimeout, ScorepoolError, Unreachable."""
+        try:
+            async with asyncio.timeout_at(None if deadline == math.inf else deadline):
+                return await anext(events, None)
+        except TimeoutError:
+            found = await self._connection.send(calls.job(job_id), 0.0)
+            raise JobTimeout(job_id, found.status, timeout_s or 0.0, self.url) from None
 
 
 def _id_of(job: AsyncJob | str) -> str:
     return job if isinstance(job, str) else job.id
-
-
-async def _cancel_tasks(tasks: Iterable[asyncio.Task[wire.Job]]) -> None:
-    """Cancel tasks, wait for them, and drop their errors."""
-    tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _to_item(item: Pair | str | list[int]) -> wire.ScoreItem:
-    if isinstance(item, tuple):
-        return wire.ScoreItem(prompt=item[0], completion=item[1])
-    return wire.ScoreItem(completion=item)

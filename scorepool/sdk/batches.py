@@ -1,28 +1,18 @@
 """The methods of Client for files and batches: those of AsyncBatches, blocking."""
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Literal
 
 from scorepool import wire
 from scorepool.sdk.async_batches import AsyncBatches
+from scorepool.sdk.blocking import Blocking
 
-T = TypeVar("T")
 
-
-class Batches(ABC):
+class Batches(Blocking):
     """Upload files, run batches and read their output."""
 
     _async: AsyncBatches
-
-    @abstractmethod
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the loop and return its result."""
-
-    @abstractmethod
-    def _iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
-        """Yield items as they come."""
 
     def upload_file(
         self, file: str | Path | bytes, *, filename: str | None = None, expires_after_s: int | None = None
@@ -33,9 +23,16 @@ class Batches(ABC):
         """
         return self._run(self._async.upload_file(file, filename=filename, expires_after_s=expires_after_s))
 
-    def files(self, *, purpose: wire.Purpose | None = None, after: str | None = None, limit: int = 50) -> wire.FilePage:
-        """Return a page of files, newest first. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.files(purpose=purpose, after=after, limit=limit))
+    def files(
+        self,
+        *,
+        purpose: wire.Purpose | None = None,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+        limit: int = 50,
+    ) -> wire.FilePage:
+        """Return a page of files, by default newest first. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.files(purpose=purpose, order=order, after=after, limit=limit))
 
     def file(self, file_id: str) -> wire.FileObject:
         """Return a file's name, size and times. Raises ScorepoolError, Unreachable."""

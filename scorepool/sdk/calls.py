@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import BinaryIO, Generic, TypeVar
+from urllib.parse import quote
 
 from scorepool import wire
 
@@ -40,6 +41,11 @@ class Call(Generic[T]):
     wait_s: float = 0.0  # that the API may take to answer
     job_id: str | None = None  # the job that it is about
     may_repeat: bool = True
+
+
+def _part(name: str) -> str:
+    """Return a part of a path, whatever characters it has."""
+    return quote(name, safe="")
 
 
 def _decode(reply_type: type[T], content: bytes) -> T:
@@ -84,7 +90,7 @@ def submit_many(requests: Iterable[wire.Request], idempotency_key: str | None = 
 def job(job_id: str, wait_s: float = 0.0) -> Call[wire.Job]:
     params = {"wait": wait_s} if wait_s else {}
     decode = partial(_decode, wire.Job)
-    return Call("GET", f"/v1/jobs/{job_id}", decode, params=params, wait_s=wait_s, job_id=job_id)
+    return Call("GET", f"/v1/jobs/{_part(job_id)}", decode, params=params, wait_s=wait_s, job_id=job_id)
 
 
 def jobs(status: wire.Status | None, model: str | None, cursor: str | None, limit: int) -> Call[wire.JobPage]:
@@ -92,16 +98,16 @@ def jobs(status: wire.Status | None, model: str | None, cursor: str | None, limi
 
 
 def cancel(job_id: str) -> Call[wire.Job]:
-    return Call("POST", f"/v1/jobs/{job_id}/cancel", partial(_decode, wire.Job), job_id=job_id)
+    return Call("POST", f"/v1/jobs/{_part(job_id)}/cancel", partial(_decode, wire.Job), job_id=job_id)
 
 
 def delete(job_id: str) -> Call[None]:
-    return Call("DELETE", f"/v1/jobs/{job_id}", _nothing, job_id=job_id)
+    return Call("DELETE", f"/v1/jobs/{_part(job_id)}", _nothing, job_id=job_id)
 
 
 def events(job_id: str, last_event_id: str) -> Call[None]:
     headers = {"Accept": "text/event-stream", "Last-Event-ID": last_event_id}
-    return Call("GET", f"/v1/jobs/{job_id}/events", _nothing, headers=headers, job_id=job_id)
+    return Call("GET", f"/v1/jobs/{_part(job_id)}/events", _nothing, headers=headers, job_id=job_id)
 
 
 # Models.
@@ -109,6 +115,18 @@ def events(job_id: str, last_event_id: str) -> Call[None]:
 
 def models() -> Call[wire.ModelList]:
     return _call(wire.ModelList, "GET", "/v1/models")
+
+
+def model(name: str) -> Call[wire.Model]:
+    return _call(wire.Model, "GET", f"/v1/models/{quote(name)}")
+
+
+def tokenizer_info(model: str | None) -> Call[wire.TokenizerInfo]:
+    return _call(wire.TokenizerInfo, "GET", "/tokenizer_info", model=model)
+
+
+def health() -> Call[wire.Ready]:
+    return _json_call(wire.Ready, "GET", "/health")
 
 
 def metrics() -> Call[str]:
@@ -134,20 +152,20 @@ def upload_file(filename: str, file: BinaryIO, expires_after_s: int | None) -> C
     return replace(call, form=Form(filename, file, fields), headers=headers)
 
 
-def files(purpose: wire.Purpose | None, after: str | None, limit: int) -> Call[wire.FilePage]:
-    return _json_call(wire.FilePage, "GET", "/v1/files", purpose=purpose, after=after, limit=limit)
+def files(purpose: wire.Purpose | None, order: str, after: str | None, limit: int) -> Call[wire.FilePage]:
+    return _json_call(wire.FilePage, "GET", "/v1/files", purpose=purpose, order=order, after=after, limit=limit)
 
 
 def file(file_id: str) -> Call[wire.FileObject]:
-    return _json_call(wire.FileObject, "GET", f"/v1/files/{file_id}")
+    return _json_call(wire.FileObject, "GET", f"/v1/files/{_part(file_id)}")
 
 
 def file_content(file_id: str, offset: int) -> Call[None]:
-    return Call("GET", f"/v1/files/{file_id}/content", _nothing, params={"offset": offset})
+    return Call("GET", f"/v1/files/{_part(file_id)}/content", _nothing, params={"offset": offset})
 
 
 def delete_file(file_id: str) -> Call[wire.DeletedFile]:
-    return _json_call(wire.DeletedFile, "DELETE", f"/v1/files/{file_id}")
+    return _json_call(wire.DeletedFile, "DELETE", f"/v1/files/{_part(file_id)}")
 
 
 def create_batch(batch: wire.CreateBatch) -> Call[wire.Batch]:
@@ -159,11 +177,11 @@ def batches(after: str | None, limit: int) -> Call[wire.BatchPage]:
 
 
 def batch(batch_id: str) -> Call[wire.Batch]:
-    return _json_call(wire.Batch, "GET", f"/v1/batches/{batch_id}")
+    return _json_call(wire.Batch, "GET", f"/v1/batches/{_part(batch_id)}")
 
 
 def cancel_batch(batch_id: str) -> Call[wire.Batch]:
-    return replace(_json_call(wire.Batch, "POST", f"/v1/batches/{batch_id}/cancel"), may_repeat=True)
+    return replace(_json_call(wire.Batch, "POST", f"/v1/batches/{_part(batch_id)}/cancel"), may_repeat=True)
 
 
 # Webhooks.
@@ -174,7 +192,7 @@ def endpoints() -> Call[wire.WebhookEndpointList]:
 
 
 def endpoint(endpoint_id: str) -> Call[wire.WebhookEndpoint]:
-    return _call(wire.WebhookEndpoint, "GET", f"/v1/webhooks/endpoints/{endpoint_id}")
+    return _call(wire.WebhookEndpoint, "GET", f"/v1/webhooks/endpoints/{_part(endpoint_id)}")
 
 
 def register_endpoint(registration: wire.EndpointRegistration) -> Call[wire.WebhookSecret]:
@@ -182,15 +200,15 @@ def register_endpoint(registration: wire.EndpointRegistration) -> Call[wire.Webh
 
 
 def change_endpoint(endpoint_id: str, change: wire.EndpointChange) -> Call[wire.WebhookEndpoint]:
-    return _call(wire.WebhookEndpoint, "PATCH", f"/v1/webhooks/endpoints/{endpoint_id}", body=change)
+    return _call(wire.WebhookEndpoint, "PATCH", f"/v1/webhooks/endpoints/{_part(endpoint_id)}", body=change)
 
 
 def delete_endpoint(endpoint_id: str) -> Call[None]:
-    return Call("DELETE", f"/v1/webhooks/endpoints/{endpoint_id}", _nothing)
+    return Call("DELETE", f"/v1/webhooks/endpoints/{_part(endpoint_id)}", _nothing)
 
 
 def rotate_endpoint_secret(endpoint_id: str) -> Call[wire.WebhookSecret]:
-    return _call(wire.WebhookSecret, "POST", f"/v1/webhooks/endpoints/{endpoint_id}/secret")
+    return _call(wire.WebhookSecret, "POST", f"/v1/webhooks/endpoints/{_part(endpoint_id)}/secret")
 
 
 def webhook_secret() -> Call[wire.JobWebhookSecret]:
@@ -213,11 +231,11 @@ def deliveries(
 
 
 def delivery(delivery_id: str) -> Call[wire.Delivery]:
-    return _call(wire.Delivery, "GET", f"/v1/webhooks/deliveries/{delivery_id}")
+    return _call(wire.Delivery, "GET", f"/v1/webhooks/deliveries/{_part(delivery_id)}")
 
 
 def replay_delivery(delivery_id: str) -> Call[wire.Delivery]:
-    return _call(wire.Delivery, "POST", f"/v1/webhooks/deliveries/{delivery_id}/replay")
+    return _call(wire.Delivery, "POST", f"/v1/webhooks/deliveries/{_part(delivery_id)}/replay")
 
 
 def replay_deliveries(since: float, endpoint_id: str | None) -> Call[wire.ReplayReply]:

@@ -1,15 +1,18 @@
 """The blocking client: the methods of AsyncClient, run by an event loop in a thread of its own."""
 
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from scorepool import wire
-from scorepool.options import GenerateOptions, ScoreOptions
-from scorepool.sdk.async_client import DEFAULT_URL, MAX_IN_FLIGHT, AsyncClient, Pair
+from scorepool.options import GenerateOptions, ScoreOptions, TokenizeOptions
+from scorepool.sdk.async_client import DEFAULT_URL, MAX_IN_FLIGHT, AsyncClient
 from scorepool.sdk.batches import Batches
 from scorepool.sdk.connection import RETRY_S
 from scorepool.sdk.loop_thread import LoopThread
+from scorepool.sdk.models import Models
+from scorepool.sdk.splitting import Item, join, score_requests
+from scorepool.sdk.webhooks import Webhooks
 
 T = TypeVar("T")
 
@@ -52,11 +55,12 @@ class Job:
         return self._client.events(self.id)
 
 
-class Client(Batches):
+class Client(Models, Batches, Webhooks):
     """A connection to one API, safe to share between threads.
 
-    Calls are repeated for `retry_s` while the API is away or busy. Leaving `with` cancels the jobs that were submitted
-    here and not awaited, unless they were detached. Make a new client after a fork.
+    Calls are repeated for `retry_s` while the API is away or busy. Waits for jobs and their tokens outlive any restart;
+    so do `score`, `generate` and `gather`, once the API has answered. Leaving `with` cancels the jobs that were
+    submitted here and not awaited, unless they were detached. Make a new client after a fork.
     """
 
     _async: AsyncClient
@@ -96,7 +100,7 @@ class Client(Batches):
                 except StopAsyncIteration:
                     return
         finally:
-            self._thread.close_generator(items)
+            self._thread.finish(_close(items))
 
     # Jobs.
 
@@ -106,7 +110,7 @@ class Client(Batches):
 
     def submit_many(self, requests: Iterable[wire.Request], *, idempotency_key: str | None = None) -> list[Job]:
         """Submit jobs, all or none, in the order of `requests`. Raises ScorepoolError, Unreachable."""
-        submitted = self._run(self._async.submit_many(requests, idempotency_key=idempotency_key))
+        submitted = self._run(self._async.submit_many(list(requests), idempotency_key=idempotency_key))
         return [Job(self, job.id) for job in submitted]
 
     def detach(self, job: Job | str) -> None:
@@ -149,111 +153,74 @@ class Client(Batches):
         At most MAX_IN_FLIGHT are watched at a time, the first ones first. Raises ScorepoolError, Unreachable, and
         JobTimeout after `timeout_s`.
         """
-        return self._iterate(self._async.as_completed(map(_id_of, jobs), timeout_s=timeout_s))
+        return self._iterate(self._async.as_completed([_id_of(job) for job in jobs], timeout_s=timeout_s))
 
-    def gather(self, requests: Iterable[wire.Request], *, max_in_flight: int = MAX_IN_FLIGHT) -> Iterator[wire.Job]:
+    def gather(
+        self, requests: Iterable[wire.Request], *, max_in_flight: int = MAX_IN_FLIGHT, timeout_s: float | None = None
+    ) -> Iterator[wire.Job]:
         """Submit jobs and yield them in the order of `requests`, each with its result or its failure.
 
         At most `max_in_flight` are submitted and not yielded, so any number of requests fits into memory, here and on
-        the server. Raises ScorepoolError, Unreachable; what was submitted is then canceled.
+        the server. Raises ScorepoolError, Unreachable, and JobTimeout after `timeout_s`; what was submitted is then
+        canceled.
         """
-        return self._iterate(self._async.gather(requests, max_in_flight=max_in_flight))
+        window = self._run(self._async._open_window(max_in_flight, timeout_s))
+        left = iter(requests)  # in this thread: a slow source must not stop the loop
+        try:
+            while True:
+                while not window.is_full and (request := next(left, None)) is not None:
+                    self._run(window.start(request))
+                if window.is_empty:
+                    return
+                yield self._run(window.next())
+        finally:
+            self._thread.finish(window.close())
 
-    def score(
-        self, model: str, items: Iterable[Pair | str | list[int]], **options: Unpack[ScoreOptions]
-    ) -> wire.Result:
+    def score(self, model: str, items: Iterable[Item], **options: Unpack[ScoreOptions]) -> wire.Result:
         """Score (prompt, completion) pairs, or completions of one `prompt`, and wait for the result.
 
         Any number of items is divided into jobs, and their results are joined. Options are the fields of `Score`.
-        Raises JobFailed, ScorepoolError, Unreachable, MixedResults.
+        Raises JobFailed, ScorepoolError, Unreachable, MixedResults; TypeError, ValueError for items that are none.
         """
-        return self._run(self._async.score(model, items, **options))
+        return join(list(self.gather(score_requests(model, items, options))), self.url)
 
     def generate(
         self, model: str, prompt: str | list[int] | None = None, **options: Unpack[GenerateOptions]
     ) -> wire.Result:
-        """Continue a prompt, or answer `messages`, and wait for the result. Options are the fields of `Generate`."""
+        """Continue a prompt, or answer `messages`, and wait for the result. Options are the fields of `Generate`.
+
+        Raises JobFailed, ScorepoolError, Unreachable.
+        """
         return self._run(self._async.generate(model, prompt, **options))
 
-    def events(self, job: Job | str) -> Iterator[wire.TokenDelta]:
+    def tokenize(
+        self, model: str, prompt: str | list[int] | None = None, **options: Unpack[TokenizeOptions]
+    ) -> wire.SequenceResult:
+        """Return the tokens of a text or of `messages`, without logprobs. Options are the fields of `Tokenize`.
+
+        Raises JobFailed, ScorepoolError, Unreachable.
+        """
+        return self._run(self._async.tokenize(model, prompt, **options))
+
+    def detokenize(self, model: str, token_ids: list[int]) -> str:
+        """Return the text of tokens. Raises JobFailed, ScorepoolError, Unreachable."""
+        return self._run(self._async.detokenize(model, token_ids))
+
+    def events(self, job: Job | str, *, timeout_s: float | None = None) -> Iterator[wire.TokenDelta]:
         """Yield new tokens of a job with `stream` as they are generated, however often the API restarts meanwhile.
 
-        Raises JobFailed if the job fails; TokensRestarted if it began again with other tokens; ScorepoolError.
+        Raises JobFailed if the job fails; TokensRestarted if it began again with other tokens; ScorepoolError;
+        JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
-        return self._iterate(self._async.events(_id_of(job)))
-
-    # Models.
-
-    def models(self) -> list[wire.ServedModel]:
-        """Return the models that live workers serve, one entry per worker. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.models())
-
-    def metrics(self) -> str:
-        """Return the API's metrics in Prometheus's text format. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.metrics())
-
-    # Webhooks.
-
-    def register_endpoint(
-        self, url: str, events: Sequence[wire.EventType] = wire.ALL_EVENTS, description: str = ""
-    ) -> wire.WebhookSecret:
-        """Register a webhook endpoint; return it with its secret, which no other call shows. Raises ScorepoolError."""
-        return self._run(self._async.register_endpoint(url, events, description))
-
-    def endpoints(self) -> list[wire.WebhookEndpoint]:
-        """Return your webhook endpoints, oldest first. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.endpoints())
-
-    def change_endpoint(self, endpoint_id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:
-        """Change the given fields of a webhook endpoint. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.change_endpoint(endpoint_id, change))
-
-    def delete_endpoint(self, endpoint_id: str) -> None:
-        """Delete a webhook endpoint. Raises ScorepoolError, Unreachable."""
-        self._run(self._async.delete_endpoint(endpoint_id))
-
-    def rotate_endpoint_secret(self, endpoint_id: str) -> wire.WebhookSecret:
-        """Give an endpoint a new secret. The previous one signs too for a while. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.rotate_endpoint_secret(endpoint_id))
-
-    def webhook_secret(self) -> wire.JobWebhookSecret:
-        """Return the secret that signs what your jobs send to their `webhook`. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.webhook_secret())
-
-    def rotate_webhook_secret(self) -> wire.JobWebhookSecret:
-        """Change that secret. The previous one signs too for a while. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.rotate_webhook_secret())
-
-    def send_test_event(self, endpoint_id: str) -> wire.Delivery:
-        """Send the event `webhook.test` to an endpoint. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.send_test_event(endpoint_id))
-
-    def deliveries(
-        self,
-        *,
-        state: wire.DeliveryState | None = None,
-        endpoint_id: str | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> wire.DeliveryPage:
-        """Return a page of deliveries, newest first. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.deliveries(state=state, endpoint_id=endpoint_id, cursor=cursor, limit=limit))
-
-    def delivery(self, delivery_id: str) -> wire.Delivery:
-        """Return a delivery with its attempts. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.delivery(delivery_id))
-
-    def replay_delivery(self, delivery_id: str) -> wire.Delivery:
-        """Send an event again. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.replay_delivery(delivery_id))
-
-    def replay_deliveries(self, since: float, *, endpoint_id: str | None = None) -> int:
-        """Send all failed events since a time (unix, s) again; return how many. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.replay_deliveries(since, endpoint_id=endpoint_id))
+        return self._iterate(self._async.events(_id_of(job), timeout_s=timeout_s))
 
 
 async def _next(items: AsyncGenerator[T]) -> T:
     return await anext(items)
+
+
+async def _close(items: AsyncGenerator[T]) -> None:
+    await items.aclose()
 
 
 def _id_of(job: Job | str) -> str:

@@ -15,7 +15,7 @@ from tenacity.wait import wait_random_exponential
 
 from scorepool import wire
 from scorepool.sdk.calls import MSGPACK, Call
-from scorepool.sdk.errors import ScorepoolError, Unreachable
+from scorepool.sdk.errors import InvalidUrl, NotScorepool, ScorepoolError, Unreachable
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,6 +24,7 @@ RETRY_S = 60.0  # for which a call is repeated: longer than a restart of the API
 REPLY_TIMEOUT_S = 60.0  # added to the wait that the caller asked for
 CONNECT_TIMEOUT_S = 10.0
 WARN_AT_ATTEMPT = 5  # after a few seconds
+WARN_EVERY = 30  # attempts: about three minutes
 BUSY = frozenset({429, 502, 503, 504})  # 502 and 504: of a proxy whose server is away
 _PAUSE = wait_random_exponential(multiplier=0.2, max=10.0)
 UNIX = "unix://"
@@ -49,10 +50,17 @@ class AsyncConnection:
             headers["Authorization"] = f"Bearer {api_key}"
         self.url = url.rstrip("/").removesuffix("/v1")  # the OpenAI SDK's base_url works too
         self.retry_s = retry_s
+        self.has_answered = False
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the first call
         limits = httpx.Limits(max_connections=None)  # who waits must not block who submits
         base_url, path = split_unix(self.url)
         transport = httpx.AsyncHTTPTransport(uds=path, limits=limits) if path else None
+        try:
+            is_http = httpx.URL(base_url).scheme in ("http", "https") and httpx.URL(base_url).host
+        except httpx.InvalidURL:
+            is_http = False
+        if not is_http:
+            raise InvalidUrl(url)
         self.http = httpx.AsyncClient(base_url=base_url, headers=headers, limits=limits, transport=transport)
 
     async def __aenter__(self) -> Self:
@@ -69,14 +77,19 @@ class AsyncConnection:
     async def send(self, call: Call[T], retry_s: float | None = None) -> T:
         """Send a call until it succeeds or is refused; repeat it for `retry_s` while the API is away or busy.
 
-        Raises ScorepoolError, Unreachable.
+        Raises ScorepoolError, Unreachable, NotScorepool.
         """
         self._check_loop()
         content = await self._retry(call, self.retry_s if retry_s is None else retry_s, lambda: self._send_once(call))
-        return call.decode(content)
+        try:
+            return call.decode(content)
+        except wire.Invalid as error:
+            raise NotScorepool(self.url, str(error), f"{call.method} {call.path}", call.job_id) from error
 
     def _check_loop(self) -> None:
-        """Raise RuntimeError in another event loop than before: its connections would never answer there."""
+        """Raise RuntimeError after `close`, and in another event loop: the connections would never answer there."""
+        if self.http.is_closed:
+            raise RuntimeError("this client is closed: make a new one")
         loop = asyncio.get_running_loop()
         self._loop = self._loop or loop
         if self._loop is not loop:
@@ -90,28 +103,35 @@ class AsyncConnection:
             retry=retry_if_exception(lambda error: _may_retry(call, error)),
             wait=_pause_s,
             stop=_StopBefore(started_at + retry_s),
-            before_sleep=_log,
+            before_sleep=lambda state: self._log(state, call),
             reraise=True,
         )
         try:
             async for one in retrying:
                 with one:
                     return await attempt()
-        except httpx.UnsupportedProtocol:
-            raise
         except httpx.TransportError as error:
             seconds = asyncio.get_running_loop().time() - started_at
             raise Unreachable(self.url, seconds, error, call.job_id) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def stream(self, call: Call[Any]) -> AsyncGenerator[Event]:
+    def _log(self, state: RetryCallState, call: Call[Any]) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        is_due = state.attempt_number == WARN_AT_ATTEMPT or state.attempt_number % WARN_EVERY == 0
+        what = f" about job {call.job_id}" if call.job_id else ""
+        message = "no answer from %s%s for %.0f s, still trying: %s: %s"
+        seconds = state.seconds_since_start or 0.0
+        level = logging.WARNING if is_due else logging.DEBUG
+        logger.log(level, message, self.url, what, seconds, type(error).__name__, error)
+
+    async def stream(self, call: Call[Any], retry_s: float) -> AsyncGenerator[Event]:
         """Yield the events of a stream until it ends or its connection is lost.
 
-        Only the beginning is repeated while the API is away. Raises ScorepoolError, Unreachable.
+        Only the beginning is repeated, for `retry_s`, while the API is away. Raises ScorepoolError, Unreachable.
         """
         self._check_loop()
         async with AsyncExitStack() as stack:
-            reply = await self._retry(call, self.retry_s, lambda: stack.enter_async_context(self._open_stream(call)))
+            reply = await self._retry(call, retry_s, lambda: stack.enter_async_context(self._open_stream(call)))
             lines: dict[bytes, bytes] = {}
             with suppress(httpx.TransportError):
                 async for line in _lines(reply):
@@ -150,6 +170,7 @@ class AsyncConnection:
             if not reply.is_success:
                 await reply.aread()
                 raise refusal_of(reply, call.job_id)
+            self.has_answered = True
             yield reply
 
     async def _send_once(self, call: Call[Any]) -> bytes:
@@ -165,6 +186,7 @@ class AsyncConnection:
         )
         if not reply.is_success:
             raise refusal_of(reply, call.job_id)
+        self.has_answered = True
         return reply.content
 
 
@@ -183,7 +205,7 @@ def split_unix(url: str) -> tuple[str, str | None]:
         return url, None
     path = unquote(url.removeprefix(UNIX))
     if not path.startswith("/"):
-        raise ValueError(f"the URL is {url!r}: expected unix:///PATH, with an absolute path")
+        raise InvalidUrl(url)
     return "http://localhost", path
 
 
@@ -200,7 +222,7 @@ class _StopBefore(stop_base):
 def _may_retry(call: Call[Any], error: BaseException) -> bool:
     if isinstance(error, ScorepoolError):
         return error.status in BUSY
-    if isinstance(error, (httpx.UnsupportedProtocol, httpx.LocalProtocolError)):  # again would be no better
+    if isinstance(error, httpx.LocalProtocolError):  # again would be no better
         return False
     if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):  # nothing was sent
         return True
@@ -214,18 +236,13 @@ def _pause_s(state: RetryCallState) -> float:
     return max(asked_s, _PAUSE(state))
 
 
-def _log(state: RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    level = logging.WARNING if state.attempt_number == WARN_AT_ATTEMPT else logging.DEBUG
-    logger.log(level, "no answer yet, still trying: %s: %s", type(error).__name__, error)
-
-
 def refusal_of(reply: httpx.Response, job_id: str | None) -> ScorepoolError:
     """Decode the API's error, or build one from a reply that another server (a proxy) sent."""
     try:
         error = wire.parse(reply.content, wire.ErrorReply, "msgpack").error
     except wire.Invalid:
-        message = f"HTTP {reply.status_code}: {reply.text[:200]}"
+        target = f"it redirects to {reply.headers['Location']}: " if "Location" in reply.headers else ""
+        message = f"HTTP {reply.status_code}: {target}{reply.text[:200]}"
         error = wire.ErrorBody(code="unknown", type="server_error", message=message)
     request = f"{reply.request.method} {reply.request.url}"
     return ScorepoolError(reply.status_code, error, request, job_id, _retry_after_s(reply))

@@ -5,15 +5,32 @@ JobFailed        the job ended in a failure
 JobTimeout       the job did not end in time; it goes on
 BatchTimeout     the batch did not end in time; it goes on
 TokensRestarted  the tokens of a stream so far are void
+MixedResults     different models or software computed the results of one call
 Unreachable      no API answered at the URL
+NotScorepool     what answers at the URL is no API of this release
+InvalidUrl       the URL can never work
 """
 
 from scorepool import wire
 
 _REMEDIES = {
     401: "give a valid API key: Client(url, api_key=...)",
+    413: "divide it into several",
     429: "wait until jobs have ended, or submit fewer",
+    500: "the API's log says more",
+    502: "the proxy does not reach the API: is it running?",
     503: "try again soon; `GET /readyz` says what is missing",
+    504: "the proxy waits too short a time for the API",
+}
+_FAILURE_REMEDIES: dict[wire.FailureCode, str] = {
+    "invalid": "change the request",
+    "too_long": "shorten it, or divide it into several jobs",
+    "numeric": "`scorepool check-model` tests the model's numbers",
+    "timeout": "submit it again with a longer `timeout_s`",
+    "expired": "submit it again with a later `expires_at`",
+    "canceled": "submit it again if it is still wanted",
+    "crashed": "the logs of the workers say why",
+    "internal": "report it with the worker's log",
 }
 
 
@@ -55,7 +72,7 @@ class JobFailed(_Picklable, Exception):
 
     def __init__(self, job_id: str, failure: wire.Failure, url: str = "") -> None:
         where = f" at {url}" if url else ""
-        super().__init__(f"job {job_id}{where}: {failure.message}")
+        super().__init__(f"job {job_id}{where}: {failure.message} ({failure.code}); {_FAILURE_REMEDIES[failure.code]}")
         self.job_id, self.failure, self.url = job_id, failure, url
 
 
@@ -93,6 +110,10 @@ class TokensRestarted(_Picklable, Exception):
         self.job_id, self.url = job_id, url
 
 
+class MixedResults(ValueError):
+    """Results that cannot be joined, because different models or software computed them."""
+
+
 class Unreachable(_Picklable, ConnectionError):
     """An API that does not answer."""
 
@@ -103,3 +124,23 @@ class Unreachable(_Picklable, ConnectionError):
             "Is it running? `scorepool serve` starts one on this machine"
         )
         self.url, self.job_id = url, job_id
+
+
+class NotScorepool(_Picklable, Exception):
+    """A reply that no API of this release sends."""
+
+    def __init__(self, url: str, problem: str, request: str, job_id: str | None = None) -> None:
+        """`request` is its method and path."""
+        super().__init__(
+            f"what answers at {url} is no scorepool API of this release: {problem} ({request}); check the URL, and the "
+            "versions of both"
+        )
+        self.url, self.request, self.job_id = url, request, job_id
+
+
+class InvalidUrl(_Picklable, ValueError):
+    """A URL that can never work."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"the URL is {url!r}: expected http://HOST:PORT, https://HOST or unix:///PATH")
+        self.url = url

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
@@ -61,18 +61,25 @@ class LoopThread:
                 asyncio.run_coroutine_threadsafe(cancel(), self._loop).result()
             raise
 
-    def close_generator(self, items: AsyncGenerator[Any]) -> None:
-        """Close a generator that ran on the loop. A loop that has stopped has closed it."""
-        if self.can_run:
-            self.run(_close(items))
+    def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine that ends something. A loop that has stopped has ended it.
+
+        A garbage collection may call this on the loop's own thread, where the coroutine can only run later.
+        """
+        if threading.current_thread() is self._thread:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+        elif self.can_run:
+            self.run(work)
+        else:
+            work.close()
 
     def _obstacle(self) -> str | None:
         if os.getpid() != self._process_id:
             return "this client was made before a fork, in another process: make a new one here"
         if threading.current_thread() is self._thread:
-            return "a generator of requests or items calls the client that reads it: use a list, or another client"
+            return "this is the client's own thread, which would wait for itself: call the client from another"
         if not self._stop.alive:
-            return "this client is closed"
+            return "this client is closed: make a new one"
         return None
 
 
@@ -96,7 +103,3 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, process_id:
     loop.call_soon_threadsafe(loop.stop)
     if threading.current_thread() is not thread:  # a garbage collection may happen there
         thread.join(STOP_S)
-
-
-async def _close(items: AsyncGenerator[Any]) -> None:
-    await items.aclose()

@@ -1,17 +1,17 @@
-"""Divide many items into jobs, and join their results. Pure."""
+"""Divide the items of `score` into jobs, and join their results. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from scorepool import wire
+from scorepool.options import ScoreOptions
+from scorepool.sdk.errors import JobFailed, MixedResults
 
 T = TypeVar("T")
+Pair = tuple[str, str] | tuple[list[int], list[int]]  # a prompt and a completion, both text or both token ids
+Item = Pair | str | list[int]
 ITEMS_PER_JOB = 256  # large enough that jobs cost little, small enough that several workers share the items
-
-
-class MixedResults(ValueError):
-    """Results that cannot be joined, because different models or software computed them."""
 
 
 def chunks(items: Iterable[T], size: int = ITEMS_PER_JOB) -> Iterator[list[T]]:
@@ -21,12 +21,52 @@ def chunks(items: Iterable[T], size: int = ITEMS_PER_JOB) -> Iterator[list[T]]:
         yield chunk
 
 
-def join(results: Sequence[wire.Result]) -> wire.Result:
-    """Return one result with the sequences of all. Raises MixedResults."""
+def score_requests(model: str, items: Iterable[Item], options: ScoreOptions) -> Iterator[wire.Score]:
+    """Yield the jobs of `score`. Raises TypeError, and ValueError if there are no items."""
+    if isinstance(items, str):
+        raise TypeError(
+            "`items` is a str: expected a list of (prompt, completion) pairs, or of completions of `prompt`"
+        )
+    position = 0
+    for chunk in chunks(items):
+        yield wire.Score(model=model, items=[to_item(item, position + i) for i, item in enumerate(chunk)], **options)
+        position += len(chunk)
+    if not position:
+        raise ValueError("`items` is empty: expected (prompt, completion) pairs, or completions of `prompt`")
+
+
+def to_item(item: Item, position: int) -> wire.ScoreItem:
+    """Return a pair or a completion as an item. Raises TypeError."""
+    match item:
+        case (str(), str()) | (list(), list()) if isinstance(item, tuple):
+            return wire.ScoreItem(prompt=item[0], completion=item[1])
+        case str():
+            return wire.ScoreItem(completion=item)
+        case list() if all(isinstance(token_id, int) for token_id in item):
+            return wire.ScoreItem(completion=item)
+    raise TypeError(
+        f"`items[{position}]` is {wire.quote(repr(item))}: expected a tuple (prompt, completion), both str or both "
+        "lists of token ids, or the completion alone"
+    )
+
+
+def result_of(job: wire.Job, url: str) -> wire.Result:
+    """Return the result of a job that has ended. Raises JobFailed."""
+    if job.result is None:
+        raise JobFailed(job.id, job.failure or wire.Failure(code="internal", message="it ended without a result"), url)
+    return job.result
+
+
+def join(jobs: Sequence[wire.Job], url: str) -> wire.Result:
+    """Return one result with the sequences of all jobs. Raises JobFailed, MixedResults."""
+    results = [result_of(job, url) for job in jobs]
     first = results[0]
-    for other in results[1:]:
+    for job, other in zip(jobs, results, strict=True):
         if differences := wire.stamp_differences(first.stamp, other.stamp):
-            raise MixedResults(f"the results of one call have different stamps: {'; '.join(differences)}")
+            raise MixedResults(
+                f"the results of one call at {url} have different stamps, those of job {jobs[0].id} and job {job.id}: "
+                f"{'; '.join(differences)}; call again, or submit jobs of your own and compare their stamps"
+            )
     return wire.Result(
         sequences=[sequence for result in results for sequence in result.sequences],
         temperature=first.temperature,

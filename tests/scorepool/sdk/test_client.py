@@ -1,6 +1,5 @@
 """The SDK against servers that are slow, busy, away, or not scorepool."""
 
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +11,19 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from scorepool import AsyncClient, Client, JobFailed, JobTimeout, ScorepoolError, Unreachable, wire
+from scorepool import (
+    AsyncClient,
+    Client,
+    InvalidUrl,
+    JobFailed,
+    JobTimeout,
+    NotScorepool,
+    ScorepoolError,
+    Unreachable,
+    wire,
+)
 from scorepool.local.demo import free_port
 from scorepool.sdk import connection
-from scorepool.sdk.async_batches import AsyncBatches
-from scorepool.sdk.async_client import AsyncJob
-from scorepool.sdk.batches import Batches
-from scorepool.sdk.client import Job
 
 Answer = tuple[int, dict[str, str], bytes]
 MODELS = wire.encode(wire.ModelList(models=[]))
@@ -118,9 +123,31 @@ def test_many_threads_wait_at_once():
     assert len(jobs) == 120
 
 
-def test_a_malformed_url_is_not_retried(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection, "_pause_s", lambda _: pytest.fail("the request was retried"))
-    with Client("localhost:8000") as sdk, pytest.raises(httpx.UnsupportedProtocol):
+@pytest.mark.parametrize("url", ["localhost:8000", "nowhere", "", "ftp://host", "http://", "http://[::1", "//host"])
+def test_a_url_that_can_never_work_is_refused_at_once(url: str):
+    for make in (Client, AsyncClient):
+        with pytest.raises(InvalidUrl, match=r"the URL is .* expected http://HOST:PORT, https://HOST or unix:///PATH"):
+            make(url)
+
+
+@pytest.mark.parametrize("reply", [b"<html>hello", b"", b"{}", wire.encode(JOB)])
+def test_a_reply_that_is_not_scorepools_names_the_url_and_what_to_check(reply: bytes):
+    with (
+        server(lambda: (200, {}, reply)) as url,
+        Client(url) as sdk,
+        pytest.raises(
+            NotScorepool, match=rf"what answers at {url} is no scorepool API .* \(GET /v1/models\); check the URL"
+        ),
+    ):
+        sdk.models()
+
+
+def test_a_redirect_names_its_target():
+    with (
+        server(lambda: (308, {"Location": "https://elsewhere/v1/models"}, b"")) as url,
+        Client(url) as sdk,
+        pytest.raises(ScorepoolError, match="HTTP 308: it redirects to https://elsewhere/v1/models"),
+    ):
         sdk.models()
 
 
@@ -144,17 +171,6 @@ def test_score_takes_pairs_or_completions_of_one_prompt():
         wire.Score(model="demo", items=[wire.ScoreItem(prompt="a", completion="b")], rank=True),
         wire.Score(model="demo", prompt="a", items=shared),
     ]
-
-
-def test_both_clients_and_their_jobs_have_the_same_methods():
-    for blocking, asynchronous in ((Client, AsyncClient), (Batches, AsyncBatches), (Job, AsyncJob)):
-        names = {name for name in vars(blocking) if not name.startswith("_")}
-        assert names == {name for name in vars(asynchronous) if not name.startswith("_")}
-        for name in names:
-            one, other = getattr(blocking, name), getattr(asynchronous, name)
-            if callable(one):
-                assert list(inspect.signature(one).parameters) == list(inspect.signature(other).parameters), name
-                assert inspect.getdoc(one) == inspect.getdoc(other), name
 
 
 def test_a_wait_outlives_an_api_that_is_away_until_its_own_deadline():

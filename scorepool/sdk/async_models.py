@@ -1,0 +1,37 @@
+"""The methods of AsyncClient for models and for the server itself."""
+
+from scorepool import wire
+from scorepool.sdk import calls
+from scorepool.sdk.connection import AsyncConnection
+
+
+class AsyncModels:
+    """See what is served, and wait until something is."""
+
+    _connection: AsyncConnection
+
+    async def models(self) -> list[wire.ServedModel]:
+        """Return the models that live workers serve, one entry per worker. Raises ScorepoolError, Unreachable."""
+        return (await self._connection.send(calls.models())).models
+
+    async def model(self, name: str) -> wire.Model:
+        """Return a model by its name or alias. Raises ScorepoolError, also if no live worker serves it; Unreachable."""
+        return await self._connection.send(calls.model(name))
+
+    async def tokenizer_info(self, model: str | None = None) -> wire.TokenizerInfo:
+        """Return a model's special tokens and chat template; the model may be left out if there is one.
+
+        Raises ScorepoolError, Unreachable.
+        """
+        return await self._connection.send(calls.tokenizer_info(model))
+
+    async def wait_until_ready(self, timeout_s: float = 60.0) -> list[str]:
+        """Wait until a live worker serves a model, and return the names of those served.
+
+        Raises ScorepoolError (503) or Unreachable after `timeout_s`.
+        """
+        return (await self._connection.send(calls.health(), timeout_s)).models
+
+    async def metrics(self) -> str:
+        """Return the API's metrics in Prometheus's text format. Raises ScorepoolError, Unreachable."""
+        return await self._connection.send(calls.metrics())

@@ -1,0 +1,37 @@
+"""The methods of Client for models and for the server itself: those of AsyncModels, blocking."""
+
+from scorepool import wire
+from scorepool.sdk.async_models import AsyncModels
+from scorepool.sdk.blocking import Blocking
+
+
+class Models(Blocking):
+    """See what is served, and wait until something is."""
+
+    _async: AsyncModels
+
+    def models(self) -> list[wire.ServedModel]:
+        """Return the models that live workers serve, one entry per worker. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.models())
+
+    def model(self, name: str) -> wire.Model:
+        """Return a model by its name or alias. Raises ScorepoolError, also if no live worker serves it; Unreachable."""
+        return self._run(self._async.model(name))
+
+    def tokenizer_info(self, model: str | None = None) -> wire.TokenizerInfo:
+        """Return a model's special tokens and chat template; the model may be left out if there is one.
+
+        Raises ScorepoolError, Unreachable.
+        """
+        return self._run(self._async.tokenizer_info(model))
+
+    def wait_until_ready(self, timeout_s: float = 60.0) -> list[str]:
+        """Wait until a live worker serves a model, and return the names of those served.
+
+        Raises ScorepoolError (503) or Unreachable after `timeout_s`.
+        """
+        return self._run(self._async.wait_until_ready(timeout_s))
+
+    def metrics(self) -> str:
+        """Return the API's metrics in Prometheus's text format. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.metrics())

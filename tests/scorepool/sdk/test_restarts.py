@@ -1,0 +1,179 @@
+"""Calls that go on while the API is away, and calls that do not wait for each other."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from scorepool import Client, JobFailed, JobTimeout, Unreachable, wire
+from scorepool.local.demo import free_port
+from scorepool.sdk import connection
+from tests.scorepool.sdk.test_client import ACCEPTED, FAILED, ID, JOB, MODELS, SCORE, Answer, Sent, server
+
+RETRY_S = 0.1
+AWAY_S = 1.0  # longer than single calls are repeated
+DELTA = wire.TokenDelta(id=ID, sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])
+
+
+def event(name: bytes, event_id: bytes, message: object) -> bytes:
+    return b"event: " + name + b"\nid: " + event_id + b"\ndata: " + wire.encode_json(message) + b"\n\n"
+
+
+def test_submissions_of_a_window_outlive_an_api_that_has_answered():
+    port = free_port()
+
+    def answer() -> Answer:
+        return (202, {}, ACCEPTED) if sent[-1].method == "POST" else (200, {}, wire.encode(FAILED))
+
+    sent: list[Sent] = []
+    with Client(f"http://127.0.0.1:{port}", retry_s=RETRY_S) as sdk, ThreadPoolExecutor(1) as threads:
+        jobs = sdk.gather([SCORE] * 3, max_in_flight=1)
+        with server(answer, port, sent):
+            assert next(jobs).status == "failed"
+        second = threads.submit(next, jobs)
+        time.sleep(AWAY_S)
+        assert not second.done()
+        with pytest.raises(Unreachable):  # a single call does not wait
+            sdk.models()
+        with server(answer, port, sent):
+            assert second.result(60).status == "failed"
+            with pytest.raises(JobFailed):
+                sdk.score("demo", [("a", "b")])
+
+
+def test_an_api_that_never_answered_is_given_up():
+    url = f"http://127.0.0.1:{free_port()}"
+    with Client(url, retry_s=RETRY_S) as sdk:
+        for call in (lambda: list(sdk.gather([SCORE])), lambda: sdk.score("demo", [("a", "b")])):
+            with pytest.raises(Unreachable, match=f"no answer from {url} .* `scorepool serve` starts one"):
+                call()
+
+
+def test_a_window_ends_at_its_deadline_and_cancels_its_jobs():
+    sent: list[Sent] = []
+
+    def answer() -> Answer:
+        if sent[-1].path == "/v1/jobs":
+            return 202, {}, ACCEPTED
+        time.sleep(0.1)
+        return 200, {}, wire.encode(JOB)
+
+    with server(answer, sent=sent) as url, Client(url) as sdk:
+        with pytest.raises(JobTimeout, match=f"job {ID} at {url} is queued after 0.3 s"):
+            list(sdk.gather([SCORE] * 2, timeout_s=0.3))
+        assert [request.path for request in sent].count(f"/v1/jobs/{ID}/cancel") == 2
+
+
+def test_a_window_whose_api_is_away_ends_at_its_deadline():
+    port = free_port()
+    with Client(f"http://127.0.0.1:{port}", retry_s=60.0) as sdk:
+        with server(lambda: (200, {}, MODELS), port):
+            sdk.models()
+        started_at = time.monotonic()
+        with pytest.raises(Unreachable):
+            list(sdk.gather([SCORE], timeout_s=0.5))
+        assert time.monotonic() - started_at < 5
+
+
+def test_a_stream_goes_on_after_its_last_event_when_the_api_is_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scorepool.sdk.async_client.RECONNECT_S", 0.0)
+    seen: list[str | None] = []
+    send_response = BaseHTTPRequestHandler.send_response
+
+    def note(self: BaseHTTPRequestHandler, status: int, message: str | None = None) -> None:
+        seen.append(self.headers["Last-Event-ID"])
+        send_response(self, status, message)
+
+    monkeypatch.setattr(BaseHTTPRequestHandler, "send_response", note)
+    port = free_port()
+    with Client(f"http://127.0.0.1:{port}", retry_s=RETRY_S) as sdk, ThreadPoolExecutor(1) as threads:
+        tokens = sdk.events(ID)
+        with server(lambda: (200, {}, event(b"tokens", b"1@2:3", DELTA) + b"event: tok"), port):
+            assert next(tokens).token_ids == [1]
+        second = threads.submit(next, tokens)
+        time.sleep(AWAY_S)
+        assert not second.done()
+        with server(lambda: (200, {}, event(b"tokens", b"2@2:3", DELTA) + event(b"end", b"", FAILED)), port):
+            assert second.result(60).token_ids == [1]
+        with pytest.raises(JobFailed):
+            next(tokens)
+    assert seen == ["", "1@2:3"]
+
+
+def test_a_stream_ends_at_its_own_deadline():
+    silent = threading.Event()
+    sent: list[Sent] = []
+
+    def answer() -> Answer:
+        if sent[-1].path.endswith("/events"):
+            silent.wait(30)
+        return 200, {}, wire.encode(JOB)
+
+    with server(answer, sent=sent) as url, Client(url) as sdk:
+        with pytest.raises(JobTimeout, match=f"job {ID} at {url} is queued after 0.2 s"):
+            list(sdk.events(ID, timeout_s=0.2))
+        silent.set()
+    with Client(url) as sdk, pytest.raises(Unreachable, match=f"job {ID} goes on without it"):
+        list(sdk.events(ID, timeout_s=0.2))
+
+
+def test_a_slow_source_of_requests_and_a_slow_reader_of_tokens_stop_no_other_call():
+    def answer() -> Answer:
+        replies = {
+            "/v1/models": MODELS,
+            "/v1/jobs": ACCEPTED,
+            f"/v1/jobs/{ID}/events": event(b"tokens", b"1", DELTA) * 1000,
+        }
+        return 200, {}, replies.get(sent[-1].path, wire.encode(FAILED))
+
+    sent: list[Sent] = []
+    is_reading, may_go_on = threading.Event(), threading.Event()
+
+    def requests() -> Iterator[wire.Request]:
+        is_reading.set()
+        assert may_go_on.wait(30)
+        yield SCORE
+
+    with server(answer, sent=sent) as url, Client(url) as sdk, ThreadPoolExecutor(1) as threads:
+        tokens = sdk.events(ID)
+        assert next(tokens).token_ids == [1]  # and the reader takes no more
+        gathering = threads.submit(lambda: list(sdk.gather(requests())))
+        assert is_reading.wait(30)
+        assert sdk.models() == []
+        may_go_on.set()
+        assert len(gathering.result(30)) == 1
+        assert next(tokens).token_ids == [1]
+
+
+def test_a_long_wait_says_where_and_for_how_long(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "_PAUSE", lambda state: 0.01)
+    monkeypatch.setattr(connection, "WARN_EVERY", 6)
+    url = f"http://127.0.0.1:{free_port()}"
+    with Client(url) as sdk, caplog.at_level(logging.WARNING, "scorepool"), pytest.raises(Unreachable):
+        sdk.result(ID, timeout_s=1.0)
+    assert f"no answer from {url} about job {ID} for 0 s, still trying: ConnectError" in caplog.text
+    assert len(caplog.records) > 1
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ("text", "`items` is a str: expected a list"),
+        ([("a", "b"), ["a", "b"]], r"`items\[1\]` is .*: expected a tuple \(prompt, completion\), both str"),
+        ([("a", [1])], r"`items\[0\]` is .*both lists of token ids, or the completion alone"),
+        ([("a", "b", "c")], r"`items\[0\]`"),
+        ([None], r"`items\[0\]` is 'None'"),
+        ([("a", "b")] * 300 + [1], r"`items\[300\]` is '1'"),
+    ],
+)
+def test_an_item_that_cannot_be_scored_is_named(items: list[object], message: str):
+    def answer() -> Answer:
+        return (202, {}, ACCEPTED) if sent[-1].method == "POST" else (200, {}, wire.encode(JOB))
+
+    sent: list[Sent] = []
+    with server(answer, sent=sent) as url, Client(url) as sdk, pytest.raises(TypeError, match=message):
+        sdk.score("demo", items)  # type: ignore[arg-type]

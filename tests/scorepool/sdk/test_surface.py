@@ -1,0 +1,135 @@
+"""Both clients have the same methods, and these reach every route of the API."""
+
+import asyncio
+import inspect
+import re
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from scorepool import AsyncClient, Client, ScorepoolError, wire
+from scorepool.api.app import create_app
+from scorepool.sdk.async_client import AsyncJob
+from scorepool.sdk.client import Job
+from scorepool.store import Settings
+from tests.scorepool.sdk.test_client import ID, SCORE
+
+# Routes that no method of the SDK calls, and why.
+LEFT_OUT = {
+    "GET /healthz": "for supervisors: any reply says that the process runs",
+    "GET /readyz": "for load balancers: wait_until_ready() asks /health, which also needs a model",
+    "POST /v1/completions": "OpenAI's: for OpenAI's SDK",
+    "POST /v1/chat/completions": "OpenAI's: for OpenAI's SDK",
+    "POST /tokenize": "vLLM's: tokenize() submits a job",
+    "POST /detokenize": "vLLM's: detokenize() submits a job",
+    "POST /get_sequence_logprobs/": "TRL's",
+    "POST /generate": "SGLang's",
+    "POST /v1/score": "SGLang's",
+}
+# A value for each parameter of the methods.
+GIVEN: dict[str, Any] = {
+    "request": SCORE,
+    "requests": [SCORE],
+    "idempotency_key": "k",
+    "job": ID,
+    "jobs": [ID],
+    "wait_s": 1.0,
+    "timeout_s": 0.0,
+    "max_in_flight": 1,
+    "model": "demo",
+    "name": "org/demo",
+    "items": [("a", "b")],
+    "prompt": "a",
+    "token_ids": [1],
+    "status": "queued",
+    "cursor": "c",
+    "limit": 2,
+    "file": b"{}",
+    "filename": "a.jsonl",
+    "expires_after_s": 3600,
+    "purpose": "batch",
+    "order": "asc",
+    "after": "a",
+    "file_id": "f",
+    "offset": 1,
+    "input_file_id": "f",
+    "endpoint": "/v1/completions",
+    "completion_window": "24h",
+    "metadata": {"a": "b"},
+    "batch_id": "b",
+    "url": "https://example.com",
+    "events": ["job.finished"],
+    "description": "d",
+    "endpoint_id": "e",
+    "change": wire.EndpointChange(description="d"),
+    "state": "failed",
+    "delivery_id": "d",
+    "since": 1.0,
+}
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def as_blocking(signature: inspect.Signature) -> str:
+    """Write a signature as the blocking client's would be."""
+    text = str(signature)
+    text = re.sub(r"(AsyncGenerator|AsyncIterator)", "Iterator", text)
+    return text.replace("AsyncJob", "Job").replace("async_client.", "client.").replace("AsyncClient", "Client")
+
+
+@pytest.mark.parametrize(("blocking", "asynchronous"), [(Client, AsyncClient), (Job, AsyncJob)])
+def test_both_clients_and_their_jobs_have_the_same_methods(blocking: type, asynchronous: type):
+    assert public(blocking) == public(asynchronous)
+    for name in (*public(blocking), "__init__"):
+        one, other = getattr(blocking, name), getattr(asynchronous, name)
+        if callable(one):
+            assert str(inspect.signature(one)) == as_blocking(inspect.signature(other)), name
+            assert inspect.getdoc(one) == inspect.getdoc(other), name
+
+
+async def record_calls() -> list[httpx.Request]:
+    """Call every method of AsyncClient, with all parameters, and return what it sends."""
+    sent: list[httpx.Request] = []
+
+    async def refuse(request: httpx.Request) -> httpx.Response:
+        await request.aread()
+        sent.append(request)
+        return httpx.Response(404)
+
+    async with AsyncClient("http://host", retry_s=0.0) as client:
+        client._connection.http._transport = httpx.MockTransport(refuse)
+        for name in sorted(public(AsyncClient) - {"url", "close", "detach"}):
+            method = getattr(client, name)
+            parameters = inspect.signature(method).parameters.values()
+            arguments = {each.name: GIVEN[each.name] for each in parameters if each.kind is not each.VAR_KEYWORD}
+            called = method(**arguments)
+            num_sent = len(sent)
+            with suppress(ScorepoolError):
+                await (called if inspect.iscoroutine(called) else anext(called))
+            assert len(sent) > num_sent, f"{name} sends nothing"
+    return sent
+
+
+def route_of(request: httpx.Request, paths: dict[str, Any]) -> str:
+    """Return the path of the route that gets a request: the one with the fewest parameters."""
+    patterns = {path: re.sub(r"\\{id\\}", ".+" if "models" in path else "[^/]+", re.escape(path)) for path in paths}
+    found = [path for path, pattern in patterns.items() if re.fullmatch(pattern, request.url.path)]
+    assert found, f"the API has no {request.url.path}"
+    return min(found, key=lambda path: path.count("{"))
+
+
+def test_every_route_has_a_method_with_all_its_query_parameters():
+    paths = create_app(Settings()).openapi()["paths"]
+    given: dict[str, set[str]] = {}
+    for request in asyncio.run(record_calls()):
+        route = f"{request.method} {route_of(request, paths)}"
+        given[route] = given.get(route, set()) | request.url.params.keys()
+    routes = {f"{method.upper()} {path}": each for path, methods in paths.items() for method, each in methods.items()}
+    assert routes.keys() - given.keys() == LEFT_OUT.keys(), "add a method to both clients, or a reason to LEFT_OUT"
+    for route, names in given.items():
+        parameters = {each["name"] for each in routes[route].get("parameters", []) if each["in"] == "query"}
+        assert names == parameters, route

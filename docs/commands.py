@@ -1,4 +1,7 @@
-"""Write docs/commands.md from the parser of the `scorepool` command: `make docs`. A test compares them."""
+"""Write docs/commands.md from the parser of the `scorepool` command: `make docs`. A test compares them.
+
+The section of a command ends with its output, if recordings/COMMAND.txt holds it.
+"""
 
 import os
 import re
@@ -8,6 +11,7 @@ from html import unescape
 from pathlib import Path
 
 DOCUMENT = Path(__file__).with_name("commands.md")
+RECORDINGS = Path(__file__).with_name("recordings")
 COMMAND = ("utils", "docs", "--name", "scorepool", "--title", "Commands")
 INTRODUCTION = """
 `scorepool COMMAND --help` shows the same: `make docs` writes this page from the parser. Commands that talk to an API
@@ -28,7 +32,14 @@ def render() -> str:
     )  # typer cuts them off
     text = re.sub(r"^\* `--help`: .*\n", "", text, flags=re.MULTILINE).replace("**Options**:\n\n\n", "")
     title, _, rest = text.partition("\n")
-    return f"{title}\n{INTRODUCTION}{rest}"
+    sections = f"{title}\n{INTRODUCTION}{rest}".rstrip().split("\n\n## ")
+    return "\n\n## ".join(map(add_recording, sections)) + "\n"
+
+
+def add_recording(section: str) -> str:
+    """Return the section with the output of its command, which the first line names in code."""
+    recording = RECORDINGS / f"{section.partition(chr(10))[0].strip('`').removeprefix('scorepool ')}.txt"
+    return f"{section}\n\n```console\n{recording.read_text()}```" if recording.exists() else section
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ DOCUMENTS = (
     "docs/commands.md",
     "docs/deploy.md",
     "docs/fleet.md",
+    "docs/http.md",
     "docs/openai.md",
     "docs/operations.md",
     "docs/settings.md",
@@ -50,6 +51,8 @@ def test_the_page_of_commands_follows_from_the_parser(root: Path):
     sections = text.split("\n## ")[1:]
     assert len(sections) > 15
     assert [section.partition("\n")[0] for section in sections if "\nExit status " not in section] == []
+    recorded = {path.stem for path in (root / "docs/recordings").iterdir()}
+    assert recorded <= {section.partition("`\n")[0].removeprefix("`scorepool ") for section in sections}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

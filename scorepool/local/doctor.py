@@ -110,7 +110,8 @@ def check_redis(settings: store.Settings, environ: Mapping[str, str]) -> str:
         check_redis_url(url, setting, must_answer=True)
         return "a Sentinel URL, of which only the form was checked" if _is_sentinel(url) else _redis_version(url)
     except store.SettingsError as error:
-        raise Trouble(f"{error}: start it, or correct {setting}, or unset it to use the embedded Redis") from None
+        remedy = f"start it, or correct {setting}, or unset it to use the embedded Redis"
+        raise Trouble(f"{str(error).rstrip('.')}: {remedy}") from None
     except RedisServerError as error:
         raise Trouble(f"the embedded one does not start: {error}; or set SCOREPOOL_REDIS_URL to another") from None
     except RedisError as error:
@@ -172,7 +173,7 @@ def check_clock(settings: store.Settings, environ: Mapping[str, str]) -> str:
         with Redis.from_url(url, socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S) as redis:
             seconds, microseconds = redis.time()
     except RedisError as error:
-        raise Trouble(f"Redis does not tell its time ({error}): see the line of redis") from None
+        raise Trouble("Redis does not tell its time: see the line of redis") from error
     difference_s = time.time() - (seconds + microseconds / 1e6)
     if abs(difference_s) > MAX_CLOCK_ERROR_S:
         raise Trouble(f"{difference_s:+.0f} s from Redis's: on both machines, {remedy}")

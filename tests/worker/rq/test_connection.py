@@ -61,7 +61,7 @@ def documented_commands(root: Path, document: str) -> str:
 
 
 @pytest.mark.parametrize("url", ["{server}?password=secret-1", "redis://:secret-1@127.0.0.1:port/0"])
-@pytest.mark.parametrize("document", ["README.md", "docs/deploy.md", "docs/operations.md", "docker-compose.yml"])
+@pytest.mark.parametrize("document", ["docs/deploy.md", "docs/operations.md", "docker-compose.yml"])
 def test_a_documented_command_names_the_wrong_setting_in_one_sentence(
     root: Path, server: RedisServer, document: str, url: str
 ):

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scorepool.files import FileError, compare_file, generate_file, score_file
+    from scorepool.files import FileError, Perplexity, compare_file, generate_file, perplexity, score_file
     from scorepool.sdk import (
         AsyncClient,
         AsyncJob,
@@ -57,6 +57,7 @@ __all__ = [
     "Message",
     "MixedResults",
     "NotScorepool",
+    "Perplexity",
     "Provenance",
     "Result",
     "Score",
@@ -74,6 +75,7 @@ __all__ = [
     "WebhookError",
     "compare_file",
     "generate_file",
+    "perplexity",
     "score_file",
     "verify_webhook",
 ]
@@ -86,7 +88,9 @@ _MODULES = {
         ),
         "scorepool.sdk",
     ),
-    **dict.fromkeys(("FileError", "compare_file", "generate_file", "score_file"), "scorepool.files"),
+    **dict.fromkeys(
+        ("FileError", "Perplexity", "compare_file", "generate_file", "perplexity", "score_file"), "scorepool.files"
+    ),
     **dict.fromkeys(("WebhookError", "verify_webhook"), "scorepool.webhook"),
 }  # the other names are those of scorepool.wire
 

@@ -11,6 +11,7 @@ from scorepool.commands.on_files import (
     File,
     InputFormat,
     Local,
+    Model,
     Out,
     OutputFormat,
     Overwrite,
@@ -22,11 +23,15 @@ from scorepool.commands.on_files import (
     show_summary,
 )
 from scorepool.commands.remote import DEFAULT_URL, ApiKey, Url
+from scorepool.commands.running import import_lazily
 
 if TYPE_CHECKING:
     from scorepool import files
+    from scorepool.commands import corpus_table
 else:
     from scorepool.commands.on_files import files
+
+    corpus_table = import_lazily("scorepool.commands.corpus_table")
 
 app = typer.Typer()
 
@@ -61,6 +66,52 @@ def compare(
         text=text,
         temperature=temperature,
         tokens=tokens,
+        url=url,
+        api_key=api_key,
+        local=local,
+        input_format=input_format,
+        output_format=output_format,
+        overwrite=overwrite,
+    )
+
+
+@app.command(epilog=EXIT_STATUS)
+def perplexity(
+    path: Annotated[
+        str, typer.Argument(metavar="FILE|FOLDER", help="A table as for `scorepool score`, a text file, or a folder.")
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="OUT", help="A row per document. Default: a table on stdout."),
+    ] = None,
+    model: Model = None,
+    text: Annotated[str | None, typer.Option(help="Column of texts of a table. Default: text.")] = None,
+    glob: Annotated[str, typer.Option(help="Files of FOLDER that are read.")] = "**/*.txt",
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of a window, at most. Default: the model's context.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens from one window's beginning to the next. Default: half the context.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    local: Local = None,
+    input_format: InputFormat = None,
+    output_format: OutputFormat = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Compute the perplexity, bits per byte and bits per token of texts, in overlapping windows."""
+    run_on_file(
+        "perplexity",
+        files.perplexity,
+        path,
+        out,
+        show=lambda found, out: corpus_table.show_perplexity(found, out),
+        model=model,
+        text=text,
+        glob=glob,
+        context=context,
+        stride=stride,
         url=url,
         api_key=api_key,
         local=local,

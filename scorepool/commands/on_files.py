@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -20,6 +20,8 @@ else:
     files = import_lazily("scorepool.files")
     private_server = import_lazily("scorepool.local.private_server")
 
+Found = TypeVar("Found", "files.Summary", "files.Perplexity")
+OutPath = TypeVar("OutPath", str, str | None)
 app = typer.Typer()
 TERMINAL_S = 0.2  # between changes of the line of progress
 LOG_S = 30.0  # between such lines in a log
@@ -82,6 +84,7 @@ def score(
         files.score_file,
         file,
         out,
+        show_summary,
         model=model,
         prompt=prompt,
         completion=completion,
@@ -129,6 +132,7 @@ def generate(
         files.generate_file,
         file,
         out,
+        show_summary,
         model=model,
         prompt=prompt,
         max_tokens=max_tokens,
@@ -158,7 +162,12 @@ def show_summary(summary: "files.Summary", out: str) -> None:
     typer.echo(f"{summary.num_rows - summary.num_failed} rows done, {summary.num_failed} failed", err=True)
     for name, mean in summary.means.items():
         typer.echo(f"{name} {mean.mean:.4f}{deviation(mean)} ({mean.number} rows)", err=True)
-    if summary.num_failed and out != "-":
+    show_remarks(summary, out)
+
+
+def show_remarks(summary: "files.Summary | files.Perplexity", out: str | None) -> None:
+    """Print on stderr where the rows that failed are named, and how the results differ."""
+    if summary.num_failed and out not in (None, "-"):
         typer.echo(f"{out}.errors.jsonl names the rows that failed, with the reasons", err=True)
     if summary.stamp_differences:
         differences = "; ".join(summary.stamp_differences)
@@ -167,10 +176,10 @@ def show_summary(summary: "files.Summary", out: str) -> None:
 
 def run_on_file(
     command: str,
-    function: Callable[..., "files.Summary"],
+    function: Callable[..., Found],
     file: str,
-    out: str,
-    show: Callable[["files.Summary", str], None] = show_summary,
+    out: OutPath,
+    show: Callable[[Found, OutPath], None],
     *,
     url: str,
     api_key: str | None,

@@ -5,13 +5,16 @@ columns.py      which columns a job needs                 measures.py      the c
 window.py       chunks of rows in flight, in order        tasks.py         chunks of rows as jobs
 scorer.py       items of rows under one model             jobs.py          one job, and whose fault its failure is
 completion.py, choices.py, comparison.py   what is scored of a row, and its new columns
+documents.py    folders and texts as rows                 windows.py       documents in windows of a context
 score_plan.py   the plan of that                          means.py         means of new columns
 sinks.py        rows as bytes                             journal.py       OUT, and going on after an end
-process.py      all of it together                        file_run.py, functions.py, compare.py   one file
+process.py      all of it together                        file_run.py, functions.py, compare.py, corpus.py   one file
 """
 
 from scorepool.files.compare import compare_file
 from scorepool.files.comparison import PER_BYTE_DIFFERENCE, PER_TOKEN_DIFFERENCE
+from scorepool.files.corpus import Perplexity, perplexity
+from scorepool.files.documents import FILE_COLUMN
 from scorepool.files.errors import BadInput, FileError, OutputError, ServerError
 from scorepool.files.functions import generate_file, score_file
 from scorepool.files.journal import Counts
@@ -20,6 +23,7 @@ from scorepool.files.process import Summary
 from scorepool.files.progress import Progress
 
 __all__ = [
+    "FILE_COLUMN",
     "PER_BYTE_DIFFERENCE",
     "PER_TOKEN_DIFFERENCE",
     "BadInput",
@@ -27,10 +31,12 @@ __all__ = [
     "FileError",
     "Mean",
     "OutputError",
+    "Perplexity",
     "Progress",
     "ServerError",
     "Summary",
     "compare_file",
     "generate_file",
+    "perplexity",
     "score_file",
 ]

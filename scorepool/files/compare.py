@@ -7,7 +7,8 @@ from scorepool import wire
 from scorepool.files.columns import ScoreColumns
 from scorepool.files.comparison import Comparison
 from scorepool.files.errors import BadInput
-from scorepool.files.file_run import Place, Plan, Report, no_report, run_file
+from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
+from scorepool.files.formats import open_source
 from scorepool.files.process import Summary
 from scorepool.files.rows import Values
 from scorepool.files.score_plan import plan_scores
@@ -50,5 +51,13 @@ def compare_file(
         return plan_scores("compare", scoring, temperature=temperature, prefix="", priority=priority)
 
     return run_file(
-        Place(fspath(path), fspath(out), url, api_key, names, input_format, output_format, overwrite, report), plan
+        Place(
+            open_source(fspath(path), input_format),
+            output_to(fspath(out), output_format, overwrite),
+            url,
+            api_key,
+            names,
+            report,
+        ),
+        plan,
     )

@@ -14,7 +14,7 @@ from typing import Any
 from scorepool import wire
 from scorepool.files.columns import ScoreColumns
 from scorepool.files.completion import CompletionScoring
-from scorepool.files.measures import scored_tokens
+from scorepool.files.measures import scored
 from scorepool.files.rows import Values
 
 SUM_DIFFERENCE = "logprob_sum_difference"
@@ -64,7 +64,7 @@ class Comparison:
             for model, score in zip(self.models, scores, strict=True)
             for name, value in score.items()
         }
-        tokens = [scored_tokens(sequences[0]) for sequences in results]
+        tokens = [[each for _, each in scored(sequences[0])] for sequences in results]
         for model, score, own in zip(self.models[1:], scores[1:], tokens[1:], strict=True):
             found |= {f"{model}_{name}": value for name, value in differences(score, scores[0], own, tokens[0]).items()}
         return found

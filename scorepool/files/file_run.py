@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scorepool.files.columns import check_new_columns
-from scorepool.files.formats import STDIO, Source, make_sink, open_source
+from scorepool.files.formats import STDIO, Source, make_sink
 from scorepool.files.journal import Counts, JournaledOutput
 from scorepool.files.process import Model, Output, Summary, choose_models, first_row, process_rows
 from scorepool.files.rows import Values
@@ -18,6 +18,8 @@ from scorepool.sdk import AsyncClient
 
 RETRY_S = 3600.0  # for which a server may be away in the middle of a file
 Report = Callable[[Counts, int | None], None]
+
+OpenOutput = Callable[[Source, tuple[str, ...], dict[str, Any]], Output]  # of the new columns and the command
 
 
 def no_report(counts: Counts, size: int | None) -> None:
@@ -29,14 +31,11 @@ def no_report(counts: Counts, size: int | None) -> None:
 class Place:
     """Where rows come from, where they are computed, and where they go."""
 
-    path: str
-    out: str
+    source: AbstractContextManager[Source]
+    open_output: OpenOutput
     url: str
     api_key: str | None
     models: tuple[str, ...]  # none: the only one that is served
-    input_format: str | None
-    output_format: str | None
-    overwrite: bool
     report: Report
 
 
@@ -49,20 +48,22 @@ class Plan:
     make_task: Callable[[AsyncClient, list[Model], str], Task]  # of a client, the models and a run id
     rows_per_chunk: int
     max_in_flight: int  # chunks
+    check_models: Callable[[list[Model]], None] = lambda _: None  # raises BadInput if the plan cannot work with them
 
 
 def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
     """Work on a file. The plan follows from its first row and its name. Raises FileError."""
-    with open_source(place.path, place.input_format) as source:
+    with place.source as source:
         first, rows = first_row(source)
         plan = make_plan(first, source.name)
         check_new_columns(first, plan.new_columns, source.name)
 
         async def work() -> Summary:
             models = await choose_models(place.url, place.api_key, place.models)
+            plan.check_models(models)
             command = {**plan.command, **source.identity, "--model": ", ".join(model.name for model in models)}
             differences: list[str] = []
-            with closing(_open_output(place, source, plan.new_columns, command)) as output:
+            with closing(place.open_output(source, plan.new_columns, command)) as output:
                 if not output.is_complete:
                     async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:
                         differences = await process_rows(
@@ -86,8 +87,11 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
         return asyncio.run(work())
 
 
-def _open_output(place: Place, source: Source, new_columns: tuple[str, ...], command: dict[str, Any]) -> Output:
-    sink = make_sink(place.out, place.output_format, source, new_columns)
-    if place.out == STDIO:
-        return StdoutOutput(sink)
-    return JournaledOutput(Path(place.out), sink, command, place.overwrite)
+def output_to(out: str, output_format: str | None, overwrite: bool) -> OpenOutput:
+    """Return what opens a file for the rows, `-` being stdout."""
+
+    def open_output(source: Source, new_columns: tuple[str, ...], command: dict[str, Any]) -> Output:
+        sink = make_sink(out, output_format, source, new_columns)
+        return StdoutOutput(sink) if out == STDIO else JournaledOutput(Path(out), sink, command, overwrite)
+
+    return open_output

@@ -71,6 +71,11 @@ class Source:
     schema: Any  # of Arrow; None: the format has none
 
 
+def is_table(path: str) -> bool:
+    """True if the end of a path names a format."""
+    return Path(path).suffix.lower() in _ENDINGS
+
+
 def format_of(path: str, given: str | None) -> str:
     """Return the format of a path. Raises BadInput."""
     found = given or ("jsonl" if path == STDIO else _ENDINGS.get(Path(path).suffix.lower(), ""))

@@ -7,7 +7,8 @@ from pathlib import Path
 from scorepool import wire
 from scorepool.files.columns import PromptColumn
 from scorepool.files.errors import BadInput
-from scorepool.files.file_run import Place, Plan, Report, no_report, run_file
+from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
+from scorepool.files.formats import open_source
 from scorepool.files.measures import GENERATE_COLUMNS, TOKEN_COLUMNS
 from scorepool.files.options import check_options
 from scorepool.files.process import Summary
@@ -70,7 +71,14 @@ def score_file(
         )
         return plan_scores("score", scoring, temperature=temperature, prefix=prefix, priority=priority)
 
-    place = Place(fspath(path), fspath(out), url, api_key, one(model), input_format, output_format, overwrite, report)
+    place = Place(
+        open_source(fspath(path), input_format),
+        output_to(fspath(out), output_format, overwrite),
+        url,
+        api_key,
+        one(model),
+        report,
+    )
     return run_file(place, plan)
 
 
@@ -130,5 +138,12 @@ def generate_file(
             GENERATE_CHUNKS_IN_FLIGHT,
         )
 
-    place = Place(fspath(path), fspath(out), url, api_key, one(model), input_format, output_format, overwrite, report)
+    place = Place(
+        open_source(fspath(path), input_format),
+        output_to(fspath(out), output_format, overwrite),
+        url,
+        api_key,
+        one(model),
+        report,
+    )
     return run_file(place, plan)

@@ -20,6 +20,7 @@ SCORE_COLUMNS = (
 GENERATE_COLUMNS = ("generated_text", "finish_reason", "logprob_sum", "num_tokens", "perplexity", "logprob_per_token")
 TOKEN_COLUMNS = ("token_ids", "tokens", "logprobs")
 RANKS = "ranks"
+BITS_PER_NAT = 1 / math.log(2)
 
 
 def score_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values:
@@ -27,13 +28,13 @@ def score_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values:
 
     Logprobs are natural; bits_per_byte is base 2. Bytes are those of the tokens that were scored.
     """
-    logprobs, tokens = _scored(sequence)
-    num_bytes = sum(map(len, tokens))
+    pairs = scored(sequence)
+    logprobs, num_bytes = [logprob for logprob, _ in pairs], sum(len(each) for _, each in pairs)
     logprob_sum = math.fsum(logprobs)
     ranks = _of_completion(sequence.ranks, sequence)
     columns = {
         **_sums(logprobs),
-        "bits_per_byte": _ratio(-logprob_sum / math.log(2), num_bytes),
+        "bits_per_byte": _ratio(-logprob_sum * BITS_PER_NAT, num_bytes),
         "logprob_per_byte": _ratio(logprob_sum, num_bytes),
         "is_greedy": all(rank == 1 for rank in ranks if rank is not None) if logprobs and ranks else None,
     }
@@ -43,7 +44,7 @@ def score_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values:
 
 def is_scored_whole(sequence: wire.SequenceResult) -> bool:
     """True if every token of the completion has a logprob."""
-    return len(_scored(sequence)[0]) == len(sequence.token_ids) - sequence.num_reported_prompt_tokens
+    return len(scored(sequence)) == len(sequence.token_ids) - sequence.num_reported_prompt_tokens
 
 
 def generate_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values:
@@ -51,26 +52,20 @@ def generate_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values
     columns = {
         "generated_text": sequence.text,
         "finish_reason": sequence.finish_reason,
-        **_sums(_scored(sequence)[0]),
+        **_sums([logprob for logprob, _ in scored(sequence)]),
     }
     ordered = {name: columns[name] for name in GENERATE_COLUMNS}
     return ordered | (_token_columns(sequence) if with_tokens else {})
 
 
-def scored_tokens(sequence: wire.SequenceResult) -> list[bytes]:
-    """Return the bytes of the completion's tokens that have a logprob."""
-    return _scored(sequence)[1]
-
-
-def _scored(sequence: wire.SequenceResult) -> tuple[list[float], list[bytes]]:
-    """Return the logprobs of the completion's tokens that have one, and the bytes of these tokens.
+def scored(sequence: wire.SequenceResult) -> list[tuple[float, bytes]]:
+    """Return the logprob and the bytes of each of the completion's tokens that has a logprob.
 
     The first token of a text has none if the model's texts begin without BOS.
     """
     logprobs = _of_completion(sequence.logprobs, sequence)
     token_bytes = _of_completion(sequence.token_bytes, sequence)
-    pairs = [pair for pair in zip(logprobs, token_bytes, strict=True) if not math.isnan(pair[0])]
-    return [logprob for logprob, _ in pairs], [each for _, each in pairs]
+    return [pair for pair in zip(logprobs, token_bytes, strict=True) if not math.isnan(pair[0])]
 
 
 def _sums(logprobs: list[float]) -> Values:
@@ -79,7 +74,7 @@ def _sums(logprobs: list[float]) -> Values:
     return {
         "logprob_sum": logprob_sum if logprobs else None,
         "num_tokens": len(logprobs),
-        "perplexity": None if per_token is None else _exp(-per_token),
+        "perplexity": None if per_token is None else exp(-per_token),
         "logprob_per_token": per_token,
     }
 
@@ -102,7 +97,8 @@ def _ratio(total: float, number: int) -> float | None:
     return total / number if number else None
 
 
-def _exp(value: float) -> float:
+def exp(value: float) -> float:
+    """Return e to the power of a value, inf if that is too large for a float."""
     try:
         return math.exp(value)
     except OverflowError:  # of logprobs that were -inf

@@ -47,6 +47,26 @@ class JsonlSink:
         os.replace(partial, out)
 
 
+class CollectingSink:
+    """A list in memory, for rows that no file gets."""
+
+    def __init__(self, collected: list[Values]) -> None:
+        self._collected = collected
+
+    def restore(self, partial: Path) -> None:
+        pass
+
+    def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
+        self._collected.extend(rows)
+        return b"", {}
+
+    def end(self) -> bytes:
+        return b""
+
+    def make_file(self, partial: Path, out: Path) -> None:
+        pass
+
+
 class CsvSink:
     """A line of columns, those of the first rows, and a line per row. Lists and objects are written as JSON."""
 

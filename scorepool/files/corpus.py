@@ -1,0 +1,132 @@
+"""Compute the perplexity of a corpus, as a function."""
+
+from functools import partial
+from os import fspath
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from scorepool import wire
+from scorepool.files.columns import check_has_columns
+from scorepool.files.documents import DEFAULT_GLOB, TEXT_COLUMN, are_files, open_documents
+from scorepool.files.errors import BadInput
+from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
+from scorepool.files.functions import one
+from scorepool.files.process import Model, Output, Summary
+from scorepool.files.rows import Values
+from scorepool.files.scorer import Scorer
+from scorepool.files.sinks import CollectingSink
+from scorepool.files.stdout_output import StdoutOutput
+from scorepool.files.tasks import ScoreTask, Task
+from scorepool.files.windows import DOCUMENT_COLUMNS, DocumentTask, WindowScoring, document_columns
+from scorepool.sdk import AsyncClient
+from scorepool.sdk.async_client import DEFAULT_URL
+
+ROWS_PER_CHUNK = 32
+CHUNKS_IN_FLIGHT = 8
+
+
+class Perplexity(Struct, frozen=True, kw_only=True):
+    """The perplexity of a corpus. Values are null if no token was scored."""
+
+    num_documents: int  # those that did not fail
+    num_failed: int
+    num_tokens: int  # scored: all but the first of each document
+    num_bytes: int  # of these tokens
+    logprob_sum: float  # natural logarithm
+    perplexity: float | None
+    bits_per_token: float | None
+    bits_per_byte: float | None
+    documents: list[dict[str, Any]]  # empty if they were written to a file
+    stamp_differences: list[str]
+
+
+def perplexity(
+    path: str | Path,
+    out: str | Path | None = None,
+    *,
+    model: str | None = None,
+    text: str | None = None,
+    glob: str = DEFAULT_GLOB,
+    context: int | None = None,
+    stride: int | None = None,
+    priority: wire.Priority = "normal",
+    url: str = DEFAULT_URL,
+    api_key: str | None = None,
+    input_format: str | None = None,
+    output_format: str | None = None,
+    overwrite: bool = False,
+    report: Report = no_report,
+) -> Perplexity:
+    """Compute the perplexity of the files of a folder that `glob` names, of a text file, or of the rows of a table.
+
+    Documents longer than `context` tokens, by default the model's context, are cut into windows that begin `stride`
+    tokens after each other, by default half the context. Each token but the first is scored once, after the tokens
+    before it in its window. `text` names the column of a table, by default `text`. With `out` a row per document is
+    written there; without it, `documents` of the result holds them. The rest is as in `score_file`. Raises FileError.
+    """
+    source = fspath(path)
+    dropped = (TEXT_COLUMN,) if are_files(source, input_format) else ()
+    if dropped and text:
+        raise BadInput(f"{path} is no table, so it has no column {text!r}: expected no --text, or --input-format")
+    column = text or TEXT_COLUMN
+    documents: list[Values] = []
+
+    def plan(first: Values, name: str) -> Plan:
+        check_has_columns(first, name, {"--text": column})
+        return Plan(
+            {"the command": "perplexity", "--text": column, "--context": context, "--stride": stride},
+            DOCUMENT_COLUMNS,
+            make_task,
+            ROWS_PER_CHUNK,
+            CHUNKS_IN_FLIGHT,
+            check_models=check,
+        )
+
+    def check(models: list[Model]) -> None:
+        choose_windows(models[0], context, stride)
+
+    def make_task(client: AsyncClient, models: list[Model], run_id: str) -> Task:
+        name = models[0].name
+        scorer = Scorer(client, name, partial(wire.Score, priority=priority, wait_for_model=True), run_id)
+        task = ScoreTask([scorer], choose_windows(models[0], context, stride))
+        return DocumentTask(client, name, run_id, column=column, dropped=dropped, priority=priority, task=task)
+
+    def collect(*_: object) -> Output:
+        return StdoutOutput(CollectingSink(documents))
+
+    open_output = collect if out is None else output_to(fspath(out), output_format, overwrite)
+    place = Place(open_documents(source, input_format, glob), open_output, url, api_key, one(model), report)
+    return total(run_file(place, plan), documents)
+
+
+def choose_windows(model: Model, context: int | None, stride: int | None) -> WindowScoring:
+    """Return the windows. Raises BadInput if the model has no such context."""
+    longest = model.context_length
+    if context is not None and not 2 <= context <= longest:
+        raise BadInput(f"--context is {context}: expected 2 to {longest}, the context of {model.name}")
+    chosen = context or longest
+    if stride is not None and not 1 <= stride < chosen:
+        raise BadInput(f"--stride is {stride}: expected 1 to {chosen - 1}, less than the context")
+    return WindowScoring(chosen, stride or max(1, chosen // 2))
+
+
+def total(summary: Summary, documents: list[Values]) -> Perplexity:
+    """Return the corpus's perplexity: that of all tokens, not a mean over documents."""
+    sums = {name: mean.total for name, mean in summary.means.items()}
+    num_tokens, num_bytes = round(sums.get("num_tokens", 0)), round(sums.get("num_bytes", 0))
+    logprob_sum = sums.get("logprob_sum", 0.0)
+    columns = document_columns(logprob_sum, num_tokens, num_bytes) if num_tokens else {}
+    return Perplexity(
+        num_documents=summary.num_rows - summary.num_failed,
+        num_failed=summary.num_failed,
+        num_tokens=num_tokens,
+        num_bytes=num_bytes,
+        logprob_sum=logprob_sum,
+        perplexity=columns.get("perplexity"),
+        bits_per_token=columns.get("bits_per_token"),
+        bits_per_byte=columns.get("bits_per_byte"),
+        documents=documents,
+        stamp_differences=summary.stamp_differences,
+    )

@@ -1,0 +1,73 @@
+"""Read documents: each text file of a folder, one text file, or the rows of a table."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from scorepool.files.errors import BadInput
+from scorepool.files.formats import STDIO, Source, is_table, open_source
+from scorepool.files.rows import Row
+
+FILE_COLUMN, TEXT_COLUMN = "file", "text"
+DEFAULT_GLOB = "**/*.txt"
+MAX_CHARACTERS = 8_000_000  # of a text that the API takes
+_MAX_BYTES = 4 * MAX_CHARACTERS
+
+
+def are_files(path: str, input_format: str | None) -> bool:
+    """True if documents are files; False if they are rows of a table."""
+    return path != STDIO and (Path(path).is_dir() or not (input_format or is_table(path)))
+
+
+def open_documents(path: str, input_format: str | None, glob: str) -> AbstractContextManager[Source]:
+    """Open documents. Those that are files are rows with the columns `file` and `text`. Raises BadInput."""
+    return _open_files(path, glob) if are_files(path, input_format) else open_source(path, input_format)
+
+
+@contextmanager
+def _open_files(path: str, glob: str) -> Iterator[Source]:
+    root = Path(path)
+    if root.is_dir():
+        try:
+            paths = sorted(each for each in root.glob(glob) if each.is_file())
+        except (ValueError, NotImplementedError) as error:
+            raise BadInput(f"--glob is {glob!r}: {error}") from None
+        if not paths:
+            raise BadInput(f"{path} has no file {glob}: name its files with --glob, such as '**/*.md'")
+        names = [str(each.relative_to(root)) for each in paths]
+    else:
+        paths, names = [root], [path]
+    try:
+        stats = [each.stat() for each in paths]
+    except OSError as error:
+        raise BadInput(f"cannot read {error.filename}: {error.strerror}") from None
+    sizes = [each.st_size for each in stats]
+    identity = {
+        "FILE": str(root.absolute()),
+        "the files of FILE": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)],
+    }
+    yield Source(path, _rows(paths, names, sizes), sum(sizes), identity, None)
+
+
+def _rows(paths: list[Path], names: list[str], sizes: list[int]) -> Iterator[Row]:
+    position = 0
+    for number, (path, name, size) in enumerate(zip(paths, names, sizes, strict=True), 1):
+        position += size
+        try:
+            text = _read_text(path, size)
+        except ValueError as error:
+            yield Row(number, number, position, None, f"{name}: {error}")
+        else:
+            yield Row(number, number, position, {FILE_COLUMN: name, TEXT_COLUMN: text})
+
+
+def _read_text(path: Path, size: int) -> str:
+    """Return the text of a file, with its line ends as they are. Raises ValueError."""
+    if size > _MAX_BYTES:
+        raise ValueError(f"the file has {size} bytes: expected at most {_MAX_BYTES}")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("the file is not UTF-8 text") from None
+    except OSError as error:
+        raise ValueError(f"cannot read the file: {error.strerror}") from None

@@ -1,0 +1,141 @@
+"""`scorepool perplexity`, against every process of two models and transformers on torch."""
+
+import json
+from collections import Counter
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import scorepool
+from scorepool.cli import app
+from scorepool.files.windows import cut_windows
+
+if TYPE_CHECKING:
+    from tests.tiny_models import TinyModels
+
+pytestmark = pytest.mark.timeout(180)
+LONG = "the quick brown fox jumps over the lazy dog größer 你好 🙂 and then the dog sleeps in the sun. " * 12
+SHORT = "a token is scored under the model"
+
+
+def guide_logprob_sum(folder: Path, text: str, context: int, stride: int) -> tuple[float, int]:
+    """Return the sum of logprobs and the number of tokens by the loop of transformers' guide to perplexity."""
+    from tests.engine.oracle import Oracle
+    from tests.tiny_tokenizer import build_tokenizer
+
+    oracle, token_ids = Oracle(folder), build_tokenizer()(text).input_ids
+    total, num_scored, previous_end = 0.0, 0, 0
+    for begin in range(0, len(token_ids), stride):
+        end = min(begin + context, len(token_ids))
+        window, num_targets = token_ids[begin:end], end - previous_end
+        logprobs = oracle.logprobs(window)
+        targets = range(max(1, len(window) - num_targets), len(window))  # labels are shifted: the first has none
+        total += sum(logprobs[at - 1, window[at]] for at in targets)
+        num_scored += len(targets)
+        previous_end = end
+        if end == len(token_ids):
+            break
+    return total, num_scored
+
+
+@pytest.mark.parametrize(("context", "stride"), [(64, 16), (50, 49), (None, None)])
+def test_windows_give_the_perplexity_of_the_guide_in_transformers(
+    two_models_url: str, tiny_models: "TinyModels", tmp_path: Path, context: int | None, stride: int | None
+):
+    (tmp_path / "long.txt").write_text(LONG)
+    (tmp_path / "short.txt").write_text(SHORT)
+
+    found = scorepool.perplexity(tmp_path, model="tiny", context=context, stride=stride, url=two_models_url)
+
+    expected = [guide_logprob_sum(tiny_models("llama"), text, context or 512, stride or 256) for text in (LONG, SHORT)]
+    for document, text, (logprob_sum, num_tokens) in zip(found.documents, (LONG, SHORT), expected, strict=True):
+        assert document["num_tokens"] == num_tokens
+        assert document["num_bytes"] == len(text.encode())
+        assert document["logprob_sum"] / num_tokens == pytest.approx(logprob_sum / num_tokens, abs=1e-4)
+        assert log(document["perplexity"]) == pytest.approx(-logprob_sum / num_tokens, abs=1e-4)
+        assert document["bits_per_byte"] == pytest.approx(-logprob_sum / log(2) / len(text.encode()), abs=1e-4)
+    assert [document["file"] for document in found.documents] == ["long.txt", "short.txt"]
+    total, num_tokens = (sum(values) for values in zip(*expected, strict=True))
+    assert found.num_tokens == num_tokens
+    assert found.num_bytes == len((LONG + SHORT).encode())
+    assert found.perplexity == pytest.approx(exp(-total / num_tokens), rel=1e-4)
+    assert found.bits_per_token == pytest.approx(-total / log(2) / num_tokens, rel=1e-4)
+
+
+def test_each_token_but_the_first_is_scored_once_in_a_window_of_the_context():
+    for num_tokens in (0, 1, 2, 7, 8, 9, 30, 64):
+        for context, stride in ((8, 1), (8, 3), (8, 7), (2, 1), (64, 32)):
+            windows = list(cut_windows(num_tokens, context, stride))
+            scored = Counter(at for window in windows for at in range(window.scored_from, window.end))
+            assert scored == Counter(range(1, num_tokens))
+            assert all(window.begin < window.scored_from < window.end <= window.begin + context for window in windows)
+            assert all(window.scored_from - window.begin >= context - stride for window in windows[1:])
+
+
+def test_a_document_of_more_windows_than_a_job_has_items_is_whole(two_models_url: str, tmp_path: Path):
+    path = tmp_path / "text.md"
+    path.write_text("x y " * 150)
+    found = scorepool.perplexity(path, model="tiny", context=4, stride=1, url=two_models_url)
+    [document] = found.documents
+    assert document["num_windows"] > 256
+    assert document["num_tokens"] == document["num_windows"] + 2
+    assert document["num_bytes"] == 600
+
+
+def test_documents_of_a_table_and_failures_are_written(two_models_url: str, tmp_path: Path):
+    path, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    texts = ["import os", "", None, "你好 größer", "x"]
+    pq.write_table(pa.table({"id": range(5), "body": texts}), path)
+
+    found = scorepool.perplexity(path, out, model="demo", text="body", url=two_models_url)
+
+    rows: list[dict[str, Any]] = pq.read_table(out).to_pylist()
+    assert [row["body"] for row in rows] == ["import os", "你好 größer"]
+    assert (found.num_documents, found.num_failed, found.documents) == (2, 3, [])
+    assert found.num_tokens == sum(row["num_tokens"] for row in rows)
+    reasons = [json.loads(line)["reason"] for line in (tmp_path / "out.parquet.errors.jsonl").read_text().splitlines()]
+    assert reasons == [
+        "the document has 0 characters: expected 1 to 8000000",
+        "column 'body' is None: expected text",
+        "the document has no token after its first, which has no logprob",
+    ]
+
+
+def test_the_command_prints_a_table_of_the_files_of_a_folder(two_models_url: str, tmp_path: Path):
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "b.txt").write_text(SHORT)
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "c.md").write_text("not read")
+
+    done = CliRunner().invoke(app, ["perplexity", str(tmp_path), "--model", "tiny", "--url", two_models_url])
+
+    assert done.exit_code == 1, done.stderr
+    header, document, everything = (line.split() for line in done.stdout.splitlines())
+    assert header[:3] == ["document", "num_tokens", "num_bytes"]
+    assert document[0] == "part/b.txt"
+    assert everything == ["all", *document[1:]]
+    assert "a.txt: the file is not UTF-8 text" in done.stderr
+    assert "1 documents done, 1 failed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"context": 513}, "--context is 513: expected 2 to 512, the context of tiny"),
+        ({"context": 8, "stride": 8}, "--stride is 8: expected 1 to 7, less than the context"),
+        ({"text": "body"}, "is no table, so it has no column 'body'"),
+        ({"glob": "*.rst"}, r"has no file \*.rst: name its files with --glob"),
+    ],
+)
+def test_options_that_cannot_work_leave_no_files(
+    two_models_url: str, tmp_path: Path, options: dict[str, Any], sentence: str
+):
+    (tmp_path / "a.txt").write_text(SHORT)
+    with pytest.raises(scorepool.FileError, match=sentence):
+        scorepool.perplexity(tmp_path, tmp_path / "out.csv", model="tiny", url=two_models_url, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

@@ -101,7 +101,7 @@ def test_documents_of_a_table_and_failures_are_written(two_models_url: str, tmp_
     reasons = [json.loads(line)["reason"] for line in (tmp_path / "out.parquet.errors.jsonl").read_text().splitlines()]
     assert reasons == [
         "the document has 0 characters: expected 1 to 8000000",
-        "column 'body' is None: expected text",
+        "column 'body' is null: expected text",
         "the document has no token after its first, which has no logprob",
     ]
 

@@ -35,6 +35,7 @@ check: .venv/dev
 # The pages that follow from the code. Tests compare them.
 docs: .venv/dev
 	$(BIN)/python docs/commands.py
+	$(BIN)/python docs/sdk.py
 
 # Takes 15 minutes on two idle cores. The published figures take longer: add --model 0.6b to the other commands too.
 bench: .venv/dev

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from scorepool.files import FileError, Perplexity, compare_file, generate_file, perplexity, score_file
     from scorepool.sdk import (
         AsyncClient,
-        AsyncJob,
+        AsyncJobHandle,
         BatchTimeout,
         Client,
         InvalidUrl,
         JobFailed,
+        JobHandle,
         JobTimeout,
         MixedResults,
         NotScorepool,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
-    "AsyncJob",
+    "AsyncJobHandle",
     "BatchTimeout",
     "Client",
     "Failure",
@@ -53,6 +54,7 @@ __all__ = [
     "InvalidUrl",
     "Job",
     "JobFailed",
+    "JobHandle",
     "JobTimeout",
     "Message",
     "MixedResults",
@@ -83,8 +85,8 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(
         (
-            *("AsyncClient", "AsyncJob", "Client", "JobFailed", "JobTimeout", "MixedResults", "ScorepoolError"),
-            *("BatchTimeout", "InvalidUrl", "NotScorepool", "TokensRestarted", "Unreachable"),
+            *("AsyncClient", "AsyncJobHandle", "Client", "JobFailed", "JobTimeout", "MixedResults", "ScorepoolError"),
+            *("BatchTimeout", "InvalidUrl", "JobHandle", "NotScorepool", "TokensRestarted", "Unreachable"),
         ),
         "scorepool.sdk",
     ),

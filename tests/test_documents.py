@@ -22,6 +22,7 @@ DOCUMENTS = (
     "docs/http.md",
     "docs/openai.md",
     "docs/operations.md",
+    "docs/sdk.md",
     "docs/settings.md",
 )
 
@@ -53,6 +54,11 @@ def test_the_page_of_commands_follows_from_the_parser(root: Path):
     assert [section.partition("\n")[0] for section in sections if "\nExit status " not in section] == []
     recorded = {path.stem for path in (root / "docs/recordings").iterdir()}
     assert recorded <= {section.partition("`\n")[0].removeprefix("`scorepool ") for section in sections}
+
+
+def test_the_reference_of_the_sdk_is_that_of_its_sources(root: Path):
+    text = (root / "docs/sdk.md").read_text()
+    assert runpy.run_path(str(root / "docs/sdk.py"))["render"](text) == text, "run `make docs`"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

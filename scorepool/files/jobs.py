@@ -7,7 +7,7 @@ from contextlib import suppress
 from scorepool import wire
 from scorepool.files.errors import ServerError
 from scorepool.files.rows import DoneRows
-from scorepool.sdk import AsyncClient, AsyncJob, JobFailed, ScorepoolError
+from scorepool.sdk import AsyncClient, AsyncJobHandle, JobFailed, ScorepoolError
 
 _REFUSED = frozenset({400, 413, 422})  # HTTP statuses for which a row may be to blame
 _NOT_OF_A_ROW = frozenset({"canceled", "expired"})  # codes of failures
@@ -43,7 +43,7 @@ class JobCanceled(Exception):
     """A job that was canceled before its end."""
 
 
-async def _result_of(job: AsyncJob, model: str, done: DoneRows) -> wire.Result:
+async def _result_of(job: AsyncJobHandle, model: str, done: DoneRows) -> wire.Result:
     """Return a job's result. Raises JobCanceled, RowFault, ServerError, ScorepoolError."""
     try:
         result = await job.result()
@@ -67,7 +67,7 @@ def fault_of(message: str, field: str | None, may_be_of_a_row: bool) -> RowFault
     return ServerError(f"the server refuses: {message}")
 
 
-async def submit(client: AsyncClient, request: wire.Request, key: str) -> AsyncJob:
+async def submit(client: AsyncClient, request: wire.Request, key: str) -> AsyncJobHandle:
     """Submit a job. If this is canceled meanwhile, wait for its id first: who closes the client cancels it then."""
     submission = asyncio.create_task(client.submit(request, idempotency_key=key))
     try:

@@ -14,8 +14,8 @@ To add a route, add a function to calls.py and a method to both clients. tests/s
 and the calls with the API's routes.
 """
 
-from scorepool.sdk.async_client import AsyncClient, AsyncJob
-from scorepool.sdk.client import Client, Job
+from scorepool.sdk.async_client import AsyncClient, AsyncJobHandle
+from scorepool.sdk.client import Client, JobHandle
 from scorepool.sdk.connection import split_unix
 from scorepool.sdk.errors import (
     BatchTimeout,
@@ -31,12 +31,12 @@ from scorepool.sdk.errors import (
 
 __all__ = [
     "AsyncClient",
-    "AsyncJob",
+    "AsyncJobHandle",
     "BatchTimeout",
     "Client",
     "InvalidUrl",
-    "Job",
     "JobFailed",
+    "JobHandle",
     "JobTimeout",
     "MixedResults",
     "NotScorepool",

@@ -30,7 +30,7 @@ GRACE_S = 5.0  # beyond its deadline, for the reply to a wait that has reached i
 _ENDED = ("finished", "failed", "canceled")
 
 
-class AsyncJob:
+class AsyncJobHandle:
     """A job that was submitted. Iterate over it to get its tokens as they are generated, if it has `stream`."""
 
     def __init__(self, client: "AsyncClient", job_id: str) -> None:
@@ -129,17 +129,17 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
 
     # Jobs.
 
-    async def submit(self, request: wire.Request, *, idempotency_key: str | None = None) -> AsyncJob:
+    async def submit(self, request: wire.Request, *, idempotency_key: str | None = None) -> AsyncJobHandle:
         """Submit a job. Raises ScorepoolError, Unreachable."""
         (job_id,) = await self._submit(calls.submit(request, idempotency_key))
-        return AsyncJob(self, job_id)
+        return AsyncJobHandle(self, job_id)
 
     async def submit_many(
         self, requests: Iterable[wire.Request], *, idempotency_key: str | None = None
-    ) -> list[AsyncJob]:
+    ) -> list[AsyncJobHandle]:
         """Submit jobs, all or none, in the order of `requests`. Raises ScorepoolError, Unreachable."""
         job_ids = await self._submit(calls.submit_many(requests, idempotency_key))
-        return [AsyncJob(self, job_id) for job_id in job_ids]
+        return [AsyncJobHandle(self, job_id) for job_id in job_ids]
 
     async def _submit(self, call: calls.Call[list[str]], retry_s: float | None = None) -> list[str]:
         """Submit jobs and remember them. Canceling this does not cancel that, so that `close` can cancel the jobs."""
@@ -154,11 +154,11 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         task.add_done_callback(self._submitting.discard)
         return await asyncio.shield(task)
 
-    def detach(self, job: AsyncJob | str) -> None:
+    def detach(self, job: AsyncJobHandle | str) -> None:
         """Let a job go on when the client is closed."""
         self._not_awaited.pop(_id_of(job), None)
 
-    async def job(self, job: AsyncJob | str, *, wait_s: float = 0.0) -> wire.Job:
+    async def job(self, job: AsyncJobHandle | str, *, wait_s: float = 0.0) -> wire.Job:
         """Return the job when it ends, or as it is after `wait_s`. Raises ScorepoolError, Unreachable."""
         found = await self._connection.send(calls.job(_id_of(job), wait_s))
         if found.status in _ENDED:
@@ -176,7 +176,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         """Return a page of jobs, newest first, without results. Raises ScorepoolError, Unreachable."""
         return await self._connection.send(calls.jobs(status, model, cursor, limit))
 
-    async def result(self, job: AsyncJob | str, *, timeout_s: float | None = None) -> wire.Result:
+    async def result(self, job: AsyncJobHandle | str, *, timeout_s: float | None = None) -> wire.Result:
         """Wait for the job's result, however often the API restarts meanwhile.
 
         Raises JobFailed, ScorepoolError; JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
@@ -203,17 +203,17 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
             if clock() >= deadline:
                 raise JobTimeout(job_id, found.status, timeout_s or 0.0, self.url)
 
-    async def cancel(self, job: AsyncJob | str) -> wire.Job:
+    async def cancel(self, job: AsyncJobHandle | str) -> wire.Job:
         """Cancel a queued or running job and return it. Raises ScorepoolError, Unreachable."""
         self.detach(job)
         return await self._connection.send(calls.cancel(_id_of(job)))
 
-    async def delete(self, job: AsyncJob | str) -> None:
+    async def delete(self, job: AsyncJobHandle | str) -> None:
         """Delete a job that has ended, with its result. Raises ScorepoolError, Unreachable."""
         await self._connection.send(calls.delete(_id_of(job)))
 
     async def as_completed(
-        self, jobs: Iterable[AsyncJob | str], *, timeout_s: float | None = None
+        self, jobs: Iterable[AsyncJobHandle | str], *, timeout_s: float | None = None
     ) -> AsyncGenerator[wire.Job]:
         """Yield jobs as they end, each with its result or its failure.
 
@@ -307,7 +307,9 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         """Return the text of tokens. Raises JobFailed, ScorepoolError, Unreachable."""
         return (await self.tokenize(model, token_ids)).text
 
-    async def events(self, job: AsyncJob | str, *, timeout_s: float | None = None) -> AsyncGenerator[wire.TokenDelta]:
+    async def events(
+        self, job: AsyncJobHandle | str, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[wire.TokenDelta]:
         """Yield new tokens of a job with `stream` as they are generated, however often the API restarts meanwhile.
 
         Raises JobFailed if the job fails; TokensRestarted if it began again with other tokens; ScorepoolError;
@@ -341,5 +343,5 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
             raise JobTimeout(job_id, found.status, timeout_s or 0.0, self.url) from None
 
 
-def _id_of(job: AsyncJob | str) -> str:
+def _id_of(job: AsyncJobHandle | str) -> str:
     return job if isinstance(job, str) else job.id

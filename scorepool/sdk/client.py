@@ -17,7 +17,7 @@ from scorepool.sdk.webhooks import Webhooks
 T = TypeVar("T")
 
 
-class Job:
+class JobHandle:
     """A job that was submitted. Iterate over it to get its tokens as they are generated, if it has `stream`."""
 
     def __init__(self, client: "Client", job_id: str) -> None:
@@ -104,20 +104,20 @@ class Client(Models, Batches, Webhooks):
 
     # Jobs.
 
-    def submit(self, request: wire.Request, *, idempotency_key: str | None = None) -> Job:
+    def submit(self, request: wire.Request, *, idempotency_key: str | None = None) -> JobHandle:
         """Submit a job. Raises ScorepoolError, Unreachable."""
-        return Job(self, self._run(self._async.submit(request, idempotency_key=idempotency_key)).id)
+        return JobHandle(self, self._run(self._async.submit(request, idempotency_key=idempotency_key)).id)
 
-    def submit_many(self, requests: Iterable[wire.Request], *, idempotency_key: str | None = None) -> list[Job]:
+    def submit_many(self, requests: Iterable[wire.Request], *, idempotency_key: str | None = None) -> list[JobHandle]:
         """Submit jobs, all or none, in the order of `requests`. Raises ScorepoolError, Unreachable."""
         submitted = self._run(self._async.submit_many(list(requests), idempotency_key=idempotency_key))
-        return [Job(self, job.id) for job in submitted]
+        return [JobHandle(self, job.id) for job in submitted]
 
-    def detach(self, job: Job | str) -> None:
+    def detach(self, job: JobHandle | str) -> None:
         """Let a job go on when the client is closed."""
         self._async.detach(_id_of(job))
 
-    def job(self, job: Job | str, *, wait_s: float = 0.0) -> wire.Job:
+    def job(self, job: JobHandle | str, *, wait_s: float = 0.0) -> wire.Job:
         """Return the job when it ends, or as it is after `wait_s`. Raises ScorepoolError, Unreachable."""
         return self._run(self._async.job(_id_of(job), wait_s=wait_s))
 
@@ -132,22 +132,22 @@ class Client(Models, Batches, Webhooks):
         """Return a page of jobs, newest first, without results. Raises ScorepoolError, Unreachable."""
         return self._run(self._async.jobs(status=status, model=model, cursor=cursor, limit=limit))
 
-    def result(self, job: Job | str, *, timeout_s: float | None = None) -> wire.Result:
+    def result(self, job: JobHandle | str, *, timeout_s: float | None = None) -> wire.Result:
         """Wait for the job's result, however often the API restarts meanwhile.
 
         Raises JobFailed, ScorepoolError; JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
         return self._run(self._async.result(_id_of(job), timeout_s=timeout_s))
 
-    def cancel(self, job: Job | str) -> wire.Job:
+    def cancel(self, job: JobHandle | str) -> wire.Job:
         """Cancel a queued or running job and return it. Raises ScorepoolError, Unreachable."""
         return self._run(self._async.cancel(_id_of(job)))
 
-    def delete(self, job: Job | str) -> None:
+    def delete(self, job: JobHandle | str) -> None:
         """Delete a job that has ended, with its result. Raises ScorepoolError, Unreachable."""
         self._run(self._async.delete(_id_of(job)))
 
-    def as_completed(self, jobs: Iterable[Job | str], *, timeout_s: float | None = None) -> Iterator[wire.Job]:
+    def as_completed(self, jobs: Iterable[JobHandle | str], *, timeout_s: float | None = None) -> Iterator[wire.Job]:
         """Yield jobs as they end, each with its result or its failure.
 
         At most MAX_IN_FLIGHT are watched at a time, the first ones first. Raises ScorepoolError, Unreachable, and
@@ -206,7 +206,7 @@ class Client(Models, Batches, Webhooks):
         """Return the text of tokens. Raises JobFailed, ScorepoolError, Unreachable."""
         return self._run(self._async.detokenize(model, token_ids))
 
-    def events(self, job: Job | str, *, timeout_s: float | None = None) -> Iterator[wire.TokenDelta]:
+    def events(self, job: JobHandle | str, *, timeout_s: float | None = None) -> Iterator[wire.TokenDelta]:
         """Yield new tokens of a job with `stream` as they are generated, however often the API restarts meanwhile.
 
         Raises JobFailed if the job fails; TokensRestarted if it began again with other tokens; ScorepoolError;
@@ -223,5 +223,5 @@ async def _close(items: AsyncGenerator[T]) -> None:
     await items.aclose()
 
 
-def _id_of(job: Job | str) -> str:
+def _id_of(job: JobHandle | str) -> str:
     return job if isinstance(job, str) else job.id

@@ -11,8 +11,8 @@ import pytest
 
 from scorepool import AsyncClient, Client, ScorepoolError, wire
 from scorepool.api.app import create_app
-from scorepool.sdk.async_client import AsyncJob
-from scorepool.sdk.client import Job
+from scorepool.sdk.async_client import AsyncJobHandle
+from scorepool.sdk.client import JobHandle
 from scorepool.store import Settings
 from tests.scorepool.sdk.test_client import ID, SCORE
 
@@ -78,10 +78,12 @@ def as_blocking(signature: inspect.Signature) -> str:
     """Write a signature as the blocking client's would be."""
     text = str(signature)
     text = re.sub(r"(AsyncGenerator|AsyncIterator)", "Iterator", text)
-    return text.replace("AsyncJob", "Job").replace("async_client.", "client.").replace("AsyncClient", "Client")
+    return (
+        text.replace("AsyncJobHandle", "JobHandle").replace("async_client.", "client.").replace("AsyncClient", "Client")
+    )
 
 
-@pytest.mark.parametrize(("blocking", "asynchronous"), [(Client, AsyncClient), (Job, AsyncJob)])
+@pytest.mark.parametrize(("blocking", "asynchronous"), [(Client, AsyncClient), (JobHandle, AsyncJobHandle)])
 def test_both_clients_and_their_jobs_have_the_same_methods(blocking: type, asynchronous: type):
     assert public(blocking) == public(asynchronous)
     for name in (*public(blocking), "__init__"):

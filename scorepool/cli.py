@@ -190,20 +190,22 @@ def verify(
         Path | None, typer.Option(help="The request of the only JOB, in JSON, if its prompt was token ids.")
     ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for computing one job again.")] = 600.0,
+    as_json: Json = False,
 ) -> None:
     """Compute the results of jobs again and compare them."""
     if api_key and not (api_key.isascii() and api_key.isprintable()):  # as HTTP headers are
         fail(
             "the API key has characters that no key has: expected what `scorepool key` prints", verification.CANNOT_TELL
         )
+    report = verification.print_json if as_json else verification.print_line
     try:
         if model:
             run(
                 "verify --model",
-                lambda: commands.verify(jobs, url, api_key, model, request, timeout_s),
+                lambda: commands.verify(jobs, url, api_key, model, request, timeout_s, report),
                 verification.CANNOT_TELL,
             )
-        raise typer.Exit(verification.run_on_server(jobs, url, api_key, request, timeout_s, typer.echo))
+        raise typer.Exit(verification.run_on_server(jobs, url, api_key, request, timeout_s, report))
     except verification.CannotTell as error:
         fail(f"cannot tell: {error}", verification.CANNOT_TELL)
 

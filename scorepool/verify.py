@@ -41,18 +41,32 @@ class Verdict(Struct, frozen=True):
     sentence: str
 
 
+Report = Callable[[str, Verdict], None]
+
+
+def print_line(job_id: str, verdict: Verdict) -> None:
+    """Print a verdict for people."""
+    print(f"{job_id}: {verdict.sentence}", flush=True)  # noqa: T201
+
+
+def print_json(job_id: str, verdict: Verdict) -> None:
+    """Print a verdict as a line of JSON."""
+    line = {"id": job_id, "verdict": verdict.kind, "sentence": verdict.sentence}
+    print(wire.encode_json(line).decode(), flush=True)  # noqa: T201
+
+
 def run_on_server(
     job_ids: Sequence[str],
     url: str,
     api_key: str | None,
     request_path: Path | None,
     timeout_s: float,
-    echo: Callable[[str], None],
+    report: Report,
 ) -> int:
     """Verify jobs by the workers of the API that holds their results; return the exit status. Raises CannotTell."""
     with connect(url, api_key) as client:
         recompute = on_server(client, timeout_s)
-        return run(job_ids, client, lambda job: recompute, request_path, echo)
+        return run(job_ids, client, lambda job: recompute, request_path, report)
 
 
 def connect(url: str, api_key: str | None) -> Client:
@@ -68,9 +82,9 @@ def run(
     client: Client,
     recompute_of: Callable[[wire.Job], Recompute],
     request_path: Path | None,
-    echo: Callable[[str], None],
+    report: Report,
 ) -> int:
-    """Verify jobs and echo one line for each; return the exit status: 0 confirmed, 1 different, 2 cannot tell.
+    """Verify jobs and report each verdict; return the exit status: 0 confirmed, 1 different, 2 cannot tell.
 
     `recompute_of` returns what computes a job again. `request_path` is a file with the request of the only job.
     """
@@ -82,7 +96,7 @@ def run(
             verdict = verify(job, recompute_of(job), request)
         except CannotTell as error:
             verdict = Verdict("unknown", f"cannot tell: {error}")
-        echo(f"{job_id}: {verdict.sentence}")
+        report(job_id, verdict)
         kinds.add(verdict.kind)
     return next(EXIT_STATUS[kind] for kind in ("different", "unknown", "within", "equal") if kind in kinds)
 

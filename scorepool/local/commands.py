@@ -141,6 +141,7 @@ def verify(
     models: Sequence[str],
     request_path: Path | None,
     timeout_s: float,
+    report: verification.Report,
 ) -> int:
     """Compute the results of jobs of the API at `url` again on this machine. Raises CannotTell."""
     sources = {name: source for spec in models for names, source in [parse_model(spec)] for name in names}
@@ -151,7 +152,7 @@ def verify(
             TemporaryDirectory(dir=make_state_dir(load_settings({})), prefix="verify-") as state,
             LocalModels(sources, Path(state), timeout_s) as local,
         ):
-            return verification.run(job_ids, client, local.recompute_of, request_path, print)
+            return verification.run(job_ids, client, local.recompute_of, request_path, report)
     except KeyboardInterrupt:
         return INTERRUPTED
 

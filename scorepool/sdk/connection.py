@@ -56,7 +56,8 @@ class AsyncConnection:
         base_url, path = split_unix(self.url)
         transport = httpx.AsyncHTTPTransport(uds=path, limits=limits) if path else None
         try:
-            is_http = httpx.URL(base_url).scheme in ("http", "https") and httpx.URL(base_url).host
+            parsed = httpx.URL(base_url)
+            is_http = parsed.scheme in ("http", "https") and parsed.host and (parsed.port or 0) < 2**16
         except httpx.InvalidURL:
             is_http = False
         if not is_http:

@@ -123,7 +123,9 @@ def test_many_threads_wait_at_once():
     assert len(jobs) == 120
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "nowhere", "", "ftp://host", "http://", "http://[::1", "//host"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "nowhere", "", "ftp://host", "http://", "http://[::1", "//host", "http://a:99999"]
+)
 def test_a_url_that_can_never_work_is_refused_at_once(url: str):
     for make in (Client, AsyncClient):
         with pytest.raises(InvalidUrl, match=r"the URL is .* expected http://HOST:PORT, https://HOST or unix:///PATH"):

@@ -68,11 +68,16 @@ class Client(Models, Batches, Webhooks):
     def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None, *, retry_s: float = RETRY_S) -> None:
         """Use the API at a URL, or at a unix socket: `unix:///PATH`."""
         self._async = AsyncClient(url, api_key, retry_s=retry_s)
+        self._arguments = url, api_key, retry_s
         self._thread = LoopThread(self._async._connection.close)
 
     @property
     def url(self) -> str:
         return self._async.url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a new client with the same arguments: `datasets.map`, Ray and multiprocessing copy functions."""
+        return _client, (type(self), *self._arguments)
 
     def __enter__(self) -> Self:
         return self
@@ -213,6 +218,10 @@ class Client(Models, Batches, Webhooks):
         JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
         return self._iterate(self._async.events(_id_of(job), timeout_s=timeout_s))
+
+
+def _client(kind: type[Client], url: str, api_key: str | None, retry_s: float) -> Client:
+    return kind(url, api_key, retry_s=retry_s)
 
 
 async def _next(items: AsyncGenerator[T]) -> T:

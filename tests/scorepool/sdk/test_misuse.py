@@ -291,3 +291,12 @@ def test_ten_thousand_jobs_are_awaited_with_few_at_a_time(monkeypatch: pytest.Mo
         assert sum(1 for _ in sdk.gather(SCORE for _ in range(2_000))) == 2_000
         assert sum(1 for _ in sdk.as_completed([ID] * 10_000)) == 10_000
     assert most_tasks <= 3 * MAX_IN_FLIGHT + 2
+
+
+def test_a_client_is_copied_into_other_processes_without_its_connections():
+    with server(lambda: (200, {}, MODELS)) as url, Client(url, "key", retry_s=7.0) as client:
+        pickled = pickle.dumps(client)
+        assert pickled == pickle.dumps(client)  # so that `datasets.map` recognises a function that uses it
+        with pickle.loads(pickled) as copy:
+            assert copy.models() == []
+            assert (copy.url, copy._arguments) == (url, (url, "key", 7.0))

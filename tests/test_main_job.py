@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -185,6 +187,16 @@ def test_waits_and_streams_outlive_an_api_that_is_killed(stack: Stack, client: C
         assert_answers(request, job.result)
     assert len(result.sequences[0].token_ids) == 1500
     assert token_ids == streamed.result().sequences[0].token_ids
+
+
+def test_the_guide_of_the_sdk_runs(stack: Stack, root: Path, capsys: pytest.CaptureFixture[str]):
+    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/sdk.md").read_text(), re.DOTALL)
+    guide = "\n".join(blocks).replace("http://127.0.0.1:8000", stack.url)
+    names: dict[str, Any] = {}
+    exec(compile(guide, "docs/sdk.md", "exec"), names)
+    assert names["receive"](b"{}", {}, [SECRET]) == 400
+    assert "invalid" not in capsys.readouterr().out
+    names["client"].close()
 
 
 NO_END = {0: -100.0, 2: -100.0}  # ban both end tokens

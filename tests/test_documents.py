@@ -18,6 +18,7 @@ DOCUMENTS = (
     "docs/architecture.md",
     "docs/commands.md",
     "docs/deploy.md",
+    "docs/files.md",
     "docs/fleet.md",
     "docs/http.md",
     "docs/openai.md",

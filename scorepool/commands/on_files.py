@@ -152,16 +152,13 @@ def generate(
     )
 
 
-def deviation(mean: "files.Mean") -> str:
-    """Return a mean's standard error as text, or nothing if there is none."""
-    return "" if mean.stderr is None else f" ± {mean.stderr:.4f}"
-
-
 def show_summary(summary: "files.Summary", out: str) -> None:
     """Print on stderr what was done."""
     typer.echo(f"{summary.num_rows - summary.num_failed} rows done, {summary.num_failed} failed", err=True)
+    width = max(map(len, summary.means), default=0)
     for name, mean in summary.means.items():
-        typer.echo(f"{name} {mean.mean:.4f}{deviation(mean)} ({mean.number} rows)", err=True)
+        stderr = "" if mean.stderr is None else f" ± {mean.stderr:.4f}"
+        typer.echo(f"{name:{width}}  {mean.mean:.4f}{stderr} in {mean.number} rows", err=True)
     show_remarks(summary, out)
 
 

@@ -10,11 +10,9 @@ from scorepool.files.errors import BadInput
 from scorepool.files.file_run import Plan
 from scorepool.files.options import check_options
 from scorepool.files.rows import Values
-from scorepool.files.scorer import Scorer
+from scorepool.files.scorer import JOBS_IN_FLIGHT, Scorer
 from scorepool.files.tasks import RowScoring, ScoreTask
 from scorepool.sdk.splitting import ITEMS_PER_JOB
-
-JOBS_IN_FLIGHT = 16
 
 
 def choose_scoring(

@@ -14,6 +14,7 @@ from scorepool.files.rows import DoneRows
 from scorepool.sdk import AsyncClient
 from scorepool.sdk.splitting import ITEMS_PER_JOB
 
+JOBS_IN_FLIGHT = 16
 MAX_ITEMS_SIZE = 2**18  # characters or token ids of one job's items: a job should take well below its timeout
 
 
@@ -41,6 +42,7 @@ class Scorer:
     def __init__(self, client: AsyncClient, model: str, make_request: Callable[..., wire.Score], run_id: str) -> None:
         self.model = model
         self._client, self._make_request, self._run_id = client, make_request, run_id
+        self._slots = asyncio.Semaphore(JOBS_IN_FLIGHT)  # a row may have items of any number of jobs
 
     async def score(self, items: Mapping[int, Sequence[wire.ScoreItem]], done: DoneRows) -> ScoredRows:
         """Score the items of rows, which are given by the rows' numbers. Raises ServerError."""
@@ -83,7 +85,8 @@ class Scorer:
         first, last = part[0], part[-1]
         place = f"{first.row_number}.{first.index}-{last.row_number}.{last.index}"
         request = self._make_request(model=self.model, items=[each.item for each in part])
-        result = await run_job(self._client, request, f"{self._run_id}-{place}-{len(part)}", done)
+        async with self._slots:
+            result = await run_job(self._client, request, f"{self._run_id}-{place}-{len(part)}", done)
         return result.sequences
 
 

@@ -59,6 +59,7 @@ def main() -> None:
                 if name == "shuffled":
                     draw.shuffle(lines)
                 runs[name].append(run_batch(client, worker, lines))
+                print(f"run {number} {name:9} worker {runs[name][-1].worker_cpu_s:8.2f} CPU s", flush=True)
     print_runs(runs)
 
 

@@ -3,6 +3,8 @@
 The rest of a line's body is parsed when the line starts.
 """
 
+import codecs
+
 from msgspec import Struct
 
 from scorepool import wire
@@ -13,6 +15,7 @@ from scorepool.api.http import tasks
 from scorepool.wire.batch import Batch, BatchError
 
 MAX_ERRORS = 100  # in a batch's `errors`
+BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class Validation(Struct):
@@ -32,6 +35,9 @@ async def validate(services: BatchServices, lease: BatchLease) -> Validation:
     async for chunk in services.files.chunks(lease.batch.input_file_id):
         async for text in tasks.in_turns(split_lines(chunk)):
             number += 1
+            if number == 1 and text.startswith(BYTE_ORDER_MARKS):
+                message = "the file begins with a byte order mark: save it as UTF-8 without one"
+                return Validation(0, None, [BatchError(code="invalid_json_line", message=message, line=number)])
             if not text:
                 continue
             num_lines += 1

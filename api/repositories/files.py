@@ -281,15 +281,17 @@ def decompressed(chunk: bytes) -> Iterator[bytes]:
 
 async def chunks_of_lines(upload: Upload, max_line_bytes: int) -> AsyncIterator[bytes]:
     """Yield chunks of about CHUNK_BYTES that end with a line; raise TooLarge."""
-    rest = bytearray()
+    rest, number = bytearray(), 1  # of the line that `rest` begins
     while data := await upload.read(CHUNK_BYTES):
         end = data.rfind(b"\n") + 1
         if end:
+            number += data.count(b"\n")
             yield bytes(rest) + data[:end]
             rest.clear()
         rest += data[end:]
         if len(rest) > max_line_bytes:
-            raise TooLarge(f"file: a line is longer than {max_line_bytes} bytes (SCOREPOOL_MAX_BODY_BYTES)", "file")
+            message = f"file: line {number} is longer than {max_line_bytes} bytes (SCOREPOOL_MAX_BODY_BYTES)"
+            raise TooLarge(message, "file")
     if rest:
         yield bytes(rest)
 

@@ -1,5 +1,6 @@
 """A batch whose API and worker are killed repeatedly: every line is answered once."""
 
+import json
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from openai.types import Batch
 from redis import Redis
 
 from scorepool import store
@@ -40,7 +42,17 @@ def restarting_stack(demo_folder: Path, tmp_path: Path) -> Iterator[Stack]:
         reviver.join()
 
 
+def read_on(sdk: OpenAI, batch: Batch, answered: list[str]) -> None:
+    """Append the custom_ids of the lines that were written since, as a client does that reads while the batch runs."""
+    if batch.output_file_id is not None:
+        query = {"offset": len(answered)}
+        output = sdk.files.with_raw_response.content(batch.output_file_id, extra_query=query)
+        answered += [json.loads(text)["custom_id"] for text in output.text.splitlines()]
+        assert output.headers["X-Last-Line"] == str(len(answered))
+
+
 def test_kill_9_of_api_and_worker_loses_no_line_and_repeats_none(restarting_stack: Stack):
+    answered: list[str] = []  # as read from offsets meanwhile
     with OpenAI(base_url=f"{restarting_stack.url}/v1", api_key="unused", max_retries=20) as sdk:
         batch = start(sdk, [line(i, max_tokens=6) for i in range(NUM_LINES)])
         deadline = time.monotonic() + 200
@@ -51,13 +63,16 @@ def test_kill_9_of_api_and_worker_loses_no_line_and_repeats_none(restarting_stac
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
                 batch = sdk.batches.retrieve(batch.id)
+                read_on(sdk, batch, answered)
         while batch.status not in ENDED:
             assert time.monotonic() < deadline
             time.sleep(0.1)
             batch = sdk.batches.retrieve(batch.id)
+            read_on(sdk, batch, answered)
 
         assert (batch.status, batch.error_file_id) == ("completed", None)
         assert batch.request_counts.completed == NUM_LINES
+        assert sorted(answered) == sorted(f"line-{i}" for i in range(NUM_LINES))
         assert set(entries(sdk, batch.output_file_id)) == {f"line-{i}" for i in range(NUM_LINES)}
     with Redis.from_url(restarting_stack.redis_url) as redis:
         times_ended = Counter(fields[b"id"].decode() for _, fields in redis.xrange(store.DONE))

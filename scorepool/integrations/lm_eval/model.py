@@ -7,10 +7,10 @@ answers for the same weights.
 """
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
@@ -21,9 +21,10 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from scorepool import wire
-from scorepool.integrations.lm_eval.tokenizers import LocalTokenizer, Tokenizer
+from scorepool.integrations.lm_eval.jobs import run
+from scorepool.integrations.lm_eval.tokenizers import LocalTokenizer, ServerTokenizer, Tokenizer
 from scorepool.options import JobOptions
-from scorepool.sdk import Client, JobFailed, MixedResults, ScorepoolError
+from scorepool.sdk import Client, MixedResults
 from scorepool.sdk.async_client import DEFAULT_URL
 
 ITEMS_PER_JOB = 256
@@ -43,7 +44,8 @@ class ScorepoolLM(TemplateLM):
     """A model that scorepool serves.
 
     `base_url` and `api_key` are read from SCOREPOOL_URL and SCOREPOOL_API_KEY if they are not given; lm_eval writes
-    arguments into its results, so give the key in the environment. `tokenizer` is a folder or an id of the hub.
+    arguments into its results, so give the key in the environment. `tokenizer` is a folder or an id of the hub;
+    without it, the server encodes the texts.
     `max_length` is the HF model's: a window has one token more, which the model predicts and does not read. The
     other arguments have the HF model's meaning; `batch_size`, `max_batch_size` and `device` have none here.
     """
@@ -80,6 +82,8 @@ class ScorepoolLM(TemplateLM):
         served = self._find(model)
         self.model = model
         self.stamp = served[0].stamp
+        self._max_in_flight = max_in_flight
+        self._job_options = JobOptions(priority=priority, timeout_s=JOB_TIMEOUT_S, wait_for_model=True)
         # The server counts the last token of a window too.
         self.max_length = max_length or min(worker.context_length for worker in served) - 1
         self.max_gen_toks = max_gen_toks
@@ -90,8 +94,6 @@ class ScorepoolLM(TemplateLM):
         self._thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._template_args = (chat_template_args or {}) | self._thinking
         self._think_end_token = think_end_token
-        self._job_options = JobOptions(priority=priority, timeout_s=JOB_TIMEOUT_S, wait_for_model=True)
-        self._max_in_flight = max_in_flight
 
     def _find(self, name: str) -> list[wire.ServedModel]:
         """Return the live workers that serve a model. Raises ValueError."""
@@ -103,9 +105,9 @@ class ScorepoolLM(TemplateLM):
 
     def _load_tokenizer(self, name: str | None, add_bos: bool | None, trust_remote_code: bool) -> Tokenizer:
         if name is None:
-            raise ValueError(
-                f"tokenizer= is missing: expected the folder or the hub's id of the tokenizer of {self.model}"
-            )
+            if add_bos:
+                raise ValueError("add_bos_token=True needs tokenizer=, a folder or an id of the hub")
+            return ServerTokenizer(self._client, self.model, self._job_options, self._max_in_flight)
         options = {} if add_bos is None else {"add_bos_token": add_bos}
         return LocalTokenizer(name, trust_remote_code=trust_remote_code, **options)
 
@@ -290,22 +292,16 @@ class ScorepoolLM(TemplateLM):
     # Jobs.
 
     def _run(self, jobs: Iterable[wire.Request]) -> Iterator[wire.Result]:
-        """Yield the results of jobs in order, and delete them on the server.
+        """Yield the results of jobs in order.
 
         Raises JobFailed; MixedResults if another model answers than at the start.
         """
-        ended = cast(Generator[wire.Job], self._client.gather(jobs, max_in_flight=self._max_in_flight))
-        with closing(ended):
-            for job in ended:
-                if job.result is None:
-                    failure = job.failure or wire.Failure(code="internal", message="it ended without a result")
-                    raise JobFailed(job.id, failure, self._client.url)
-                if not wire.are_of_one_model(self.stamp, job.result.stamp):
-                    differences = "; ".join(wire.stamp_differences(self.stamp, job.result.stamp))
+        with closing(run(self._client, jobs, self._max_in_flight)) as results:
+            for result in results:
+                if not wire.are_of_one_model(self.stamp, result.stamp):
+                    differences = "; ".join(wire.stamp_differences(self.stamp, result.stamp))
                     raise MixedResults(f"{self.model} has changed since the evaluation began: {differences}")
-                yield job.result
-                with suppress(ScorepoolError):  # it was deleted, and the reply was lost
-                    self._client.delete(job.id)
+                yield result
 
 
 def _divide(items: Iterable[wire.ScoreItem]) -> Iterator[list[wire.ScoreItem]]:

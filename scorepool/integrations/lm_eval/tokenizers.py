@@ -3,9 +3,16 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tqdm import tqdm
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from scorepool import wire
+from scorepool.integrations.lm_eval.jobs import run
+from scorepool.options import JobOptions
+from scorepool.sdk import Client
+
+SHOWN_FROM = 100  # texts: fewer are encoded before one could read a progress bar
 
 
 class Tokenizer(Protocol):
@@ -53,3 +60,52 @@ class LocalTokenizer:
 
     def render(self, messages: list[dict[str, str]], **options: Any) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
+
+
+class ServerTokenizer:
+    """The tokenizer of a model's worker, used by jobs. Nothing is loaded here.
+
+    A text costs about a millisecond, so each one is encoded once.
+    """
+
+    def __init__(self, client: Client, model: str, options: JobOptions, max_in_flight: int) -> None:
+        """Raises ScorepoolError, Unreachable."""
+        self._client, self._options, self._max_in_flight = client, options, max_in_flight
+        self.name = model
+        self._info = client.tokenizer_info(model)
+        self.chat_template: str | dict[str, str] | None = self._info.chat_template
+        self._texts: dict[int, str] = {}  # of special tokens
+        self.bos_token_id, self.eos_token_id = self._find(self._info.bos_token), self._find(self._info.eos_token)
+
+    def _find(self, token: str | None) -> int | None:
+        if token is None:
+            return None
+        (token_id,) = self.encode([token], [False])[0]
+        self._texts[token_id] = token
+        return token_id
+
+    def token(self, token_id: int) -> str:
+        if token_id not in self._texts:
+            self._texts[token_id] = self._client.detokenize(self.name, [token_id])
+        return self._texts[token_id]
+
+    def encode(self, texts: Sequence[str], add_bos: Sequence[bool]) -> list[list[int]]:
+        asked = list(dict.fromkeys(zip(texts, add_bos, strict=True)))
+        requests = (wire.Tokenize(model=self.name, prompt=text, add_bos=add, **self._options) for text, add in asked)
+        bar = tqdm(total=len(asked), desc="Tokenizing on the server", disable=len(asked) < SHOWN_FROM)
+        ids: dict[tuple[str, bool], list[int]] = {}
+        with bar:
+            results = run(self._client, requests, self._max_in_flight)
+            for key, result in zip(asked, results, strict=True):
+                ids[key] = result.sequences[0].token_ids
+                bar.update()
+        return [ids[key] for key in zip(texts, add_bos, strict=True)]
+
+    def decode(self, generated: wire.SequenceResult) -> str:
+        return generated.text
+
+    def render(self, messages: list[dict[str, str]], **options: Any) -> str:
+        options |= {"bos_token": self._info.bos_token, "eos_token": self._info.eos_token}
+        # Annotated as a string, it returns the texts and their masks.
+        rendered: Any = render_jinja_template([messages], chat_template=self._info.chat_template, **options)
+        return str(rendered[0][0])

@@ -1,17 +1,23 @@
 """The model `scorepool` of lm-evaluation-harness agrees with the harness's HF model on the same weights."""
 
+import json
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from scorepool import Client, MixedResults
 from scorepool.local.stack import Stack
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # from its imports
+    from lm_eval import simple_evaluate
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
     from scorepool.integrations.lm_eval import ScorepoolLM
 
@@ -46,9 +52,10 @@ def own(name: str, folders: dict[str, Path]) -> HFLM:
     return HFLM(pretrained=str(folders[name]), device="cpu", dtype="float32", batch_size=1, max_length=WINDOW)
 
 
-@pytest.fixture(scope="module")
-def served(name: str, stack: Stack, folders: dict[str, Path]) -> ScorepoolLM:
-    return ScorepoolLM(model=name, base_url=stack.url, tokenizer=str(folders[name]), max_length=WINDOW)
+@pytest.fixture(scope="module", params=["a tokenizer here", "the server's"])
+def served(request: pytest.FixtureRequest, name: str, stack: Stack, folders: dict[str, Path]) -> ScorepoolLM:
+    tokenizer = str(folders[name]) if request.param == "a tokenizer here" else None
+    return ScorepoolLM(model=name, base_url=stack.url, tokenizer=tokenizer, max_length=WINDOW)
 
 
 def test_loglikelihood(own: HFLM, served: ScorepoolLM):
@@ -77,3 +84,75 @@ def test_generate_until(own: HFLM, served: ScorepoolLM):
     found = served.generate_until(instances("generate_until", arguments), disable_tqdm=True)
 
     assert found == expected
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_chat_templates(own: HFLM, served: ScorepoolLM, is_open: bool):
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    chat += [{"role": "assistant", "content": "import"}] * is_open
+
+    found = served.apply_chat_template(chat, add_generation_prompt=not is_open)
+
+    assert found == own.apply_chat_template(chat, add_generation_prompt=not is_open)
+    assert served.tok_encode(found) == own.tok_encode(found)
+    assert served.chat_template(True) == own.chat_template(True)
+
+
+def test_a_task_of_the_harness(stack: Stack, tmp_path: Path):
+    questions = [
+        {"question": "If the file does not exist,", "choices": [" banana.", " an error is raised."], "answer": 1},
+        {"question": "import", "choices": [" and and", " os"], "answer": 1},
+        {"question": "raise", "choices": [" the the", " ValueError"], "answer": 0},  # wrong, so that a constant fails
+    ]
+    data = tmp_path / "questions.jsonl"
+    data.write_text("".join(json.dumps(question) + "\n" for question in questions))
+    (tmp_path / "task.yaml").write_text(
+        f"task: choices\ndataset_path: json\ntest_split: test\n"
+        f"dataset_kwargs: {{data_files: {{test: {data}}}, cache_dir: {tmp_path}}}\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{question}}'\ndoc_to_choice: choices\ndoc_to_target: answer\n"
+        "target_delimiter: ''\nmetric_list: [{metric: acc}]\n"
+    )
+    began = time.time()
+    report = simple_evaluate(
+        "scorepool",
+        model_args=f"model=demo,base_url={stack.url}",
+        tasks=["choices"],
+        task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        batch_size=1,
+        bootstrap_iters=0,
+        use_cache=str(tmp_path / "cache"),
+    )
+
+    assert report["results"]["choices"]["acc,none"] == pytest.approx(2 / 3)
+    assert report["config"]["model_dtype"] == "float32"
+    with Client(stack.url) as client:
+        assert [job.created_at for job in client.jobs().jobs if job.created_at > began] == []  # they are deleted
+
+
+def test_a_model_that_nobody_serves(stack: Stack):
+    with pytest.raises(ValueError, match=f"model=gpt-4: {stack.url} serves demo, llama"):
+        ScorepoolLM(model="gpt-4", base_url=stack.url)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 4}, "generation arguments num_beams: expected frequency_penalty, "),
+        ({"max_gen_toks": WINDOW}, f"max_gen_toks is {WINDOW}: expected less than max_length, {WINDOW}"),
+    ],
+)
+def test_generation_arguments_that_no_job_has(served: ScorepoolLM, options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        served.generate_until(instances("generate_until", [("import", options)]), disable_tqdm=True)
+
+
+@pytest.mark.parametrize("continuation", ["", "word " * 1000])
+def test_a_continuation_that_cannot_be_scored(served: ScorepoolLM, continuation: str):
+    with pytest.raises(ValueError, match=f"tokens after the context .*: expected 1 to max_length, {WINDOW}"):
+        served.loglikelihood(instances("loglikelihood", [("import", continuation)]), disable_tqdm=True)
+
+
+def test_another_model_under_the_name_ends_the_evaluation(served: ScorepoolLM, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(served, "stamp", msgspec.structs.replace(served.stamp, fingerprint="0" * 64))
+    with pytest.raises(MixedResults, match="has changed since the evaluation began: fingerprint '0000"):
+        served.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)

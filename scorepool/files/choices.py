@@ -39,7 +39,7 @@ _decode_json = msgspec.json.Decoder(list[str]).decode
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScoring:
-    """One item per choice."""
+    """One item per choice. Equal choices are one item, so that their sums are equal to the last bit."""
 
     prompt: str
     choices: str
@@ -91,11 +91,12 @@ class ChoiceScoring:
         prompt = text_of(values, self.prompt)
         choices = self._choices_of(values)
         self._answer_of(values, choices)
-        return [wire.ScoreItem(prompt=prompt, completion=self.delimiter + choice) for choice in choices]
+        return [wire.ScoreItem(prompt=prompt, completion=self.delimiter + choice) for choice in dict.fromkeys(choices)]
 
     def columns(self, values: Values, results: Sequence[Sequence[wire.SequenceResult]]) -> Values:
         choices = self._choices_of(values)
-        scores = [score_columns(sequence, self.with_tokens) for sequence in results[0]]
+        of_text = dict(zip(dict.fromkeys(choices), results[0], strict=True))
+        scores = [score_columns(of_text[choice], self.with_tokens) for choice in choices]
         if any(not is_scored_whole(sequence) for sequence in results[0]):
             raise ValueError(
                 f"column {self.prompt!r} is empty and the model's texts begin without BOS, so that the first token of "

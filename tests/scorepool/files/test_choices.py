@@ -81,6 +81,18 @@ def test_choices_are_scored_and_picked_as_lm_evaluation_harness_does(
         assert summary.means[name].stderr == pytest.approx(np.std(values, ddof=1) / sqrt(4))
 
 
+def test_the_first_of_equal_choices_is_picked(two_models_url: str, tmp_path: Path):
+    rows = [{"prompt": "the quick", "choices": [" sun", *[" dog"] * 40, " sun"], "gold": 0} for _ in range(20)]
+    path, out = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+
+    scorepool.score_file(path, out, model="tiny", choices="choices", answer="gold", url=two_models_url)
+
+    for row in read_rows(out):
+        assert len(set(row["choice_logprob_sum"])) == 2
+        assert len(row["choice_logprob_sum"]) == 42
+        assert row["picked"] in (0, 1)
+
+
 def test_rows_of_too_few_or_wrong_choices_are_named(two_models_url: str, tmp_path: Path):
     good = {"q": "the dog", "options": [" sleeps", " jumps"], "gold": " jumps"}
     rows = [

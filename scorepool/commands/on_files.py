@@ -186,7 +186,7 @@ def run_on_file(
     """Run a function of scorepool.files, report what it did on stderr, and exit with a status of EXIT_STATUS."""
 
     def implementation() -> int:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+        signal.signal(signal.SIGTERM, interrupt)
         reporter = Reporter()
         logging.getLogger("scorepool").addHandler(reporter)
         try:
@@ -203,6 +203,13 @@ def run_on_file(
         return 1 if summary.num_failed else 0
 
     run(command, implementation, MISUSED)
+
+
+def interrupt(*_: object) -> None:
+    """Treat SIGTERM as Ctrl-C, of which asyncio makes a cancellation. To raise an error would do so in any task."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -39,7 +39,9 @@ def _text(read: Callable[[BinaryIO, str], Iterator[Row]], file: BinaryIO, name: 
 def _arrow_files() -> Any:
     """Import what needs pyarrow. Raises BadInput."""
     if find_spec("pyarrow") is None:
-        raise BadInput("Parquet and Arrow files need pyarrow: run `pip install 'scorepool[files]'`")
+        raise BadInput(
+            f"Parquet and Arrow files need pyarrow: run `{sys.executable} -m pip install 'scorepool[files]'`"
+        )
     return import_module("scorepool.files.arrow_files")
 
 

@@ -1,13 +1,17 @@
 """The options of the commands that work on files, and what they show beside the progress."""
 
+import asyncio
 import logging
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from scorepool.cli import app
-from scorepool.commands.on_files import Reporter
+from scorepool.commands.on_files import Reporter, interrupt
 
 
 @pytest.mark.parametrize(
@@ -40,3 +44,40 @@ def test_what_every_waiting_job_says_is_shown_once(capsys: pytest.CaptureFixture
     logger.removeHandler(reporter)
     reporter.close()
     assert capsys.readouterr() == ("", "scorepool: no answer yet: ConnectError\n")
+
+
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    """Handle SIGTERM as the commands do."""
+    before = signal.signal(signal.SIGTERM, interrupt)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_cancels_every_task(sigterm: None):
+    """An error that is raised in whatever task runs would leave it with a traceback."""
+    ends: list[type[BaseException]] = []
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(60)
+        except BaseException as error:
+            ends.append(type(error))
+            raise
+
+    async def main() -> None:
+        await asyncio.gather(work())
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert ends == [asyncio.CancelledError]
+
+
+def test_sigterm_stops_a_process_that_ignores_ctrl_c(sigterm: None):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)

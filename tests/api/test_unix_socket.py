@@ -15,9 +15,8 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 from redis import Redis
-from scorepool.client import Client, ScorepoolError
 
-from scorepool import wire
+from scorepool import Client, ScorepoolError, Unreachable, wire
 from scorepool.api.unix_socket import PATH_MAX_BYTES, UnixSocket
 from scorepool.local.commands import example_command
 from scorepool.local.stack import api_url
@@ -164,5 +163,5 @@ def test_the_api_serves_on_its_socket_alone_and_removes_it(root: Path, redis: Re
 def is_ready(client: Client) -> bool:
     try:
         return bool(client.models())
-    except (httpx.TransportError, ScorepoolError):
+    except (Unreachable, ScorepoolError):
         return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scorepool.commands import evaluations, on_files, remote
+from scorepool.commands import evaluations, on_files, plotting, remote
 from scorepool.commands.remote import DEFAULT_URL, ApiKey, Json
 from scorepool.commands.running import exit_statuses, fail, import_lazily, run
 
@@ -279,4 +279,5 @@ def to_environ(**options: str | int | None) -> dict[str, str]:
 
 app.add_typer(on_files.app)
 app.add_typer(evaluations.app)
+app.add_typer(plotting.app)
 app.add_typer(remote.app)

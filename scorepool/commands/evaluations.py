@@ -15,6 +15,7 @@ from scorepool.commands.on_files import (
     Out,
     OutputFormat,
     Overwrite,
+    Plot,
     Prompt,
     Temperature,
     Text,
@@ -52,6 +53,7 @@ def compare(
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
+    plot: Plot = None,
 ) -> None:
     """Score each row of FILE under several models: its columns, the scores of each model, and the differences."""
     run_on_file(
@@ -72,6 +74,7 @@ def compare(
         input_format=input_format,
         output_format=output_format,
         overwrite=overwrite,
+        plot=plot,
     )
 
 
@@ -99,6 +102,7 @@ def perplexity(
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
+    plot: Plot = None,
 ) -> None:
     """Compute the perplexity, bits per byte and bits per token of texts, in overlapping windows."""
     run_on_file(
@@ -118,6 +122,7 @@ def perplexity(
         input_format=input_format,
         output_format=output_format,
         overwrite=overwrite,
+        plot=plot,
     )
 
 

@@ -14,10 +14,11 @@ from scorepool.commands.remote import DEFAULT_URL, ApiKey, Url
 from scorepool.commands.running import INTERRUPTED, MISUSED, CommandError, check_packages, import_lazily, run
 
 if TYPE_CHECKING:
-    from scorepool import files
+    from scorepool import files, plots
     from scorepool.local import private_server
 else:
     files = import_lazily("scorepool.files")
+    plots = import_lazily("scorepool.plots")
     private_server = import_lazily("scorepool.local.private_server")
 
 Found = TypeVar("Found", "files.Summary", "files.Perplexity")
@@ -51,6 +52,13 @@ Local = Annotated[
         help="Serve this model for this command alone, without a server at --url; repeatable.",
     ),
 ]
+Plot = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH.png|PATH.svg|-",
+        help="Draw OUT when it is done, as `scorepool plot` does; `-`: in the terminal; repeatable.",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")]
 
 
@@ -77,6 +85,7 @@ def score(
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
+    plot: Plot = None,
 ) -> None:
     """Score each row of FILE: its columns, and logprob_sum, num_tokens, perplexity, bits_per_byte, ..."""
     run_on_file(
@@ -102,6 +111,7 @@ def score(
         input_format=input_format,
         output_format=output_format,
         overwrite=overwrite,
+        plot=plot,
     )
 
 
@@ -125,6 +135,7 @@ def generate(
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
+    plot: Plot = None,
 ) -> None:
     """Continue the prompt of each row of FILE: its columns, and generated_text, finish_reason, logprob_sum, ..."""
     run_on_file(
@@ -149,6 +160,7 @@ def generate(
         input_format=input_format,
         output_format=output_format,
         overwrite=overwrite,
+        plot=plot,
     )
 
 
@@ -181,12 +193,15 @@ def run_on_file(
     url: str,
     api_key: str | None,
     local: list[str] | None,
+    plot: list[str] | None,
     **options: Any,
 ) -> NoReturn:
     """Run a function of scorepool.files, report what it did on stderr, and exit with a status of EXIT_STATUS."""
 
     def implementation() -> int:
         signal.signal(signal.SIGTERM, interrupt)
+        if plot:
+            check_plot(command, plot, out)
         reporter = Reporter()
         logging.getLogger("scorepool").addHandler(reporter)
         try:
@@ -200,6 +215,8 @@ def run_on_file(
             logging.getLogger("scorepool").removeHandler(reporter)
             reporter.close()
         show(summary, out)
+        if plot and out:
+            draw_plot(plot, out, options.get("output_format"), summary.models)
         return 1 if summary.num_failed else 0
 
     run(command, implementation, MISUSED)
@@ -210,6 +227,26 @@ def interrupt(*_: object) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
+
+
+def check_plot(command: str, targets: list[str], out: str | None) -> None:
+    """Check that plots of OUT can be drawn, before the work on the file. Raises CommandError."""
+    check_packages(command, "--plot")
+    if out in (None, "-"):
+        raise CommandError("--plot draws the columns of OUT: expected `-o` with a path")
+    try:
+        plots.check_targets(targets)
+    except files.FileError as error:
+        raise CommandError(str(error), error.exit_status) from None
+
+
+def draw_plot(targets: list[str], out: str, output_format: str | None, models: list[str]) -> None:
+    """Draw the columns of OUT. Raises CommandError."""
+    title = models[0] if len(models) == 1 else ""  # the plot names several models itself
+    try:
+        plots.plot_file(out, targets, title=title, input_format=output_format)
+    except files.FileError as error:
+        raise CommandError(f"{out} is complete, but not its plot: {error}", error.exit_status) from None
 
 
 @contextmanager

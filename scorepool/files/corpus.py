@@ -38,6 +38,7 @@ class Perplexity(Struct, frozen=True, kw_only=True):
     perplexity: float | None
     bits_per_token: float | None
     bits_per_byte: float | None
+    models: list[str]
     documents: list[dict[str, Any]]  # empty if they were written to a file
     stamp_differences: list[str]
 
@@ -128,5 +129,6 @@ def total(summary: Summary, documents: list[Values]) -> Perplexity:
         bits_per_token=columns.get("bits_per_token"),
         bits_per_byte=columns.get("bits_per_byte"),
         documents=documents,
+        models=summary.models,
         stamp_differences=summary.stamp_differences,
     )

@@ -80,6 +80,7 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
                     num_rows=output.counts.num_rows,
                     num_failed=output.counts.num_failed,
                     num_tokens=output.counts.num_tokens,
+                    models=[model.name for model in models],
                     means=output.counts.means,
                     stamp_differences=differences,
                 )

@@ -27,6 +27,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     num_rows: int
     num_failed: int  # rows, which OUT.errors.jsonl names
     num_tokens: int
+    models: list[str]
     means: dict[str, Mean] = {}  # of new columns, over the rows that did not fail and have a value
     stamp_differences: list[str]  # between results of this process: empty if one model and software computed them all
 

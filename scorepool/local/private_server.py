@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from scorepool.commands.running import MISUSED, UNREACHABLE, CommandError
-from scorepool.local.commands import interrupt_on_sigterm, load_settings, make_state_dir, parse_model
+from scorepool.local.commands import load_settings, make_state_dir, parse_model
 from scorepool.local.redis_server import RedisServerError
 from scorepool.local.stack import PRIVATE, RESTART_DELAY_S, Stack, StackError
 
@@ -33,7 +33,6 @@ def private_server(models: Sequence[str], name: str | None = None) -> Iterator[s
         "SCOREPOOL_WEBHOOK_SECRET": "",
         "SCOREPOOL_REDIS_MIN_REPLICAS": "0",
     }
-    interrupt_on_sigterm()
     print(f"loading {', '.join(specs)} ...", file=sys.stderr, flush=True)  # noqa: T201
     try:
         stack = Stack(specs, state=folder, environ=environ, logs=folder / "logs", is_temporary=True)

@@ -1,8 +1,10 @@
 """The commands on a terminal, in pipes and with files: processes, what they show, exit statuses."""
 
 import fcntl
+import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -66,6 +68,22 @@ def on_terminal(*arguments: str, num_columns: int = 80) -> Iterator[Terminal]:
         terminal.process.kill()
         terminal.process.wait()
         os.close(terminal.master)
+
+
+def test_the_file_of_the_readme_is_scored_as_it_says(stack: Stack, root: Path, tmp_path: Path):
+    block = (root / "README.md").read_text().partition("```console\n")[2].partition("```")[0]
+    shown = dict(re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE))
+    (tmp_path / "pairs.jsonl").write_text(shown["cat pairs.jsonl"])
+    [command] = [command for command in shown if "scorepool score" in command]
+    arguments = [SCOREPOOL, *command.split()[1:], "--url", stack.url]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, shown[command])
+    assert (tmp_path / "scored.jsonl.errors.jsonl").read_text() == shown["cat scored.jsonl.errors.jsonl"]
+    scored = map(json.loads, (tmp_path / "scored.jsonl").read_text().splitlines())
+    for row, expected in zip(scored, shown["cat scored.jsonl"].splitlines(), strict=True):
+        for name, value in json.loads(expected).items():
+            assert row.pop(name) == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value)
+        assert row == {}
 
 
 def test_top_shows_work_and_outlives_the_api(stack: Stack):

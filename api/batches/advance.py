@@ -38,7 +38,10 @@ async def advance(services: BatchServices, lease: BatchLease) -> float:
     has_advanced = await collect(services, batch_store, ending)
     if ending is not None:
         await fail_stuck_lines(batch_store, ending)
-    if ending is not None or await resubmit(services, batch_store):
+    resubmitted = "all" if ending is not None else await resubmit(services, batch_store)
+    if resubmitted == "some":
+        return 0.0
+    if resubmitted == "all":
         has_advanced |= await start_lines(services, batch_store, ending)
     if lease.progress.is_read and not await batch_store.in_progress():
         await _end(lease, ending)

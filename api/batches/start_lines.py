@@ -6,7 +6,7 @@ also those for which there is no room yet: workers compute a prefix once, and co
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,11 +20,13 @@ from scorepool.api.batches.validate import split_lines
 from scorepool.api.http import tasks
 from scorepool.api.http.errors import ApiError, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories.batches import BatchProgress
+from scorepool.store.clock import clock_s
 
 MAX_JOBS = 1024  # of one batch at once
 MIN_JOBS = 512  # at which the next window is started: enough for eight workers, and the next batch waits little
 WINDOW_BYTES = 16 * 2**20  # of lines whose jobs are in memory at once, and one chunk more
 MAX_ENDED_LINES = 500  # lines that end without a job, in one write
+QUEUE_S = 1.0  # how long jobs are queued until answers are collected again: clients read them while the batch runs
 
 
 Jobs = dict[LineInProgress, tuple[bytes, list[wire.Request]]]  # lines with their jobs
@@ -38,16 +40,19 @@ class Started(NamedTuple):
     ended: list[EndedLine]
 
 
-async def resubmit(services: BatchServices, batch_store: BatchStore) -> bool:
-    """Queue recorded lines whose jobs do not exist: the queue was full, or a driver died first.
+async def resubmit(services: BatchServices, batch_store: BatchStore) -> Literal["all", "some", "none"]:
+    """Queue recorded lines whose jobs do not exist: the queue was full, time was up, or a driver died first.
 
-    Return False if the queue is full. Raise LeaseLost.
+    Return which of them were queued or refused. Raise LeaseLost.
     """
+    until = clock_s() + QUEUE_S
     in_progress = await batch_store.in_progress()
     statuses = await batch_store.statuses(in_progress)
     missing = [line for line, found in zip(in_progress, statuses, strict=True) if None in found]
     texts = dict(zip(missing, await batch_store.texts(missing), strict=True))
-    for line in await _in_groups(texts):
+    for num_done, line in enumerate(await _in_groups(texts)):
+        if clock_s() > until:
+            return "some"
         unique_id = line.job_ids(batch_store.lease.batch_id)[0]
         try:
             requests, _ = await lines.build_jobs(services, texts[line], batch_store.batch, unique_id)
@@ -57,24 +62,27 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> bool:
             continue
         try:
             if not await _submit(services, batch_store.lease, line, requests):
-                return False
+                return "some" if num_done else "none"
         except TooLarge as error:
             refused = lines.refused_line(texts[line], error, unique_id)
             await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
-    return True
+    return "all"
 
 
 async def start_lines(services: BatchServices, batch_store: BatchStore, ending: Ending | None) -> bool:
-    """Read a window of lines and start them if there is room; return False if none was started. Raise LeaseLost.
+    """Read a window of lines if there is room, and queue what QUEUE_S allows; return False if none was read.
 
-    Lines of a batch that is ending get no jobs, so there always is room for them.
+    Lines of a batch that is ending get no jobs, so there always is room for them. Raise LeaseLost.
     """
     num_jobs = sum(line.num_jobs for line in await batch_store.in_progress())
     if num_jobs > MIN_JOBS and ending is None:
         return False
     window: Jobs = {}
     has_started = await _read_window(services, batch_store, ending, MAX_JOBS - num_jobs, window)
+    until = clock_s() + QUEUE_S
     for line in await _in_groups({line: text for line, (text, _) in window.items()}):
+        if clock_s() > until:
+            break
         try:
             if not await _submit(services, batch_store.lease, line, window[line][1]):
                 break

@@ -200,6 +200,34 @@ async def test_lines_whose_prompts_begin_alike_are_queued_together_in_windows(
     assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
 
 
+async def test_answers_are_collected_while_the_lines_of_a_window_are_queued(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(start_lines, "QUEUE_S", 0.1)
+    submit = start_lines._submit
+
+    async def slow(*args: Any) -> bool:
+        await asyncio.sleep(0.03)
+        return await submit(*args)
+
+    monkeypatch.setattr(start_lines, "_submit", slow)
+    num_queued: list[int] = []  # whenever answers were seen
+    async with serving() as http:
+        batch_id = await start(http, jsonl(50))
+        ended: set[str] = set()
+        batch = await until(http, batch_id, has("in_progress"))
+        while batch["status"] != "completed":
+            for job_id in worker.waiting() - ended:
+                worker.end(job_id, COMPLETED)
+                ended.add(job_id)
+            batch = (await http.get(f"/v1/batches/{batch_id}")).json()
+            if batch["request_counts"]["completed"]:
+                num_queued.append(len(ended))
+            await asyncio.sleep(0.01)
+    assert min(num_queued) < 25
+    assert batch["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
+
+
 async def test_lines_for_which_there_is_no_room_yet_are_queued_together_too(
     serving: Serving, worker: FakeWorker, redis: Redis
 ):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scorepool.files.columns import check_new_columns
+from scorepool.files.errors import BadInput
 from scorepool.files.formats import STDIO, Source, make_sink
 from scorepool.files.journal import Counts, JournaledOutput
 from scorepool.files.process import Model, Output, Summary, choose_models, first_row, process_rows
@@ -92,7 +93,16 @@ def output_to(out: str, output_format: str | None, overwrite: bool) -> OpenOutpu
     """Return what opens a file for the rows, `-` being stdout."""
 
     def open_output(source: Source, new_columns: tuple[str, ...], command: dict[str, Any]) -> Output:
+        if _is_same_file(source.identity["FILE"], out):
+            raise BadInput(f"{out} is FILE itself: give another -o")
         sink = make_sink(out, output_format, source, new_columns)
         return StdoutOutput(sink) if out == STDIO else JournaledOutput(Path(out), sink, command, overwrite)
 
     return open_output
+
+
+def _is_same_file(path: str, out: str) -> bool:
+    try:
+        return STDIO not in (path, out) and Path(path).samefile(out)
+    except OSError:  # one of them does not exist
+        return False

@@ -29,6 +29,7 @@ from scorepool.files.means import Mean
 from scorepool.files.rows import Done
 from scorepool.files.sinks import Sink
 
+GOES_ON = "; what was done is kept, and the same command goes on"
 CHECKPOINT_S = 1.0  # between checkpoints: the disk has to follow each of them
 
 
@@ -79,7 +80,7 @@ class JournaledOutput:
         self.errors_path = beside(out, ".errors.jsonl")
         self._checkpoint = Checkpoint(command=command, run_id=uuid.uuid4().hex, counts=Counts())
         self._saved_at = monotonic()
-        with _reported(out):
+        with _reported(out, ""):
             self._partial = _open_locked(self._partial_path, out)
             try:
                 self._restore(overwrite)
@@ -198,15 +199,13 @@ class JournaledOutput:
 
 
 @contextmanager
-def _reported(out: Path) -> Iterator[None]:
+def _reported(out: Path, what_follows: str = GOES_ON) -> Iterator[None]:
     """Turn what the operating system says of the output into an OutputError."""
     try:
         yield
     except OSError as error:
         where = error.filename or out
-        raise OutputError(
-            f"cannot write {where}: {error.strerror}; what was done is kept, and the same command goes on"
-        ) from error
+        raise OutputError(f"cannot write {where}: {error.strerror}{what_follows}") from error
 
 
 def _open_locked(path: Path, out: Path) -> FileIO:

@@ -76,7 +76,7 @@ class Model(NamedTuple):
 
 async def choose_models(url: str, api_key: str | None, names: Sequence[str]) -> list[Model]:
     """Return the models of these names, by default the only one that is served. Raises BadInput, ServerError."""
-    if api_key and not api_key.isascii():  # HTTP headers are ASCII
+    if api_key and not (api_key.isascii() and api_key.isprintable()):  # as HTTP headers are
         raise BadInput("the API key has characters that no key has: expected what `scorepool key` prints")
     try:
         async with AsyncClient(url, api_key, retry_s=0.0) as client:

@@ -191,17 +191,28 @@ def test_score_file_is_a_function(url: str, tmp_path: Path):
         ('{"text": "x"}\n', ["--model", "gone"], 2, "no worker serves 'gone': the server at"),
         ('{"text": "x"}\n', ["--output-format", "xml"], 2, "is of no known format: expected one of .jsonl"),
         ('{"text": "x"}\n', ["--url", "http://127.0.0.1:9"], 3, "start one with `scorepool serve`"),
-        ('{"text": "x"}\n', ["--temperature", "-1"], 2, "--temperature: Expected `float` >= 1e-09, found -1.0"),
+        ('{"text": "x"}\n', ["-o", "in.jsonl", "--overwrite"], 2, "in.jsonl is FILE itself: give another -o"),
+        ('{"text": "x"}\n', ["-o", "no/out.jsonl"], 4, "cannot write no/out.jsonl.partial: No such file or directory"),
+        ('{"text": "x"}\n', ["--url", "unix:here"], 2, "the URL is 'unix:here': expected http://HOST:PORT"),
+        ('{"text": "x"}\n', ["--api-key", "a\nb"], 2, "the API key has characters that no key has"),
         ('{"text": "x"}\n', ["--priority", "x"], 2, "--priority: Expected 'high' | 'low' | 'normal', found 'x'"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(
-    url: str, tmp_path: Path, content: str, options: list[str], status: int, sentence: str
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str,
+    options: list[str],
+    status: int,
+    sentence: str,
 ):
-    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    monkeypatch.chdir(tmp_path)
+    path, out = Path("in.jsonl"), Path("out.jsonl")
     path.write_text(content)
     done = CliRunner().invoke(app, ["score", str(path), "-o", str(out), *options], env={"SCOREPOOL_URL": url})
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.exit_code == status
+    assert path.read_text() == content
     assert not out.exists()

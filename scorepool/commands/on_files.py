@@ -210,7 +210,8 @@ def run_on_file(
         except files.FileError as error:
             raise CommandError(str(error), error.exit_status) from None
         except KeyboardInterrupt:
-            raise CommandError("stopped; the same command goes on where it stopped", INTERRUPTED) from None
+            going_on = "" if out in (None, "-") else "; the same command goes on where it stopped"
+            raise CommandError(f"stopped{going_on}", INTERRUPTED) from None
         finally:
             logging.getLogger("scorepool").removeHandler(reporter)
             reporter.close()

@@ -13,6 +13,7 @@ from scorepool.files.documents import DEFAULT_GLOB, TEXT_COLUMN, are_files, open
 from scorepool.files.errors import BadInput
 from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
 from scorepool.files.functions import one
+from scorepool.files.options import check_options
 from scorepool.files.process import Model, Output, Summary
 from scorepool.files.rows import Values
 from scorepool.files.scorer import Scorer
@@ -76,6 +77,7 @@ def perplexity(
 
     def plan(first: Values, name: str) -> Plan:
         check_has_columns(first, name, {"--text": column})
+        check_options(wire.Score, priority=priority)
         return Plan(
             {"the command": "perplexity", "--text": column, "--context": context, "--stride": stride},
             DOCUMENT_COLUMNS,

@@ -123,11 +123,26 @@ def test_the_command_prints_a_table_of_the_files_of_a_folder(two_models_url: str
     assert "1 documents done, 1 failed" in done.stderr
 
 
+@pytest.mark.parametrize(("out", "going_on"), [([], False), (["-o", "-"], False), (["-o", "out.csv"], True)])
+def test_an_end_by_ctrl_c_says_whether_the_same_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, out: list[str], going_on: bool
+):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scorepool.files.perplexity", interrupted)
+    done = CliRunner().invoke(app, ["perplexity", "notes", *out])
+    assert done.exit_code == 130
+    assert done.stderr.startswith("scorepool: stopped")
+    assert ("goes on where it stopped" in done.stderr) == going_on
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"context": 513}, "--context is 513: expected 2 to 512, the context of tiny"),
         ({"context": 8, "stride": 8}, "--stride is 8: expected 1 to 7, less than the context"),
+        ({"priority": "x"}, "--priority: Expected 'high'"),
         ({"text": "body"}, "is no table, so it has no column 'body'"),
         ({"glob": "*.rst"}, r"has no file \*.rst: name its files with --glob"),
     ],

@@ -15,7 +15,7 @@ from rq.job import JobStatus
 
 import scorepool.api.repositories.queue
 from scorepool import store, wire
-from scorepool.api.batches import collect, driver, lines, start_lines
+from scorepool.api.batches import collect, driver, lines, start_lines, validate
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.lines import job_id_of
 from scorepool.api.repositories import files
@@ -371,6 +371,16 @@ async def test_the_errors_of_a_batch_list_the_first_hundred_bad_lines(serving: S
     async with serving() as http:
         batch = await until(http, await start(http, b"".join(lines)), has("failed"))
     assert [error["line"] for error in batch["errors"]["data"]] == list(range(1, 101))
+
+
+async def test_a_file_with_too_many_lines_fails_its_batch(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(validate, "MAX_LINES", 3)
+    async with serving() as http:
+        batch = await until(http, await start(http, jsonl(4)), has("failed"))
+    [error] = batch["errors"]["data"]
+    assert (error["code"], error["message"]) == ("too_many_lines", "expected at most 3 lines, found more")
 
 
 async def test_the_error_of_a_model_that_is_not_served_lists_the_names_and_aliases_that_are(

@@ -4,6 +4,7 @@ A job's request is gone when it has ended, but a result holds what its logprobs 
 more as given tokens, on the server or on another machine, whatever kind of job made them.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -71,6 +72,7 @@ def run_on_server(
 
 def connect(url: str, api_key: str | None) -> Client:
     """Return a client. Raises CannotTell."""
+    logging.getLogger("scorepool").addHandler(logging.NullHandler())  # the client's lines; verdicts say what failed
     try:
         return Client(url, api_key, retry_s=RETRY_S)
     except InvalidUrl as error:

@@ -153,7 +153,7 @@ def test_a_plain_installation_imports_every_public_name(plain: Path, elsewhere: 
 
 
 def test_a_plain_installation_verifies_results_on_a_server(plain: Path, elsewhere: Path):
-    done = run(plain / "scorepool", "verify", "--url", "nowhere", "a-job", cwd=elsewhere)
+    done = run(plain / "scorepool", "verify", "--url", "http://127.0.0.1:1", "a-job", cwd=elsewhere)
     assert done.returncode == 2
     assert done.stdout.startswith("a-job: cannot tell: the API does not answer: ")
     assert done.stderr == ""
@@ -168,16 +168,26 @@ def test_a_plain_installation_shows_help_and_makes_keys(plain: Path, elsewhere: 
     assert made.stdout.splitlines()[1].startswith("entry: ann:")
 
 
+# Arguments of what NEEDS names, and its exit status, where they are not those of a subcommand without arguments.
+ARGUMENTS = {
+    "--local": (["score", "--local", "x", "in.csv", "-o", "out.csv"], 2),
+    "--plot": (["score", "--plot", "x.png", "in.csv", "-o", "out.csv"], 2),
+    "plot": (["plot", "in.csv"], 2),
+    "verify --model": (["verify", "--model", "demo=x", "job"], 2),
+    "certify": (["certify", "x"], 1),
+    "check-model": (["check-model", "x"], 1),
+    "webhook-secret": (["webhook-secret", "x"], 1),
+}
+
+
 @pytest.mark.parametrize("command", NEEDS)
 def test_a_command_whose_packages_are_missing_names_the_extra(plain: Path, elsewhere: Path, command: str):
-    values = {"verify --model": ["demo=x", "job"], "certify": ["x"], "check-model": ["x"], "webhook-secret": ["x"]}.get(
-        command, []
-    )
-    done = run(plain / "scorepool", *command.split(), *values, cwd=elsewhere)
-    assert done.returncode == (2 if command == "verify --model" else 1)
-    assert done.stdout == ""
+    arguments, status = ARGUMENTS.get(command, (command.split(), 1))
+    done = run(plain / "scorepool", *arguments, cwd=elsewhere)
+    assert (done.returncode, done.stdout) == (status, "")
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"scorepool: `scorepool {command}` needs packages that are not installed (")
+    shown = f"score {command}" if command.startswith("--") else command
+    assert line.startswith(f"scorepool: `scorepool {shown}` needs packages that are not installed (")
     assert line.endswith(f"): run `{plain / 'python'} -m pip install 'scorepool[{NEEDS[command][0]}]'`")
 
 

@@ -308,6 +308,12 @@ def test_one_result_that_differs_decides_the_status(stack: Stack, client: Client
     assert verify("0" * 32, different, equal)[0] == 1
 
 
+def test_a_url_that_can_never_work_is_named():
+    done = CliRunner().invoke(app, ["verify", "--url", "nowhere", "a"])
+    sentence = "cannot tell: the URL is 'nowhere': expected http://HOST:PORT, https://HOST or unix:///PATH"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"scorepool: {sentence}\n")
+
+
 def test_an_api_that_does_not_answer_confirms_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("scorepool.verify.RETRY_S", 0.0)
     done = CliRunner().invoke(app, ["verify", "--url", f"http://127.0.0.1:{free_port()}", "a"], catch_exceptions=False)

@@ -1,5 +1,7 @@
 """Read documents: each text file of a folder, one text file, or the rows of a table."""
 
+import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -34,19 +36,23 @@ def _open_files(path: str, glob: str) -> Iterator[Source]:
             raise BadInput(f"--glob is {glob!r}: {error}") from None
         if not paths:
             raise BadInput(f"{path} has no file {glob}: name its files with --glob, such as '**/*.md'")
-        names = [str(each.relative_to(root)) for each in paths]
+        names = [_shown(each.relative_to(root)) for each in paths]
     else:
-        paths, names = [root], [path]
+        paths, names = [root], [_shown(root)]
     try:
         stats = [each.stat() for each in paths]
     except OSError as error:
         raise BadInput(f"cannot read {error.filename}: {error.strerror}") from None
     sizes = [each.st_size for each in stats]
-    identity = {
-        "FILE": str(root.absolute()),
-        "the files of FILE": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)],
-    }
+    listing = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in zip(names, stats, strict=True)])
+    digest = hashlib.blake2b(listing.encode(), digest_size=8).hexdigest()
+    identity = {"FILE": str(root.absolute()), "the digest of FILE's names, sizes and times": digest}
     yield Source(path, _rows(paths, names, sizes), sum(sizes), identity, None)
+
+
+def _shown(path: Path) -> str:
+    """Return a path as text. Bytes that are not UTF-8 become U+FFFD."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _rows(paths: list[Path], names: list[str], sizes: list[int]) -> Iterator[Row]:

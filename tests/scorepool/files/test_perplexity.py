@@ -1,6 +1,8 @@
 """`scorepool perplexity`, against every process of two models and transformers on torch."""
 
 import json
+import os
+import sys
 from collections import Counter
 from math import exp, log
 from pathlib import Path
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 import scorepool
 from scorepool.cli import app
+from scorepool.files.documents import open_documents
 from scorepool.files.windows import cut_windows
 
 if TYPE_CHECKING:
@@ -121,6 +124,27 @@ def test_the_command_prints_a_table_of_the_files_of_a_folder(two_models_url: str
     assert everything == ["all", *document[1:]]
     assert "a.txt: the file is not UTF-8 text" in done.stderr
     assert "1 documents done, 1 failed" in done.stderr
+
+
+def test_the_identity_of_a_folder_is_that_of_its_files(tmp_path: Path):
+    def identity() -> dict[str, Any]:
+        with open_documents(str(tmp_path), None, "**/*.txt") as source:
+            return source.identity
+
+    (tmp_path / "a.txt").write_text("a")
+    first = identity()
+    assert identity() == first
+    (tmp_path / "b.md").write_text("b")
+    assert identity() == first
+    (tmp_path / "b.txt").write_text("b")
+    assert identity() != first
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has only names in UTF-8")
+def test_names_of_files_that_are_not_utf8_are_shown(tmp_path: Path):
+    (tmp_path / os.fsdecode(b"\xff.txt")).write_text("a")
+    with open_documents(str(tmp_path), None, "**/*.txt") as source:
+        assert [row.values for row in source.rows] == [{"file": "\ufffd.txt", "text": "a"}]
 
 
 @pytest.mark.parametrize(("out", "going_on"), [([], False), (["-o", "-"], False), (["-o", "out.csv"], True)])

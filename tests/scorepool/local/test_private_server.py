@@ -17,7 +17,7 @@ from scorepool.local import private_server
 from scorepool.local.private_server import _spec
 
 SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def stop(command: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str]
     processes = psutil.Process(command.pid).children(recursive=True)
     assert len(processes) >= 4  # the reaper, Redis, the API and a worker
     command.send_signal(how)
-    _, stderr = command.communicate(timeout=60)
+    _, stderr = command.communicate(timeout=120)
     _, alive = psutil.wait_procs(processes, timeout=60)
     assert alive == []
     return command.returncode, stderr
@@ -71,31 +71,31 @@ def test_nothing_is_left_when_the_command_is_killed(root: Path, state: Path, tmp
 @pytest.mark.soak
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
 def test_a_stopped_command_goes_on(root: Path, state: Path, tmp_path: Path, how: signal.Signals, status: int):
-    command = start(root, state, tmp_path, 3000)
+    command = start(root, state, tmp_path, 800)
     wait_for_rows(command, tmp_path)
     found, stderr = stop(command, how)
     assert (found, "Traceback" in stderr) == (status, False)
     assert list(state.iterdir()) == []
 
-    second = start(root, state, tmp_path, 3000)
-    _, stderr = second.communicate(timeout=120)
+    second = start(root, state, tmp_path, 800)
+    _, stderr = second.communicate(timeout=240)
 
     assert second.returncode == 0, stderr
-    assert [json.loads(row)["id"] for row in (tmp_path / "out.jsonl").read_text().splitlines()] == list(range(3000))
+    assert [json.loads(row)["id"] for row in (tmp_path / "out.jsonl").read_text().splitlines()] == list(range(800))
     assert list(state.iterdir()) == []
 
 
 @pytest.mark.soak
 def test_a_worker_that_dies_is_started_again(root: Path, state: Path, tmp_path: Path):
-    command = start(root, state, tmp_path, 2000)
+    command = start(root, state, tmp_path, 800)
     wait_for_rows(command, tmp_path)
     children = psutil.Process(command.pid).children()
     next(each for each in children if "BatchWorker" in " ".join(each.cmdline())).kill()
 
-    _, stderr = command.communicate(timeout=120)
+    _, stderr = command.communicate(timeout=240)
 
     assert command.returncode == 0, stderr
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2000
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 800
 
 
 @pytest.mark.soak

@@ -283,7 +283,8 @@ class Reporter(logging.Handler):
             self._progress = files.Progress()
             self._progress.start(counts)
             self._shown_at = now
-        elif now - self._shown_at >= (TERMINAL_S if self._is_terminal else LOG_S):
+        self._progress.note(counts)
+        if now - self._shown_at >= (TERMINAL_S if self._is_terminal else LOG_S):
             self._shown_at = now
             line = self._progress.line(counts, size)
             typer.echo(f"{CLEAR}{line}" if self._is_terminal else line, err=True, nl=not self._is_terminal)

@@ -119,18 +119,21 @@ async def process_rows(
     """
     left = (row for row in rows if row.number > output.counts.num_rows)
     stamps = Stamps()
-    done_chunks = in_order(chunk_rows(left, rows_per_chunk), task.run, max_in_flight)
+    computed = Computed(output.counts, report)
+    done_chunks = in_order(
+        computed.note_places(chunk_rows(left, rows_per_chunk)), lambda rows: computed.run(task, rows), max_in_flight
+    )
     try:
         await delete_jobs(client, output.undeleted)  # of an earlier process
         report(output.counts)
         async for done in done_chunks:
             output.write(done.rows)
+            computed.forget(done)
             output.undeleted.extend(done.job_ids)
             stamps.add(done)
             if output.is_due():
                 output.save()
                 await delete_jobs(client, output.undeleted)
-            report(output.counts)
     except (Unreachable, ScorepoolError) as error:
         raise ServerError(f"{error}; what was done is kept, and the same command goes on") from error
     finally:
@@ -138,6 +141,45 @@ async def process_rows(
         output.save()
     await delete_jobs(client, output.undeleted)
     return stamps.differences
+
+
+class Computed:
+    """What is done and what is computed beyond it: a chunk may have to wait for one before it. Without these the speed
+    would come in bursts, and so would the time left."""
+
+    def __init__(self, counts: Counts, report: Report) -> None:
+        self._counts, self._report = counts, report
+        self._places: dict[int, int] = {}  # bytes of the input before each chunk, by the number of its first row
+        self._ahead: dict[int, Counts] = {}  # of each chunk that waits
+
+    def note_places(self, chunks: Iterator[list[Row]]) -> Iterator[list[Row]]:
+        """Yield the chunks."""
+        position = self._counts.position
+        for chunk in chunks:
+            self._places[chunk[0].number] = position
+            position = chunk[-1].position
+            yield chunk
+
+    async def run(self, task: Task, rows: list[Row]) -> DoneRows:
+        """Run a task on a chunk, and report what is computed then."""
+        done = await task.run(rows)
+        num_tokens = sum(each.num_tokens for each in done.rows)
+        num_bytes = rows[-1].position - self._places.pop(rows[0].number)
+        self._ahead[rows[0].number] = Counts(len(rows), 0, num_tokens, num_bytes)
+        parts = [self._counts, *self._ahead.values()]
+        self._report(
+            Counts(
+                sum(each.num_rows for each in parts),
+                self._counts.num_failed,
+                sum(each.num_tokens for each in parts),
+                sum(each.position for each in parts),
+            )
+        )
+        return done
+
+    def forget(self, done: DoneRows) -> None:
+        """Take note that a chunk is written, and so in the counts."""
+        del self._ahead[done.rows[0].row.number]
 
 
 class Stamps:

@@ -13,6 +13,16 @@ def test_speeds_and_the_time_left_are_those_of_this_process():
     assert shown == " 38%  1,500 rows  50.0 rows/s  2,500 tokens/s  0:00:50 left  2 failed"
 
 
+def test_the_start_does_not_count_for_the_time_left():
+    now = [0.0]
+    progress = Progress(lambda: now[0])
+    progress.start(Counts())
+    now[0] = 30  # until the first rows, and then 10 bytes a second
+    progress.note(Counts(1, 0, 1, 100))
+    now[0] = 40
+    assert progress.line(Counts(2, 0, 2, 200), 1000).endswith("0:01:20 left")
+
+
 def test_a_pipe_has_no_share_and_no_time_left():
     now = [0.0]
     progress = Progress(lambda: now[0])

@@ -1,0 +1,33 @@
+"""How far the work is while rows wait for rows before them."""
+
+import asyncio
+
+from scorepool.files.journal import Counts
+from scorepool.files.process import Computed
+from scorepool.files.rows import Done, DoneRows, Row
+from scorepool.files.window import chunk_rows, in_order
+
+
+def test_rows_that_wait_for_rows_before_them_count_as_computed():
+    reported: list[tuple[int, int, int]] = []
+    counts = Counts(position=100)
+    computed = Computed(counts, lambda each: reported.append((each.num_rows, each.num_tokens, each.position)))
+    second_is_done = asyncio.Event()
+
+    class Task:
+        async def run(self, rows: list[Row]) -> DoneRows:
+            if rows[0].number == 1:
+                await second_is_done.wait()
+            second_is_done.set()
+            return DoneRows([Done(row, {}, num_tokens=5) for row in rows])
+
+    async def work() -> None:
+        rows = (Row(number, number, 100 + 10 * number, {"a": "x"}) for number in range(1, 4))
+        chunks = computed.note_places(chunk_rows(rows, 2))
+        async for done in in_order(chunks, lambda rows: computed.run(Task(), rows), 2):
+            counts.add(done.rows, set())
+            computed.forget(done)
+
+    asyncio.run(work())
+    assert reported == [(1, 5, 110), (3, 15, 130)]
+    assert counts.position == 130

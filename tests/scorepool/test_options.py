@@ -4,13 +4,17 @@ from typing import get_type_hints
 
 import pytest
 
-from scorepool import Generate, Score
-from scorepool.options import GenerateOptions, ScoreOptions
+from scorepool import Generate, Score, Tokenize
+from scorepool.options import GenerateOptions, ScoreOptions, TokenizeOptions
 
 
 @pytest.mark.parametrize(
     ("options", "request_type", "positional"),
-    [(ScoreOptions, Score, {"model", "items"}), (GenerateOptions, Generate, {"model", "prompt"})],
+    [
+        (ScoreOptions, Score, {"model", "items"}),
+        (GenerateOptions, Generate, {"model", "prompt"}),
+        (TokenizeOptions, Tokenize, {"model", "prompt"}),
+    ],
 )
 def test_options_are_the_fields_of_the_request(options: type, request_type: type, positional: set[str]):
     fields = get_type_hints(request_type)

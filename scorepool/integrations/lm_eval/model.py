@@ -175,8 +175,9 @@ class ScorepoolLM(TemplateLM):
         return self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm)
 
     def _encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Window]:
-        """Split the tokens of both texts together where those of the context alone end.
+        """Return the tokens of each context alone, and those of both texts together after as many.
 
+        If a token spans the boundary, it is in neither, as with the HF model.
         Spaces at the end of a context belong to the continuation. Without a context, the prefix token is the context.
         """
         contexts = [context.rstrip() for context, _ in pairs]
@@ -188,8 +189,8 @@ class ScorepoolLM(TemplateLM):
         windows = []
         for context in contexts:
             if context:
-                num_context, whole = len(next(encoded)), next(wholes)
-                windows.append((whole[:num_context], whole[num_context:]))
+                ids = next(encoded)
+                windows.append((ids, next(wholes)[len(ids) :]))
             else:
                 ids = next(alone)
                 has_prefix = ids[:1] == [self.prefix_token_id]

@@ -29,6 +29,7 @@ PAIRS = [
     ("If the file does not exist,", " the"),
     ("If the file does not exist, ", "the"),  # the space belongs to the continuation
     ("import\n", "os\nimport sys\n"),
+    ("If it is specified,", "\nthe number"),  # a token of `demo` spans the boundary
     ("", "Return a list of the names of the entries."),
     ("<bos>def __init__(self", "):\n    pass"),
     ("The value of ", "x is é and 🙂."),

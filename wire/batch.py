@@ -135,8 +135,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     estimated_end_at: Annotated[
         int | None,
         Meta(
-            description="While lines run: when the last one ends if the rest take as long as those before did, at most "
-            "`expires_at`. null: no line has ended yet, or the batch has."
+            description="While lines run: when the last one ends if the rest take as long as those before did, without "
+            "the wait for the first; at most `expires_at`. null: no line has ended yet, or the batch has."
         ),
     ] = None
     request_counts: RequestCounts = RequestCounts()

@@ -98,6 +98,8 @@ class BatchStore:
             error_chunks=progress.error_chunks + bool(errors),
             error_bytes=progress.error_bytes + len(errors),
         )
+        if ended and after.first_ended_at is None:
+            after = replace(after, first_ended_at=now, num_first_ended=len(ended))
         files = output_files(after, now, "uploaded")
 
         def write(pipeline: Pipeline) -> None:

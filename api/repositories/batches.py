@@ -51,6 +51,8 @@ class BatchProgress(Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
     output_bytes: int = 0
     error_chunks: int = 0
     error_bytes: int = 0
+    first_ended_at: float | None = None  # when the first lines ended, unix, s
+    num_first_ended: int = 0
 
 
 class Batches:
@@ -165,17 +167,22 @@ def _to_batch(row: Row | None, now: float) -> Batch | None:
     batch = progress.batch
     if row[1] is not None and batch.status in ALIVE:
         return replace(batch, status="cancelling", cancelling_at=int(decode.unix_s(row[1]) or 0))
-    return replace(batch, estimated_end_at=estimate_end(batch, now))
+    return replace(batch, estimated_end_at=estimate_end(progress, now))
 
 
-def estimate_end(batch: Batch, now: float) -> int | None:
-    """Estimate when the last line ends, unix, s, from the pace so far; None without a pace."""
-    counts, started_at = batch.request_counts, batch.in_progress_at
-    num_ended = counts.completed + counts.failed
-    if batch.status != "in_progress" or started_at is None or num_ended == 0:
+def estimate_end(progress: BatchProgress, now: float) -> int | None:
+    """Estimate when the last line ends, unix, s, from the pace so far; None without a pace.
+
+    The time until the first lines ended tells little about the others: it is left out once others have.
+    """
+    batch, counts = progress.batch, progress.batch.request_counts
+    since, num_ended = batch.in_progress_at, counts.completed + counts.failed
+    num_left = counts.total - num_ended
+    if batch.status != "in_progress" or since is None or num_ended == 0:
         return None
-    rest_s = (now - started_at) * (counts.total - num_ended) / num_ended
-    return min(batch.expires_at, int(now + max(0.0, rest_s)))
+    if progress.first_ended_at is not None and num_ended > progress.num_first_ended:
+        since, num_ended = progress.first_ended_at, num_ended - progress.num_first_ended
+    return min(batch.expires_at, int(now + max(0.0, (now - since) * num_left / num_ended)))
 
 
 def _check_id(batch_id: str) -> None:

@@ -274,16 +274,20 @@ async def test_the_end_of_a_batch_is_estimated_from_its_pace(serving: Serving, w
 
 
 @pytest.mark.parametrize(
-    ("num_ended", "expected"),
+    ("num_ended", "first", "expected"),
     [
-        (0, None),
-        (10, 1000 + 100 + 900),
-        (50, 1000 + 100 + 100),
-        (99, 1101),
-        (1, 5000),
-    ],  # after 100 s; at most the expiry
+        (0, (None, 0), None),
+        (10, (1100.0, 10), 1100 + 900),  # at the same time: the pace is that since the start
+        (50, (1100.0, 50), 1100 + 100),
+        (99, (1100.0, 99), 1101),
+        (1, (1100.0, 1), 5000),  # at most the expiry
+        (60, (1090.0, 10), 1100 + 8),  # 50 in 10 s, after 90 s for the first ten
+        (60, (None, 0), 1100 + 66),  # a batch that began under an earlier release
+    ],
 )
-def test_the_rest_of_a_batch_takes_as_long_as_the_lines_before(num_ended: int, expected: int | None):
+def test_the_rest_of_a_batch_takes_as_long_as_the_lines_before(
+    num_ended: int, first: tuple[float | None, int], expected: int | None
+):
     batch = wire.Batch(
         id="",
         endpoint="/v1/completions",
@@ -295,7 +299,11 @@ def test_the_rest_of_a_batch_takes_as_long_as_the_lines_before(num_ended: int, e
         expires_at=5000,
         request_counts=wire.RequestCounts(total=100, completed=num_ended // 2, failed=num_ended - num_ended // 2),
     )
-    assert estimate_end(batch, 1100.0) == expected
+    first_ended_at, num_first_ended = first
+    progress = BatchProgress(
+        batch=batch, output_ttl_s=1, first_ended_at=first_ended_at, num_first_ended=num_first_ended
+    )
+    assert estimate_end(progress, 1100.0) == expected
 
 
 async def test_usage_counts_the_reasoning_of_chats(serving: Serving, worker: FakeWorker):

@@ -176,13 +176,13 @@ def estimate_end(progress: BatchProgress, now: float) -> int | None:
     The time until the first lines ended tells little about the others: it is left out once others have.
     """
     batch, counts = progress.batch, progress.batch.request_counts
-    since, num_ended = batch.in_progress_at, counts.completed + counts.failed
-    num_left = counts.total - num_ended
-    if batch.status != "in_progress" or since is None or num_ended == 0:
+    num_ended = counts.completed + counts.failed
+    if batch.status != "in_progress" or batch.in_progress_at is None or num_ended == 0:
         return None
+    pace_s = (now - batch.in_progress_at) / num_ended  # per line
     if progress.first_ended_at is not None and num_ended > progress.num_first_ended:
-        since, num_ended = progress.first_ended_at, num_ended - progress.num_first_ended
-    return min(batch.expires_at, int(now + max(0.0, (now - since) * num_left / num_ended)))
+        pace_s = (now - progress.first_ended_at) / (num_ended - progress.num_first_ended)
+    return min(batch.expires_at, int(now + max(0.0, pace_s * (counts.total - num_ended))))
 
 
 def _check_id(batch_id: str) -> None:

@@ -5,13 +5,15 @@ Rows are kept as an Arrow stream until all are done: unlike a Parquet file it ca
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scorepool import wire
 from scorepool.files.errors import BadInput
 from scorepool.files.rows import Row, Values
 
@@ -85,6 +87,12 @@ class ArrowSink:
         self._is_parquet = is_parquet
         self._schema: Any = None
 
+    @property
+    def _inferred(self) -> list[str]:
+        """The input's columns whose types the first rows decide, so that later ones may not fit."""
+        known = self._source_schema.names if self._source_schema is not None else ()
+        return [name for name in self._schema.names if name not in known and name not in self._new_columns]
+
     def restore(self, partial: Path) -> None:
         with pa.OSFile(str(partial)) as file:
             self._schema = pa.ipc.open_stream(file).schema
@@ -117,19 +125,25 @@ class ArrowSink:
             batch = pa.RecordBatch.from_pylist(rows, schema=self._schema)
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise ValueError(_first_line(error)) from None
+        for name in self._inferred:  # pyarrow cuts 1.5 to an integer, and leaves out the keys that a type has not
+            for written, row in zip(batch.column(name).to_pylist(), rows, strict=True):
+                if not _is_same(written, row.get(name)):
+                    raise ValueError(f"column {name!r} would become {wire.quote(written)}")
         return bytes(batch.serialize())
 
     def _choose_schema(self, rows: Sequence[Values]) -> Any:
+        """Return the schema of all rows, from the first ones. Raises BadInput."""
         known = {} if self._source_schema is None else {field.name: field for field in self._source_schema}
         fields = []
         for name in dict.fromkeys(name for row in rows for name in row):
             if name in known:
                 fields.append(known[name].with_type(_plain(known[name].type)))
-                continue
-            found = _common_type([row.get(name) for row in rows])
-            if pa.types.is_null(found):
-                found = pa.float64() if name in self._new_columns else pa.string()
-            fields.append(pa.field(name, found))
+            else:
+                found = _common_type([row.get(name) for row in rows], name)
+                null = pa.float64() if name in self._new_columns else pa.string()
+                fields.append(pa.field(name, _map_type(found, partial(_unless_null, null))))
+        for field in fields if self._is_parquet else ():
+            _check_parquet(field)
         return pa.schema(fields)
 
     def end(self) -> bytes:
@@ -147,24 +161,62 @@ class ArrowSink:
         os.replace(new, out)
 
 
+def _is_same(written: Any, given: Any) -> bool:
+    """True if a value is as it was given, but for keys that were added with null."""
+    if isinstance(given, dict):
+        return isinstance(written, dict) and all(_is_same(written.get(key), value) for key, value in given.items())
+    if isinstance(given, list):
+        return isinstance(written, list) and len(written) == len(given) and all(map(_is_same, written, given))
+    return bool(written == given or (written != written and given != given))  # NaN
+
+
 def _plain(data_type: Any) -> Any:
     """Return the type of the same values without a dictionary or runs, which record batches would have to share."""
-    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
-        return _plain(data_type.value_type)
+
+    def value_type(leaf: Any) -> Any:
+        is_coded = pa.types.is_dictionary(leaf) or pa.types.is_run_end_encoded(leaf)
+        return _plain(leaf.value_type) if is_coded else leaf
+
+    return _map_type(data_type, value_type)
+
+
+def _map_type(data_type: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a type with other types in the place of its leaves, which are no lists or structs."""
     if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
         make = pa.list_ if pa.types.is_list(data_type) else pa.large_list
-        return make(data_type.value_field.with_type(_plain(data_type.value_type)))
+        return make(data_type.value_field.with_type(_map_type(data_type.value_type, change)))
     if pa.types.is_struct(data_type):
-        return pa.struct([field.with_type(_plain(field.type)) for field in data_type])
-    return data_type
+        return pa.struct([field.with_type(_map_type(field.type, change)) for field in data_type])
+    return change(data_type)
 
 
-def _common_type(values: Sequence[Any]) -> Any:
-    """Return the type of values, or that of the first one which is not null if they have none in common."""
+def _unless_null(null: Any, data_type: Any) -> Any:
+    """Return a type, or `null` in the place of that of values that are all null."""
+    return null if pa.types.is_null(data_type) else data_type
+
+
+def _common_type(values: Sequence[Any], name: str) -> Any:
+    """Return the type of a column's values, or that of the first one which has a type if they have none in common.
+
+    Raises BadInput if no value has one.
+    """
+    reason = ""
+    for candidates in (values, *([value] for value in values if value is not None)):
+        try:
+            return pa.array(candidates).type
+        except (pa.ArrowException, OverflowError) as error:
+            reason = reason or _first_line(error)
+    raise BadInput(f"column {name!r} does not fit into this format ({reason}): give OUT as .jsonl")
+
+
+def _check_parquet(field: Any) -> None:
+    """Raise BadInput for a column that Parquet cannot hold."""
     try:
-        return pa.array(values).type
-    except (pa.ArrowException, OverflowError):
-        return pa.array([next(value for value in values if value is not None)]).type
+        with pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])):
+            pass
+    except pa.ArrowException as error:
+        reason = f"column {field.name!r} does not fit into Parquet ({_first_line(error)})"
+        raise BadInput(f"{reason}: give OUT as .jsonl or .arrow") from None
 
 
 def _groups(batches: Iterable[Any]) -> Iterator[list[Any]]:

@@ -80,7 +80,10 @@ class CsvSink:
 
     def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
         text = StringIO()
-        writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
+        writer, quoting_writer = (
+            csv.writer(text, delimiter=self._delimiter, lineterminator="\n", quoting=quoting)
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        )
         if rows and not self._columns:
             self._columns = list(dict.fromkeys(name for row in rows for name in row))
             writer.writerow(self._columns)
@@ -91,7 +94,10 @@ class CsvSink:
                     f"column {min(unknown)!r} is in none of the first rows, which decide the columns of a CSV"
                 )
             else:
-                writer.writerow([_to_field(row.get(column)) for column in self._columns])
+                fields = [_to_field(row.get(column)) for column in self._columns]
+                # Python 3.11 does not quote a carriage return by itself, and readers take it for the end of a line.
+                has_return = any("\r" in field for field in fields if isinstance(field, str))
+                (quoting_writer if has_return else writer).writerow(fields)
         return text.getvalue().encode(), reasons
 
     def end(self) -> bytes:

@@ -3,8 +3,10 @@
 To add a subcommand that needs an extra: its modules in NEEDS.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.util import LazyLoader, find_spec, module_from_spec
 from types import ModuleType
 from typing import NoReturn
@@ -73,9 +75,16 @@ def run(command: str, implementation: Callable[[], int], failure_status: int = F
         fail(str(error), failure_status if error.status is None else error.status)
     except BrokenPipeError:
         raise  # typer ends quietly, as programs before `head` do
-    except OSError as error:
-        fail(f"cannot go on: {error}", failure_status)  # for example stdout on a full disk
+    except OSError as error:  # for example stdout on a full disk
+        _discard_stdout()
+        fail(f"cannot go on: {error}", failure_status)
     raise typer.Exit(status)
+
+
+def _discard_stdout() -> None:
+    """Let what stdout still buffers go nowhere: Python exits with status 120 if it cannot be written at the end."""
+    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def check_packages(command: str, option: str = "") -> None:

@@ -66,7 +66,6 @@ class ScorepoolLM(TemplateLM):
         priority: wire.Priority = "normal",
         max_in_flight: int = 64,
         retry_s: float = RETRY_S,
-        trust_remote_code: bool = False,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
@@ -87,7 +86,7 @@ class ScorepoolLM(TemplateLM):
         # The server counts the last token of a window too.
         self.max_length = max_length or min(worker.context_length for worker in served) - 1
         self.max_gen_toks = max_gen_toks
-        self.tokenizer = self._load_tokenizer(tokenizer, add_bos_token, trust_remote_code)
+        self.tokenizer = self._load_tokenizer(tokenizer, add_bos_token)
         self._add_bos = True if add_bos_token is None else add_bos_token
         self._prefix_token_id = prefix_token_id
         self._prefix = self.tokenizer.token(self.prefix_token_id)
@@ -103,13 +102,13 @@ class ScorepoolLM(TemplateLM):
         names = ", ".join(sorted({worker.id for worker in served})) or "no model"
         raise ValueError(f"model={name}: {self._client.url} serves {names}")
 
-    def _load_tokenizer(self, name: str | None, add_bos: bool | None, trust_remote_code: bool) -> Tokenizer:
+    def _load_tokenizer(self, name: str | None, add_bos: bool | None) -> Tokenizer:
         if name is None:
             if add_bos:
                 raise ValueError("add_bos_token=True needs tokenizer=, a folder or an id of the hub")
             return ServerTokenizer(self._client, self.model, self._job_options, self._max_in_flight)
         options = {} if add_bos is None else {"add_bos_token": add_bos}
-        return LocalTokenizer(name, trust_remote_code=trust_remote_code, **options)
+        return LocalTokenizer(name, **options)
 
     # What the harness asks about a model.
 

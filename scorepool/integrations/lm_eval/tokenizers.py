@@ -40,7 +40,7 @@ class LocalTokenizer:
     """A tokenizer that transformers loads, from a folder or the hub."""
 
     def __init__(self, name: str, **options: Any) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        self._tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
         self.name = name
         self.bos_token_id: int | None = self._tokenizer.bos_token_id
         self.eos_token_id: int | None = self._tokenizer.eos_token_id

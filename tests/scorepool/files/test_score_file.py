@@ -101,7 +101,7 @@ def test_csv_comes_from_stdin_and_goes_to_stdout(url: str):
     ("stop", "status"), [(signal.SIGKILL, -9), pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak)]
 )
 def test_a_stopped_command_goes_on_with_each_row_once(url: str, tmp_path: Path, stop: signal.Signals, status: int):
-    path, out, journal = write_rows(tmp_path / "in.jsonl", 1000), tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
+    path, out, journal = write_rows(tmp_path / "in.jsonl", 3000), tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
     command = [SCOREPOOL, "score", str(path), "-o", str(out), "--url", url]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
         while not (journal.exists() and json.loads(journal.read_text())["counts"]["num_rows"]):
@@ -119,7 +119,7 @@ def test_a_stopped_command_goes_on_with_each_row_once(url: str, tmp_path: Path, 
         done = run(url, "score", path, "-o", out)
 
         assert done.returncode == 0, done.stderr
-        assert [row["id"] for row in read_rows(out)] == list(range(1000))
+        assert [row["id"] for row in read_rows(out)] == list(range(3000))
         assert [found.name for found in sorted(tmp_path.iterdir())] == ["in.jsonl", "out.jsonl"]
         assert client.jobs().jobs == []
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from scorepool import cli
+from scorepool.commands import running
 from scorepool.engine import Engine, EngineSettings, Verification
 from scorepool.engine.certificate import Certificate
 from scorepool.engine.model.config import read_config
@@ -175,13 +176,13 @@ def test_a_certificate_that_cannot_be_made_ends_with_one_sentence(
 
 
 def test_without_torch_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    present: Callable[[str], object] = cli.find_spec
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "torch" else present(name))
+    present: Callable[[str], object] = running.find_spec
+    monkeypatch.setattr(running, "find_spec", lambda name: None if name == "torch" else present(name))
 
     result = CliRunner().invoke(cli.app, ["certify", "x"])
 
     assert result.exit_code == 1
     assert result.stderr == (
         "scorepool: `scorepool certify` needs packages that are not installed (torch): "
-        "run `pip install 'scorepool[certify]'`\n"
+        f"run `{sys.executable} -m pip install 'scorepool[certify]'`\n"
     )

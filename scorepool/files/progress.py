@@ -32,18 +32,23 @@ class Progress:
             began_at, position = self._head
         return (now - began_at) / (counts.position - position)
 
+    def left_s(self, counts: Counts, size: int | None) -> float | None:
+        """Return the seconds that are left, None if they cannot be known yet. `size` is the input's, in bytes."""
+        if not size or counts.position <= (self._first or Counts()).position:
+            return None
+        return self._s_per_byte(counts, self._clock()) * max(0, size - counts.position)
+
     def line(self, counts: Counts, size: int | None) -> str:
         """Return one line. `size` is the input's, in bytes; without it neither share nor time left is known."""
         first = self._first or Counts()
-        now = self._clock()
-        elapsed_s = max(1e-9, now - self._began_at)
+        elapsed_s = max(1e-9, self._clock() - self._began_at)
         parts = [
             f"{counts.num_rows:,} rows",
             f"{(counts.num_rows - first.num_rows) / elapsed_s:,.1f} rows/s",
             f"{(counts.num_tokens - first.num_tokens) / elapsed_s:,.0f} tokens/s",
         ]
-        if size and counts.position > first.position:
-            left_s = self._s_per_byte(counts, now) * max(0, size - counts.position)
+        left_s = self.left_s(counts, size)
+        if size and left_s is not None:
             parts = [f"{counts.position / size:4.0%}", *parts, f"{_duration(left_s)} left"]
         if counts.num_failed:
             parts.append(f"{counts.num_failed:,} failed")

@@ -1,6 +1,5 @@
 """Under ten times the worker's rate memory stays flat, 429 has Retry-After, and accepted jobs keep their order."""
 
-import subprocess
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from redis import Redis
 from scorepool.local.redis_server import RedisServer
 from tests.api.conftest import generate
 from tests.api.test_process import eventually, running, serves
+from tests.soak.memory import rss_bytes
 from tests.worker.conftest import Workers, done
 
 WARM_UP_S = 40.0  # after it, results expire as fast as they are written
@@ -18,11 +18,6 @@ DURATION_S = 600.0
 RESULT_TTL_S = 20
 BULK = 20
 BULK_PERIOD_S = 0.025  # 800 jobs/s; the worker finishes 4 every 0.05 s
-
-
-def rss_bytes(pid: int) -> int:
-    shown = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], check=True, capture_output=True, text=True)
-    return int(shown.stdout) * 1024
 
 
 @pytest.mark.soak

@@ -45,13 +45,14 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> Literal[
 
     Return which of them were queued or refused. Raise LeaseLost.
     """
-    until = clock_s() + QUEUE_S
     in_progress = await batch_store.in_progress()
     statuses = await batch_store.statuses(in_progress)
     missing = [line for line, found in zip(in_progress, statuses, strict=True) if None in found]
     texts = dict(zip(missing, await batch_store.texts(missing), strict=True))
-    for num_done, line in enumerate(await _in_groups(texts)):
-        if clock_s() > until:
+    in_groups = await _in_groups(texts)
+    until = clock_s() + QUEUE_S  # without the time of reading, and one line at least: else none might ever be queued
+    for num_done, line in enumerate(in_groups):
+        if num_done and clock_s() > until:
             return "some"
         unique_id = line.job_ids(batch_store.lease.batch_id)[0]
         try:

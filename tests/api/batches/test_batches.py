@@ -17,6 +17,7 @@ import scorepool.api.repositories.queue
 from scorepool import store, wire
 from scorepool.api.batches import collect, driver, lines, start_lines, validate
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
+from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import job_id_of
 from scorepool.api.repositories import files
 from scorepool.api.repositories.batches import BatchProgress, estimate_end
@@ -226,6 +227,29 @@ async def test_answers_are_collected_while_the_lines_of_a_window_are_queued(
             await asyncio.sleep(0.01)
     assert min(num_queued) < 25
     assert batch["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
+
+
+async def test_a_batch_goes_on_where_reading_its_lines_takes_longer_than_queueing_may(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(start_lines, "QUEUE_S", 0.0)
+    texts = BatchStore.texts
+
+    async def slow(*args: Any) -> list[bytes]:
+        await asyncio.sleep(0.05)
+        return await texts(*args)
+
+    monkeypatch.setattr(BatchStore, "texts", slow)
+    ended: set[str] = set()
+    async with serving() as http:
+        batch_id = await start(http, jsonl(5))
+        async with asyncio.timeout(30):
+            while (await http.get(f"/v1/batches/{batch_id}")).json()["status"] != "completed":
+                for job_id in worker.waiting() - ended:
+                    worker.end(job_id, COMPLETED)
+                    ended.add(job_id)
+                await asyncio.sleep(0.01)
+    assert len(ended) == 5
 
 
 async def test_lines_for_which_there_is_no_room_yet_are_queued_together_too(

@@ -8,6 +8,7 @@ import typer
 from scorepool.commands.on_files import (
     EXIT_STATUS,
     Completion,
+    DryRun,
     File,
     InputFormat,
     Local,
@@ -55,6 +56,7 @@ def compare(
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
     plot: Plot = None,
 ) -> None:
     """Score each row of FILE under several models: its columns, the scores of each model, and the differences."""
@@ -77,6 +79,7 @@ def compare(
         input_format=input_format,
         output_format=output_format,
         overwrite=overwrite,
+        dry_run=dry_run,
         plot=plot,
     )
 

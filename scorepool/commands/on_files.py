@@ -59,6 +59,9 @@ Plot = Annotated[
         help="Draw OUT when it is done, as `scorepool plot` does; `-`: in the terminal; repeatable.",
     ),
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Write nothing: count rows, and estimate tokens and time from a sample.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")]
 
 
@@ -85,6 +88,7 @@ def score(
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
     plot: Plot = None,
 ) -> None:
     """Score each row of FILE: its columns, and logprob_sum, num_tokens, perplexity, bits_per_byte, ..."""
@@ -111,6 +115,7 @@ def score(
         input_format=input_format,
         output_format=output_format,
         overwrite=overwrite,
+        dry_run=dry_run,
         plot=plot,
     )
 
@@ -135,6 +140,7 @@ def generate(
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
     plot: Plot = None,
 ) -> None:
     """Continue the prompt of each row of FILE: its columns, and generated_text, finish_reason, logprob_sum, ..."""
@@ -160,18 +166,42 @@ def generate(
         input_format=input_format,
         output_format=output_format,
         overwrite=overwrite,
+        dry_run=dry_run,
         plot=plot,
     )
 
 
 def show_summary(summary: "files.Summary", out: str) -> None:
-    """Print on stderr what was done."""
+    """Print on stderr what was done, or would be."""
+    if summary.estimate is not None:
+        show_estimate(summary, summary.estimate)
+        return
     typer.echo(f"{summary.num_rows - summary.num_failed} rows done, {summary.num_failed} failed", err=True)
     width = max(map(len, summary.means), default=0)
     for name, mean in summary.means.items():
         stderr = "" if mean.stderr is None else f" ± {mean.stderr:.4f}"
         typer.echo(f"{name:{width}}  {mean.mean:.4f}{stderr} in {mean.number} rows", err=True)
     show_remarks(summary, out)
+
+
+def show_estimate(summary: "files.Summary", estimate: "files.Estimate") -> None:
+    """Print on stderr what the work would be."""
+    at_most = f", with {estimate.max_new_tokens} for each answer" if estimate.max_new_tokens else ""
+    lines = [
+        f"{summary.num_rows:,} rows, {summary.num_failed:,} of them bad",
+        f"about {summary.num_tokens:,} tokens{at_most}, by a sample of {estimate.num_sampled:,} rows, of which "
+        f"{estimate.num_unfit:,} cannot be done",
+    ]
+    if estimate.first_reason:
+        lines.append(f"the first bad one: {estimate.first_reason}")
+    if estimate.duration_s is None:
+        lines.append("the time is not known: the workers have ended no jobs yet")
+    else:
+        lines.append(
+            f"about {files.duration(estimate.duration_s)} at {estimate.tokens_per_s:,.0f} tokens/s, the workers' speed "
+            "in their last jobs; jobs of another kind may be faster or slower"
+        )
+    typer.echo("\n".join((*lines, "nothing was written")), err=True)
 
 
 def show_remarks(summary: "files.Summary | files.Perplexity", out: str | None) -> None:
@@ -216,6 +246,8 @@ def run_on_file(
             logging.getLogger("scorepool").removeHandler(reporter)
             reporter.close()
         show(summary, out)
+        if options.get("dry_run"):
+            return 0
         if plot and out:
             draw_plot(plot, out, options.get("output_format"), summary.models)
         return 1 if summary.num_failed else 0

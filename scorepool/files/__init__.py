@@ -8,6 +8,7 @@ completion.py, choices.py, comparison.py   what is scored of a row, and its new 
 documents.py    folders and texts as rows                 windows.py       documents in windows of a context
 score_plan.py   the plan of that                          means.py         means of new columns
 sinks.py        rows as bytes                             journal.py       OUT, and going on after an end
+estimate.py     what it would take
 process.py      all of it together                        file_run.py, functions.py, compare.py, corpus.py   one file
 """
 
@@ -19,8 +20,8 @@ from scorepool.files.errors import BadInput, FileError, OutputError, ServerError
 from scorepool.files.functions import generate_file, score_file
 from scorepool.files.journal import Counts
 from scorepool.files.means import Mean
-from scorepool.files.process import Summary
-from scorepool.files.progress import Progress
+from scorepool.files.process import Estimate, Summary
+from scorepool.files.progress import Progress, duration
 
 __all__ = [
     "FILE_COLUMN",
@@ -28,6 +29,7 @@ __all__ = [
     "PER_TOKEN_DIFFERENCE",
     "BadInput",
     "Counts",
+    "Estimate",
     "FileError",
     "Mean",
     "OutputError",
@@ -36,6 +38,7 @@ __all__ = [
     "ServerError",
     "Summary",
     "compare_file",
+    "duration",
     "generate_file",
     "perplexity",
     "score_file",

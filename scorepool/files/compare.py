@@ -31,6 +31,7 @@ def compare_file(
     input_format: str | None = None,
     output_format: str | None = None,
     overwrite: bool = False,
+    dry_run: bool = False,
     report: Report = no_report,
 ) -> Summary:
     """Score each row of a file under each of the models, and write the rows with the scores and their differences.
@@ -58,6 +59,7 @@ def compare_file(
             api_key,
             names,
             report,
+            dry_run,
         ),
         plan,
     )

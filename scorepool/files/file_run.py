@@ -9,6 +9,7 @@ from typing import Any
 
 from scorepool.files.columns import check_new_columns
 from scorepool.files.errors import BadInput
+from scorepool.files.estimate import PromptsOf, estimate_rows
 from scorepool.files.formats import STDIO, Source, make_sink
 from scorepool.files.journal import Counts, JournaledOutput
 from scorepool.files.process import Model, Output, Summary, choose_models, first_row, process_rows
@@ -38,6 +39,7 @@ class Place:
     api_key: str | None
     models: tuple[str, ...]  # none: the only one that is served
     report: Report
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Plan:
     make_task: Callable[[AsyncClient, list[Model], str], Task]  # of a client, the models and a run id
     rows_per_chunk: int
     max_in_flight: int  # chunks
+    prompts_of: PromptsOf = lambda _: ()  # what the models read for a row
+    max_new_tokens: int = 0  # that they generate for each
     check_models: Callable[[list[Model]], None] = lambda _: None  # raises BadInput if the plan cannot work with them
 
 
@@ -62,6 +66,9 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
         async def work() -> Summary:
             models = await choose_models(place.url, place.api_key, place.models)
             plan.check_models(models)
+            if place.dry_run:
+                async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:
+                    return await estimate_rows(rows, plan.prompts_of, plan.max_new_tokens, models, client)
             command = {**plan.command, **source.identity, "--model": ", ".join(model.name for model in models)}
             differences: list[str] = []
             with closing(place.open_output(source, plan.new_columns, command)) as output:

@@ -46,6 +46,7 @@ def score_file(
     input_format: str | None = None,
     output_format: str | None = None,
     overwrite: bool = False,
+    dry_run: bool = False,
     report: Report = no_report,
 ) -> Summary:
     """Score each row of a file, and write the rows with the columns of the scores.
@@ -54,7 +55,8 @@ def score_file(
     column of lists of texts, each of which is scored after the prompt and the delimiter, and `answer` one of the right
     choices, or of their indices: then `means` of the summary has `acc`, `acc_norm` and `acc_bytes`. `-` is stdin or
     stdout. The same call goes on where another process stopped. `report` gets what is done, at the start and after each
-    chunk of rows, and the input's size in bytes. Raises FileError.
+    chunk of rows, and the input's size in bytes. With `dry_run` nothing is written: `estimate` of the summary says what
+    the work would take. Raises FileError.
     """
 
     def plan(first: Values, name: str) -> Plan:
@@ -78,6 +80,7 @@ def score_file(
         api_key,
         one(model),
         report,
+        dry_run,
     )
     return run_file(place, plan)
 
@@ -101,6 +104,7 @@ def generate_file(
     input_format: str | None = None,
     output_format: str | None = None,
     overwrite: bool = False,
+    dry_run: bool = False,
     report: Report = no_report,
 ) -> Summary:
     """Continue the prompt of each row of a file, and write the rows with the generated text and its logprobs.
@@ -136,6 +140,8 @@ def generate_file(
             ),
             GENERATE_ROWS_PER_CHUNK,
             GENERATE_CHUNKS_IN_FLIGHT,
+            lambda values: [column.prompt(values)],
+            max_tokens,
         )
 
     place = Place(
@@ -145,5 +151,6 @@ def generate_file(
         api_key,
         one(model),
         report,
+        dry_run,
     )
     return run_file(place, plan)

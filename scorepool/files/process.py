@@ -21,8 +21,19 @@ from scorepool.sdk import AsyncClient, InvalidUrl, NotScorepool, ScorepoolError,
 MAX_BAD_HEAD = 1000  # rows at the start of a file of which one must be readable
 
 
+class Estimate(Struct, frozen=True, kw_only=True):
+    """What the work on a file would take. `num_tokens` of the summary is extrapolated from the sample."""
+
+    num_sampled: int  # rows whose tokens were counted
+    num_unfit: int  # of these, such as one that is too long
+    first_reason: str  # why the first bad row cannot be done; empty: there is none
+    max_new_tokens: int  # of each row, which `num_tokens` counts in full
+    tokens_per_s: float | None  # of all models' workers in their last jobs; None: one has ended no job yet
+    duration_s: float | None
+
+
 class Summary(Struct, frozen=True, kw_only=True):
-    """What was done with a file."""
+    """What was done with a file, or would be with `dry_run`."""
 
     num_rows: int
     num_failed: int  # rows, which OUT.errors.jsonl names
@@ -30,6 +41,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     models: list[str]
     means: dict[str, Mean] = {}  # of new columns, over the rows that did not fail and have a value
     stamp_differences: list[str]  # between results of this process: empty if one model and software computed them all
+    estimate: Estimate | None = None  # of a dry run alone
 
 
 class Output(Protocol):
@@ -72,6 +84,8 @@ class Model(NamedTuple):
 
     name: str
     context_length: int  # tokens, the shortest of its workers
+    fingerprint: str  # of its weights, or of each of several
+    tokens_per_s: float | None  # of its workers in their last jobs; None: one has ended no job yet
 
 
 async def choose_models(url: str, api_key: str | None, names: Sequence[str]) -> list[Model]:
@@ -90,17 +104,28 @@ async def choose_models(url: str, api_key: str | None, names: Sequence[str]) -> 
         ) from None
     except (NotScorepool, ScorepoolError) as error:
         raise ServerError(str(error)) from None
-    context_lengths: dict[str, int] = {}
+    workers: dict[str, list[wire.ServedModel]] = {}
     for served in models:
         for name in (served.id, *served.aliases):
-            context_lengths[name] = min(served.context_length, context_lengths.get(name, served.context_length))
+            workers.setdefault(name, []).append(served)
     ids = {served.id for served in models}
     chosen = names or (list(ids) if len(ids) == 1 else [])
-    missing = [name for name in chosen if name not in context_lengths]
+    missing = [name for name in chosen if name not in workers]
     if missing or not chosen:
         problem = f"no worker serves {missing[0]!r}" if missing else "no --model is given"
-        raise BadInput(f"{problem}: the server at {url} has {', '.join(sorted(context_lengths)) or 'no model yet'}")
-    return [Model(name, context_lengths[name]) for name in chosen]
+        raise BadInput(f"{problem}: the server at {url} has {', '.join(sorted(workers)) or 'no model yet'}")
+    return [_describe(name, workers[name]) for name in chosen]
+
+
+def _describe(name: str, workers: Sequence[wire.ServedModel]) -> Model:
+    speeds = [worker.link.tokens_per_s if worker.link else None for worker in workers]
+    known = [speed for speed in speeds if speed]
+    return Model(
+        name,
+        min(worker.context_length for worker in workers),
+        ", ".join(sorted({worker.stamp.fingerprint for worker in workers})),
+        sum(known) if len(known) == len(speeds) else None,
+    )
 
 
 async def process_rows(

@@ -49,13 +49,14 @@ class Progress:
         ]
         left_s = self.left_s(counts, size)
         if size and left_s is not None:
-            parts = [f"{counts.position / size:4.0%}", *parts, f"{_duration(left_s)} left"]
+            parts = [f"{counts.position / size:4.0%}", *parts, f"{duration(left_s)} left"]
         if counts.num_failed:
             parts.append(f"{counts.num_failed:,} failed")
         return "  ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time as hours, minutes and seconds."""
     minutes, left_s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{left_s:02}"

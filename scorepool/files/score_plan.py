@@ -53,4 +53,12 @@ def plan_scores(command: str, scoring: RowScoring, *, temperature: float, prefix
         ),
         max(1, ITEMS_PER_JOB // scoring.items_per_row),
         JOBS_IN_FLIGHT,
+        lambda values: [{"prompt": _whole(item)} for item in scoring.items(values)],
     )
+
+
+def _whole(item: wire.ScoreItem) -> str | list[int]:
+    """Return what the model reads: a prompt and its completion are of one type."""
+    if isinstance(item.prompt, str) and isinstance(item.completion, str):
+        return item.prompt + item.completion
+    return [*(item.prompt or ()), *item.completion]

@@ -19,6 +19,9 @@ class Accepted(Struct, frozen=True, kw_only=True):
     id: str
     status: Status
     location: str
+    is_replay: Annotated[
+        bool, Meta(description="The job existed before: an earlier request had the same Idempotency-Key.")
+    ] = False
 
 
 class Job(Struct, frozen=True, kw_only=True):

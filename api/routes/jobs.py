@@ -77,7 +77,7 @@ async def submit(
         logger.warning("cannot wait for the accepted job %s: %r", submitted.id, error)
         return reply(_accepted(submitted), reply_format, 202, headers)
     if job.status not in ENDED:
-        return reply(wire.Accepted(id=job.id, status=job.status, location=location), reply_format, 202, headers)
+        return reply(_accepted(submitted, job.status), reply_format, 202, headers)
     return await held.reply(lambda: job, reply_format, 200, headers)
 
 
@@ -109,8 +109,9 @@ async def submit_bulk(
     return reply([_accepted(job) for job in submitted], reply_format, 202, _replayed(submitted))
 
 
-def _accepted(job: Submitted) -> wire.Accepted:
-    return wire.Accepted(id=job.id, status=job.status, location=f"/v1/jobs/{job.id}")
+def _accepted(job: Submitted, status: wire.Status | None = None) -> wire.Accepted:
+    location = f"/v1/jobs/{job.id}"
+    return wire.Accepted(id=job.id, status=status or job.status, location=location, is_replay=job.is_replay)
 
 
 def _replayed(jobs: list[Submitted]) -> dict[str, str]:

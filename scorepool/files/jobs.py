@@ -68,8 +68,17 @@ def fault_of(message: str, field: str | None, may_be_of_a_row: bool) -> RowFault
 
 
 async def submit(client: AsyncClient, request: wire.Request, key: str) -> AsyncJobHandle:
-    """Submit a job. If this is canceled meanwhile, wait for its id first: who closes the client cancels it then."""
-    submission = asyncio.create_task(client.submit(request, idempotency_key=key))
+    """Submit a job, or take over that of an earlier process. Who closes the client cancels it.
+
+    If this is canceled meanwhile, wait for the job's id first.
+    """
+
+    async def submit_and_attach() -> AsyncJobHandle:
+        job = await client.submit(request, idempotency_key=key)
+        client.attach(job)
+        return job
+
+    submission = asyncio.create_task(submit_and_attach())
     try:
         return await asyncio.shield(submission)
     except asyncio.CancelledError:

@@ -131,28 +131,39 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
 
     async def submit(self, request: wire.Request, *, idempotency_key: str | None = None) -> AsyncJobHandle:
         """Submit a job. Raises ScorepoolError, Unreachable."""
-        (job_id,) = await self._submit(calls.submit(request, idempotency_key))
+        (job_id,) = await self._submit(calls.submit(request, idempotency_key), may_be_others=bool(idempotency_key))
         return AsyncJobHandle(self, job_id)
 
     async def submit_many(
         self, requests: Iterable[wire.Request], *, idempotency_key: str | None = None
     ) -> list[AsyncJobHandle]:
         """Submit jobs, all or none, in the order of `requests`. Raises ScorepoolError, Unreachable."""
-        job_ids = await self._submit(calls.submit_many(requests, idempotency_key))
+        call = calls.submit_many(requests, idempotency_key)
+        job_ids = await self._submit(call, may_be_others=bool(idempotency_key))
         return [AsyncJobHandle(self, job_id) for job_id in job_ids]
 
-    async def _submit(self, call: calls.Call[list[str]], retry_s: float | None = None) -> list[str]:
-        """Submit jobs and remember them. Canceling this does not cancel that, so that `close` can cancel the jobs."""
+    async def _submit(
+        self, call: calls.Call[list[wire.Accepted]], retry_s: float | None = None, *, may_be_others: bool = False
+    ) -> list[str]:
+        """Submit jobs and remember them. Canceling this does not cancel that, so that `close` can cancel the jobs.
+
+        Jobs that existed before are the business of who submitted them first, where these `may_be_others`: a key of
+        our own making comes twice only when we repeat a call.
+        """
 
         async def send() -> list[str]:
-            job_ids = await self._connection.send(call, retry_s)
-            self._not_awaited.update(dict.fromkeys(job_ids))
-            return job_ids
+            accepted = await self._connection.send(call, retry_s)
+            self._not_awaited |= {job.id: None for job in accepted if not (job.is_replay and may_be_others)}
+            return [job.id for job in accepted]
 
         task = asyncio.create_task(send())
         self._submitting.add(task)
         task.add_done_callback(self._submitting.discard)
         return await asyncio.shield(task)
+
+    def attach(self, job: AsyncJobHandle | str) -> None:
+        """Cancel a job when the client is closed, unless it was awaited until then."""
+        self._not_awaited[_id_of(job)] = None
 
     def detach(self, job: AsyncJobHandle | str) -> None:
         """Let a job go on when the client is closed."""

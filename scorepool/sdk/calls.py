@@ -56,12 +56,8 @@ def _nothing(content: bytes) -> None:
     del content
 
 
-def _id(content: bytes) -> list[str]:
-    return [_decode(wire.Accepted, content).id]
-
-
-def _ids(content: bytes) -> list[str]:
-    return [accepted.id for accepted in _decode(list[wire.Accepted], content)]
+def _accepted(content: bytes) -> list[wire.Accepted]:
+    return [_decode(wire.Accepted, content)]
 
 
 def _call(
@@ -77,14 +73,15 @@ def _call(
 # Jobs.
 
 
-def submit(request: wire.Request, idempotency_key: str | None = None) -> Call[list[str]]:
+def submit(request: wire.Request, idempotency_key: str | None = None) -> Call[list[wire.Accepted]]:
     headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-    return Call("POST", "/v1/jobs", _id, content=wire.encode(request), headers=headers)
+    return Call("POST", "/v1/jobs", _accepted, content=wire.encode(request), headers=headers)
 
 
-def submit_many(requests: Iterable[wire.Request], idempotency_key: str | None = None) -> Call[list[str]]:
+def submit_many(requests: Iterable[wire.Request], idempotency_key: str | None = None) -> Call[list[wire.Accepted]]:
     headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-    return Call("POST", "/v1/jobs/bulk", _ids, content=wire.encode(list(requests)), headers=headers)
+    decode = partial(_decode, list[wire.Accepted])
+    return Call("POST", "/v1/jobs/bulk", decode, content=wire.encode(list(requests)), headers=headers)
 
 
 def job(job_id: str, wait_s: float = 0.0) -> Call[wire.Job]:

@@ -118,6 +118,10 @@ class Client(Models, Batches, Webhooks):
         submitted = self._run(self._async.submit_many(list(requests), idempotency_key=idempotency_key))
         return [JobHandle(self, job.id) for job in submitted]
 
+    def attach(self, job: JobHandle | str) -> None:
+        """Cancel a job when the client is closed, unless it was awaited until then."""
+        self._async.attach(_id_of(job))
+
     def detach(self, job: JobHandle | str) -> None:
         """Let a job go on when the client is closed."""
         self._async.detach(_id_of(job))

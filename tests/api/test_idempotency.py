@@ -25,6 +25,7 @@ async def test_twenty_submits_at_once_make_one_job(serving: Serving, worker: Fak
     assert {reply.status_code for reply in replies} == {202}
     assert len({reply.json()["id"] for reply in replies}) == 1
     assert sum("idempotent-replayed" not in reply.headers for reply in replies) == 1
+    assert sum(reply.json()["is_replay"] for reply in replies) == len(replies) - 1
     assert redis.llen("rq:queue:demo") == 1
 
 

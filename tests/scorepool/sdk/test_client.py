@@ -232,6 +232,25 @@ def test_leaving_the_block_cancels_what_was_not_awaited(is_interrupted: bool):
     ]
 
 
+@pytest.mark.parametrize(
+    ("key", "attaches", "is_canceled"), [("mine", False, False), ("mine", True, True), (None, False, True)]
+)
+def test_a_job_that_existed_before_is_canceled_only_if_it_is_ours(key: str | None, attaches: bool, is_canceled: bool):
+    """Of a key that the SDK made, an earlier request was a repetition whose reply got lost."""
+    sent: list[Sent] = []
+
+    def answer() -> Answer:
+        if sent[-1][1] == "/v1/jobs":
+            return 202, {}, wire.encode(wire.Accepted(id=ID, status="started", location="", is_replay=True))
+        return 200, {}, wire.encode(JOB)
+
+    with server(answer, sent=sent) as url, Client(url) as sdk:
+        job = sdk.submit(SCORE, idempotency_key=key)
+        if attaches:
+            sdk.attach(job)
+    assert [path for _, path, _ in sent[1:]] == ([f"/v1/jobs/{ID}/cancel"] if is_canceled else [])
+
+
 def test_any_number_of_requests_runs_within_a_window_and_in_order(monkeypatch: pytest.MonkeyPatch):
     num_open, most_open = 0, 0
     lock = threading.Lock()

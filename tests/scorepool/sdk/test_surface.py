@@ -104,7 +104,7 @@ async def record_calls() -> list[httpx.Request]:
 
     async with AsyncClient("http://host", retry_s=0.0) as client:
         client._connection.http._transport = httpx.MockTransport(refuse)
-        for name in sorted(public(AsyncClient) - {"url", "close", "detach"}):
+        for name in sorted(public(AsyncClient) - {"url", "close", "attach", "detach"}):
             method = getattr(client, name)
             parameters = inspect.signature(method).parameters.values()
             arguments = {each.name: GIVEN[each.name] for each in parameters if each.kind is not each.VAR_KEYWORD}

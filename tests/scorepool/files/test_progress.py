@@ -1,5 +1,7 @@
 """What the command shows while it works."""
 
+import pytest
+
 from scorepool.files.journal import Counts
 from scorepool.files.progress import Progress
 
@@ -21,6 +23,26 @@ def test_the_start_does_not_count_for_the_time_left():
     progress.note(Counts(1, 0, 1, 100))
     now[0] = 40
     assert progress.line(Counts(2, 0, 2, 200), 1000).endswith("0:01:20 left")
+
+
+def test_slow_first_chunks_do_not_count_for_the_time_left():
+    now = [0.0]
+    progress = Progress(lambda: now[0])
+    progress.start(Counts())
+    for position in range(1, 101):
+        now[0] += 10 if position <= 20 else 1
+        progress.note(Counts(position, 0, position, position))
+    assert progress.left_s(Counts(100, 0, 100, 100), 1000) == pytest.approx(900, rel=0.01)
+
+
+def test_the_estimate_needs_little_memory_of_a_large_file():
+    now = [0.0]
+    progress = Progress(lambda: now[0])
+    progress.start(Counts())
+    for position in range(0, 100_000_000, 1000):
+        now[0] += 1
+        progress.note(Counts(1, 0, 1, position))
+    assert len(progress._points) < 1000
 
 
 def test_a_pipe_has_no_share_and_no_time_left():

@@ -58,6 +58,15 @@ def _check_columns(schema: Any, name: str) -> None:
         raise BadInput(f"{name} has several columns {doubled[0]!r}: expected different names")
 
 
+def check_texts(schema: Any, columns: Iterable[str], name: str) -> None:
+    """Raise BadInput for a column of a type that holds neither text nor lists."""
+    for column in columns:
+        found = _plain(schema.field(column).type)
+        is_text = pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
+        if not (is_text or pa.types.is_nested(found)):
+            raise BadInput(f"column {column!r} of {name} is of type {found}: expected text or lists")
+
+
 def _rows(batches: Iterable[Any], name: str, scale: float) -> Iterator[Row]:
     """Yield rows. `scale` is the file's bytes per row. Where the file is damaged, the last row says so."""
     number = 0

@@ -83,6 +83,10 @@ class ChoiceScoring:
         return tuple(ACCURACIES) if self.answer is not None else ()
 
     @property
+    def text_columns(self) -> tuple[str, ...]:
+        return (self.prompt, self.choices)
+
+    @property
     def new_columns(self) -> tuple[str, ...]:
         of_tokens = tuple(f"choice_{name}" for name in (*TOKEN_COLUMNS, RANKS)) if self.with_tokens else ()
         return (*CHOICE_COLUMNS, *self.averaged, *of_tokens)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -35,6 +36,10 @@ class ScoreColumns:
             "--prompt and --completion, or with --text",
         )
         return chosen
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.completion,) if self.prompt is None else (self.prompt, self.completion)
 
     def item(self, values: Values) -> wire.ScoreItem:
         """Return what is scored. Raises ValueError with a reason."""
@@ -104,9 +109,10 @@ def check_has_columns(first: Values, name: str, columns: Mapping[str, str | None
     """Check that a file has columns, by the options that name them. Raises BadInput."""
     for option, column in columns.items():
         if column is not None and column not in first:
+            near = get_close_matches(column, map(str, first), 1)
             raise BadInput(
-                f"{name} has no column {column!r}: it has {', '.join(map(repr, first)) or 'none'}; name yours with "
-                f"{options or option}"
+                f"{name} has no column {column!r}{f' (did you mean {near[0]!r}?)' if near else ''}: it has "
+                f"{', '.join(map(repr, first)) or 'none'}; name yours with {options or option}"
             )
 
 

@@ -39,6 +39,10 @@ class Comparison:
         return self._scoring.options
 
     @property
+    def text_columns(self) -> tuple[str, ...]:
+        return self.source.names
+
+    @property
     def new_columns(self) -> tuple[str, ...]:
         return self._names(self._scoring.new_columns, DIFFERENCES)
 

@@ -28,6 +28,10 @@ class CompletionScoring:
         }
 
     @property
+    def text_columns(self) -> tuple[str, ...]:
+        return self.source.names
+
+    @property
     def new_columns(self) -> tuple[str, ...]:
         return (*SCORE_COLUMNS, *((*TOKEN_COLUMNS, RANKS) if self.with_tokens else ()))
 

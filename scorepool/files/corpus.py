@@ -81,6 +81,7 @@ def perplexity(
         return Plan(
             {"the command": "perplexity", "--text": column, "--context": context, "--stride": stride},
             DOCUMENT_COLUMNS,
+            (column,),
             make_task,
             ROWS_PER_CHUNK,
             CHUNKS_IN_FLIGHT,

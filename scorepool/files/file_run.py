@@ -10,7 +10,7 @@ from typing import Any
 from scorepool.files.columns import check_new_columns
 from scorepool.files.errors import BadInput
 from scorepool.files.estimate import PromptsOf, estimate_rows
-from scorepool.files.formats import STDIO, Source, make_sink
+from scorepool.files.formats import STDIO, Source, check_texts, make_sink
 from scorepool.files.journal import Counts, JournaledOutput
 from scorepool.files.process import Model, Output, Summary, choose_models, first_row, process_rows
 from scorepool.files.rows import Values
@@ -48,6 +48,7 @@ class Plan:
 
     command: dict[str, Any]  # what must be the same for the work to go on
     new_columns: tuple[str, ...]
+    text_columns: tuple[str, ...]  # of the input, texts or lists
     make_task: Callable[[AsyncClient, list[Model], str], Task]  # of a client, the models and a run id
     rows_per_chunk: int
     max_in_flight: int  # chunks
@@ -61,6 +62,7 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
     with place.source as source:
         first, rows = first_row(source)
         plan = make_plan(first, source.name)
+        check_texts(source, plan.text_columns)
         check_new_columns(first, plan.new_columns, source.name)
 
         async def work() -> Summary:
@@ -69,7 +71,12 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
             if place.dry_run:
                 async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:
                     return await estimate_rows(rows, plan.prompts_of, plan.max_new_tokens, models, client)
-            command = {**plan.command, **source.identity, "--model": ", ".join(model.name for model in models)}
+            command = {
+                **plan.command,
+                **source.identity,
+                "--model": ", ".join(model.name for model in models),
+                **{f"the fingerprint of {model.name}": model.fingerprint for model in models},
+            }
             differences: list[str] = []
             with closing(place.open_output(source, plan.new_columns, command)) as output:
                 if not output.is_complete:

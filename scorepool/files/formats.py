@@ -4,7 +4,7 @@ To add a format: its functions in `_SOURCES` and `_SINKS`, and its names' ending
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +71,12 @@ class Source:
     size: int | None  # in the units of `Row.position`; None: not known
     identity: dict[str, Any]  # what must be the same for the work to go on
     schema: Any  # of Arrow; None: the format has none
+
+
+def check_texts(source: Source, columns: Iterable[str]) -> None:
+    """Check that columns may hold texts or lists, if the format says what they hold. Raises BadInput."""
+    if source.schema is not None:
+        _arrow_files().check_texts(source.schema, columns, source.name)
 
 
 def is_table(path: str) -> bool:

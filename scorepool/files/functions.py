@@ -11,7 +11,7 @@ from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, 
 from scorepool.files.formats import open_source
 from scorepool.files.measures import GENERATE_COLUMNS, TOKEN_COLUMNS
 from scorepool.files.options import check_options
-from scorepool.files.process import Summary
+from scorepool.files.process import Model, Summary
 from scorepool.files.rows import Values
 from scorepool.files.score_plan import choose_scoring, plan_scores
 from scorepool.files.tasks import GenerateTask
@@ -125,6 +125,14 @@ def generate_file(
         }
         check_options(wire.Generate, max_tokens=max_tokens, priority=priority, **options)
         request = partial(wire.Generate, max_tokens=max_tokens, priority=priority, wait_for_model=True, **options)
+
+        def check(models: list[Model]) -> None:
+            if max_tokens >= models[0].context_length:
+                raise BadInput(
+                    f"--max-tokens is {max_tokens}: expected less than {models[0].context_length}, the context of "
+                    f"{models[0].name}, which holds the prompt too"
+                )
+
         return Plan(
             {
                 "the command": "generate",
@@ -135,6 +143,7 @@ def generate_file(
                 **options,
             },
             tuple(prefix + column for column in new),
+            (prompt,),
             lambda client, models, run_id: GenerateTask(
                 client, partial(request, model=models[0].name), column, run_id, with_tokens=tokens, prefix=prefix
             ),
@@ -142,6 +151,7 @@ def generate_file(
             GENERATE_CHUNKS_IN_FLIGHT,
             lambda values: [column.prompt(values)],
             max_tokens,
+            check,
         )
 
     place = Place(

@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 
 from scorepool import wire
-from scorepool.files.errors import ServerError
+from scorepool.files.errors import BadInput, FileError, ServerError
 from scorepool.files.rows import DoneRows
 from scorepool.sdk import AsyncClient, AsyncJobHandle, JobFailed, ScorepoolError
 
@@ -24,7 +24,7 @@ class RowFault(Exception):
 
 
 async def run_job(client: AsyncClient, request: wire.Request, key: str, done: DoneRows) -> wire.Result:
-    """Run a job, and note its id and its stamp in `done`. Raises RowFault, ServerError.
+    """Run a job, and note its id and its stamp in `done`. Raises RowFault, BadInput, ServerError.
 
     A job that an earlier process canceled is deleted and submitted again.
     """
@@ -57,13 +57,15 @@ async def _result_of(job: AsyncJobHandle, model: str, done: DoneRows) -> wire.Re
     return result
 
 
-def fault_of(message: str, field: str | None, may_be_of_a_row: bool) -> RowFault | ServerError:
+def fault_of(message: str, field: str | None, may_be_of_a_row: bool) -> RowFault | FileError:
     """Return whose fault a refusal or a failure is."""
     item = _ITEM.match(field or "")
     if may_be_of_a_row and item:
         return RowFault(message, int(item[1]))
-    if may_be_of_a_row and field in (None, "items", "prompt"):
+    if may_be_of_a_row and (field or "prompt").partition("[")[0] in ("items", "prompt", "messages"):
         return RowFault(message, None)
+    if may_be_of_a_row:  # an option, which every row has
+        return BadInput(f"the server refuses an option: {message}")
     return ServerError(f"the server refuses: {message}")
 
 

@@ -5,7 +5,7 @@ Beside OUT lie, until every row is done:
     OUT.partial        the rows that are done, in the order of the input
     OUT.journal        a Checkpoint: how many rows that is, and the sizes of the files at that row
 and afterwards too, if some rows could not be done:
-    OUT.errors.jsonl   a line per such row: `row`, `line`, `reason`
+    OUT.errors.jsonl   a line per such row: `row`, `line`, `reason`, `input`
 
 A checkpoint is written after the rows have reached the disk, and what was written after the last one is cut off when
 the work goes on. So each row is in OUT once.
@@ -26,10 +26,11 @@ from msgspec import Struct
 
 from scorepool.files.errors import BadInput, OutputError
 from scorepool.files.means import Mean
-from scorepool.files.rows import Done
-from scorepool.files.sinks import Sink
+from scorepool.files.rows import Done, Row
+from scorepool.files.sinks import Sink, to_text
 
 GOES_ON = "; what was done is kept, and the same command goes on"
+MAX_INPUT_BYTES = 4096  # of a row in OUT.errors.jsonl
 CHECKPOINT_S = 1.0  # between checkpoints: the disk has to follow each of them
 
 
@@ -66,6 +67,18 @@ class Checkpoint(Struct, kw_only=True):
     is_complete: bool = False
 
 
+def error_of(row: Row, reason: str) -> dict[str, Any]:
+    """Return the line of OUT.errors.jsonl for a row. `input` is the row itself, or its beginning as JSON if it is long,
+    so that it can be mended."""
+    error: dict[str, Any] = {"row": row.number, "line": row.line, "reason": reason}
+    if row.values is None:
+        return error
+    encoded = msgspec.json.encode(row.values, enc_hook=to_text)
+    if len(encoded) <= MAX_INPUT_BYTES:
+        return error | {"input": msgspec.Raw(encoded)}
+    return error | {"input": encoded[:MAX_INPUT_BYTES].decode(errors="ignore") + "..."}
+
+
 def beside(out: Path, suffix: str) -> Path:
     """Return the path of a file beside OUT."""
     return out.with_name(out.name + suffix)
@@ -80,6 +93,8 @@ class JournaledOutput:
         self.errors_path = beside(out, ".errors.jsonl")
         self._checkpoint = Checkpoint(command=command, run_id=uuid.uuid4().hex, counts=Counts())
         self._saved_at = monotonic()
+        if not out.parent.is_dir():
+            raise BadInput(f"cannot write {out}: there is no folder {out.parent}; nothing was done")
         with _reported(out, ""):
             self._partial = _open_locked(self._partial_path, out)
             try:
@@ -152,7 +167,7 @@ class JournaledOutput:
         for each in rows:
             reason = each.reason if each.columns is None else reasons.get(next(unfit), "")
             if reason:
-                errors.append({"row": each.row.number, "line": each.row.line, "reason": reason})
+                errors.append(error_of(each.row, reason))
         with _reported(self._out):
             _append(self._partial, encoded)
             _append(self._errors, b"".join(msgspec.json.encode(error) + b"\n" for error in errors))

@@ -6,6 +6,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple, Protocol
 
+import httpx
 from msgspec import Struct
 
 from scorepool import wire
@@ -102,7 +103,11 @@ async def choose_models(url: str, api_key: str | None, names: Sequence[str]) -> 
             f"no server answers at {url}: start one with `scorepool serve`, name yours with --url or SCOREPOOL_URL, or "
             "give the model's folder with --local to run one for this command"
         ) from None
-    except (NotScorepool, ScorepoolError) as error:
+    except ScorepoolError as error:
+        if error.status == httpx.codes.UNAUTHORIZED:
+            raise ServerError(f"{url}: {error.message}; give one by SCOREPOOL_API_KEY or --api-key") from None
+        raise ServerError(str(error)) from None
+    except NotScorepool as error:
         raise ServerError(str(error)) from None
     workers: dict[str, list[wire.ServedModel]] = {}
     for served in models:

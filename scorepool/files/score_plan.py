@@ -46,6 +46,7 @@ def plan_scores(command: str, scoring: RowScoring, *, temperature: float, prefix
     return Plan(
         {"the command": command, **scoring.options, "--temperature": temperature, "--prefix": prefix},
         tuple(prefix + column for column in scoring.new_columns),
+        scoring.text_columns,
         lambda client, models, run_id: ScoreTask(
             [Scorer(client, model.name, make_request, f"{run_id}-{index}") for index, model in enumerate(models)],
             scoring,

@@ -38,7 +38,7 @@ class JsonlSink:
         pass
 
     def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
-        return b"".join(msgspec.json.encode(row, enc_hook=_to_text) + b"\n" for row in rows), {}
+        return b"".join(msgspec.json.encode(row, enc_hook=to_text) + b"\n" for row in rows), {}
 
     def end(self) -> bytes:
         return b""
@@ -110,10 +110,10 @@ class CsvSink:
 def _to_field(value: object) -> object:
     if value is None or (isinstance(value, (str, int, float)) and not isinstance(value, bool)):
         return value
-    encoded = msgspec.json.encode(value, enc_hook=_to_text)
+    encoded = msgspec.json.encode(value, enc_hook=to_text)
     return msgspec.json.decode(encoded) if encoded.startswith(b'"') else encoded.decode()
 
 
-def _to_text(value: object) -> str:
+def to_text(value: object) -> str:
     """Return a value that msgspec does not know as text: pyarrow gives timestamps in nanoseconds as pandas has them."""
     return str(value.isoformat() if hasattr(value, "isoformat") else value)

@@ -37,7 +37,9 @@ class StdoutOutput:
         try:
             sys.stdout.buffer.write(encoded)
             sys.stdout.buffer.flush()
-        except OSError as error:  # for example a reader that has ended
+        except BrokenPipeError:
+            raise  # the reader has ended, as `head` does: the command ends quietly
+        except OSError as error:
             raise OutputError(f"cannot write to stdout: {error.strerror}") from None
 
     def is_due(self) -> bool:

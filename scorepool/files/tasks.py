@@ -30,6 +30,10 @@ class RowScoring(Protocol):
         """The command's options that it follows from."""
 
     @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Names of the input's columns that hold texts or lists."""
+
+    @property
     def new_columns(self) -> tuple[str, ...]:
         """Names of the columns that every row gets."""
 

@@ -62,6 +62,7 @@ class WindowScoring:
     stride: int
     averaged: tuple[str, ...] = ("logprob_sum", "num_tokens", "num_bytes")
     items_per_row: int = 1
+    text_columns: tuple[str, ...] = ()  # of a row of token ids
 
     @property
     def options(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_what_was_written_after_the_last_checkpoint_is_cut_off(tmp_path: Path, n
     expected = {"out.jsonl": '{"a":1,"b":-1}\n{"a":3,"b":-3}\n', "out.csv": "a,b\n1,-1\n3,-3\n"}
     assert out.read_text() == expected[name]
     errors = [json.loads(line) for line in second.errors_path.read_text().splitlines()]
-    assert errors == [{"row": 2, "line": 3, "reason": "bad"}, {"row": 4, "line": 5, "reason": "bad"}]
+    assert errors == [{"row": row, "line": row + 1, "reason": "bad", "input": {"a": row}} for row in (2, 4)]
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, f"{name}.errors.jsonl"]
 
 
@@ -174,8 +174,21 @@ def test_a_full_disk_loses_nothing_that_was_done(tmp_path: Path):
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
-    with pytest.raises(OutputError, match=r"cannot write .*no/out\.jsonl\.partial: No such file or directory"):
+    with pytest.raises(BadInput, match=r"cannot write .*no/out\.jsonl: there is no folder .*no; nothing was done"):
         opened(tmp_path / "no" / "out.jsonl")
+
+
+def test_the_errors_hold_the_beginning_of_a_long_row(tmp_path: Path):
+    output = opened(tmp_path / "out.jsonl")
+    output.write(
+        [Done(Row(1, 1, 10, {"a": "é" * 10_000}), reason="bad"), Done(Row(2, 2, 20, None, "no JSON"), reason="no JSON")]
+    )
+    output.close()
+    long, unreadable = map(json.loads, output.errors_path.read_text().splitlines())
+    assert long["input"].startswith('{"a":"éé')
+    assert long["input"].endswith("é...")
+    assert 4000 < len(long["input"].encode()) < 4200
+    assert "input" not in unreadable
 
 
 def test_a_columnar_file_that_is_damaged_in_the_middle_is_read_up_to_there(tmp_path: Path):

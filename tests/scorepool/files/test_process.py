@@ -1,7 +1,8 @@
-"""How far the work is while rows wait for rows before them."""
+"""How far the work is while rows wait for rows before them, and what ends it."""
 
 import asyncio
 
+from scorepool.files.jobs import fault_of
 from scorepool.files.journal import Counts
 from scorepool.files.process import Computed
 from scorepool.files.rows import Done, DoneRows, Row
@@ -31,3 +32,9 @@ def test_rows_that_wait_for_rows_before_them_count_as_computed():
     asyncio.run(work())
     assert reported == [(1, 5, 110), (3, 15, 130)]
     assert counts.position == 130
+
+
+def test_a_refusal_of_an_option_ends_the_work_and_one_of_a_row_does_not():
+    refusals = [("top_p", True), ("messages[0].role", True), (None, True), (None, False)]
+    faults = [fault_of("refused", field, may_be_of_a_row) for field, may_be_of_a_row in refusals]
+    assert [getattr(fault, "exit_status", "of a row") for fault in faults] == [2, "of a row", "of a row", 3]

@@ -8,8 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from math import exp
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +36,21 @@ def url(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environ = {"SCOREPOOL_PORT": str(free_port())}
     with Stack([f"demo={root}/scorepool/models/demo"], state=state, environ=environ, logs=state / "logs") as stack:
         yield stack.url
+
+
+class Unauthorized(BaseHTTPRequestHandler):
+    """An API that wants a key."""
+
+    def do_GET(self) -> None:
+        body = b'{"error": {"code": "unauthorized", "message": "no key", "type": "authentication_error"}}'
+        self.send_response(401)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def run(url: str, *arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -192,7 +210,13 @@ def test_score_file_is_a_function(url: str, tmp_path: Path):
         ('{"text": "x"}\n', ["--output-format", "xml"], 2, "is of no known format: expected one of .jsonl"),
         ('{"text": "x"}\n', ["--url", "http://127.0.0.1:9"], 3, "start one with `scorepool serve`"),
         ('{"text": "x"}\n', ["-o", "in.jsonl", "--overwrite"], 2, "in.jsonl is FILE itself: give another -o"),
-        ('{"text": "x"}\n', ["-o", "no/out.jsonl"], 4, "cannot write no/out.jsonl.partial: No such file or directory"),
+        (
+            '{"text": "x"}\n',
+            ["-o", "no/out.jsonl"],
+            2,
+            "cannot write no/out.jsonl: there is no folder no; nothing was done",
+        ),
+        ('{"completions": 1, "prompt": 1}\n', [], 2, "no column 'completion' (did you mean 'completions'?): it has"),
         ('{"text": "x"}\n', ["--url", "unix:here"], 2, "the URL is 'unix:here': expected http://HOST:PORT"),
         ('{"text": "x"}\n', ["--api-key", "a\nb"], 2, "the API key has characters that no key has"),
         ('{"text": "x"}\n', ["--priority", "x"], 2, "--priority: Expected 'high' | 'low' | 'normal', found 'x'"),
@@ -216,3 +240,69 @@ def test_what_cannot_work_is_one_sentence(
     assert done.exit_code == status
     assert path.read_text() == content
     assert not out.exists()
+
+
+@pytest.mark.parametrize("values", [[1, 2], [b"a", b"b"]], ids=["int", "binary"])
+def test_a_typed_column_that_holds_no_text_ends_the_command_before_any_job(tmp_path: Path, url: str, values: list[Any]):
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": values, "completion": ["x", "y"]}), path)
+    for command in ("score", "generate"):
+        done = CliRunner().invoke(app, [command, str(path), "-o", str(tmp_path / "out.parquet"), "--url", url])
+        assert done.exit_code == 2
+        assert f"column 'prompt' of {path} is of type " in done.stderr
+        assert [each.name for each in tmp_path.iterdir()] == ["in.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--max-tokens", "2048"], "--max-tokens is 2048: expected less than 2048, the context of demo"),
+        (["--stop", ""], "stop"),
+    ],
+    ids=" ".join,
+)
+def test_options_that_no_row_can_have_end_the_command(url: str, tmp_path: Path, options: list[str], sentence: str):
+    path = write_rows(tmp_path / "in.jsonl", 3)
+    done = CliRunner().invoke(app, ["generate", str(path), "-o", str(tmp_path / "out.jsonl"), "--url", url, *options])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert sentence in done.stderr
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_same_command_does_not_go_on_with_other_weights(url: str, tmp_path: Path):
+    path, out, journal = write_rows(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
+
+    def stop(*_: object) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        scorepool.score_file(path, out, url=url, report=stop)
+    begun = json.loads(journal.read_text())
+    begun["command"]["the fingerprint of demo"] = "other weights"
+    journal.write_text(json.dumps(begun))
+
+    with pytest.raises(scorepool.FileError, match=r"begun with the fingerprint of demo 'other weights'.*--overwrite"):
+        scorepool.score_file(path, out, url=url)
+    assert scorepool.score_file(path, out, url=url, overwrite=True).num_rows == 3
+
+
+def test_a_reader_of_stdout_that_ends_is_no_error_to_speak_of(url: str, tmp_path: Path):
+    path = write_rows(tmp_path / "in.jsonl", 2000)
+    command = f"{SCOREPOOL} score {path} -o - --url {url} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)
+    assert json.loads(done.stdout)["id"] == 0
+    assert done.stderr == ""
+
+
+def test_a_refused_key_names_the_option(tmp_path: Path):
+    path = write_rows(tmp_path / "in.jsonl", 1)
+    with HTTPServer(("127.0.0.1", 0), Unauthorized) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = CliRunner().invoke(app, ["score", str(path), "-o", str(tmp_path / "out.jsonl"), "--url", url])
+        server.shutdown()
+        thread.join()
+    assert done.exit_code == 3
+    assert done.stderr.startswith(f"scorepool: {url}: ")
+    assert done.stderr.endswith("; give one by SCOREPOOL_API_KEY or --api-key\n")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import typer
 
@@ -77,6 +77,9 @@ def score(
         str | None, typer.Option(help="Column of lists of texts, each of which is scored after the prompt.")
     ] = None,
     answer: Annotated[str | None, typer.Option(help="Column of the right choices, or of their indices from 0.")] = None,
+    answer_is: Annotated[
+        Literal["auto", "index", "text"], typer.Option(help="What the answers are; auto refuses rows where both fit.")
+    ] = "auto",
     delimiter: Annotated[str, typer.Option(help="Text between the prompt and each choice.")] = "",
     temperature: Temperature = 1.0,
     tokens: Tokens = False,
@@ -104,6 +107,7 @@ def score(
         text=text,
         choices=choices,
         answer=answer,
+        answer_is=answer_is,
         delimiter=delimiter,
         temperature=temperature,
         tokens=tokens,

@@ -9,15 +9,17 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from scorepool import wire
 from scorepool.files.columns import check_has_columns, text_of
+from scorepool.files.errors import BadInput
 from scorepool.files.measures import RANKS, TOKEN_COLUMNS, is_scored_whole, score_columns
 from scorepool.files.rows import Values
 
+AnswerIs = Literal["auto", "index", "text"]
 MAX_CHOICES = 1024
 CHOICE_COLUMNS = (
     "choice_logprob_sum",
@@ -44,6 +46,7 @@ class ChoiceScoring:
     prompt: str
     choices: str
     answer: str | None
+    answer_is: AnswerIs
     delimiter: str
     with_tokens: bool
     items_per_row: int = 1
@@ -57,11 +60,14 @@ class ChoiceScoring:
         prompt: str | None,
         choices: str,
         answer: str | None,
+        answer_is: AnswerIs,
         delimiter: str,
         with_tokens: bool,
     ) -> "ChoiceScoring":
         """Return the scoring by the given columns, and by `prompt` by default. Raises BadInput."""
-        chosen = cls(prompt or "prompt", choices, answer, delimiter, with_tokens)
+        chosen = cls(prompt or "prompt", choices, answer, answer_is, delimiter, with_tokens)
+        if answer_is not in get_args(AnswerIs):
+            raise BadInput(f"--answer-is is {answer_is!r}: expected {', '.join(get_args(AnswerIs))}")
         columns = {"--prompt": chosen.prompt, "--choices": choices, "--answer": answer}
         check_has_columns(first, name, columns)
         with suppress(ValueError):  # of a first row at fault
@@ -74,6 +80,7 @@ class ChoiceScoring:
             "--prompt": self.prompt,
             "--choices": self.choices,
             "--answer": self.answer,
+            "--answer-is": self.answer_is,
             "--delimiter": self.delimiter,
             "--tokens": self.with_tokens,
         }
@@ -134,20 +141,33 @@ class ChoiceScoring:
         return value
 
     def _answer_of(self, values: Values, choices: list[str]) -> int | None:
-        """Return the index of the right choice: the first that has the answer's text, or else the answer itself."""
+        """Return the index of the right choice, which the answer is, or whose text it is. Raises ValueError."""
         if self.answer is None:
             return None
         value = values.get(self.answer)
-        if isinstance(value, str) and value in choices:
-            return choices.index(value)
-        if isinstance(value, str) and value.strip().isdecimal():
-            value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
-            return value
-        raise ValueError(
-            f"column {self.answer!r} is {wire.quote(values.get(self.answer))}: expected one of the row's choices, or "
-            f"its index from 0 to {len(choices) - 1}"
-        )
+        place = choices.index(value) if isinstance(value, str) and value in choices else None
+        index = _to_index(value, len(choices))
+        if self.answer_is != "auto":
+            place, index = (None, index) if self.answer_is == "index" else (place, None)
+        shown = f"column {self.answer!r} is {wire.quote(value)}"
+        if place is not None and index not in (None, place):
+            raise ValueError(
+                f"{shown}, which is the text of choice {place} and the index of another: expected --answer-is text, or "
+                "--answer-is index"
+            )
+        if place is None and index is None:
+            texts, indices = "one of the row's choices", f"an index from 0 to {len(choices) - 1}"
+            expected = {"auto": f"{texts}, or {indices}", "text": texts, "index": indices}[self.answer_is]
+            raise ValueError(f"{shown}: expected {expected}")
+        return index if place is None else place
+
+
+def _to_index(value: object, num_choices: int) -> int | None:
+    """Return the index that a number, or a text of digits, is; None if there is no such choice."""
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:
+        value = int(value)
+    is_index = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < num_choices
+    return value if is_index else None
 
 
 def choice_columns(choices: list[str], sums: list[float], num_tokens: list[int]) -> Values:

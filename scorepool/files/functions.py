@@ -5,6 +5,7 @@ from os import fspath
 from pathlib import Path
 
 from scorepool import wire
+from scorepool.files.choices import AnswerIs
 from scorepool.files.columns import PromptColumn
 from scorepool.files.errors import BadInput
 from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
@@ -36,6 +37,7 @@ def score_file(
     text: str | None = None,
     choices: str | None = None,
     answer: str | None = None,
+    answer_is: AnswerIs = "auto",
     delimiter: str = "",
     temperature: float = 1.0,
     tokens: bool = False,
@@ -53,7 +55,7 @@ def score_file(
 
     `prompt`, `completion` and `text` name columns: by default `prompt` and `completion`, or `text`. `choices` names a
     column of lists of texts, each of which is scored after the prompt and the delimiter, and `answer` one of the right
-    choices, or of their indices: then `means` of the summary has `acc`, `acc_norm` and `acc_bytes`. `-` is stdin or
+    choices, or of their indices (`answer_is` says which, where a text may be both): then `means` of the summary has `acc`, `acc_norm` and `acc_bytes`. `-` is stdin or
     stdout. The same call goes on where another process stopped. `report` gets what is done, at the start and after each
     chunk of rows, and the input's size in bytes. With `dry_run` nothing is written: `estimate` of the summary says what
     the work would take. Raises FileError.
@@ -69,6 +71,7 @@ def score_file(
             tokens=tokens,
             choices=choices,
             answer=answer,
+            answer_is=answer_is,
             delimiter=delimiter,
         )
         return plan_scores("score", scoring, temperature=temperature, prefix=prefix, priority=priority)

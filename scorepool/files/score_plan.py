@@ -3,7 +3,7 @@
 from functools import partial
 
 from scorepool import wire
-from scorepool.files.choices import ChoiceScoring
+from scorepool.files.choices import AnswerIs, ChoiceScoring
 from scorepool.files.columns import ScoreColumns
 from scorepool.files.completion import CompletionScoring
 from scorepool.files.errors import BadInput
@@ -24,18 +24,26 @@ def choose_scoring(
     text: str | None,
     choices: str | None,
     answer: str | None,
+    answer_is: AnswerIs,
     delimiter: str,
     tokens: bool,
 ) -> RowScoring:
     """Return the scoring that the columns' names ask for. Raises BadInput."""
     if choices is None:
-        if answer is not None or delimiter:
-            raise BadInput("--answer and --delimiter belong to choices: expected --choices beside them")
+        if answer is not None or answer_is != "auto" or delimiter:
+            raise BadInput("--answer, --answer-is and --delimiter belong to choices: expected --choices beside them")
         return CompletionScoring(ScoreColumns.choose(first, name, prompt, completion, text), tokens)
     if completion or text:
         raise BadInput("--choices is given with --completion or --text: expected one or the other")
     return ChoiceScoring.choose(
-        first, name, prompt=prompt, choices=choices, answer=answer, delimiter=delimiter, with_tokens=tokens
+        first,
+        name,
+        prompt=prompt,
+        choices=choices,
+        answer=answer,
+        answer_is=answer_is,
+        delimiter=delimiter,
+        with_tokens=tokens,
     )
 
 

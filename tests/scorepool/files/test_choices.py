@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import scorepool
 from scorepool.cli import app
+from scorepool.files.choices import AnswerIs, ChoiceScoring
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
@@ -119,8 +120,23 @@ def test_rows_of_too_few_or_wrong_choices_are_named(two_models_url: str, tmp_pat
     assert reasons[3] == (
         "column 'options' is 'sleeps': expected a list of texts that are not empty; in CSV a list in JSON"
     )
-    assert reasons[4] == "column 'gold' is 2: expected one of the row's choices, or its index from 0 to 1"
+    assert reasons[4] == "column 'gold' is 2: expected one of the row's choices, or an index from 0 to 1"
     assert reasons[6].startswith("the row has ")
+
+
+@pytest.mark.parametrize(
+    ("answer_is", "picked"),
+    [("auto", [None, 1, 1, 0, None]), ("index", [1, 1, None, 0, 2]), ("text", [2, None, 1, None, 1])],
+)
+def test_an_answer_that_may_be_a_text_or_an_index(answer_is: AnswerIs, picked: list[int | None]):
+    rows = [(["3", "2", "1"], "1"), (["7", "8"], 1), (["7", "8"], "8"), (["7", "8"], "0"), (["0", "2", "1"], "2")]
+    scoring = ChoiceScoring("prompt", "choices", "gold", answer_is, "", with_tokens=False)
+    for (choices, gold), index in zip(rows, picked, strict=True):
+        if index is None:
+            with pytest.raises(ValueError, match="expected"):
+                scoring._answer_of({"gold": gold}, choices)
+        else:
+            assert scoring._answer_of({"gold": gold}, choices) == index
 
 
 def test_choices_in_csv_are_lists_in_json(two_models_url: str, tmp_path: Path):
@@ -150,7 +166,7 @@ def test_choices_whose_first_token_has_no_logprob_are_refused(two_models_url: st
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--answer", "gold"], "--answer and --delimiter belong to choices"),
+        (["--answer", "gold"], "--answer, --answer-is and --delimiter belong to choices"),
         (["--choices", "choices", "--text", "prompt"], "--choices is given with --completion or --text"),
         (["--choices", "x"], "has no column 'x': it has 'prompt', 'choices', 'gold'; name yours with --choices"),
     ],

@@ -166,8 +166,9 @@ def _to_index(value: object, num_choices: int) -> int | None:
     """Return the index that a number, or a text of digits, is; None if there is no such choice."""
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:
         value = int(value)
-    is_index = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < num_choices
-    return value if is_index else None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < num_choices:
+        return value
+    return None
 
 
 def choice_columns(choices: list[str], sums: list[float], num_tokens: list[int]) -> Values:

@@ -14,7 +14,7 @@ import uvicorn
 from scorepool import wire
 from tests.api.fake_worker import PROVENANCE
 
-MAX_LIVE = 2000  # about the jobs of a second: the client deletes them at each checkpoint
+MAX_LIVE = 400  # several times the jobs of a second: the client deletes them at each checkpoint
 MODELS = wire.ModelList(
     models=[
         wire.ServedModel(
@@ -69,7 +69,7 @@ class FakeServer:
                 del self._jobs[job_id]
                 self._num_deleted += 1
                 return 204, b""
-        return 400, f"{method} {path} with {len(self._jobs)} jobs".encode()
+        return 403, f"{method} {path} with {len(self._jobs)} jobs".encode()
 
     def _submit(self, request: wire.Score) -> bytes:
         self._num_submitted += 1

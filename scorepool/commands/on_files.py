@@ -15,18 +15,19 @@ from scorepool.commands.running import INTERRUPTED, MISUSED, CommandError, check
 
 if TYPE_CHECKING:
     from scorepool import files, plots
+    from scorepool.commands import progress_bar
     from scorepool.local import private_server
 else:
     files = import_lazily("scorepool.files")
     plots = import_lazily("scorepool.plots")
+    progress_bar = import_lazily("scorepool.commands.progress_bar")
     private_server = import_lazily("scorepool.local.private_server")
 
 Found = TypeVar("Found", "files.Summary", "files.Perplexity")
 OutPath = TypeVar("OutPath", str, str | None)
 app = typer.Typer()
-TERMINAL_S = 0.2  # between changes of the line of progress
+TERMINAL_S = 0.2  # between changes of the bar
 LOG_S = 30.0  # between such lines in a log
-CLEAR = "\r\x1b[K"  # the line of progress
 EXIT_STATUS = (
     "Exit status 0: every row is done; 1: OUT.errors.jsonl names rows that are not; 2: the command or FILE cannot "
     "work; 3: no server, or it refuses; 4: OUT cannot be written; 130: Ctrl-C. After 3, 4 and 130 the same command "
@@ -300,7 +301,7 @@ def server_of(
 
 
 class Reporter(logging.Handler):
-    """Show on stderr how far the work is: a line that changes on a terminal, a line per LOG_S elsewhere.
+    """Show on stderr how far the work is: a bar on a terminal, a line per LOG_S elsewhere.
 
     As a handler of the client's log, show its warnings, each once per LOG_S: every waiting job has its own.
     """
@@ -310,6 +311,7 @@ class Reporter(logging.Handler):
         self._warned_at: dict[str, float] = {}
         self._progress: files.Progress | None = None
         self._is_terminal = sys.stderr.isatty()
+        self._bar: progress_bar.ProgressBar | None = None
         self._shown_at = 0.0
 
     def report(self, counts: "files.Counts", size: int | None) -> None:
@@ -323,16 +325,24 @@ class Reporter(logging.Handler):
         if now - self._shown_at >= (TERMINAL_S if self._is_terminal else LOG_S):
             self._shown_at = now
             line = self._progress.line(counts, size)
-            typer.echo(f"{CLEAR}{line}" if self._is_terminal else line, err=True, nl=not self._is_terminal)
+            if self._is_terminal:
+                self._bar = self._bar or progress_bar.ProgressBar()
+                self._bar.show(line, counts.position, size)
+            else:
+                typer.echo(line, err=True)
 
     def emit(self, record: logging.LogRecord) -> None:
         now, message = monotonic(), record.getMessage()
         if now - self._warned_at.get(message, -LOG_S) >= LOG_S:
             self._warned_at[message] = now
-            typer.echo(f"{CLEAR if self._is_terminal else ''}scorepool: {message}", err=True)
+            line = f"scorepool: {message}"
+            if self._bar:
+                self._bar.print_above(line)
+            else:
+                typer.echo(line, err=True)
 
     def close(self) -> None:
-        """Leave the line."""
-        if self._is_terminal and self._progress is not None:
-            typer.echo(CLEAR, err=True, nl=False)
+        """Remove the bar."""
+        if self._bar:
+            self._bar.close()
         super().close()

@@ -86,6 +86,19 @@ def test_the_file_of_the_readme_is_scored_as_it_says(stack: Stack, root: Path, t
         assert row == {}
 
 
+def test_a_file_command_draws_a_bar_and_removes_it(stack: Stack, tmp_path: Path):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps({"text": f"import {index}" + " os" * 40}) + "\n" for index in range(2000)))
+    with on_terminal("score", str(path), "-o", str(out), "--url", stack.url) as terminal:
+        shown = terminal.wait_for(b" left")
+        assert "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in shown.decode()
+        assert re.search(rb"\d+%.*[\d,]+ rows  [\d.,]+ rows/s  [\d,]+ tokens/s  \d:\d\d:\d\d", shown)
+        terminal.process.send_signal(signal.SIGINT)
+        after = terminal.wait_for(b"scorepool: stopped; the same command goes on where it stopped")
+        assert after.endswith(b"\x1b[2K")  # the bar's line is cleared
+        assert terminal.process.wait(30) == 130
+
+
 def test_top_shows_work_and_outlives_the_api(stack: Stack):
     with Client(stack.url) as client, on_terminal("top", "--interval", "0.5", "--url", stack.url) as top:
         top.wait_for(OTHER_SCREEN)

@@ -79,17 +79,17 @@ def perplexity(
         check_has_columns(first, name, {"--text": column})
         check_options(wire.Score, priority=priority)
         return Plan(
-            {"the command": "perplexity", "--text": column, "--context": context, "--stride": stride},
+            {"the command": "perplexity", "--text": column, "--priority": priority},
             DOCUMENT_COLUMNS,
             (column,),
             make_task,
             ROWS_PER_CHUNK,
             CHUNKS_IN_FLIGHT,
-            check_models=check,
+            options_of=options_of,
         )
 
-    def check(models: list[Model]) -> None:
-        choose_windows(models[0], context, stride)
+    def options_of(models: list[Model]) -> dict[str, Any]:
+        return choose_windows(models[0], context, stride).options
 
     def make_task(client: AsyncClient, models: list[Model], run_id: str) -> Task:
         name = models[0].name

@@ -55,6 +55,8 @@ class Plan:
     prompts_of: PromptsOf = lambda _: ()  # what the models read for a row
     max_new_tokens: int = 0  # that they generate for each
     check_models: Callable[[list[Model]], None] = lambda _: None  # raises BadInput if the plan cannot work with them
+    # What of the command follows from the models, and must be the same too. Raises BadInput.
+    options_of: Callable[[list[Model]], dict[str, Any]] = lambda _: {}
 
 
 def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
@@ -68,11 +70,13 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
         async def work() -> Summary:
             models = await choose_models(place.url, place.api_key, place.models)
             plan.check_models(models)
+            options = plan.options_of(models)
             if place.dry_run:
                 async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:
                     return await estimate_rows(rows, plan.prompts_of, plan.max_new_tokens, models, client)
             command = {
                 **plan.command,
+                **options,
                 **source.identity,
                 "--model": ", ".join(model.name for model in models),
                 **{f"the fingerprint of {model.name}": model.fingerprint for model in models},

@@ -55,10 +55,10 @@ def score_file(
 
     `prompt`, `completion` and `text` name columns: by default `prompt` and `completion`, or `text`. `choices` names a
     column of lists of texts, each of which is scored after the prompt and the delimiter, and `answer` one of the right
-    choices, or of their indices (`answer_is` says which, where a text may be both): then `means` of the summary has `acc`,
-    `acc_norm` and `acc_bytes`. `-` is stdin or
-    stdout. The same call goes on where another process stopped. `report` gets what is done, at the start and after each
-    chunk of rows, and the input's size in bytes. With `dry_run` nothing is written: `estimate` of the summary says what
+    choices, or of their indices (`answer_is` says which, where a text may be both): then `means` of the summary has
+    `acc`, `acc_norm` and `acc_bytes`. `-` is stdin or stdout. The same call goes on where another process stopped.
+    `report` gets what is done, at the start and after each chunk of rows, and the input's size in bytes. With `dry_run`
+    nothing is written: `estimate` of the summary says what
     the work would take. Raises FileError.
     """
 
@@ -142,6 +142,7 @@ def generate_file(
                 "the command": "generate",
                 "--max-tokens": max_tokens,
                 "--prompt": prompt,
+                "--priority": priority,
                 "--tokens": tokens,
                 "--prefix": prefix,
                 **options,

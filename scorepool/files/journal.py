@@ -61,6 +61,7 @@ class Checkpoint(Struct, kw_only=True):
     command: dict[str, Any]  # what must be the same for the work to go on
     run_id: str
     counts: Counts
+    digest: str = ""  # of the rows that were read: they must be the same when the work goes on
     partial_bytes: int = 0
     errors_bytes: int = 0
     undeleted: list[str] = []  # ids of jobs whose rows are in OUT.partial
@@ -157,6 +158,15 @@ class JournaledOutput:
         if not found.is_complete and os.fstat(self._partial.fileno()).st_size < found.partial_bytes:
             raise BadInput(f"{self._partial_path} was shortened: give --overwrite to begin again")
         return found
+
+    @property
+    def digest(self) -> str:
+        """That of the rows that were read for what is written."""
+        return self._checkpoint.digest
+
+    @digest.setter
+    def digest(self, digest: str) -> None:
+        self._checkpoint.digest = digest
 
     def write(self, rows: Sequence[Done]) -> None:
         """Append rows that are done. Raises OutputError."""

@@ -52,6 +52,10 @@ class Output(Protocol):
     def run_id(self) -> str: ...
     @property
     def counts(self) -> Counts: ...
+    @property
+    def digest(self) -> str: ...
+    @digest.setter
+    def digest(self, digest: str) -> None: ...
     def write(self, rows: Sequence[Done]) -> None: ...
     def is_due(self) -> bool: ...
     def save(self) -> None: ...
@@ -147,7 +151,7 @@ async def process_rows(
 
     Jobs are deleted on the server when their rows are on the disk. Raises FileError.
     """
-    left = (row for row in rows if row.number > output.counts.num_rows)
+    left = RowsLeft(rows, output.counts.num_rows, output.digest)
     stamps = Stamps()
     computed = Computed(output.counts, report)
     done_chunks = in_order(
@@ -158,6 +162,7 @@ async def process_rows(
         report(output.counts)
         async for done in done_chunks:
             output.write(done.rows)
+            output.digest = left.digest_at(done.rows[-1].row.number)
             computed.forget(done)
             output.undeleted.extend(done.job_ids)
             stamps.add(done)
@@ -171,6 +176,41 @@ async def process_rows(
         output.save()
     await delete_jobs(client, output.undeleted)
     return stamps.differences
+
+
+class RowsLeft:
+    """The rows that an output has not. Those that it has are read again, and must be the same."""
+
+    def __init__(self, rows: Iterator[Row], num_done: int, digest: str) -> None:
+        """`digest` is that of the rows that are done."""
+        self._rows, self._num_done, self._digest = rows, num_done, digest
+        self._digests: dict[int, str] = {}  # of all rows up to each one that is not written yet
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield rows. Raises BadInput."""
+        digest, num_rows = "", 0
+        for num_rows, row in enumerate(self._rows, 1):
+            if num_rows == self._num_done + 1:
+                self._check(digest)
+            digest = row.digest_after(digest)
+            if num_rows > self._num_done:
+                self._digests[row.number] = digest
+                yield row
+        if num_rows <= self._num_done:
+            self._check(digest)
+
+    def _check(self, digest: str) -> None:
+        if digest != self._digest:
+            raise BadInput(
+                f"the first {self._num_done:,} rows of FILE are not those that OUT was begun with: give the same FILE, "
+                "another -o, or --overwrite to begin again"
+            )
+
+    def digest_at(self, number: int) -> str:
+        """Return the digest of all rows up to one, and forget those before it."""
+        for before in [each for each in self._digests if each < number]:
+            del self._digests[before]
+        return self._digests.pop(number)
 
 
 class Computed:

@@ -1,7 +1,10 @@
 """Define the rows of a file, before and after the work on them."""
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
+
+import msgspec
 
 from scorepool.wire import Provenance
 
@@ -17,6 +20,12 @@ class Row:
     position: int  # of the file after the row, in the units of `Source.size`
     values: Values | None
     reason: str = ""
+
+    def digest_after(self, digest: str) -> str:
+        """Return a digest of this row and the rows before it. `digest` is that of these, "" before the first row."""
+        content = self.reason if self.values is None else self.values
+        encoded = msgspec.json.encode((digest, content), enc_hook=repr)
+        return blake2b(encoded, digest_size=16).hexdigest()
 
     def readable_values(self) -> Values:
         """Return the values. Raises ValueError with the reason why there are none."""

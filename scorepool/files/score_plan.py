@@ -52,7 +52,13 @@ def plan_scores(command: str, scoring: RowScoring, *, temperature: float, prefix
     check_options(wire.Score, temperature=temperature, priority=priority)
     make_request = partial(wire.Score, temperature=temperature, priority=priority, rank=True, wait_for_model=True)
     return Plan(
-        {"the command": command, **scoring.options, "--temperature": temperature, "--prefix": prefix},
+        {
+            "the command": command,
+            **scoring.options,
+            "--temperature": temperature,
+            "--prefix": prefix,
+            "--priority": priority,
+        },
         tuple(prefix + column for column in scoring.new_columns),
         scoring.text_columns,
         lambda client, models, run_id: ScoreTask(

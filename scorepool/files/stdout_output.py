@@ -19,6 +19,7 @@ class StdoutOutput:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.counts = Counts()
+        self.digest = ""
         self.undeleted: list[str] = []
         self.run_id = uuid.uuid4().hex
 

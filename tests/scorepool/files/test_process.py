@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
+from scorepool.files.errors import BadInput
 from scorepool.files.jobs import fault_of
 from scorepool.files.journal import Counts
-from scorepool.files.process import Computed
+from scorepool.files.process import Computed, RowsLeft
 from scorepool.files.rows import Done, DoneRows, Row
 from scorepool.files.window import chunk_rows, in_order
 
@@ -38,3 +41,26 @@ def test_a_refusal_of_an_option_ends_the_work_and_one_of_a_row_does_not():
     refusals = [("top_p", True), ("messages[0].role", True), (None, True), (None, False)]
     faults = [fault_of("refused", field, may_be_of_a_row) for field, may_be_of_a_row in refusals]
     assert [getattr(fault, "exit_status", "of a row") for fault in faults] == [2, "of a row", "of a row", 3]
+
+
+def rows_of(*texts: str) -> list[Row]:
+    return [Row(number, number, number, {"text": text}) for number, text in enumerate(texts, 1)]
+
+
+@pytest.mark.parametrize("texts", [("a", "b", "c"), ("a", "b")])
+def test_rows_that_are_done_are_left_out_if_they_are_the_same(texts: tuple[str, ...]):
+    first = RowsLeft(iter(rows_of("a", "b")), 0, "")
+    assert len(list(first)) == 2
+    digest = first.digest_at(2)
+    left = RowsLeft(iter(rows_of(*texts)), 2, digest)
+    assert [row.values for row in left] == [{"text": text} for text in texts[2:]]
+    if texts[2:]:
+        assert left.digest_at(3) != digest
+
+
+@pytest.mark.parametrize("texts", [("a", "x", "c"), ("x", "b"), ("a",), ()])
+def test_the_work_does_not_go_on_with_other_rows(texts: tuple[str, ...]):
+    first = RowsLeft(iter(rows_of("a", "b")), 0, "")
+    list(first)
+    with pytest.raises(BadInput, match="the first 2 rows of FILE are not those"):
+        list(RowsLeft(iter(rows_of(*texts)), 2, first.digest_at(2)))

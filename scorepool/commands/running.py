@@ -104,6 +104,8 @@ def missing_modules(names: Iterable[str]) -> list[str]:
 
 def import_lazily(name: str) -> ModuleType:
     """Return a module that is executed when one of its attributes is first used."""
+    if name in sys.modules:  # a second module of the name would have classes of its own
+        return sys.modules[name]
     spec = find_spec(name)
     assert spec is not None
     assert spec.loader is not None

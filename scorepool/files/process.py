@@ -203,7 +203,7 @@ class RowsLeft:
         if digest != self._digest:
             raise BadInput(
                 f"the first {self._num_done:,} rows of FILE are not those that OUT was begun with: give the same FILE, "
-                "another -o, or --overwrite to begin again"
+                "another -o, or remove OUT.journal to begin again"  # --overwrite goes on after the same command
             )
 
     def digest_at(self, number: int) -> str:

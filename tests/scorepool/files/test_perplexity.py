@@ -126,6 +126,25 @@ def test_the_command_prints_a_table_of_the_files_of_a_folder(two_models_url: str
     assert "1 documents done, 1 failed" in done.stderr
 
 
+def test_the_work_goes_on_only_with_the_context_that_it_was_begun_with(two_models_url: str, tmp_path: Path):
+    path, out, journal = tmp_path / "long.txt", tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
+    path.write_text(LONG)
+
+    def stop(*_: object) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        scorepool.perplexity(path, out, model="tiny", url=two_models_url, report=stop)
+    begun = json.loads(journal.read_text())
+    assert (begun["command"]["--context"], begun["command"]["--stride"]) == (512, 256)
+    begun["command"] |= {"--context": 128, "--stride": 64}  # as if the worker then had a shorter context
+    journal.write_text(json.dumps(begun))
+
+    with pytest.raises(scorepool.FileError, match="begun with --context 128 and cannot go on with 512"):
+        scorepool.perplexity(path, out, model="tiny", url=two_models_url)
+    assert scorepool.perplexity(path, out, model="tiny", context=128, url=two_models_url).num_documents == 1
+
+
 def test_the_identity_of_a_folder_is_that_of_its_files(tmp_path: Path):
     def identity() -> dict[str, Any]:
         with open_documents(str(tmp_path), None, "**/*.txt") as source:

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BytesIO, TextIOWrapper
 from math import exp
 from pathlib import Path
 from threading import Thread
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 import scorepool
 from scorepool import Client, wire
 from scorepool.cli import app
+from scorepool.files.rows import Row
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 
@@ -284,6 +286,47 @@ def test_the_same_command_does_not_go_on_with_other_weights(url: str, tmp_path: 
     with pytest.raises(scorepool.FileError, match=r"begun with the fingerprint of demo 'other weights'.*--overwrite"):
         scorepool.score_file(path, out, url=url)
     assert scorepool.score_file(path, out, url=url, overwrite=True).num_rows == 3
+
+
+@pytest.mark.parametrize("work", [scorepool.score_file, scorepool.generate_file, scorepool.perplexity])
+def test_the_same_command_does_not_go_on_with_another_priority(url: str, tmp_path: Path, work: Callable[..., object]):
+    path, out = write_rows(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+    text = {"text": "prompt"} if work is scorepool.perplexity else {}
+
+    def stop(*_: object) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        work(path, out, url=url, report=stop, **text)
+    with pytest.raises(scorepool.FileError, match="begun with --priority 'normal' and cannot go on with 'low'"):
+        work(path, out, url=url, priority="low", **text)
+    work(path, out, url=url, **text)
+    assert len(read_rows(out)) == 1
+
+
+def test_the_same_command_does_not_go_on_with_other_rows_of_stdin(url: str, tmp_path: Path):
+    out, journal = tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
+    values = [{"text": f"import {number}"} for number in range(3)]
+    lines = [json.dumps(each) + "\n" for each in values]
+
+    def stop(*_: object) -> None:
+        raise RuntimeError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", TextIOWrapper(BytesIO("".join(lines).encode())))
+        with pytest.raises(RuntimeError):
+            scorepool.score_file("-", out, url=url, report=stop)
+    begun = json.loads(journal.read_text())
+    begun["counts"]["num_rows"] = 1
+    begun["digest"] = Row(1, 1, 1, values[0]).digest_after("")
+    journal.write_text(json.dumps(begun))
+
+    other = run(url, "score", "-", "-o", out, stdin="".join(reversed(lines)))
+    assert other.returncode == 2
+    assert "the first 1 rows of FILE are not those that OUT was begun with" in other.stderr
+    same = run(url, "score", "-", "-o", out, stdin="".join(lines))
+    assert same.returncode == 0, same.stderr
+    assert [row["text"] for row in read_rows(out)] == ["import 1", "import 2"]
 
 
 def test_a_reader_of_stdout_that_ends_is_no_error_to_speak_of(url: str, tmp_path: Path):

@@ -98,6 +98,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scorepool.verify": {"scorepool.sdk", "wire"},
     "scorepool.webhook": {"wire"},
     "scorepool.files": {"scorepool.sdk", "wire"},
+    "scorepool.files.errors": set(),
+    "scorepool.files.rows": {"wire"},
+    "scorepool.files.formats": {"scorepool.files.errors", "scorepool.files.rows", "wire"},
+    "scorepool.files.scoring": {
+        "scorepool.files.errors", "scorepool.files.formats", "scorepool.files.rows", "scorepool.sdk", "wire",
+    },
+    "scorepool.files.output": {"scorepool.files.errors", "scorepool.files.formats", "scorepool.files.rows"},
     "scorepool.plots": {"scorepool.files"},
     "scorepool.commands": {"scorepool.files", "scorepool.local", "scorepool.plots", "scorepool.sdk", "wire"},
     "scorepool.commands.running": set(),

@@ -1,27 +1,23 @@
 """Score and generate the rows of files, on AsyncClient.
 
-formats.py      files by name            text_sources.py  JSONL and CSV as rows     lines.py  lines of any length
-columns.py      which columns a job needs                 measures.py      the columns that a result adds
-window.py       chunks of rows in flight, in order        tasks.py         chunks of rows as jobs
-scorer.py       items of rows under one model             jobs.py          one job, and whose fault its failure is
-completion.py, choices.py, comparison.py   what is scored of a row, and its new columns
-documents.py    folders and texts as rows                 windows.py       documents in windows of a context
-score_plan.py   the plan of that                          means.py         means of new columns
-sinks.py        rows as bytes                             journal.py       OUT, and going on after an end
-estimate.py     what it would take
-process.py      all of it together                        file_run.py, functions.py, compare.py, corpus.py   one file
+formats/       rows from files and into them, whatever the format
+scoring/       what is scored of a row, the jobs that do it, and the columns that follow
+output/        OUT, and going on where another process stopped
+functions.py, compare.py, corpus.py   what users call; score_plan.py plans the first two
+file_run.py    one task on one file          process.py    its rows, in chunks that window.py has in flight
+progress.py    how far it is                 estimate.py   what it would take
 """
 
 from scorepool.files.compare import compare_file
-from scorepool.files.comparison import PER_BYTE_DIFFERENCE, PER_TOKEN_DIFFERENCE
 from scorepool.files.corpus import Perplexity, perplexity
-from scorepool.files.documents import FILE_COLUMN
 from scorepool.files.errors import BadInput, FileError, OutputError, ServerError
+from scorepool.files.formats.documents import FILE_COLUMN
 from scorepool.files.functions import generate_file, score_file
-from scorepool.files.journal import Counts
-from scorepool.files.means import Mean
+from scorepool.files.output.journal import Counts
+from scorepool.files.output.means import Mean
 from scorepool.files.process import Estimate, Summary
 from scorepool.files.progress import Progress, duration
+from scorepool.files.scoring.comparison import PER_BYTE_DIFFERENCE, PER_TOKEN_DIFFERENCE
 
 __all__ = [
     "FILE_COLUMN",

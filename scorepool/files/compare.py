@@ -4,14 +4,14 @@ from os import fspath
 from pathlib import Path
 
 from scorepool import wire
-from scorepool.files.columns import ScoreColumns
-from scorepool.files.comparison import Comparison
 from scorepool.files.errors import BadInput
 from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
-from scorepool.files.formats import open_source
+from scorepool.files.formats.registry import open_source
 from scorepool.files.process import Summary
 from scorepool.files.rows import Values
 from scorepool.files.score_plan import plan_scores
+from scorepool.files.scoring.columns import ScoreColumns
+from scorepool.files.scoring.comparison import Comparison
 from scorepool.sdk.async_client import DEFAULT_URL
 
 

@@ -8,19 +8,19 @@ from typing import Any
 from msgspec import Struct
 
 from scorepool import wire
-from scorepool.files.columns import check_has_columns
-from scorepool.files.documents import DEFAULT_GLOB, TEXT_COLUMN, are_files, open_documents
 from scorepool.files.errors import BadInput
 from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
+from scorepool.files.formats.documents import DEFAULT_GLOB, TEXT_COLUMN, are_files, open_documents
+from scorepool.files.formats.sinks import CollectingSink
 from scorepool.files.functions import one
 from scorepool.files.options import check_options
+from scorepool.files.output.stdout_output import StdoutOutput
 from scorepool.files.process import Model, Output, Summary
 from scorepool.files.rows import Values
-from scorepool.files.scorer import Scorer
-from scorepool.files.sinks import CollectingSink
-from scorepool.files.stdout_output import StdoutOutput
-from scorepool.files.tasks import ScoreTask, Task
-from scorepool.files.windows import DOCUMENT_COLUMNS, DocumentTask, WindowScoring, document_columns
+from scorepool.files.scoring.columns import check_has_columns
+from scorepool.files.scoring.scorer import Scorer
+from scorepool.files.scoring.tasks import ScoreTask, Task
+from scorepool.files.scoring.windows import DOCUMENT_COLUMNS, DocumentTask, WindowScoring, document_columns
 from scorepool.sdk import AsyncClient
 from scorepool.sdk.async_client import DEFAULT_URL
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scorepool import wire
-from scorepool.files.jobs import RowFault, run_job
 from scorepool.files.process import Estimate, Model, Summary, delete_jobs
 from scorepool.files.rows import DoneRows, Row, Values
+from scorepool.files.scoring.jobs import RowFault, run_job
 from scorepool.sdk import AsyncClient
 
 MAX_SAMPLE = 128  # rows whose tokens are counted; from half as many on, evenly over a larger file

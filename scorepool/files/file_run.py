@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scorepool.files.columns import check_new_columns
 from scorepool.files.errors import BadInput
 from scorepool.files.estimate import PromptsOf, estimate_rows
-from scorepool.files.formats import STDIO, Source, check_texts, make_sink
-from scorepool.files.journal import Counts, JournaledOutput
+from scorepool.files.formats.registry import STDIO, Source, check_texts, make_sink
+from scorepool.files.output.journal import Counts, JournaledOutput
+from scorepool.files.output.stdout_output import StdoutOutput
 from scorepool.files.process import Model, Output, Summary, choose_models, first_row, process_rows
 from scorepool.files.rows import Values
-from scorepool.files.stdout_output import StdoutOutput
-from scorepool.files.tasks import Task
+from scorepool.files.scoring.columns import check_new_columns
+from scorepool.files.scoring.tasks import Task
 from scorepool.sdk import AsyncClient
 
 RETRY_S = 3600.0  # for which a server may be away in the middle of a file

@@ -5,17 +5,17 @@ from os import fspath
 from pathlib import Path
 
 from scorepool import wire
-from scorepool.files.choices import AnswerIs
-from scorepool.files.columns import PromptColumn
 from scorepool.files.errors import BadInput
 from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
-from scorepool.files.formats import open_source
-from scorepool.files.measures import GENERATE_COLUMNS, TOKEN_COLUMNS
+from scorepool.files.formats.registry import open_source
 from scorepool.files.options import check_options
 from scorepool.files.process import Model, Summary
 from scorepool.files.rows import Values
 from scorepool.files.score_plan import choose_scoring, plan_scores
-from scorepool.files.tasks import GenerateTask
+from scorepool.files.scoring.choices import AnswerIs
+from scorepool.files.scoring.columns import PromptColumn
+from scorepool.files.scoring.measures import GENERATE_COLUMNS, TOKEN_COLUMNS
+from scorepool.files.scoring.tasks import GenerateTask
 from scorepool.sdk.async_client import DEFAULT_URL
 
 GENERATE_ROWS_PER_CHUNK = 32  # each row is a job

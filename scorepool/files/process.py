@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from scorepool import wire
 from scorepool.files.errors import BadInput, ServerError
-from scorepool.files.formats import Source
-from scorepool.files.journal import Counts
-from scorepool.files.means import Mean
+from scorepool.files.formats.registry import Source
+from scorepool.files.output.journal import Counts
+from scorepool.files.output.means import Mean
 from scorepool.files.rows import Done, DoneRows, Row, Values
-from scorepool.files.tasks import Task
+from scorepool.files.scoring.tasks import Task
 from scorepool.files.window import chunk_rows, in_order
 from scorepool.sdk import AsyncClient, InvalidUrl, NotScorepool, ScorepoolError, Unreachable
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple
 
-from scorepool.files.journal import Counts
+from scorepool.files.output.journal import Counts
 
 SKIPPED = 0.25  # of what is done, at the start: workers are slower in their first steps
 DISTANCE = 1 / 64  # between points, as a share of what is done: so few points are kept of any file

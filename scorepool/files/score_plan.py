@@ -3,15 +3,15 @@
 from functools import partial
 
 from scorepool import wire
-from scorepool.files.choices import AnswerIs, ChoiceScoring
-from scorepool.files.columns import ScoreColumns
-from scorepool.files.completion import CompletionScoring
 from scorepool.files.errors import BadInput
 from scorepool.files.file_run import Plan
 from scorepool.files.options import check_options
 from scorepool.files.rows import Values
-from scorepool.files.scorer import JOBS_IN_FLIGHT, Scorer
-from scorepool.files.tasks import RowScoring, ScoreTask
+from scorepool.files.scoring.choices import AnswerIs, ChoiceScoring
+from scorepool.files.scoring.columns import ScoreColumns
+from scorepool.files.scoring.completion import CompletionScoring
+from scorepool.files.scoring.scorer import JOBS_IN_FLIGHT, Scorer
+from scorepool.files.scoring.tasks import RowScoring, ScoreTask
 from scorepool.sdk.splitting import ITEMS_PER_JOB
 
 

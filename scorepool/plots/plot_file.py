@@ -7,7 +7,7 @@ from os import fspath
 from pathlib import Path
 
 from scorepool.files import BadInput, OutputError
-from scorepool.files.formats import open_source
+from scorepool.files.formats.registry import open_source
 from scorepool.files.rows import Row, Values
 from scorepool.plots.statistics import KINDS, Calibration, Comparison, Histogram, Statistic, TokenSeries, kind_of
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from scorepool.files import Counts, Progress, score_file
-from scorepool.files.journal import beside
+from scorepool.files.output.journal import beside
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 

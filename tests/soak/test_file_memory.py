@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 
 from scorepool import wire
-from scorepool.files.journal import beside
+from scorepool.files.output.journal import beside
 from scorepool.local.demo import free_port
 from scorepool.local.redis_server import RedisServer
 from tests.api.fake_worker import FakeWorker

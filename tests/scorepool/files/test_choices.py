@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import scorepool
 from scorepool.cli import app
-from scorepool.files.choices import AnswerIs, ChoiceScoring
+from scorepool.files.scoring.choices import AnswerIs, ChoiceScoring
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels

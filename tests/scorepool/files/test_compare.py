@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import scorepool
 from scorepool import Client
 from scorepool.cli import app
-from scorepool.files.comparison import differences
+from scorepool.files.scoring.comparison import differences
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import scorepool
 from scorepool.cli import app
-from scorepool.files.documents import open_documents
-from scorepool.files.windows import cut_windows
+from scorepool.files.formats.documents import open_documents
+from scorepool.files.scoring.windows import cut_windows
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels

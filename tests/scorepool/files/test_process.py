@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from scorepool.files.errors import BadInput
-from scorepool.files.jobs import fault_of
-from scorepool.files.journal import Counts
+from scorepool.files.output.journal import Counts
 from scorepool.files.process import Computed, RowsLeft
 from scorepool.files.rows import Done, DoneRows, Row
+from scorepool.files.scoring.jobs import fault_of
 from scorepool.files.window import chunk_rows, in_order
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scorepool.files.journal import Counts
+from scorepool.files.output.journal import Counts
 from scorepool.files.progress import Progress
 
 

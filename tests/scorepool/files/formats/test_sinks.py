@@ -7,9 +7,9 @@ import pandas
 import pyarrow.parquet as pq
 import pytest
 
-from scorepool.files.arrow_files import ArrowSink
 from scorepool.files.errors import BadInput
-from scorepool.files.sinks import CsvSink
+from scorepool.files.formats.arrow_files import ArrowSink
+from scorepool.files.formats.sinks import CsvSink
 
 
 def parquet_sink() -> ArrowSink:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from scorepool import wire
-from scorepool.files.columns import ScoreColumns
-from scorepool.files.completion import CompletionScoring
-from scorepool.files.measures import scored
 from scorepool.files.rows import Values
+from scorepool.files.scoring.columns import ScoreColumns
+from scorepool.files.scoring.completion import CompletionScoring
+from scorepool.files.scoring.measures import scored
 
 SUM_DIFFERENCE = "logprob_sum_difference"
 PER_TOKEN_DIFFERENCE = "logprob_per_token_difference"  # noqa: S105

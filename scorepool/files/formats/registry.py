@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from scorepool.files.errors import BadInput
+from scorepool.files.formats.sinks import CsvSink, JsonlSink, Sink
+from scorepool.files.formats.text_sources import read_csv, read_jsonl
 from scorepool.files.rows import Row
-from scorepool.files.sinks import CsvSink, JsonlSink, Sink
-from scorepool.files.text_sources import read_csv, read_jsonl
 
 STDIO = "-"
 _ENDINGS = {
@@ -42,7 +42,7 @@ def _arrow_files() -> Any:
         raise BadInput(
             f"Parquet and Arrow files need pyarrow: run `{sys.executable} -m pip install 'scorepool[files]'`"
         )
-    return import_module("scorepool.files.arrow_files")
+    return import_module("scorepool.files.formats.arrow_files")
 
 
 _SOURCES: dict[str, Callable[[BinaryIO, str], Opened]] = {

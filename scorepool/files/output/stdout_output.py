@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Sequence
 
 from scorepool.files.errors import OutputError
-from scorepool.files.journal import Counts
+from scorepool.files.formats.sinks import Sink
+from scorepool.files.output.journal import Counts
 from scorepool.files.rows import Done
-from scorepool.files.sinks import Sink
 
 
 class StdoutOutput:

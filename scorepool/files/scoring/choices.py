@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from scorepool import wire
-from scorepool.files.columns import check_has_columns, text_of
 from scorepool.files.errors import BadInput
-from scorepool.files.measures import RANKS, TOKEN_COLUMNS, is_scored_whole, score_columns
 from scorepool.files.rows import Values
+from scorepool.files.scoring.columns import check_has_columns, text_of
+from scorepool.files.scoring.measures import RANKS, TOKEN_COLUMNS, is_scored_whole, score_columns
 
 AnswerIs = Literal["auto", "index", "text"]
 MAX_CHOICES = 1024

@@ -25,9 +25,9 @@ import msgspec
 from msgspec import Struct
 
 from scorepool.files.errors import BadInput, OutputError
-from scorepool.files.means import Mean
+from scorepool.files.formats.sinks import Sink, to_text
+from scorepool.files.output.means import Mean
 from scorepool.files.rows import Done, Row
-from scorepool.files.sinks import Sink, to_text
 
 GOES_ON = "; what was done is kept, and the same command goes on"
 MAX_INPUT_BYTES = 4096  # of a row in OUT.errors.jsonl

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from scorepool import wire
-from scorepool.files.jobs import RowFault, run_job
-from scorepool.files.measures import generate_columns
 from scorepool.files.rows import Done, DoneRows, Row, Values
-from scorepool.files.scorer import Scorer
+from scorepool.files.scoring.jobs import RowFault, run_job
+from scorepool.files.scoring.measures import generate_columns
+from scorepool.files.scoring.scorer import Scorer
 from scorepool.sdk import AsyncClient
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scorepool import wire
-from scorepool.files.jobs import RowFault, run_job
 from scorepool.files.rows import DoneRows
+from scorepool.files.scoring.jobs import RowFault, run_job
 from scorepool.sdk import AsyncClient
 from scorepool.sdk.splitting import ITEMS_PER_JOB
 

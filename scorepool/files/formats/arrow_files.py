@@ -1,4 +1,4 @@
-"""Read and write Parquet and Arrow files. Needs pyarrow, so formats.py imports it on first use.
+"""Read and write Parquet and Arrow files. Needs pyarrow, so registry.py imports it on first use.
 
 Rows are kept as an Arrow stream until all are done: unlike a Parquet file it can be appended to, and cut off.
 """

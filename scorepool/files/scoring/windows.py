@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scorepool import wire
-from scorepool.files.columns import text_of
-from scorepool.files.documents import MAX_CHARACTERS
-from scorepool.files.jobs import RowFault, run_job
-from scorepool.files.measures import BITS_PER_NAT, exp, scored
+from scorepool.files.formats.documents import MAX_CHARACTERS
 from scorepool.files.rows import DoneRows, Row, Values
-from scorepool.files.tasks import ScoreTask
+from scorepool.files.scoring.columns import text_of
+from scorepool.files.scoring.jobs import RowFault, run_job
+from scorepool.files.scoring.measures import BITS_PER_NAT, exp, scored
+from scorepool.files.scoring.tasks import ScoreTask
 from scorepool.sdk import AsyncClient
 
 DOCUMENT_COLUMNS = (

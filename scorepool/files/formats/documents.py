@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from scorepool.files.errors import BadInput
-from scorepool.files.formats import STDIO, Source, is_table, open_source
+from scorepool.files.formats.registry import STDIO, Source, is_table, open_source
 from scorepool.files.rows import Row
 
 FILE_COLUMN, TEXT_COLUMN = "file", "text"

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from scorepool.files.errors import BadInput
-from scorepool.files.lines import MAX_LINE_BYTES, Line, read_lines, too_long
+from scorepool.files.formats.lines import MAX_LINE_BYTES, Line, read_lines, too_long
 from scorepool.files.rows import Row
 
 _decode_json = msgspec.json.Decoder(dict[str, Any]).decode

@@ -4,10 +4,10 @@ from io import BytesIO
 
 import pytest
 
-from scorepool.files import lines
 from scorepool.files.errors import BadInput
+from scorepool.files.formats import lines
+from scorepool.files.formats.text_sources import read_csv, read_jsonl
 from scorepool.files.rows import Row
-from scorepool.files.text_sources import read_csv, read_jsonl
 
 
 def shown(row: Row) -> tuple[int, int, object]:

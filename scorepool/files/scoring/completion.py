@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from scorepool import wire
-from scorepool.files.columns import ScoreColumns
-from scorepool.files.measures import RANKS, SCORE_COLUMNS, TOKEN_COLUMNS, score_columns
 from scorepool.files.rows import Values
+from scorepool.files.scoring.columns import ScoreColumns
+from scorepool.files.scoring.measures import RANKS, SCORE_COLUMNS, TOKEN_COLUMNS, score_columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Encode rows as bytes that are appended to a file, and make the file that the user gets of them.
 
-To add a format: a class here or in a module of its own, and its name in formats.py.
+To add a format: a class here or in a module of its own, and its name in registry.py.
 """
 
 import csv

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scorepool.files.arrow_files import ArrowSink
 from scorepool.files.errors import BadInput, OutputError
-from scorepool.files.formats import make_sink, open_source
-from scorepool.files.journal import JournaledOutput
+from scorepool.files.formats.arrow_files import ArrowSink
+from scorepool.files.formats.registry import make_sink, open_source
+from scorepool.files.formats.sinks import CsvSink, JsonlSink
+from scorepool.files.output.journal import JournaledOutput
 from scorepool.files.rows import Done, Row
-from scorepool.files.sinks import CsvSink, JsonlSink
 
 COMMAND = {"FILE": "in.jsonl", "--model": "demo"}
 

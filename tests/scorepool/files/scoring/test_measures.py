@@ -10,11 +10,11 @@ import pytest
 
 import scorepool
 from scorepool import wire
-from scorepool.files.journal import JournaledOutput
-from scorepool.files.means import Mean
-from scorepool.files.measures import score_columns
+from scorepool.files.formats.sinks import JsonlSink
+from scorepool.files.output.journal import JournaledOutput
+from scorepool.files.output.means import Mean
 from scorepool.files.rows import Done, Row
-from scorepool.files.sinks import JsonlSink
+from scorepool.files.scoring.measures import score_columns
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels

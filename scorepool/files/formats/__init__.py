@@ -1,0 +1,1 @@
+"""Read and write the formats of files: rows, whatever the format."""

@@ -1,0 +1,1 @@
+"""Score rows by jobs: what is scored of a row, the jobs, and the columns that follow."""

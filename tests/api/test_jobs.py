@@ -30,7 +30,7 @@ async def test_an_accepted_job_is_stored_as_rq_would_store_it(serving: Serving, 
     id_ = reply.json()["id"]
 
     assert reply.status_code == 202
-    assert reply.json() == {"id": id_, "status": "queued", "location": f"/v1/jobs/{id_}"}
+    assert reply.json() == {"id": id_, "status": "queued", "location": f"/v1/jobs/{id_}", "is_replay": False}
     assert reply.headers["location"] == f"/v1/jobs/{id_}"
     job = worker.job(id_)
     assert (job.func_name, job.args, job.kwargs) == (store.INFER, [], {})
@@ -126,7 +126,7 @@ async def test_prefer_wait_answers_with_the_ended_job_when_it_ends_in_time(servi
         in_time = await waiting
 
     assert (late.status_code, late.headers["preference-applied"]) == (202, "wait=0")
-    assert set(late.json()) == {"id", "status", "location"}
+    assert set(late.json()) == {"id", "status", "location", "is_replay"}
     assert (in_time.status_code, in_time.headers["preference-applied"]) == (200, "wait=20")
     assert in_time.json()["status"] == "finished"
     assert in_time.headers["location"] == f"/v1/jobs/{in_time.json()['id']}"

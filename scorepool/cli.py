@@ -18,7 +18,7 @@ import typer
 
 from scorepool.commands import evaluations, on_files, plotting, remote
 from scorepool.commands.remote import DEFAULT_URL, ApiKey, Json
-from scorepool.commands.running import exit_statuses, fail, import_lazily, run
+from scorepool.commands.running import LazyModule, exit_statuses, fail, run
 
 # As in scorepool.store, which a plain installation cannot import.
 KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from scorepool import verify as verification
     from scorepool.local import commands
 else:
-    commands = import_lazily("scorepool.local.commands")
-    verification = import_lazily("scorepool.verify")  # needs no extra
+    commands = LazyModule("scorepool.local.commands")
+    verification = LazyModule("scorepool.verify")  # needs no extra
 
 START = "Servers"
 CHECK = "Checks"

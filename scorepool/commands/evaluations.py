@@ -26,7 +26,7 @@ from scorepool.commands.on_files import (
     show_summary,
 )
 from scorepool.commands.remote import DEFAULT_URL, ApiKey, Url
-from scorepool.commands.running import import_lazily
+from scorepool.commands.running import LazyModule
 
 if TYPE_CHECKING:
     from scorepool import files
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 else:
     from scorepool.commands.on_files import files
 
-    corpus_table = import_lazily("scorepool.commands.corpus_table")
+    corpus_table = LazyModule("scorepool.commands.corpus_table")
 
 app = typer.Typer()
 

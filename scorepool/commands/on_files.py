@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 import typer
 
 from scorepool.commands.remote import DEFAULT_URL, ApiKey, Url
-from scorepool.commands.running import INTERRUPTED, MISUSED, CommandError, check_packages, import_lazily, run
+from scorepool.commands.running import INTERRUPTED, MISUSED, CommandError, LazyModule, check_packages, run
 
 if TYPE_CHECKING:
     from scorepool import files, plots
     from scorepool.commands import progress_bar
     from scorepool.local import private_server
 else:
-    files = import_lazily("scorepool.files")
-    plots = import_lazily("scorepool.plots")
-    progress_bar = import_lazily("scorepool.commands.progress_bar")
-    private_server = import_lazily("scorepool.local.private_server")
+    files = LazyModule("scorepool.files")
+    plots = LazyModule("scorepool.plots")
+    progress_bar = LazyModule("scorepool.commands.progress_bar")
+    private_server = LazyModule("scorepool.local.private_server")
 
 Found = TypeVar("Found", "files.Summary", "files.Perplexity")
 OutPath = TypeVar("OutPath", str, str | None)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from scorepool.commands.running import REMOTE_STATUSES, exit_statuses, import_lazily, run
+from scorepool.commands.running import REMOTE_STATUSES, LazyModule, exit_statuses, run
 
 if TYPE_CHECKING:
     from scorepool.commands import jobs as job_commands
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from scorepool.commands import status as monitor
     from scorepool.commands import top as screen
 else:
-    job_commands = import_lazily("scorepool.commands.jobs")
-    served = import_lazily("scorepool.commands.models")
-    monitor = import_lazily("scorepool.commands.status")
-    screen = import_lazily("scorepool.commands.top")
+    job_commands = LazyModule("scorepool.commands.jobs")
+    served = LazyModule("scorepool.commands.models")
+    monitor = LazyModule("scorepool.commands.status")
+    screen = LazyModule("scorepool.commands.top")
 
 DEFAULT_URL = "http://127.0.0.1:8000"  # as in scorepool.sdk, which would import msgspec
 

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from importlib.util import LazyLoader, find_spec, module_from_spec
-from types import ModuleType
-from typing import NoReturn
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NoReturn
 
 import typer
 
@@ -102,20 +102,17 @@ def missing_modules(names: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if find_spec(name) is None]
 
 
-def import_lazily(name: str) -> ModuleType:
-    """Return a module that is executed when one of its attributes is first used."""
-    if name in sys.modules:  # a second module of the name would have classes of its own
-        return sys.modules[name]
-    spec = find_spec(name)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader = LazyLoader(spec.loader)
-    module = module_from_spec(spec)
-    sys.modules[name] = module
-    package, _, last = name.rpartition(".")
-    setattr(sys.modules[package], last, module)  # as the import statement does
-    spec.loader.exec_module(module)
-    return module
+class LazyModule:
+    """A module that is imported when one of its attributes is first used.
+
+    importlib's LazyLoader is not for packages: importing a submodule before the package was used makes it twice.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self._name), attribute)
 
 
 def fail(message: str, status: int = FAILED) -> NoReturn:

@@ -5,16 +5,12 @@ import sys
 
 SCRIPT = """
 import sys
-from scorepool.commands.running import import_lazily
+from scorepool.commands.running import LazyModule
 
+files = LazyModule("scorepool.files")
 assert "scorepool.files" not in sys.modules
-files = import_lazily("scorepool.files")
-assert "scorepool.files.functions" not in sys.modules
-assert import_lazily("scorepool.files") is files  # another one would have classes of its own
-assert files.FileError
-assert "scorepool.files.functions" in sys.modules
-import scorepool.files
-assert scorepool.files is files
+from scorepool.files.errors import FileError
+assert files.FileError is FileError  # another one would not be caught
 """
 
 

@@ -42,19 +42,25 @@ async def cell():
 asyncio.new_event_loop().run_until_complete(cell())
 """,
     "threads": """
-with Client(url) as client:
+found, threads = [], []
+try:
+    with Client(url) as client:
 
-    def gather():
-        try:
-            list(client.gather([score]))
-        except RuntimeError as error:
-            print("closed" in str(error), flush=True)
+        def gather():
+            try:
+                list(client.gather([score]))
+            except RuntimeError as error:
+                found.append("closed" in str(error))
 
-    threads = [threading.Thread(target=gather) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+        threads += [threading.Thread(target=gather) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+finally:
     for thread in threads:
         thread.join()
+    print(*found)
 """,
     "after a fork": """
 with Client(url) as client:

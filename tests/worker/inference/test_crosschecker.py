@@ -235,7 +235,7 @@ def test_a_dead_second_worker_delays_no_result_and_leaves_nothing_for_ever(redis
     assert sorted(done(redis)) == sorted(ids)
     found = list(redis.scan_iter(f"{Keys.crosscheck_counts[:-1]}*"))
     assert found
-    assert all(redis.ttl(key) > 0 for key in found)
+    assert all(redis.ttl(key) != -1 for key in found)  # an inbox may have been emptied meanwhile
 
 
 def test_a_worker_that_is_behind_gets_no_more_checks(redis: Redis, start: Start):

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import msgspec
 
+import scorepool
 from scorepool import options, webhook, wire
+from scorepool.files import Estimate, Mean, Perplexity, Summary
+from scorepool.files.file_run import FileOptions
 from scorepool.sdk import client, errors
 from scorepool.sdk.batches import Batches
 from scorepool.sdk.models import Models
@@ -18,12 +22,14 @@ from scorepool.sdk.webhooks import Webhooks
 DOCUMENT = Path(__file__).with_name("sdk.md")
 MARK = "<!-- `make docs` writes the rest. -->\n"
 ROOMS = {"Jobs": client.Client, "Models": Models, "Files and batches": Batches, "Webhooks": Webhooks}
+FUNCTIONS = (scorepool.score_file, scorepool.generate_file, scorepool.compare_file, scorepool.perplexity)
 REQUESTS = {
     "score": (options.ScoreOptions, wire.Score),
     "generate": (options.GenerateOptions, wire.Generate),
     "tokenize": (options.TokenizeOptions, wire.Tokenize),
 }
 MESSAGES = (wire.Result, wire.SequenceResult, wire.Job, wire.TokenDelta, wire.Failure, wire.Usage, wire.Provenance)
+COMMENT = re.compile(r"^    (\w+): .*  # (?!noqa)(.+)$", re.MULTILINE)  # of a field
 TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None", "object": "dict"}
 
 
@@ -53,6 +59,14 @@ def _reference() -> Iterator[str]:
     for name, (typed_dict, request) in REQUESTS.items():
         yield f"### Options of `{name}`\n"
         yield from _table(typed_dict.__annotations__, request)
+    yield "## Functions on files\n"
+    for function in FUNCTIONS:
+        yield _function(function.__name__, function)
+    yield "### Options of these functions\n"
+    yield from _table(FileOptions.__annotations__, FileOptions)
+    for message in (Summary, Mean, Estimate, Perplexity):
+        yield _described(message.__name__, message)
+        yield from _table(message.__struct_fields__, message)
     yield "## Messages\n"
     for message in MESSAGES:
         yield _described(message.__name__, message)
@@ -95,11 +109,12 @@ def _table(names: Any, message: type) -> Iterator[str]:
     """Yield a table of fields with their types, defaults and descriptions."""
     _, schemas = msgspec.json.schema_components([message], schema_hook=_schema, ref_template="{name}")
     properties = schemas[message.__name__]["properties"]
+    comments = dict(COMMENT.findall(inspect.getsource(message)))
     yield "| field | type | default | |\n|---|---|---|---|"
     for name in names:
         schema = properties[name]
         default = f"`{schema['default']!r}`" if "default" in schema else ""
-        yield f"| `{name}` | {_type(schema)} | {default} | {_description(schema)} |"
+        yield f"| `{name}` | {_type(schema)} | {default} | {_description(schema) or comments.get(name, '')} |"
     yield ""
 
 

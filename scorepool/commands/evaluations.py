@@ -43,7 +43,9 @@ app = typer.Typer()
 def compare(
     file: File,
     out: Out,
-    model: Annotated[list[str], typer.Option(help="A model; give at least two. Differences are from the first one.")],
+    models: Annotated[
+        list[str], typer.Option("--model", help="A model; give at least two. Differences are from the first one.")
+    ],
     prompt: Prompt = None,
     completion: Completion = None,
     text: Text = None,
@@ -60,33 +62,12 @@ def compare(
     plot: Plot = None,
 ) -> None:
     """Score each row of FILE under several models: its columns, the scores of each model, and the differences."""
-    run_on_file(
-        "compare",
-        files.compare_file,
-        file,
-        out,
-        show=partial(show_comparison, later_models=model[1:]),
-        models=model,
-        prompt=prompt,
-        completion=completion,
-        text=text,
-        temperature=temperature,
-        tokens=tokens,
-        priority=priority,
-        url=url,
-        api_key=api_key,
-        local=local,
-        input_format=input_format,
-        output_format=output_format,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        plot=plot,
-    )
+    run_on_file("compare", files.compare_file, partial(show_comparison, later_models=models[1:]), **locals())
 
 
 @app.command(epilog=EXIT_STATUS)
 def perplexity(
-    path: Annotated[
+    file: Annotated[
         str, typer.Argument(metavar="FILE|FOLDER", help="A table as for `scorepool score`, a text file, or a folder.")
     ],
     out: Annotated[
@@ -112,26 +93,7 @@ def perplexity(
     plot: Plot = None,
 ) -> None:
     """Compute the perplexity, bits per byte and bits per token of texts, in overlapping windows."""
-    run_on_file(
-        "perplexity",
-        files.perplexity,
-        path,
-        out,
-        show=lambda found, out: corpus_table.show_perplexity(found, out),
-        model=model,
-        text=text,
-        glob=glob,
-        context=context,
-        stride=stride,
-        priority=priority,
-        url=url,
-        api_key=api_key,
-        local=local,
-        input_format=input_format,
-        output_format=output_format,
-        overwrite=overwrite,
-        plot=plot,
-    )
+    run_on_file("perplexity", files.perplexity, corpus_table.show_perplexity, **locals())
 
 
 def show_comparison(summary: "files.Summary", out: str, later_models: list[str]) -> None:

@@ -96,33 +96,7 @@ def score(
     plot: Plot = None,
 ) -> None:
     """Score each row of FILE: its columns, and logprob_sum, num_tokens, perplexity, bits_per_byte, ..."""
-    run_on_file(
-        "score",
-        files.score_file,
-        file,
-        out,
-        show_summary,
-        model=model,
-        prompt=prompt,
-        completion=completion,
-        text=text,
-        choices=choices,
-        answer=answer,
-        answer_is=answer_is,
-        delimiter=delimiter,
-        temperature=temperature,
-        tokens=tokens,
-        prefix=prefix,
-        priority=priority,
-        url=url,
-        api_key=api_key,
-        local=local,
-        input_format=input_format,
-        output_format=output_format,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        plot=plot,
-    )
+    run_on_file("score", files.score_file, show_summary, **locals())
 
 
 @app.command(epilog=EXIT_STATUS)
@@ -149,31 +123,7 @@ def generate(
     plot: Plot = None,
 ) -> None:
     """Continue the prompt of each row of FILE: its columns, and generated_text, finish_reason, logprob_sum, ..."""
-    run_on_file(
-        "generate",
-        files.generate_file,
-        file,
-        out,
-        show_summary,
-        model=model,
-        prompt=prompt,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        stop=stop,
-        tokens=tokens,
-        prefix=prefix,
-        priority=priority,
-        url=url,
-        api_key=api_key,
-        local=local,
-        input_format=input_format,
-        output_format=output_format,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        plot=plot,
-    )
+    run_on_file("generate", files.generate_file, show_summary, **locals())
 
 
 def show_summary(summary: "files.Summary", out: str) -> None:
@@ -221,17 +171,20 @@ def show_remarks(summary: "files.Summary | files.Perplexity", out: str | None) -
 def run_on_file(
     command: str,
     function: Callable[..., Found],
-    file: str,
-    out: OutPath,
     show: Callable[[Found, OutPath], None],
     *,
+    file: str,
+    out: OutPath,
     url: str,
     api_key: str | None,
     local: list[str] | None,
     plot: list[str] | None,
     **options: Any,
 ) -> NoReturn:
-    """Run a function of scorepool.files, report what it did on stderr, and exit with a status of EXIT_STATUS."""
+    """Run a function of scorepool.files, report what it did on stderr, and exit with a status of EXIT_STATUS.
+
+    Subcommands pass `**locals()`: the names of their parameters are those of the function's.
+    """
 
     def implementation() -> int:
         signal.signal(signal.SIGTERM, interrupt)

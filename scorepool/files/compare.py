@@ -2,17 +2,17 @@
 
 from os import fspath
 from pathlib import Path
+from typing import Unpack
 
 from scorepool import wire
 from scorepool.files.errors import BadInput
-from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
+from scorepool.files.file_run import FileOptions, Plan, place_of, run_file
 from scorepool.files.formats.registry import open_source
 from scorepool.files.process import Summary
 from scorepool.files.rows import Values
 from scorepool.files.score_plan import plan_scores
 from scorepool.files.scoring.columns import ScoreColumns
 from scorepool.files.scoring.comparison import Comparison
-from scorepool.sdk.async_client import DEFAULT_URL
 
 
 def compare_file(
@@ -26,13 +26,7 @@ def compare_file(
     temperature: float = 1.0,
     tokens: bool = False,
     priority: wire.Priority = "normal",
-    url: str = DEFAULT_URL,
-    api_key: str | None = None,
-    input_format: str | None = None,
-    output_format: str | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    report: Report = no_report,
+    **options: Unpack[FileOptions],
 ) -> Summary:
     """Score each row of a file under each of the models, and write the rows with the scores and their differences.
 
@@ -51,15 +45,5 @@ def compare_file(
         scoring = Comparison(ScoreColumns.choose(first, name, prompt, completion, text), names, tokens)
         return plan_scores("compare", scoring, temperature=temperature, prefix="", priority=priority)
 
-    return run_file(
-        Place(
-            open_source(fspath(path), input_format),
-            output_to(fspath(out), output_format, overwrite),
-            url,
-            api_key,
-            names,
-            report,
-            dry_run,
-        ),
-        plan,
-    )
+    source = open_source(fspath(path), options.get("input_format"))
+    return run_file(place_of(source, out, names, options), plan)

@@ -3,16 +3,15 @@
 from functools import partial
 from os import fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from msgspec import Struct
 
 from scorepool import wire
 from scorepool.files.errors import BadInput
-from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
+from scorepool.files.file_run import FileOptions, Plan, place_of, run_file
 from scorepool.files.formats.documents import DEFAULT_GLOB, TEXT_COLUMN, are_files, open_documents
 from scorepool.files.formats.sinks import CollectingSink
-from scorepool.files.functions import one
 from scorepool.files.options import check_options
 from scorepool.files.output.stdout_output import StdoutOutput
 from scorepool.files.process import Model, Output, Summary
@@ -22,7 +21,6 @@ from scorepool.files.scoring.scorer import Scorer
 from scorepool.files.scoring.tasks import ScoreTask, Task
 from scorepool.files.scoring.windows import DOCUMENT_COLUMNS, DocumentTask, WindowScoring, document_columns
 from scorepool.sdk import AsyncClient
-from scorepool.sdk.async_client import DEFAULT_URL
 
 ROWS_PER_CHUNK = 32
 CHUNKS_IN_FLIGHT = 8
@@ -54,12 +52,7 @@ def perplexity(
     context: int | None = None,
     stride: int | None = None,
     priority: wire.Priority = "normal",
-    url: str = DEFAULT_URL,
-    api_key: str | None = None,
-    input_format: str | None = None,
-    output_format: str | None = None,
-    overwrite: bool = False,
-    report: Report = no_report,
+    **options: Unpack[FileOptions],
 ) -> Perplexity:
     """Compute the perplexity of the files of a folder that `glob` names, of a text file, or of the rows of a table.
 
@@ -68,7 +61,7 @@ def perplexity(
     before it in its window. `text` names the column of a table, by default `text`. With `out` a row per document is
     written there; without it, `documents` of the result holds them. The rest is as in `score_file`. Raises FileError.
     """
-    source = fspath(path)
+    source, input_format = fspath(path), options.get("input_format")
     dropped = (TEXT_COLUMN,) if are_files(source, input_format) else ()
     if dropped and text:
         raise BadInput(f"{path} is no table, so it has no column {text!r}: expected no --text, or --input-format")
@@ -100,8 +93,7 @@ def perplexity(
     def collect(*_: object) -> Output:
         return StdoutOutput(CollectingSink(documents))
 
-    open_output = collect if out is None else output_to(fspath(out), output_format, overwrite)
-    place = Place(open_documents(source, input_format, glob), open_output, url, api_key, one(model), report)
+    place = place_of(open_documents(source, input_format, glob), collect if out is None else out, model, options)
     return total(run_file(place, plan), documents)
 
 

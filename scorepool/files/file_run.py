@@ -1,11 +1,12 @@
 """Run one task on one file, from the command's options to OUT."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from os import fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from scorepool.files.errors import BadInput
 from scorepool.files.estimate import PromptsOf, estimate_rows
@@ -17,6 +18,7 @@ from scorepool.files.rows import Values
 from scorepool.files.scoring.columns import check_new_columns
 from scorepool.files.scoring.tasks import Task
 from scorepool.sdk import AsyncClient
+from scorepool.sdk.async_client import DEFAULT_URL
 
 RETRY_S = 3600.0  # for which a server may be away in the middle of a file
 Report = Callable[[Counts, int | None], None]
@@ -29,17 +31,51 @@ def no_report(counts: Counts, size: int | None) -> None:
     del counts, size
 
 
+class FileOptions(TypedDict, total=False):
+    """Options of every function that works on a file."""
+
+    url: str  # `http://HOST:PORT` or `unix:///PATH`; by default that of `scorepool serve`
+    api_key: str | None
+    input_format: str | None  # jsonl, csv, tsv, parquet or arrow; by default as `path` ends
+    output_format: str | None  # the same of `out`
+    overwrite: bool  # replace `out` if it exists
+    dry_run: bool  # write nothing: `estimate` of the summary says what the work would take
+    report: Report  # gets what is done, first of all before, and the size of the input in bytes if it is known
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where rows come from, where they are computed, and where they go."""
 
     source: AbstractContextManager[Source]
     open_output: OpenOutput
+    models: tuple[str, ...]  # none: the only one that is served
     url: str
     api_key: str | None
-    models: tuple[str, ...]  # none: the only one that is served
     report: Report
-    dry_run: bool = False
+    dry_run: bool
+
+
+def place_of(
+    source: AbstractContextManager[Source],
+    out: str | Path | OpenOutput,
+    model: str | Sequence[str] | None,
+    options: FileOptions,
+) -> Place:
+    """Return where the work is done that a function's arguments ask for. Raises TypeError for an unknown option."""
+    if unknown := options.keys() - FileOptions.__annotations__.keys():
+        raise TypeError(f"{min(unknown)!r} is no option: expected {', '.join(FileOptions.__annotations__)}")
+    if not callable(out):
+        out = output_to(fspath(out), options.get("output_format"), options.get("overwrite", False))
+    return Place(
+        source,
+        out,
+        models=(model,) if isinstance(model, str) else tuple(model or ()),
+        url=options.get("url", DEFAULT_URL),
+        api_key=options.get("api_key"),
+        report=options.get("report", no_report),
+        dry_run=options.get("dry_run", False),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +90,7 @@ class Plan:
     max_in_flight: int  # chunks
     prompts_of: PromptsOf = lambda _: ()  # what the models read for a row
     max_new_tokens: int = 0  # that they generate for each
-    check_models: Callable[[list[Model]], None] = lambda _: None  # raises BadInput if the plan cannot work with them
-    # What of the command follows from the models, and must be the same too. Raises BadInput.
+    # What of the command follows from the models, and must be the same too. Raises BadInput if they cannot do the work.
     options_of: Callable[[list[Model]], dict[str, Any]] = lambda _: {}
 
 
@@ -69,7 +104,6 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
 
         async def work() -> Summary:
             models = await choose_models(place.url, place.api_key, place.models)
-            plan.check_models(models)
             options = plan.options_of(models)
             if place.dry_run:
                 async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:

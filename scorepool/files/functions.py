@@ -3,10 +3,11 @@
 from functools import partial
 from os import fspath
 from pathlib import Path
+from typing import Any, Unpack
 
 from scorepool import wire
 from scorepool.files.errors import BadInput
-from scorepool.files.file_run import Place, Plan, Report, no_report, output_to, run_file
+from scorepool.files.file_run import FileOptions, Plan, place_of, run_file
 from scorepool.files.formats.registry import open_source
 from scorepool.files.options import check_options
 from scorepool.files.process import Model, Summary
@@ -16,15 +17,9 @@ from scorepool.files.scoring.choices import AnswerIs
 from scorepool.files.scoring.columns import PromptColumn
 from scorepool.files.scoring.measures import GENERATE_COLUMNS, TOKEN_COLUMNS
 from scorepool.files.scoring.tasks import GenerateTask
-from scorepool.sdk.async_client import DEFAULT_URL
 
 GENERATE_ROWS_PER_CHUNK = 32  # each row is a job
 GENERATE_CHUNKS_IN_FLIGHT = 8
-
-
-def one(model: str | None) -> tuple[str, ...]:
-    """Return the names of at most one model."""
-    return () if model is None else (model,)
 
 
 def score_file(
@@ -43,13 +38,7 @@ def score_file(
     tokens: bool = False,
     prefix: str = "",
     priority: wire.Priority = "normal",
-    url: str = DEFAULT_URL,
-    api_key: str | None = None,
-    input_format: str | None = None,
-    output_format: str | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    report: Report = no_report,
+    **options: Unpack[FileOptions],
 ) -> Summary:
     """Score each row of a file, and write the rows with the columns of the scores.
 
@@ -57,9 +46,7 @@ def score_file(
     column of lists of texts, each of which is scored after the prompt and the delimiter, and `answer` one of the right
     choices, or of their indices (`answer_is` says which, where a text may be both): then `means` of the summary has
     `acc`, `acc_norm` and `acc_bytes`. `-` is stdin or stdout. The same call goes on where another process stopped.
-    `report` gets what is done, at the start and after each chunk of rows, and the input's size in bytes. With `dry_run`
-    nothing is written: `estimate` of the summary says what
-    the work would take. Raises FileError.
+    Raises FileError.
     """
 
     def plan(first: Values, name: str) -> Plan:
@@ -77,16 +64,8 @@ def score_file(
         )
         return plan_scores("score", scoring, temperature=temperature, prefix=prefix, priority=priority)
 
-    place = Place(
-        open_source(fspath(path), input_format),
-        output_to(fspath(out), output_format, overwrite),
-        url,
-        api_key,
-        one(model),
-        report,
-        dry_run,
-    )
-    return run_file(place, plan)
+    source = open_source(fspath(path), options.get("input_format"))
+    return run_file(place_of(source, out, model, options), plan)
 
 
 def generate_file(
@@ -103,13 +82,7 @@ def generate_file(
     tokens: bool = False,
     prefix: str = "",
     priority: wire.Priority = "normal",
-    url: str = DEFAULT_URL,
-    api_key: str | None = None,
-    input_format: str | None = None,
-    output_format: str | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    report: Report = no_report,
+    **options: Unpack[FileOptions],
 ) -> Summary:
     """Continue the prompt of each row of a file, and write the rows with the generated text and its logprobs.
 
@@ -121,21 +94,22 @@ def generate_file(
         if max_tokens < 1:
             raise BadInput(f"--max-tokens is {max_tokens}: expected 1 or more")
         new = (*GENERATE_COLUMNS, *(TOKEN_COLUMNS if tokens else ()))
-        options: wire.SamplingOptions = {
+        sampling: wire.SamplingOptions = {
             "temperature": temperature,
             "top_p": top_p,
             "seed": seed,
             "stop": stop or [],
         }
-        check_options(wire.Generate, max_tokens=max_tokens, priority=priority, **options)
-        request = partial(wire.Generate, max_tokens=max_tokens, priority=priority, wait_for_model=True, **options)
+        check_options(wire.Generate, max_tokens=max_tokens, priority=priority, **sampling)
+        request = partial(wire.Generate, max_tokens=max_tokens, priority=priority, wait_for_model=True, **sampling)
 
-        def check(models: list[Model]) -> None:
+        def check(models: list[Model]) -> dict[str, Any]:
             if max_tokens >= models[0].context_length:
                 raise BadInput(
                     f"--max-tokens is {max_tokens}: expected less than {models[0].context_length}, the context of "
                     f"{models[0].name}, which holds the prompt too"
                 )
+            return {}
 
         return Plan(
             {
@@ -145,7 +119,7 @@ def generate_file(
                 "--priority": priority,
                 "--tokens": tokens,
                 "--prefix": prefix,
-                **options,
+                **sampling,
             },
             tuple(prefix + column for column in new),
             (prompt,),
@@ -159,13 +133,5 @@ def generate_file(
             check,
         )
 
-    place = Place(
-        open_source(fspath(path), input_format),
-        output_to(fspath(out), output_format, overwrite),
-        url,
-        api_key,
-        one(model),
-        report,
-        dry_run,
-    )
-    return run_file(place, plan)
+    source = open_source(fspath(path), options.get("input_format"))
+    return run_file(place_of(source, out, model, options), plan)

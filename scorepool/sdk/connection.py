@@ -152,15 +152,8 @@ class AsyncConnection:
         """
         async with AsyncExitStack() as stack:
             reply = await self._retry(call, self.retry_s, lambda: stack.enter_async_context(self._open_stream(call)))
-            rest: list[bytes] = []  # of a line that has not ended
-            async for piece in reply.aiter_bytes():
-                *ended, last = piece.split(b"\n")
-                for line in ended:
-                    yield b"".join((*rest, line))
-                    rest = []
-                rest.append(last)
-            if any(rest):
-                yield b"".join(rest)
+            async for line in _lines(reply):
+                yield line
 
     @asynccontextmanager
     async def _open_stream(self, call: Call[Any]) -> AsyncGenerator[httpx.Response]:
@@ -193,11 +186,15 @@ class AsyncConnection:
 
 async def _lines(reply: httpx.Response) -> AsyncGenerator[bytes]:
     """Yield lines. Only line feeds end them: httpx's own lines also end at U+2028, which texts in JSON may contain."""
-    rest = b""
-    async for received in reply.aiter_bytes():
-        *lines, rest = (rest + received).split(b"\n")
-        for line in lines:
-            yield line
+    begun: list[bytes] = []  # pieces of a line that has not ended: joined once, however many there are
+    async for piece in reply.aiter_bytes():
+        *ended, last = piece.split(b"\n")
+        for line in ended:
+            yield b"".join((*begun, line))
+            begun = []
+        begun.append(last)
+    if any(begun):
+        yield b"".join(begun)
 
 
 def split_unix(url: str) -> tuple[str, str | None]:

@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from scorepool.files.errors import BadInput, OutputError
 from scorepool.files.formats.sinks import Sink, to_text
+from scorepool.files.output.encoding import encode_rows
 from scorepool.files.output.means import Mean
 from scorepool.files.rows import Done, Row
 
@@ -170,20 +171,14 @@ class JournaledOutput:
 
     def write(self, rows: Sequence[Done]) -> None:
         """Append rows that are done. Raises OutputError."""
-        good = [each.row.values | each.columns for each in rows if each.columns is not None and each.row.values]
-        encoded, reasons = self._sink.encode(good)
-        unfit = iter(range(len(good)))
-        errors: list[dict[str, Any]] = []
-        for each in rows:
-            reason = each.reason if each.columns is None else reasons.get(next(unfit), "")
-            if reason:
-                errors.append(error_of(each.row, reason))
+        encoded, failed = encode_rows(self._sink, rows)
+        errors = b"".join(msgspec.json.encode(error_of(row, reason)) + b"\n" for row, reason in failed)
         with _reported(self._out):
             _append(self._partial, encoded)
-            _append(self._errors, b"".join(msgspec.json.encode(error) + b"\n" for error in errors))
+            _append(self._errors, errors)
         self._checkpoint.partial_bytes = self._partial.tell()
         self._checkpoint.errors_bytes = self._errors.tell()
-        self.counts.add(rows, {error["row"] for error in errors})
+        self.counts.add(rows, {row.number for row, _ in failed})
 
     def is_due(self) -> bool:
         """True if the last checkpoint is long ago."""

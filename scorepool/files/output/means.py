@@ -6,7 +6,10 @@ from msgspec import Struct
 
 
 class Mean(Struct):
-    """The mean of values, by Welford's method: it can be kept on disk and go on, and sums of squares do not cancel."""
+    """The mean of `number` values. `total` is their sum, and `stderr` the standard error of the mean.
+
+    Welford's method: it can be kept on disk and go on, and sums of squares do not cancel.
+    """
 
     number: int = 0
     mean: float = 0.0

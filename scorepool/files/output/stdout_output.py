@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from scorepool.files.errors import OutputError
 from scorepool.files.formats.sinks import Sink
+from scorepool.files.output.encoding import encode_rows
 from scorepool.files.output.journal import Counts
 from scorepool.files.rows import Done
 
@@ -25,10 +26,7 @@ class StdoutOutput:
 
     def write(self, rows: Sequence[Done]) -> None:
         """Write rows that are done. Raises OutputError."""
-        good = [each for each in rows if each.columns is not None]
-        encoded, reasons = self._sink.encode([(each.row.values or {}) | (each.columns or {}) for each in good])
-        failed = [(each.row, each.reason) for each in rows if each.columns is None]
-        failed += [(good[index].row, reason) for index, reason in reasons.items()]
+        encoded, failed = encode_rows(self._sink, rows)
         for row, reason in failed:
             print(f"row {row.number} (line {row.line}): {reason}", file=sys.stderr)  # noqa: T201
         self._put(encoded)

@@ -349,3 +349,11 @@ def test_a_refused_key_names_the_option(tmp_path: Path):
     assert done.exit_code == 3
     assert done.stderr.startswith(f"scorepool: {url}: ")
     assert done.stderr.endswith("; give one by SCOREPOOL_API_KEY or --api-key\n")
+
+
+def test_an_option_that_does_not_exist_is_refused(tmp_path: Path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a"}\n')
+    options: dict[str, Any] = {"overwite": True}
+    with pytest.raises(TypeError, match="'overwite' is no option: expected url, "):
+        scorepool.score_file(path, tmp_path / "out.jsonl", **options)

@@ -66,6 +66,7 @@ class Checkpoint(Struct, kw_only=True):
     partial_bytes: int = 0
     errors_bytes: int = 0
     undeleted: list[str] = []  # ids of jobs whose rows are in OUT.partial
+    replaces_out: bool = False  # an OUT of before stays until every row is done
     is_complete: bool = False
 
 
@@ -128,7 +129,8 @@ class JournaledOutput:
 
     def _restore(self, overwrite: bool) -> None:
         """Go on after the last checkpoint of the same command, if there is one. Raises BadInput."""
-        if self._journal_path.exists():
+        has_journal = self._journal_path.exists()
+        if has_journal:
             try:
                 self._checkpoint = self._read_checkpoint()
             except BadInput:
@@ -137,12 +139,12 @@ class JournaledOutput:
             else:
                 if self._checkpoint.partial_bytes and not self.is_complete:
                     self._sink.restore(self._partial_path)
-                return
-        if self._out.exists():
+        if self._out.exists() and not (self.is_complete or self._checkpoint.replaces_out):
             if not overwrite:
-                self._partial_path.unlink()
+                if not has_journal:
+                    self._partial_path.unlink()
                 raise BadInput(f"{self._out} exists: give another -o, or --overwrite")
-            self._out.unlink()
+            self._checkpoint.replaces_out = True
 
     def _read_checkpoint(self) -> Checkpoint:
         """Return the last checkpoint. Raises BadInput if it is of another command."""
@@ -203,6 +205,8 @@ class JournaledOutput:
         """Make OUT of the partial file, and remove what is not needed any more. Raises OutputError."""
         with _reported(self._out):
             if not self.is_complete:
+                if self._checkpoint.replaces_out:
+                    self._out.unlink(missing_ok=True)
                 self._checkpoint.is_complete = True
                 self._save()
             if self._partial_path.stat().st_size or not self._out.exists():

@@ -117,6 +117,32 @@ def test_an_output_that_exists_is_replaced_only_if_asked(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
     output = opened(out, overwrite=True)
+    output.write([done(1)])
+    output.save()
+    output.close()
+    assert out.read_text() == "old"  # until every row is done
+
+    output = opened(out)  # which goes on, so it needs no leave again
+    output.finish()
+    output.close()
+    assert out.read_text() == '{"a":1,"b":-1}\n'
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_an_output_that_was_made_meanwhile_is_not_replaced(tmp_path: Path):
+    out = tmp_path / "out.jsonl"
+    opened(out).close()
+    out.write_text("another program's")
+    with pytest.raises(BadInput, match="exists"):
+        opened(out)
+    assert (tmp_path / "out.jsonl.journal").exists()
+
+
+def test_an_old_output_goes_even_if_every_row_fails(tmp_path: Path):
+    out = tmp_path / "out.jsonl"
+    out.write_text("old")
+    output = opened(out, overwrite=True)
+    output.write([done(1, "bad")])
     output.finish()
     output.close()
     assert out.read_text() == ""

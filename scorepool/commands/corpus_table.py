@@ -4,7 +4,7 @@ import typer
 from msgspec import to_builtins
 
 from scorepool.commands.connecting import aligned
-from scorepool.commands.on_files import show_remarks
+from scorepool.commands.on_files import show_estimate, show_remarks
 from scorepool.files import FILE_COLUMN, Perplexity
 from scorepool.files.rows import Values
 
@@ -13,6 +13,9 @@ _MEASURES = ("num_tokens", "num_bytes", "logprob_sum", "perplexity", "bits_per_t
 
 def show_perplexity(found: Perplexity, out: str | None) -> None:
     """Print a table of the documents and of all together: on stdout without OUT, else on stderr the latter alone."""
+    if found.estimate is not None:
+        show_estimate(found, found.estimate)
+        return
     documents = [(str(row.get(FILE_COLUMN, number)), *_cells(row)) for number, row in enumerate(found.documents, 1)]
     table = aligned([("document", *_MEASURES), *documents, ("all", *_cells(to_builtins(found)))])
     typer.echo(table, err=out is not None)

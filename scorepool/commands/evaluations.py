@@ -90,6 +90,7 @@ def perplexity(
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
     plot: Plot = None,
 ) -> None:
     """Compute the perplexity, bits per byte and bits per token of texts, in overlapping windows."""

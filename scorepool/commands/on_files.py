@@ -139,7 +139,7 @@ def show_summary(summary: "files.Summary", out: str) -> None:
     show_remarks(summary, out)
 
 
-def show_estimate(summary: "files.Summary", estimate: "files.Estimate") -> None:
+def show_estimate(summary: "files.Summary | files.Perplexity", estimate: "files.Estimate") -> None:
     """Print on stderr what the work would be."""
     at_most = f", with {estimate.max_new_tokens} for each answer" if estimate.max_new_tokens else ""
     lines = [

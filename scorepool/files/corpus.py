@@ -1,5 +1,6 @@
 """Compute the perplexity of a corpus, as a function."""
 
+from collections.abc import Sequence
 from functools import partial
 from os import fspath
 from pathlib import Path
@@ -14,12 +15,12 @@ from scorepool.files.formats.documents import DEFAULT_GLOB, TEXT_COLUMN, are_fil
 from scorepool.files.formats.sinks import CollectingSink
 from scorepool.files.options import check_options
 from scorepool.files.output.stdout_output import StdoutOutput
-from scorepool.files.process import Model, Output, Summary
+from scorepool.files.process import Estimate, Model, Output, Summary
 from scorepool.files.rows import Values
 from scorepool.files.scoring.columns import check_has_columns
 from scorepool.files.scoring.scorer import Scorer
 from scorepool.files.scoring.tasks import ScoreTask, Task
-from scorepool.files.scoring.windows import DOCUMENT_COLUMNS, DocumentTask, WindowScoring, document_columns
+from scorepool.files.scoring.windows import DOCUMENT_COLUMNS, DocumentTask, WindowScoring, document_columns, document_of
 from scorepool.sdk import AsyncClient
 
 ROWS_PER_CHUNK = 32
@@ -31,15 +32,21 @@ class Perplexity(Struct, frozen=True, kw_only=True):
 
     num_documents: int  # those that did not fail
     num_failed: int
-    num_tokens: int  # scored: all but the first of each document
+    num_tokens: int  # scored: all but the first of each document; of a dry run those of all windows
     num_bytes: int  # of these tokens
-    logprob_sum: float  # natural logarithm
+    logprob_sum: float | None  # natural logarithm
     perplexity: float | None
     bits_per_token: float | None
     bits_per_byte: float | None
     models: list[str]
     documents: list[dict[str, Any]]  # empty if they were written to a file
     stamp_differences: list[str]
+    estimate: Estimate | None = None  # of a dry run alone
+
+    @property
+    def num_rows(self) -> int:
+        """The number of documents, with those that failed."""
+        return self.num_documents + self.num_failed
 
 
 def perplexity(
@@ -78,11 +85,16 @@ def perplexity(
             make_task,
             ROWS_PER_CHUNK,
             CHUNKS_IN_FLIGHT,
+            lambda values: [{"prompt": document_of(values, column)}],
+            tokens_read,
             options_of=options_of,
         )
 
     def options_of(models: list[Model]) -> dict[str, Any]:
         return choose_windows(models[0], context, stride).options
+
+    def tokens_read(model: Model, lengths: Sequence[int], _: int) -> int:
+        return sum(map(choose_windows(model, context, stride).tokens_read, lengths))
 
     def make_task(client: AsyncClient, models: list[Model], run_id: str) -> Task:
         name = models[0].name
@@ -112,18 +124,18 @@ def total(summary: Summary, documents: list[Values]) -> Perplexity:
     """Return the corpus's perplexity: that of all tokens, not a mean over documents."""
     sums = {name: mean.total for name, mean in summary.means.items()}
     num_tokens, num_bytes = round(sums.get("num_tokens", 0)), round(sums.get("num_bytes", 0))
-    logprob_sum = sums.get("logprob_sum", 0.0)
-    columns = document_columns(logprob_sum, num_tokens, num_bytes) if num_tokens else {}
+    columns = document_columns(sums["logprob_sum"], num_tokens, num_bytes) if num_tokens else {}
     return Perplexity(
         num_documents=summary.num_rows - summary.num_failed,
         num_failed=summary.num_failed,
-        num_tokens=num_tokens,
+        num_tokens=summary.num_tokens if summary.estimate else num_tokens,
         num_bytes=num_bytes,
-        logprob_sum=logprob_sum,
+        logprob_sum=columns.get("logprob_sum"),
         perplexity=columns.get("perplexity"),
         bits_per_token=columns.get("bits_per_token"),
         bits_per_byte=columns.get("bits_per_byte"),
         documents=documents,
         models=summary.models,
         stamp_differences=summary.stamp_differences,
+        estimate=summary.estimate,
     )

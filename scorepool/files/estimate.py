@@ -18,6 +18,9 @@ JOBS_IN_FLIGHT = 16
 
 Prompt = dict[str, Any]  # arguments of wire.Tokenize
 PromptsOf = Callable[[Values], Sequence[Prompt]]  # what the model reads for a row. Raises ValueError with a reason.
+# The tokens that a model reads for prompts of these lengths, with a number that it generates after each. Raises
+# ValueError with a reason.
+TokensRead = Callable[[Model, Sequence[int], int], int]
 
 
 class _Sampled(NamedTuple):
@@ -45,12 +48,25 @@ class _Sample:
             self._distance *= 2
 
 
+def read_whole(model: Model, lengths: Sequence[int], max_new_tokens: int) -> int:
+    """Return the tokens of prompts that a model reads whole. Raises ValueError if one does not fit."""
+    longest = max(lengths) + max_new_tokens
+    if longest > model.context_length:
+        raise ValueError(f"the row has {longest} tokens; at most {model.context_length} fit")
+    return sum(lengths)
+
+
 def _size(prompt: Prompt) -> int:
     return len(prompt["prompt"] if "prompt" in prompt else msgspec.json.encode(prompt["messages"]))
 
 
 async def estimate_rows(
-    rows: Iterator[Row], prompts_of: PromptsOf, max_new_tokens: int, models: Sequence[Model], client: AsyncClient
+    rows: Iterator[Row],
+    prompts_of: PromptsOf,
+    tokens_read: TokensRead,
+    max_new_tokens: int,
+    models: Sequence[Model],
+    client: AsyncClient,
 ) -> Summary:
     """Read all rows, and count the tokens of a sample on the server. Raises ServerError."""
     sample = _Sample()
@@ -71,7 +87,7 @@ async def estimate_rows(
                 note_bad(row, str(error))
 
     await asyncio.to_thread(read)
-    tokenizers = [_Tokenizer(client, model, max_new_tokens) for model in models]
+    tokenizers = [_Tokenizer(client, model, tokens_read, max_new_tokens) for model in models]
     counted = [await tokenizer.count(sample.rows) for tokenizer in tokenizers]
     unfit: dict[int, str] = {}
     for each in reversed(counted):
@@ -111,8 +127,9 @@ class _Counted(NamedTuple):
 class _Tokenizer:
     """Counts the tokens of rows as one model divides them."""
 
-    def __init__(self, client: AsyncClient, model: Model, max_new_tokens: int) -> None:
-        self._client, self._model, self._max_new_tokens = client, model, max_new_tokens
+    def __init__(self, client: AsyncClient, model: Model, tokens_read: TokensRead, max_new_tokens: int) -> None:
+        self._client, self._model = client, model
+        self._tokens_read, self._max_new_tokens = tokens_read, max_new_tokens
         self._slots = asyncio.Semaphore(JOBS_IN_FLIGHT)
         self._run_id = uuid.uuid4().hex
 
@@ -128,12 +145,9 @@ class _Tokenizer:
             lengths = await asyncio.gather(
                 *(self._count(prompt, f"{row.row.number}.{index}") for index, prompt in enumerate(row.prompts))
             )
-        except RowFault as fault:
-            return fault.reason
-        longest = max(lengths) + self._max_new_tokens
-        if longest > self._model.context_length:
-            return f"the row has {longest} tokens; at most {self._model.context_length} fit"
-        return sum(lengths)
+            return self._tokens_read(self._model, lengths, self._max_new_tokens)
+        except (RowFault, ValueError) as error:
+            return str(error)
 
     async def _count(self, prompt: Prompt, place: str) -> int:
         if isinstance(ids := prompt.get("prompt"), list):

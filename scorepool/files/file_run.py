@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from scorepool.files.errors import BadInput
-from scorepool.files.estimate import PromptsOf, estimate_rows
+from scorepool.files.estimate import PromptsOf, TokensRead, estimate_rows, read_whole
 from scorepool.files.formats.registry import STDIO, Source, check_texts, make_sink
 from scorepool.files.output.journal import Counts, JournaledOutput
 from scorepool.files.output.stdout_output import StdoutOutput
@@ -88,7 +88,8 @@ class Plan:
     make_task: Callable[[AsyncClient, list[Model], str], Task]  # of a client, the models and a run id
     rows_per_chunk: int
     max_in_flight: int  # chunks
-    prompts_of: PromptsOf = lambda _: ()  # what the models read for a row
+    prompts_of: PromptsOf  # what the models read for a row
+    tokens_read: TokensRead = read_whole
     max_new_tokens: int = 0  # that they generate for each
     # What of the command follows from the models, and must be the same too. Raises BadInput if they cannot do the work.
     options_of: Callable[[list[Model]], dict[str, Any]] = lambda _: {}
@@ -107,7 +108,9 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
             options = plan.options_of(models)
             if place.dry_run:
                 async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:
-                    return await estimate_rows(rows, plan.prompts_of, plan.max_new_tokens, models, client)
+                    return await estimate_rows(
+                        rows, plan.prompts_of, plan.tokens_read, plan.max_new_tokens, models, client
+                    )
             command = {
                 **plan.command,
                 **options,

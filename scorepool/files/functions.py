@@ -129,8 +129,8 @@ def generate_file(
             GENERATE_ROWS_PER_CHUNK,
             GENERATE_CHUNKS_IN_FLIGHT,
             lambda values: [column.prompt(values)],
-            max_tokens,
-            check,
+            max_new_tokens=max_tokens,
+            options_of=check,
         )
 
     source = open_source(fspath(path), options.get("input_format"))

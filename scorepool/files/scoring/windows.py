@@ -72,6 +72,10 @@ class WindowScoring:
     def new_columns(self) -> tuple[str, ...]:
         return DOCUMENT_COLUMNS
 
+    def tokens_read(self, num_tokens: int) -> int:
+        """Return the tokens of all windows of a document."""
+        return sum(each.end - each.begin for each in cut_windows(num_tokens, self.context, self.stride))
+
     def items(self, values: Values) -> list[wire.ScoreItem]:
         token_ids = values[_TOKEN_IDS]
         windows = cut_windows(len(token_ids), self.context, self.stride)
@@ -107,6 +111,14 @@ def document_columns(logprob_sum: float, num_tokens: int, num_bytes: int) -> Val
     }
 
 
+def document_of(values: Values, column: str) -> str:
+    """Return the text of a document. Raises ValueError with a reason."""
+    text = text_of(values, column)
+    if not 0 < len(text) <= MAX_CHARACTERS:
+        raise ValueError(f"the document has {len(text)} characters: expected 1 to {MAX_CHARACTERS}")
+    return text
+
+
 class DocumentTask:
     """Tokenize the texts of rows, and score the tokens. `dropped` columns do not go to the output."""
 
@@ -137,9 +149,7 @@ class DocumentTask:
     async def _tokenize(self, row: Row, done: DoneRows) -> Row:
         """Return the row with its token ids alone, or the reason why it has none."""
         try:
-            text = text_of(row.readable_values(), self._column)
-            if not 0 < len(text) <= MAX_CHARACTERS:
-                raise ValueError(f"the document has {len(text)} characters: expected 1 to {MAX_CHARACTERS}")
+            text = document_of(row.readable_values(), self._column)
             request = wire.Tokenize(model=self._model, prompt=text, priority=self._priority, wait_for_model=True)
             result = await run_job(self._client, request, f"{self._run_id}-tokens-{row.number}", done)
         except (ValueError, RowFault) as error:

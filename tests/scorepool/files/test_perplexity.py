@@ -166,6 +166,30 @@ def test_names_of_files_that_are_not_utf8_are_shown(tmp_path: Path):
         assert [row.values for row in source.rows] == [{"file": "\ufffd.txt", "text": "a"}]
 
 
+def test_a_dry_run_counts_the_tokens_of_all_windows_and_writes_nothing(two_models_url: str, tmp_path: Path):
+    from tests.tiny_tokenizer import build_tokenizer
+
+    for name, text in (("a.txt", LONG), ("b.txt", SHORT), ("c.txt", "")):
+        (tmp_path / name).write_text(text)
+    tokenizer = build_tokenizer()
+    num_tokens = 0
+    for text in (LONG, SHORT):
+        left = len(tokenizer(text).input_ids)
+        while left > 64:
+            num_tokens, left = num_tokens + 64, left - 16
+        num_tokens += left
+
+    options = ["--context", "64", "--stride", "16", "--model", "tiny", "--url", two_models_url, "--dry-run"]
+    done = CliRunner().invoke(app, ["perplexity", str(tmp_path), "-o", str(tmp_path / "out.csv"), *options])
+    assert done.exit_code == 0, done.output
+    lines = done.stderr.splitlines()
+    assert lines[0] == "3 rows, 1 of them bad"
+    assert lines[1].startswith(f"about {num_tokens:,} tokens, by a sample of 2 rows")
+    assert lines[2].endswith("(line 3): the document has 0 characters: expected 1 to 8000000")
+    assert lines[-1] == "nothing was written"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "c.txt"]
+
+
 @pytest.mark.parametrize(("out", "going_on"), [([], False), (["-o", "-"], False), (["-o", "out.csv"], True)])
 def test_an_end_by_ctrl_c_says_whether_the_same_command_goes_on(
     monkeypatch: pytest.MonkeyPatch, out: list[str], going_on: bool

@@ -250,7 +250,7 @@ def server_of(
         return
     check_packages(command, "--local")
     with private_server.private_server(local, model) as private_url:
-        yield {"url": private_url, "api_key": None}
+        yield {"url": private_url, "api_key": ""}
 
 
 class Reporter(logging.Handler):

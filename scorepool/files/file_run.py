@@ -18,7 +18,7 @@ from scorepool.files.rows import Values
 from scorepool.files.scoring.columns import check_new_columns
 from scorepool.files.scoring.tasks import Task
 from scorepool.sdk import AsyncClient
-from scorepool.sdk.async_client import DEFAULT_URL
+from scorepool.sdk.connection import url_and_key
 
 RETRY_S = 3600.0  # for which a server may be away in the middle of a file
 Report = Callable[[Counts, int | None], None]
@@ -34,7 +34,7 @@ def no_report(counts: Counts, size: int | None) -> None:
 class FileOptions(TypedDict, total=False):
     """Options of every function that works on a file."""
 
-    url: str  # `http://HOST:PORT` or `unix:///PATH`; by default that of `scorepool serve`
+    url: str | None  # as of `Client`
     api_key: str | None
     input_format: str | None  # jsonl, csv, tsv, parquet or arrow; by default as `path` ends
     output_format: str | None  # the same of `out`
@@ -51,7 +51,7 @@ class Place:
     open_output: OpenOutput
     models: tuple[str, ...]  # none: the only one that is served
     url: str
-    api_key: str | None
+    api_key: str  # "": none
     report: Report
     dry_run: bool
 
@@ -67,12 +67,13 @@ def place_of(
         raise TypeError(f"{min(unknown)!r} is no option: expected {', '.join(FileOptions.__annotations__)}")
     if not callable(out):
         out = output_to(fspath(out), options.get("output_format"), options.get("overwrite", False))
+    url, api_key = url_and_key(options.get("url"), options.get("api_key"))
     return Place(
         source,
         out,
         models=(model,) if isinstance(model, str) else tuple(model or ()),
-        url=options.get("url", DEFAULT_URL),
-        api_key=options.get("api_key"),
+        url=url,
+        api_key=api_key or "",
         report=options.get("report", no_report),
         dry_run=options.get("dry_run", False),
     )

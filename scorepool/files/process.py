@@ -93,7 +93,7 @@ class Model(NamedTuple):
     tokens_per_s: float | None  # of its workers in their last jobs; None: one has ended no job yet
 
 
-async def choose_models(url: str, api_key: str | None, names: Sequence[str]) -> list[Model]:
+async def choose_models(url: str, api_key: str, names: Sequence[str]) -> list[Model]:
     """Return the models of these names, by default the only one that is served. Raises BadInput, ServerError."""
     if api_key and not (api_key.isascii() and api_key.isprintable()):  # as HTTP headers are
         raise BadInput("the API key has characters that no key has: expected what `scorepool key` prints")

@@ -31,7 +31,7 @@ from scorepool.local.stack import (
     worker_command,
 )
 from scorepool.sdk import JobFailed, ScorepoolError, split_unix
-from scorepool.sdk.async_client import DEFAULT_URL
+from scorepool.sdk.connection import DEFAULT_URL
 
 DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
 

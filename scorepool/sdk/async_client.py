@@ -15,13 +15,12 @@ from scorepool.sdk import calls
 from scorepool.sdk.async_batches import AsyncBatches
 from scorepool.sdk.async_models import AsyncModels
 from scorepool.sdk.async_webhooks import AsyncWebhooks
-from scorepool.sdk.connection import RETRY_S, AsyncConnection, Event
+from scorepool.sdk.connection import RETRY_S, AsyncConnection, Event, url_and_key
 from scorepool.sdk.errors import JobTimeout, NotScorepool, ScorepoolError, TokensRestarted, Unreachable
 from scorepool.sdk.splitting import Item, join, result_of, score_requests
 from scorepool.sdk.window import Window, cancel_tasks
 
 logger = logging.getLogger("scorepool")
-DEFAULT_URL = "http://127.0.0.1:8000"
 LONG_POLL_S = 60.0
 MAX_IN_FLIGHT = 64  # jobs of one call that the API has at a time
 CANCEL_S = 10.0  # in which jobs that nobody awaits are canceled
@@ -76,9 +75,13 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
     submitted here and not awaited, unless they were detached.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None, *, retry_s: float = RETRY_S) -> None:
-        """Use the API at a URL, or at a unix socket: `unix:///PATH`."""
-        self._connection = AsyncConnection(url, api_key, retry_s)
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, retry_s: float = RETRY_S) -> None:
+        """Use the API at a URL, or at a unix socket: `unix:///PATH`.
+
+        Without them, SCOREPOOL_URL and SCOREPOOL_API_KEY are used; without the former, the address of
+        `scorepool serve`.
+        """
+        self._connection = AsyncConnection(*url_and_key(url, api_key), retry_s)
         self._not_awaited: dict[str, None] = {}  # ids of jobs
         self._submitting: set[asyncio.Task[list[str]]] = set()
 

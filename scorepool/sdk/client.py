@@ -6,9 +6,9 @@ from typing import Any, Self, TypeVar, Unpack
 
 from scorepool import wire
 from scorepool.options import GenerateOptions, ScoreOptions, TokenizeOptions
-from scorepool.sdk.async_client import DEFAULT_URL, MAX_IN_FLIGHT, AsyncClient
+from scorepool.sdk.async_client import MAX_IN_FLIGHT, AsyncClient
 from scorepool.sdk.batches import Batches
-from scorepool.sdk.connection import RETRY_S
+from scorepool.sdk.connection import RETRY_S, url_and_key
 from scorepool.sdk.loop_thread import LoopThread
 from scorepool.sdk.models import Models
 from scorepool.sdk.splitting import Item, join, score_requests
@@ -65,10 +65,15 @@ class Client(Models, Batches, Webhooks):
 
     _async: AsyncClient
 
-    def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None, *, retry_s: float = RETRY_S) -> None:
-        """Use the API at a URL, or at a unix socket: `unix:///PATH`."""
-        self._async = AsyncClient(url, api_key, retry_s=retry_s)
-        self._arguments = url, api_key, retry_s
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, retry_s: float = RETRY_S) -> None:
+        """Use the API at a URL, or at a unix socket: `unix:///PATH`.
+
+        Without them, SCOREPOOL_URL and SCOREPOOL_API_KEY are used; without the former, the address of
+        `scorepool serve`.
+        """
+        url, api_key = url_and_key(url, api_key)
+        self._async = AsyncClient(url, api_key or "", retry_s=retry_s)
+        self._arguments = url, api_key or "", retry_s
         self._thread = LoopThread(self._async._connection.close)
 
     @property

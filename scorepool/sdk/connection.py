@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import TracebackType
@@ -20,6 +21,7 @@ from scorepool.sdk.errors import InvalidUrl, NotScorepool, ScorepoolError, Unrea
 T = TypeVar("T")
 R = TypeVar("R")
 logger = logging.getLogger("scorepool")
+DEFAULT_URL = "http://127.0.0.1:8000"  # of `scorepool serve`
 RETRY_S = 60.0  # for which a call is repeated: longer than a restart of the API takes on a busy machine
 REPLY_TIMEOUT_S = 60.0  # added to the wait that the caller asked for
 CONNECT_TIMEOUT_S = 10.0
@@ -28,6 +30,15 @@ WARN_EVERY = 30  # attempts: about three minutes
 BUSY = frozenset({429, 502, 503, 504})  # 502 and 504: of a proxy whose server is away
 _PAUSE = wait_random_exponential(multiplier=0.2, max=10.0)
 UNIX = "unix://"
+
+
+def url_and_key(url: str | None, api_key: str | None) -> tuple[str, str | None]:
+    """Return what is given, or else SCOREPOOL_URL or the default, and SCOREPOOL_API_KEY. "" is no key."""
+    if url is None:
+        url = os.environ.get("SCOREPOOL_URL") or DEFAULT_URL
+    if api_key is None:
+        api_key = os.environ.get("SCOREPOOL_API_KEY")
+    return url, api_key or None
 
 
 class Event(NamedTuple):

@@ -6,7 +6,6 @@ answers for the same weights.
     encode texts ──► token ids ──► truncate from the left ──► divide into jobs ──► gather ──► answers
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -25,7 +24,6 @@ from scorepool.integrations.lm_eval.jobs import run
 from scorepool.integrations.lm_eval.tokenizers import LocalTokenizer, ServerTokenizer, Tokenizer
 from scorepool.options import JobOptions
 from scorepool.sdk import Client, MixedResults
-from scorepool.sdk.async_client import DEFAULT_URL
 
 ITEMS_PER_JOB = 256
 TOKENS_PER_JOB = 131_072  # minutes of work; a job that its worker loses begins again
@@ -73,11 +71,7 @@ class ScorepoolLM(TemplateLM):
         """Raises ValueError if no live worker serves the model; Unreachable, ScorepoolError."""
         super().__init__()
         del batch_size, max_batch_size, device
-        self._client = Client(
-            base_url or os.environ.get("SCOREPOOL_URL") or DEFAULT_URL,
-            api_key or os.environ.get("SCOREPOOL_API_KEY"),
-            retry_s=retry_s,
-        )
+        self._client = Client(base_url, api_key, retry_s=retry_s)
         served = self._find(model)
         self.model = model
         self.stamp = served[0].stamp

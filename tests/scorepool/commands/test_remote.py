@@ -253,7 +253,7 @@ def test_help_shows_the_defaults_of_settings(command: str):
 
 
 def test_the_default_url_is_that_of_the_sdk():
-    assert remote.DEFAULT_URL == sdk.async_client.DEFAULT_URL
+    assert remote.DEFAULT_URL == sdk.connection.DEFAULT_URL
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The SDK against servers that are slow, busy, away, or not scorepool."""
 
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ class Sent(NamedTuple):
     method: str
     path: str
     body: bytes
+    authorization: str | None
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def server(answer: Callable[[], Answer], port: int = 0, sent: list[Sent] | None 
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             if sent is not None:
-                sent.append(Sent(self.command, self.path, body))
+                sent.append(Sent(self.command, self.path, body, self.headers.get("Authorization")))
             status, headers, reply = answer()
             self.send_response(status)
             for name, value in headers.items():
@@ -79,6 +81,26 @@ def server(answer: Callable[[], Answer], port: int = 0, sent: list[Sent] | None 
         threading.Thread(target=http.serve_forever, args=(0.02,)).start()
         yield f"http://127.0.0.1:{http.server_port}"
         http.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("api_key", "authorization"), [(None, "Bearer sp_environ"), ("sp_given", "Bearer sp_given"), ("", None)]
+)
+def test_the_url_and_the_key_come_from_the_environment_if_they_are_not_given(
+    monkeypatch: pytest.MonkeyPatch, api_key: str | None, authorization: str | None
+):
+    sent: list[Sent] = []
+    with server(lambda: (200, {}, MODELS), sent=sent) as url:
+        monkeypatch.setenv("SCOREPOOL_URL", url)
+        monkeypatch.setenv("SCOREPOOL_API_KEY", "sp_environ")
+        with Client(api_key=api_key) as sdk:
+            pickled = pickle.dumps(sdk)
+            sdk.models()
+            monkeypatch.setenv("SCOREPOOL_URL", "http://127.0.0.1:9")
+            monkeypatch.delenv("SCOREPOOL_API_KEY")
+            with pickle.loads(pickled) as copy:
+                copy.models()
+    assert [each.authorization for each in sent] == [authorization] * 2
 
 
 @pytest.mark.parametrize("retry_after", ["0", "Wed, 21 Oct 2015 07:28:00 GMT", "soon", ""])
@@ -208,7 +230,7 @@ def test_leaving_the_block_cancels_what_was_not_awaited(is_interrupted: bool):
     accepted = iter(ids)
 
     def answer() -> Answer:
-        _, path, _ = sent[-1]
+        path = sent[-1].path
         if path == "/v1/jobs":
             return 202, {}, wire.encode(wire.Accepted(id=next(accepted), status="queued", location=""))
         found = FAILED if path.startswith(f"/v1/jobs/{ids[0]}") else JOB
@@ -226,7 +248,7 @@ def test_leaving_the_block_cancels_what_was_not_awaited(is_interrupted: bool):
                     raise KeyboardInterrupt
         except KeyboardInterrupt:
             pass
-    assert [path for _, path, _ in sent if path.endswith("/cancel")] == [
+    assert [each.path for each in sent if each.path.endswith("/cancel")] == [
         f"/v1/jobs/{ids[3]}/cancel",
         f"/v1/jobs/{ids[1]}/cancel",
     ]
@@ -240,7 +262,7 @@ def test_a_job_that_existed_before_is_canceled_only_if_it_is_ours(key: str | Non
     sent: list[Sent] = []
 
     def answer() -> Answer:
-        if sent[-1][1] == "/v1/jobs":
+        if sent[-1].path == "/v1/jobs":
             return 202, {}, wire.encode(wire.Accepted(id=ID, status="started", location="", is_replay=True))
         return 200, {}, wire.encode(JOB)
 
@@ -248,7 +270,7 @@ def test_a_job_that_existed_before_is_canceled_only_if_it_is_ours(key: str | Non
         job = sdk.submit(SCORE, idempotency_key=key)
         if attaches:
             sdk.attach(job)
-    assert [path for _, path, _ in sent[1:]] == ([f"/v1/jobs/{ID}/cancel"] if is_canceled else [])
+    assert [each.path for each in sent[1:]] == ([f"/v1/jobs/{ID}/cancel"] if is_canceled else [])
 
 
 def test_any_number_of_requests_runs_within_a_window_and_in_order(monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from math import ceil
 from uuid import uuid4
 
 from msgspec import Struct
@@ -171,7 +172,7 @@ def _to_batch(row: Row | None, now: float) -> Batch | None:
 
 
 def estimate_end(progress: BatchProgress, now: float) -> int | None:
-    """Estimate when the last line ends, unix, s, from the pace so far; None without a pace.
+    """Estimate when the last line ends, unix, s, rounded up, from the pace so far; None without a pace.
 
     The time until the first lines ended tells little about the others: it is left out once others have.
     """
@@ -182,7 +183,7 @@ def estimate_end(progress: BatchProgress, now: float) -> int | None:
     pace_s = (now - batch.in_progress_at) / num_ended  # per line
     if progress.first_ended_at is not None and num_ended > progress.num_first_ended:
         pace_s = (now - progress.first_ended_at) / (num_ended - progress.num_first_ended)
-    return min(batch.expires_at, int(now + max(0.0, pace_s * (counts.total - num_ended))))
+    return min(batch.expires_at, ceil(now + max(0.0, pace_s * (counts.total - num_ended))))
 
 
 def _check_id(batch_id: str) -> None:

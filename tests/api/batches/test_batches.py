@@ -303,10 +303,10 @@ async def test_the_end_of_a_batch_is_estimated_from_its_pace(serving: Serving, w
         (0, (None, 0), None),
         (10, (1100.0, 10), 1100 + 900),  # at the same time: the pace is that since the start
         (50, (1100.0, 50), 1100 + 100),
-        (99, (1100.0, 99), 1101),
+        (99, (1100.0, 99), 1102),
         (1, (1100.0, 1), 5000),  # at most the expiry
         (60, (1090.0, 10), 1100 + 8),  # 50 in 10 s, after 90 s for the first ten
-        (60, (None, 0), 1100 + 66),  # a batch that began under an earlier release
+        (60, (None, 0), 1100 + 67),  # a batch that began under an earlier release
     ],
 )
 def test_the_rest_of_a_batch_takes_as_long_as_the_lines_before(

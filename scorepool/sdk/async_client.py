@@ -284,10 +284,14 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         try:
             (job_id,) = await asyncio.shield(submitting)
             return await self._until_ended(job_id, deadline, timeout_s)
-        except (asyncio.CancelledError, JobTimeout):
+        except (asyncio.CancelledError, JobTimeout) as error:
+            is_canceled = False
             with suppress(ScorepoolError, Unreachable, NotScorepool, TimeoutError):
                 async with asyncio.timeout(CANCEL_S):
                     await self.cancel(*await submitting)
+                    is_canceled = True
+            if is_canceled and isinstance(error, JobTimeout):
+                raise JobTimeout(error.job_id, error.status, timeout_s or 0.0, self.url, is_canceled=True) from None
             raise
 
     async def score(self, model: str, items: Iterable[Item], **options: Unpack[ScoreOptions]) -> wire.Result:

@@ -2,7 +2,7 @@
 
 ScorepoolError   the API refused a request
 JobFailed        the job ended in a failure
-JobTimeout       the job did not end in time; it goes on
+JobTimeout       the job did not end in time; it goes on, unless the same call submitted it
 BatchTimeout     the batch did not end in time; it goes on
 TokensRestarted  the tokens of a stream so far are void
 MixedResults     different models or software computed the results of one call
@@ -77,13 +77,12 @@ class JobFailed(_Picklable, Exception):
 
 
 class JobTimeout(_Picklable, TimeoutError):
-    """A job that did not end in the time that was given. It goes on."""
+    """A job that did not end in the time that was given. It goes on, unless the same call submitted it."""
 
-    def __init__(self, job_id: str, status: str, timeout_s: float, url: str = "") -> None:
-        super().__init__(
-            f"job {job_id} at {url} is {status} after {timeout_s:g} s; it goes on: wait longer, or cancel it"
-        )
-        self.job_id, self.status, self.url = job_id, status, url
+    def __init__(self, job_id: str, status: str, timeout_s: float, url: str = "", *, is_canceled: bool = False) -> None:
+        ends = "it is canceled: give more time" if is_canceled else "it goes on: wait longer, or cancel it"
+        super().__init__(f"job {job_id} at {url} is {status} after {timeout_s:g} s; {ends}")
+        self.job_id, self.status, self.url, self.is_canceled = job_id, status, url, is_canceled
 
 
 class BatchTimeout(_Picklable, TimeoutError):

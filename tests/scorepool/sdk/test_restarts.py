@@ -63,7 +63,7 @@ def test_a_window_ends_at_its_deadline_and_cancels_its_jobs():
         return 200, {}, wire.encode(JOB)
 
     with server(answer, sent=sent) as url, Client(url) as sdk:
-        with pytest.raises(JobTimeout, match=f"job {ID} at {url} is queued after 0.3 s"):
+        with pytest.raises(JobTimeout, match=f"job {ID} at {url} is queued after 0.3 s; it is canceled"):
             list(sdk.gather([SCORE] * 2, timeout_s=0.3))
         assert [request.path for request in sent].count(f"/v1/jobs/{ID}/cancel") == 2
 

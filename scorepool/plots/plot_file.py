@@ -7,8 +7,8 @@ from os import fspath
 from pathlib import Path
 
 from scorepool.files import BadInput, OutputError
-from scorepool.files.formats.registry import open_source
-from scorepool.files.rows import Row, Values
+from scorepool.files.formats.registry import Source, open_source
+from scorepool.files.rows import Values
 from scorepool.plots.statistics import KINDS, Calibration, Comparison, Histogram, Statistic, TokenSeries, kind_of
 
 TERMINAL = ("-", "terminal")
@@ -48,7 +48,7 @@ def plot_file(
     """
     check_targets(targets)
     with open_source(fspath(path), input_format) as source:
-        statistic = _statistic(_values(source.rows), kind, column, row, models)
+        statistic = _statistic(_values(source), kind, column, row, models)
     for target in targets:
         if target in TERMINAL:
             import_module("scorepool.plots.terminal").show(statistic, title)
@@ -64,9 +64,12 @@ def _save(statistic: Statistic, path: Path, title: str) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _values(rows: Iterator[Row]) -> Iterator[Values]:
-    """Yield the rows that can be read."""
-    return (row.values for row in rows if row.values is not None)
+def _values(source: Source) -> Iterator[Values]:
+    """Yield rows. Raises BadInput for one that cannot be read: a plot without it would be wrong."""
+    for row in source.rows:
+        if row.values is None:
+            raise BadInput(f"row {row.number} (line {row.line}) of {source.name} cannot be read: {row.reason}")
+        yield row.values
 
 
 def _statistic(

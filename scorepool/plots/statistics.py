@@ -132,9 +132,11 @@ class Calibration:
             raise BadInput(f"no column {correct_name!r}: score the rows with --choices and --answer")
         found = cls()
         for values in rows:
-            probabilities, correct = _list(values.get(name)), _number(values.get(correct_name))
-            if probabilities and correct is not None:
-                found.add(max(probabilities), correct)
+            correct = _number(values.get(correct_name))
+            probabilities = [_number(each) for each in _list(values.get(name)) or ()]
+            known = [each for each in probabilities if each is not None and 0.0 <= each <= 1.0]
+            if correct is not None and known and len(known) == len(probabilities):
+                found.add(max(known), correct)
         if not found.number:
             raise BadInput(f"no row has values in the columns {name!r} and {correct_name!r}")
         return found

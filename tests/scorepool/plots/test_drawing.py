@@ -139,6 +139,14 @@ def test_the_command_draws_a_file(tmp_path: Path):
     )
 
 
+def test_a_row_that_cannot_be_read_is_named(tmp_path: Path):
+    path = tmp_path / "scored.jsonl"
+    path.write_text('{"perplexity": 1.5}\n{"perplexity": NaN}\n')
+    done = CliRunner().invoke(app, ["plot", str(path)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"scorepool: row 2 (line 2) of {path} cannot be read: ")
+
+
 def test_a_file_is_drawn_in_each_format_that_is_written(tmp_path: Path):
     (tmp_path / "out.jsonl").write_text(json.dumps({"perplexity": None}) + "\n" + json.dumps({"perplexity": 3}))
     plot_file(tmp_path / "out.jsonl", [tmp_path / "x.PNG"])

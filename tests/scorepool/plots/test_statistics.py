@@ -75,7 +75,8 @@ def test_calibration_is_that_of_its_definition():
         {"choice_probability": row.tolist(), "acc": float(right)}
         for row, right in zip(probabilities, correct, strict=True)
     ]
-    found = Calibration.of([*rows, {"choice_probability": None, "acc": None}])
+    bad: list[Any] = [None, [], ["x", 0.5], [None, 0.5], [[1]], [2.0, -1.0], "0.5", {"a": 1}]
+    found = Calibration.of([*rows, *({"choice_probability": each, "acc": 1.0} for each in bad)])
     index = np.minimum((confidence * 10).astype(int), 9)
     gaps = [
         np.sum(index == each) / 3000 * abs(correct[index == each].mean() - confidence[index == each].mean())

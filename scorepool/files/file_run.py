@@ -1,8 +1,8 @@
 """Run one task on one file, from the command's options to OUT."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from os import fspath
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from scorepool.files.errors import BadInput
 from scorepool.files.estimate import PromptsOf, TokensRead, estimate_rows, read_whole
 from scorepool.files.formats.registry import STDIO, Source, check_texts, make_sink
-from scorepool.files.output.journal import Counts, JournaledOutput
+from scorepool.files.output.journal import Counts, JournaledOutput, paths_of
 from scorepool.files.output.stdout_output import StdoutOutput
 from scorepool.files.process import Model, Output, Summary, choose_models, first_row, process_rows
 from scorepool.files.rows import Values
@@ -120,7 +120,7 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
                 **{f"the fingerprint of {model.name}": model.fingerprint for model in models},
             }
             differences: list[str] = []
-            with closing(place.open_output(source, plan.new_columns, command)) as output:
+            with closing(place.open_output(source, plan.new_columns, command)) as output, abandoned_if_bad(output):
                 if not output.is_complete:
                     async with AsyncClient(place.url, place.api_key, retry_s=RETRY_S) as client:
                         differences = await process_rows(
@@ -149,16 +149,27 @@ def output_to(out: str, output_format: str | None, overwrite: bool) -> OpenOutpu
     """Return what opens a file for the rows, `-` being stdout."""
 
     def open_output(source: Source, new_columns: tuple[str, ...], command: dict[str, Any]) -> Output:
-        if _is_same_file(source.identity["FILE"], out):
-            raise BadInput(f"{out} is FILE itself: give another -o")
+        for written in paths_of(out):
+            if _is_same_file(source.identity["FILE"], written):
+                raise BadInput(f"FILE is {written}, which is written with -o {out}: give another -o")
         sink = make_sink(out, output_format, source, new_columns)
         return StdoutOutput(sink) if out == STDIO else JournaledOutput(Path(out), sink, command, overwrite)
 
     return open_output
 
 
-def _is_same_file(path: str, out: str) -> bool:
+@contextmanager
+def abandoned_if_bad(output: Output) -> Iterator[None]:
+    """Abandon an output that has no row yet if the work on it cannot be done."""
     try:
-        return STDIO not in (path, out) and Path(path).samefile(out)
+        yield
+    except BadInput:
+        output.abandon()
+        raise
+
+
+def _is_same_file(path: str, out: Path) -> bool:
+    try:
+        return path != STDIO and Path(path).samefile(out)
     except OSError:  # one of them does not exist
         return False

@@ -20,6 +20,7 @@ from scorepool.files.window import chunk_rows, in_order
 from scorepool.sdk import AsyncClient, InvalidUrl, NotScorepool, ScorepoolError, Unreachable
 
 MAX_BAD_HEAD = 1000  # rows at the start of a file of which one must be readable
+LAST_DELETION_S = 30.0  # after the last row: a restart of the server takes less
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
@@ -60,6 +61,7 @@ class Output(Protocol):
     def is_due(self) -> bool: ...
     def save(self) -> None: ...
     def finish(self) -> None: ...
+    def abandon(self) -> None: ...
     def close(self) -> None: ...
     @property
     def undeleted(self) -> list[str]: ...
@@ -169,12 +171,14 @@ async def process_rows(
             if output.is_due():
                 output.save()
                 await delete_jobs(client, output.undeleted)
-    except (Unreachable, ScorepoolError) as error:
+    except (Unreachable, ScorepoolError, NotScorepool) as error:
         raise ServerError(f"{error}; what was done is kept, and the same command goes on") from error
     finally:
         await done_chunks.aclose()
         output.save()
-    await delete_jobs(client, output.undeleted)
+    with suppress(Unreachable, NotScorepool, TimeoutError):  # every row is done: the server deletes the jobs later
+        async with asyncio.timeout(LAST_DELETION_S):
+            await delete_jobs(client, output.undeleted)
     return stamps.differences
 
 

@@ -164,9 +164,16 @@ class ArrowSink:
             stream = pa.ipc.open_stream(file) if partial.stat().st_size else ()
             schema = stream.schema if stream else pa.schema([])
             make_writer = pq.ParquetWriter if self._is_parquet else pa.ipc.new_file
-            with make_writer(str(new), schema) as writer:
-                for group in _groups(stream):
-                    writer.write_table(pa.Table.from_batches(group))
+            try:
+                with new.open("wb") as written:
+                    with make_writer(written, schema) as writer:
+                        for group in _groups(stream):
+                            writer.write_table(pa.Table.from_batches(group))
+                    written.flush()
+                    os.fsync(written.fileno())
+            except OSError:
+                new.unlink(missing_ok=True)  # it may fill the disk
+                raise
         os.replace(new, out)
 
 

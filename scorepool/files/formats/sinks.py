@@ -19,7 +19,7 @@ class Sink(Protocol):
     """An encoding of rows."""
 
     def restore(self, partial: Path) -> None:
-        """Go on after the rows that a file of this encoding holds."""
+        """Go on after the rows that a file of this encoding holds. Raises ValueError if it is damaged."""
 
     def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
         """Return the bytes of rows, and the reasons why some of them have none, by index."""
@@ -28,7 +28,7 @@ class Sink(Protocol):
         """Return the bytes that end the encoding where no file is made of it, as on stdout."""
 
     def make_file(self, partial: Path, out: Path) -> None:
-        """Make the file that the user gets, in one step. The partial file may be gone after it."""
+        """Make the file that the user gets, in one step. The partial file may be gone after it. Raises OSError."""
 
 
 class JsonlSink:

@@ -3,7 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -11,7 +11,7 @@ from scorepool.files.errors import BadInput
 from scorepool.files.formats.lines import MAX_LINE_BYTES, Line, read_lines, too_long
 from scorepool.files.rows import Row
 
-_decode_json = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_json = msgspec.json.Decoder().decode
 
 
 def read_jsonl(file: BinaryIO, name: str) -> Iterator[Row]:
@@ -28,14 +28,10 @@ def read_jsonl(file: BinaryIO, name: str) -> Iterator[Row]:
             raise BadInput(f"{name} is a JSON array: expected one JSON object per line, as `jq -c '.[]' FILE` writes")
         try:
             values = _decode_json(line.data)
-        except msgspec.ValidationError:
-            reason = "the line is not a JSON object"
+            reason = "" if isinstance(values, dict) else "the line is not a JSON object"
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = f"the line is not valid JSON: {error}"
-        else:
-            yield Row(number, line.number, line.position, values)
-            continue
-        yield Row(number, line.number, line.position, None, reason)
+        yield Row(number, line.number, line.position, None if reason else values, reason)
 
 
 class _CsvLines:

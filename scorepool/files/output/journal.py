@@ -2,20 +2,22 @@
 
 Beside OUT lie, until every row is done:
 
-    OUT.partial        the rows that are done, in the order of the input
-    OUT.journal        a Checkpoint: how many rows that is, and the sizes of the files at that row
-and afterwards too, if some rows could not be done:
-    OUT.errors.jsonl   a line per such row: `row`, `line`, `reason`, `input`
+    OUT.partial          the rows that are done, in the order of the input
+    OUT.errors.partial   a line per row that could not be done: `row`, `line`, `reason`, `input`
+    OUT.journal          a Checkpoint: how many rows that is, and the sizes of the files at that row
+
+and afterwards OUT, and OUT.errors.jsonl if some rows could not be done. Those of before stay until then.
 
 A checkpoint is written after the rows have reached the disk, and what was written after the last one is cut off when
-the work goes on. So each row is in OUT once.
+the work goes on. So each row is in OUT once. Once a checkpoint says that all rows are done, each step of the end may
+come twice.
 """
 
 import fcntl
 import os
 import uuid
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
 from time import monotonic
@@ -87,28 +89,37 @@ def beside(out: Path, suffix: str) -> Path:
     return out.with_name(out.name + suffix)
 
 
+def paths_of(out: str) -> list[Path]:
+    """Return the path of OUT and of each file beside it; none of stdout."""
+    suffixes = ("", ".partial", ".errors.partial", ".journal", ".journal.new", ".errors.jsonl", ".new")
+    return [] if out == "-" else [beside(Path(out), suffix) for suffix in suffixes]
+
+
 class JournaledOutput:
     """OUT and the files beside it. Raises BadInput if OUT exists or is written by another process; OutputError."""
 
     def __init__(self, out: Path, sink: Sink, command: dict[str, Any], overwrite: bool) -> None:
         self._out, self._sink = out, sink
         self._partial_path, self._journal_path = beside(out, ".partial"), beside(out, ".journal")
-        self.errors_path = beside(out, ".errors.jsonl")
+        self._errors_partial_path, self.errors_path = beside(out, ".errors.partial"), beside(out, ".errors.jsonl")
         self._checkpoint = Checkpoint(command=command, run_id=uuid.uuid4().hex, counts=Counts())
         self._saved_at = monotonic()
         if not out.parent.is_dir():
             raise BadInput(f"cannot write {out}: there is no folder {out.parent}; nothing was done")
-        with _reported(out, ""):
-            self._partial = _open_locked(self._partial_path, out)
+        if out.exists() and not out.is_file():
+            raise BadInput(f"{out} is no regular file: give another -o, or `-o -` for stdout")
+        with _reported(out, ""), ExitStack() as files:
+            self._partial = files.enter_context(_open_locked(self._partial_path, out))
             try:
+                self._errors = files.enter_context(self._errors_partial_path.open("ab", buffering=0))
                 self._restore(overwrite)
-            except BadInput:
-                self._partial.close()
+            except (BadInput, OSError):
+                self._remove_if_unused()
                 raise
-            self._errors = self.errors_path.open("ab", buffering=0)
             _cut(self._partial, self._checkpoint.partial_bytes)
             _cut(self._errors, self._checkpoint.errors_bytes)
             self._save()
+            self._files = files.pop_all()
 
     @property
     def counts(self) -> Counts:
@@ -129,20 +140,14 @@ class JournaledOutput:
 
     def _restore(self, overwrite: bool) -> None:
         """Go on after the last checkpoint of the same command, if there is one. Raises BadInput."""
-        has_journal = self._journal_path.exists()
-        if has_journal:
+        if self._journal_path.exists():
             try:
                 self._checkpoint = self._read_checkpoint()
             except BadInput:
                 if not overwrite:
                     raise
-            else:
-                if self._checkpoint.partial_bytes and not self.is_complete:
-                    self._sink.restore(self._partial_path)
         if self._out.exists() and not (self.is_complete or self._checkpoint.replaces_out):
             if not overwrite:
-                if not has_journal:
-                    self._partial_path.unlink()
                 raise BadInput(f"{self._out} exists: give another -o, or --overwrite")
             self._checkpoint.replaces_out = True
 
@@ -150,7 +155,7 @@ class JournaledOutput:
         """Return the last checkpoint. Raises BadInput if it is of another command."""
         try:
             found = msgspec.json.decode(self._journal_path.read_bytes(), type=Checkpoint)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             raise BadInput(f"{self._journal_path} is damaged: give --overwrite to begin again") from None
         for name, value in self._checkpoint.command.items():
             if (before := found.command.get(name)) != value:
@@ -158,8 +163,17 @@ class JournaledOutput:
                     f"{self._out} was begun with {name} {before!r} and cannot go on with {value!r}: give the same "
                     "command, another -o, or --overwrite to begin again"
                 )
-        if not found.is_complete and os.fstat(self._partial.fileno()).st_size < found.partial_bytes:
-            raise BadInput(f"{self._partial_path} was shortened: give --overwrite to begin again")
+        if found.is_complete:
+            return found
+        sizes = {self._partial_path: found.partial_bytes, self._errors_partial_path: found.errors_bytes}
+        for path, num_bytes in sizes.items():
+            if path.stat().st_size < num_bytes:
+                raise BadInput(f"{path} was shortened: give --overwrite to begin again")
+        if found.partial_bytes:
+            try:
+                self._sink.restore(self._partial_path)
+            except ValueError:
+                raise BadInput(f"{self._partial_path} is damaged: give --overwrite to begin again") from None
         return found
 
     @property
@@ -205,21 +219,34 @@ class JournaledOutput:
         """Make OUT of the partial file, and remove what is not needed any more. Raises OutputError."""
         with _reported(self._out):
             if not self.is_complete:
-                if self._checkpoint.replaces_out:
-                    self._out.unlink(missing_ok=True)
                 self._checkpoint.is_complete = True
                 self._save()
-            if self._partial_path.stat().st_size or not self._out.exists():
+            # A file that is empty and should not be was moved by an earlier process.
+            if not self._checkpoint.partial_bytes or self._partial_path.stat().st_size:
                 self._sink.make_file(self._partial_path, self._out)
-            self._partial_path.unlink(missing_ok=True)
-            if not self.counts.num_failed:
+            if not self._checkpoint.errors_bytes:
                 self.errors_path.unlink(missing_ok=True)
-            self._journal_path.unlink()
+            elif self._errors_partial_path.stat().st_size:
+                os.replace(self._errors_partial_path, self.errors_path)
+            self._remove_partial()
+
+    def _remove_partial(self) -> None:
+        for path in (self._partial_path, self._errors_partial_path, self._journal_path):
+            path.unlink(missing_ok=True)
+
+    def _remove_if_unused(self) -> None:
+        """Remove the files that were just made, if no process began to work on OUT."""
+        if not self._journal_path.exists():
+            self._remove_partial()
+
+    def abandon(self) -> None:
+        """Remove the files beside OUT if they hold no row, so that a mended command begins anew."""
+        if not self.counts.num_rows:
+            self._remove_partial()
 
     def close(self) -> None:
         """Close the files. What is not in a checkpoint is done again by the next process."""
-        self._partial.close()
-        self._errors.close()
+        self._files.close()
 
 
 @contextmanager

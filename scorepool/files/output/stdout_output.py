@@ -50,5 +50,8 @@ class StdoutOutput:
     def finish(self) -> None:
         self._put(self._sink.end())
 
+    def abandon(self) -> None:
+        pass
+
     def close(self) -> None:
         pass

@@ -211,7 +211,7 @@ def test_score_file_is_a_function(url: str, tmp_path: Path):
         ('{"text": "x"}\n', ["--model", "gone"], 2, "no worker serves 'gone': the server at"),
         ('{"text": "x"}\n', ["--output-format", "xml"], 2, "is of no known format: expected one of .jsonl"),
         ('{"text": "x"}\n', ["--url", "http://127.0.0.1:9"], 3, "start one with `scorepool serve`"),
-        ('{"text": "x"}\n', ["-o", "in.jsonl", "--overwrite"], 2, "in.jsonl is FILE itself: give another -o"),
+        ('{"text": "x"}\n', ["-o", "in.jsonl", "--overwrite"], 2, "FILE is in.jsonl, which is written with -o in"),
         (
             '{"text": "x"}\n',
             ["-o", "no/out.jsonl"],
@@ -242,6 +242,50 @@ def test_what_cannot_work_is_one_sentence(
     assert done.exit_code == status
     assert path.read_text() == content
     assert not out.exists()
+
+
+@pytest.mark.parametrize("suffix", [".partial", ".journal", ".errors.jsonl", ".errors.partial", ".new"])
+def test_a_file_that_the_work_writes_is_not_read(url: str, tmp_path: Path, suffix: str):
+    path = tmp_path / f"out.jsonl{suffix}"
+    path.write_text('{"text": "x"}\n')
+    with pytest.raises(scorepool.FileError, match=f"FILE is {path}, which is written with -o"):
+        scorepool.score_file(path, tmp_path / "out.jsonl", input_format="jsonl", url=url)
+    assert [(each, each.read_text()) for each in tmp_path.iterdir()] == [(path, '{"text": "x"}\n')]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_only_regular_files_are_written(url: str, tmp_path: Path, overwrite: bool):
+    path, out = write_rows(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+    for make in (out.mkdir, lambda: os.mkfifo(out)):
+        make()
+        with pytest.raises(scorepool.FileError, match=r"out\.jsonl is no regular file: give another -o") as raised:
+            scorepool.score_file(path, out, url=url, overwrite=overwrite)
+        assert raised.value.exit_status == 2
+        assert sorted(tmp_path.iterdir()) == [path, out]
+        out.rmdir() if out.is_dir() else out.unlink()
+
+
+def test_a_command_that_cannot_work_leaves_nothing_in_the_way_of_a_mended_one(url: str, tmp_path: Path):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    path.write_text('{"text": "import os", "meta": {}}\n')
+    out.write_text("old")
+    with pytest.raises(scorepool.FileError, match="column 'meta' does not fit into Parquet"):
+        scorepool.score_file(path, out, url=url, overwrite=True)
+    assert sorted(tmp_path.iterdir()) == [path, out]
+    assert out.read_text() == "old"
+
+    path.write_text('{"text": "import os", "meta": {"a": 1}}\n')
+    assert scorepool.score_file(path, out, url=url, overwrite=True).num_failed == 0
+    assert pq.read_table(out).to_pylist()[0]["meta"] == {"a": 1}
+
+
+def test_no_value_of_a_row_is_replaced_by_a_new_column_of_the_same_name(url: str, tmp_path: Path):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"text": "import os"}\n{"text": "import os", "perplexity": 7}\n')
+    assert scorepool.score_file(path, out, url=url).num_failed == 1
+    [error] = read_rows(tmp_path / "out.jsonl.errors.jsonl")
+    assert error["reason"] == "the row has a column 'perplexity', as the output: give --prefix for the new ones"
+    assert error["input"] == {"text": "import os", "perplexity": 7}
 
 
 @pytest.mark.parametrize("values", [[1, 2], [b"a", b"b"]], ids=["int", "binary"])

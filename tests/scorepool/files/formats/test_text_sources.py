@@ -25,6 +25,11 @@ def test_jsonl_rows_have_their_number_and_their_line():
     assert rows[-1].position == len(data)
 
 
+def test_a_number_that_no_float_holds_is_the_fault_that_is_named():
+    [row] = read_jsonl(BytesIO(b'{"a": 1e999}'), "FILE")
+    assert row.reason.startswith("the line is not valid JSON: Number out of range")
+
+
 def test_csv_rows_may_span_lines_and_bad_ones_are_named():
     data = b'a,b\n1,"x\ny"\n\n1\n1,\xff\n2,"cut'
     rows = [shown(row) for row in read_csv(BytesIO(data), "FILE")]

@@ -209,6 +209,7 @@ def test_the_errors_hold_the_beginning_of_a_long_row(tmp_path: Path):
     output.write(
         [Done(Row(1, 1, 10, {"a": "é" * 10_000}), reason="bad"), Done(Row(2, 2, 20, None, "no JSON"), reason="no JSON")]
     )
+    output.finish()
     output.close()
     long, unreadable = map(json.loads, output.errors_path.read_text().splitlines())
     assert long["input"].startswith('{"a":"éé')

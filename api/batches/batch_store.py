@@ -21,6 +21,7 @@ from scorepool.wire.file import FileObject
 
 OutputKind = Literal["output", "error"]
 _COUNT_OUTPUT = load("count_output.lua")
+FIRST_S = 2.0  # a worker's first lines end together, and are found in several looks
 ENDED_JOB_TTL_S = 60  # how long jobs are kept after the output of their line is written
 
 
@@ -98,8 +99,11 @@ class BatchStore:
             error_chunks=progress.error_chunks + bool(errors),
             error_bytes=progress.error_bytes + len(errors),
         )
-        if ended and after.first_ended_at is None:
-            after = replace(after, first_ended_at=now, num_first_ended=len(ended))
+        if ended:
+            after = replace(after, first_ended_at=after.first_ended_at or now, last_ended_at=now)
+            if now <= (after.first_ended_at or now) + FIRST_S:
+                counts = batch.request_counts
+                after = replace(after, first_group_ended_at=now, num_first_ended=counts.completed + counts.failed)
         files = output_files(after, now, "uploaded")
 
         def write(pipeline: Pipeline) -> None:

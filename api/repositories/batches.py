@@ -52,8 +52,10 @@ class BatchProgress(Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
     output_bytes: int = 0
     error_chunks: int = 0
     error_bytes: int = 0
-    first_ended_at: float | None = None  # when the first lines ended, unix, s
-    num_first_ended: int = 0
+    first_ended_at: float | None = None  # when the first line ended, unix, s
+    first_group_ended_at: float | None = None  # and the last of those that ended soon after it
+    num_first_ended: int = 0  # lines of that group
+    last_ended_at: float | None = None
 
 
 class Batches:
@@ -174,15 +176,18 @@ def _to_batch(row: Row | None, now: float) -> Batch | None:
 def estimate_end(progress: BatchProgress, now: float) -> int | None:
     """Estimate when the last line ends, unix, s, rounded up, from the pace so far; None without a pace.
 
-    The time until the first lines ended tells little about the others: it is left out once others have.
+    The time until the first lines ended tells little about the others: it is left out once others have. So is the time
+    since the last ones ended: answers come in groups, and workers that stop do not make the lines slower.
     """
     batch, counts = progress.batch, progress.batch.request_counts
     num_ended = counts.completed + counts.failed
     if batch.status != "in_progress" or batch.in_progress_at is None or num_ended == 0:
         return None
     pace_s = (now - batch.in_progress_at) / num_ended  # per line
-    if progress.first_ended_at is not None and num_ended > progress.num_first_ended:
-        pace_s = (now - progress.first_ended_at) / (num_ended - progress.num_first_ended)
+    began_at = progress.first_group_ended_at or progress.first_ended_at
+    if began_at is not None and num_ended > progress.num_first_ended:
+        last_ended_at = progress.last_ended_at or now  # an earlier release wrote no such times
+        pace_s = (last_ended_at - began_at) / (num_ended - progress.num_first_ended)
     return min(batch.expires_at, ceil(now + max(0.0, pace_s * (counts.total - num_ended))))
 
 

@@ -15,12 +15,12 @@ from rq.job import JobStatus
 
 import scorepool.api.repositories.queue
 from scorepool import store, wire
-from scorepool.api.batches import collect, driver, lines, start_lines, validate
+from scorepool.api.batches import advance, collect, driver, lines, start_lines, validate
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import job_id_of
 from scorepool.api.repositories import files
-from scorepool.api.repositories.batches import BatchProgress, estimate_end
+from scorepool.api.repositories.batches import BatchProgress
 from scorepool.worker import Queue
 from scorepool.worker.claims.leases import Claim, Leases
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
@@ -284,52 +284,6 @@ async def test_lines_for_which_there_is_no_room_yet_are_queued_together_too(
     assert len(set(queued.values())) == 6
 
 
-async def test_the_end_of_a_batch_is_estimated_from_its_pace(serving: Serving, worker: FakeWorker, redis: Redis):
-    async with serving() as http:
-        batch_id = await start(http, jsonl(4))
-        await eventually(lambda: len(worker.waiting()) == 4)
-        assert (await http.get(f"/v1/batches/{batch_id}")).json()["estimated_end_at"] is None
-        worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
-        batch = await until(http, batch_id, lambda batch: batch["request_counts"]["completed"] == 1)
-        assert 0 <= batch["estimated_end_at"] - batch["in_progress_at"] < 60
-        for number in (2, 3, 4):
-            worker.end(job_id_of(batch_id, number, 0), COMPLETED)
-        assert (await until(http, batch_id, has("completed")))["estimated_end_at"] is None
-
-
-@pytest.mark.parametrize(
-    ("num_ended", "first", "expected"),
-    [
-        (0, (None, 0), None),
-        (10, (1100.0, 10), 1100 + 900),  # at the same time: the pace is that since the start
-        (50, (1100.0, 50), 1100 + 100),
-        (99, (1100.0, 99), 1102),
-        (1, (1100.0, 1), 5000),  # at most the expiry
-        (60, (1090.0, 10), 1100 + 8),  # 50 in 10 s, after 90 s for the first ten
-        (60, (None, 0), 1100 + 67),  # a batch that began under an earlier release
-    ],
-)
-def test_the_rest_of_a_batch_takes_as_long_as_the_lines_before(
-    num_ended: int, first: tuple[float | None, int], expected: int | None
-):
-    batch = wire.Batch(
-        id="",
-        endpoint="/v1/completions",
-        input_file_id="",
-        completion_window="24h",
-        status="in_progress",
-        created_at=900,
-        in_progress_at=1000,
-        expires_at=5000,
-        request_counts=wire.RequestCounts(total=100, completed=num_ended // 2, failed=num_ended - num_ended // 2),
-    )
-    first_ended_at, num_first_ended = first
-    progress = BatchProgress(
-        batch=batch, output_ttl_s=1, first_ended_at=first_ended_at, num_first_ended=num_first_ended
-    )
-    assert estimate_end(progress, 1100.0) == expected
-
-
 async def test_usage_counts_the_reasoning_of_chats(serving: Serving, worker: FakeWorker):
     sequence = wire.SequenceResult(
         token_ids=[2, 3, 4], token_bytes=[b"a", b"b", b"c"], text="c", channels=["reasoning", "reasoning", "content"]
@@ -458,6 +412,38 @@ async def test_a_line_recorded_by_a_dead_driver_is_queued_by_the_next(
                 worker.end(job_id, COMPLETED)
             batch = await until(http, batch_id, has("completed"))
     assert batch["request_counts"]["completed"] == 3
+
+
+@pytest.mark.parametrize("has_written", [False, True])
+async def test_a_batch_whose_driver_dies_while_it_finalizes_ends_once(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, has_written: bool
+):
+    finish = advance._finish
+
+    async def die(*args: Any) -> None:
+        if has_written:
+            await finish(*args)
+        raise asyncio.CancelledError
+
+    async with serving(lease_s=0.5) as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(advance, "_finish", die)
+            batch_id = await start(http, jsonl(3))
+            await eventually(lambda: len(worker.waiting()) == 3)
+            for job_id in worker.waiting():
+                worker.end(job_id, COMPLETED)
+            batch = await until(http, batch_id, has("completed" if has_written else "finalizing"))
+            await asyncio.sleep(0.2)
+            assert batch["request_counts"]["completed"] == 3
+            path = f"/v1/files/{batch['output_file_id']}/content"
+            assert (await http.get(path)).headers["X-Incomplete"] == ("false" if has_written else "true")
+        async with serving(lease_s=0.5):
+            batch = await until(http, batch_id, has("completed"))
+            await asyncio.sleep(0.6 * has_written)  # another driver could take it meanwhile
+            assert await until(http, batch_id, has("completed")) == batch
+        assert set(await lines_of(http, batch["output_file_id"])) == {"1", "2", "3"}
+        assert (await http.get(path)).headers["X-Incomplete"] == "false"
+        assert (await http.delete(f"/v1/files/{batch['input_file_id']}")).status_code == 200
 
 
 async def test_drivers_slower_than_their_lease_make_progress(

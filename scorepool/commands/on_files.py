@@ -188,6 +188,8 @@ def run_on_file(
 
     def implementation() -> int:
         signal.signal(signal.SIGTERM, interrupt)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as after `nohup`
+            signal.signal(signal.SIGHUP, interrupt)
         if plot:
             check_plot(command, plot, out)
         reporter = Reporter()
@@ -214,7 +216,7 @@ def run_on_file(
 
 
 def interrupt(*_: object) -> None:
-    """Treat SIGTERM as Ctrl-C, of which asyncio makes a cancellation. To raise an error would do so in any task."""
+    """Treat a signal as Ctrl-C, of which asyncio makes a cancellation. To raise an error would do so in any task."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
@@ -263,7 +265,7 @@ class Reporter(logging.Handler):
         super().__init__(logging.WARNING)
         self._warned_at: dict[str, float] = {}
         self._progress: files.Progress | None = None
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._bar: progress_bar.ProgressBar | None = None
         self._shown_at = 0.0
 

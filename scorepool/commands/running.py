@@ -67,10 +67,12 @@ class CommandError(Exception):
 
 def run(command: str, implementation: Callable[[], int], failure_status: int = FAILED) -> NoReturn:
     """Run a subcommand and exit with its status. Exit with a sentence and `failure_status` if it cannot run."""
+    _fill_standard_descriptors()
     try:
         check_packages(command)
         status = implementation()
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
     except CommandError as error:
         fail(str(error), failure_status if error.status is None else error.status)
     except BrokenPipeError:
@@ -79,6 +81,15 @@ def run(command: str, implementation: Callable[[], int], failure_status: int = F
         _discard_stdout()
         fail(f"cannot go on: {error}", failure_status)
     raise typer.Exit(status)
+
+
+def _fill_standard_descriptors() -> None:
+    """Open those of stdin, stdout and stderr that are closed: another file in their place gets what C code prints."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 def _discard_stdout() -> None:

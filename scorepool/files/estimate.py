@@ -11,6 +11,7 @@ from scorepool import wire
 from scorepool.files.process import Estimate, Model, Summary, delete_jobs
 from scorepool.files.rows import DoneRows, Row, Values
 from scorepool.files.scoring.jobs import RowFault, run_job
+from scorepool.files.window import in_daemon_thread
 from scorepool.sdk import AsyncClient
 
 MAX_SAMPLE = 128  # rows whose tokens are counted; from half as many on, evenly over a larger file
@@ -86,7 +87,7 @@ async def estimate_rows(
                 num_bad += 1
                 note_bad(row, str(error))
 
-    await asyncio.to_thread(read)
+    await in_daemon_thread(read)
     tokenizers = [_Tokenizer(client, model, tokens_read, max_new_tokens) for model in models]
     counted = [await tokenizer.count(sample.rows) for tokenizer in tokenizers]
     unfit: dict[int, str] = {}

@@ -128,6 +128,7 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
                             plan.make_task(client, models, output.run_id),
                             output,
                             client,
+                            models=models,
                             rows_per_chunk=plan.rows_per_chunk,
                             max_in_flight=plan.max_in_flight,
                             report=lambda counts: place.report(counts, source.size),

@@ -145,6 +145,7 @@ async def process_rows(
     output: Output,
     client: AsyncClient,
     *,
+    models: Sequence[Model],
     rows_per_chunk: int,
     max_in_flight: int,
     report: Report,
@@ -154,7 +155,7 @@ async def process_rows(
     Jobs are deleted on the server when their rows are on the disk. Raises FileError.
     """
     left = RowsLeft(rows, output.counts.num_rows, output.digest)
-    stamps = Stamps()
+    stamps = Stamps(models)
     computed = Computed(output.counts, report)
     done_chunks = in_order(
         computed.note_places(chunk_rows(left, rows_per_chunk)), lambda rows: computed.run(task, rows), max_in_flight
@@ -163,11 +164,11 @@ async def process_rows(
         await delete_jobs(client, output.undeleted)  # of an earlier process
         report(output.counts)
         async for done in done_chunks:
+            stamps.add(done)
             output.write(done.rows)
             output.digest = left.digest_at(done.rows[-1].row.number)
             computed.forget(done)
             output.undeleted.extend(done.job_ids)
-            stamps.add(done)
             if output.is_due():
                 output.save()
                 await delete_jobs(client, output.undeleted)
@@ -259,12 +260,19 @@ class Computed:
 class Stamps:
     """What computed the results, and how that changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Sequence[Model]) -> None:
+        self._fingerprints = {model.name: model.fingerprint for model in models}
         self._first: dict[str, wire.Provenance] = {}  # by model
         self.differences: list[str] = []
 
     def add(self, done: DoneRows) -> None:
+        """Take the stamps of rows. Raises ServerError if the weights are not those that OUT was begun with."""
         for model, stamp in done.stamps:
+            if stamp.fingerprint not in self._fingerprints[model].split(", "):
+                raise ServerError(
+                    f"the weights of {model} were changed while the command worked: fingerprint {stamp.fingerprint!r}, "
+                    f"expected {self._fingerprints[model]!r}; serve those again, or begin again with --overwrite"
+                )
             first = self._first.setdefault(model, stamp)
             self.differences = self.differences or list(wire.stamp_differences(first, stamp))
 

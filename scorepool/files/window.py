@@ -1,8 +1,11 @@
 """Work on chunks of rows at the same time, and yield what is done in their order."""
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from scorepool.files.rows import Row
@@ -29,6 +32,30 @@ def _size(row: Row) -> int:
     return sum(len(value) for value in (row.values or {}).values() if isinstance(value, str | list))
 
 
+async def in_daemon_thread(function: Callable[[], T]) -> T:
+    """Return what a function returns. The process may end while it runs, unlike with `asyncio.to_thread`.
+
+    So Ctrl-C stops a command that waits for a pipe in which nothing comes.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def end(set_outcome: Callable[[], None]) -> None:
+        if not future.done():
+            set_outcome()
+
+    def run() -> None:
+        try:
+            outcome = partial(future.set_result, function())
+        except Exception as error:
+            outcome = partial(future.set_exception, error)
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(end, outcome)
+
+    threading.Thread(target=run, name="scorepool-input", daemon=True).start()
+    return await future
+
+
 async def in_order(
     chunks: Iterator[list[Row]], work: Callable[[list[Row]], Coroutine[object, object, T]], max_in_flight: int
 ) -> AsyncGenerator[T]:
@@ -41,7 +68,7 @@ async def in_order(
     try:
         while True:
             while not is_read and len(running) < max_in_flight:
-                chunk = await asyncio.to_thread(next, chunks, None)
+                chunk = await in_daemon_thread(partial(next, chunks, None))
                 if chunk is None:
                     is_read = True
                 else:

@@ -56,15 +56,16 @@ class AsyncBatches:
         The output of a running batch ends after the lines that are written so far. Raises ScorepoolError, Unreachable.
         """
         clock = asyncio.get_running_loop().time
-        line_at = clock()
+        waiting_since = clock()
         while True:
             try:
                 async for line in self._connection.lines(calls.file_content(file_id, offset)):
-                    offset, line_at = offset + 1, clock()
+                    offset += 1
                     yield line
+                    waiting_since = clock()  # whatever time the caller took
                 return
             except httpx.TransportError as error:
-                if (seconds := clock() - line_at) > self._connection.retry_s:
+                if (seconds := clock() - waiting_since) > self._connection.retry_s:
                     raise Unreachable(self._connection.url, seconds, error) from error
             await asyncio.sleep(RESUME_S)
 

@@ -26,7 +26,7 @@ MAX_IN_FLIGHT = 64  # jobs of one call that the API has at a time
 CANCEL_S = 10.0  # in which jobs that nobody awaits are canceled
 RECONNECT_S = 0.5  # between two connections of one stream
 GRACE_S = 5.0  # beyond its deadline, for the reply to a wait that has reached it
-_ENDED = ("finished", "failed", "canceled")
+ENDED = ("finished", "failed", "canceled")
 
 
 class AsyncJobHandle:
@@ -175,7 +175,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
     async def job(self, job: AsyncJobHandle | str, *, wait_s: float = 0.0) -> wire.Job:
         """Return the job when it ends, or as it is after `wait_s`. Raises ScorepoolError, Unreachable."""
         found = await self._connection.send(calls.job(_id_of(job), wait_s))
-        if found.status in _ENDED:
+        if found.status in ENDED:
             self.detach(found.id)
         return found
 
@@ -211,7 +211,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
                     found = await self._connection.send(calls.job(job_id, min(left_s, LONG_POLL_S)), left_s)
             except TimeoutError as error:  # connected, and silent
                 raise Unreachable(self.url, left_s, error, job_id) from error
-            if found.status in _ENDED:
+            if found.status in ENDED:
                 self.detach(job_id)
                 return found
             if clock() >= deadline:

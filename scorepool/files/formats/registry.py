@@ -3,6 +3,7 @@
 To add a format: its functions in `_SOURCES` and `_SINKS`, and its names' endings in `_ENDINGS`.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -102,12 +103,14 @@ def _open_source(path: str, found: str) -> Iterator[Source]:
     if path == STDIO:
         if found == "parquet":
             raise BadInput("a Parquet file cannot be read from stdin: expected its path")
-        rows, schema = _SOURCES[found](sys.stdin.buffer, "stdin")
+        rows, schema = _SOURCES[found](_stdin(), "stdin")
         yield Source("stdin", rows, None, {"FILE": STDIO}, schema)
         return
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(Path(path).open("rb"))
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            file = open(descriptor, "rb", closefd=False)  # noqa: SIM115 - close() waits for reads
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error.strerror}") from None
         stat = Path(path).stat()
@@ -116,9 +119,21 @@ def _open_source(path: str, found: str) -> Iterator[Source]:
         yield Source(path, rows, stat.st_size, identity, schema)
 
 
+def _stdin() -> BinaryIO:
+    """Return a reader of stdin: Python must not exit while another thread reads sys.stdin. Raises BadInput."""
+    if sys.stdin is None:
+        raise BadInput("stdin is closed: expected rows, or the path of FILE")
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except OSError:  # it is no file
+        return sys.stdin.buffer
+
+
 def make_sink(path: str, given: str | None, source: Source, new_columns: tuple[str, ...]) -> Sink:
     """Return the sink for an output of a source's rows with new columns. Raises BadInput."""
     found = format_of(path, given)
     if found == "parquet" and path == STDIO:
         raise BadInput("a Parquet file cannot be written to stdout: expected a path, or --output-format arrow")
+    if path == STDIO and sys.stdout is None:
+        raise BadInput("stdout is closed: expected the path of OUT")
     return _SINKS[found](source.schema, new_columns)

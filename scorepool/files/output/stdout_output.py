@@ -27,7 +27,7 @@ class StdoutOutput:
     def write(self, rows: Sequence[Done]) -> None:
         """Write rows that are done. Raises OutputError."""
         encoded, failed = encode_rows(self._sink, rows)
-        for row, reason in failed:
+        for row, reason in failed if sys.stderr else ():
             print(f"row {row.number} (line {row.line}): {reason}", file=sys.stderr)  # noqa: T201
         self._put(encoded)
         self.counts.add(rows, {row.number for row, _ in failed})

@@ -8,6 +8,8 @@ from scorepool import wire
 from scorepool.files.errors import BadInput, FileError, ServerError
 from scorepool.files.rows import DoneRows
 from scorepool.sdk import AsyncClient, AsyncJobHandle, JobFailed, ScorepoolError
+from scorepool.sdk.async_client import ENDED, LONG_POLL_S
+from scorepool.sdk.splitting import result_of
 
 _REFUSED = frozenset({400, 413, 422})  # HTTP statuses for which a row may be to blame
 _NOT_OF_A_ROW = frozenset({"canceled", "expired"})  # codes of failures
@@ -32,7 +34,7 @@ async def run_job(client: AsyncClient, request: wire.Request, key: str, done: Do
         try:
             job = await submit(client, request, key)
             with suppress(JobCanceled):
-                return await _result_of(job, request.model, done)
+                return await _result_of(client, job, request.model, done)
             await job.delete()
         except ScorepoolError as error:
             raise fault_of(error.message, error.field, error.status in _REFUSED) from error
@@ -43,10 +45,15 @@ class JobCanceled(Exception):
     """A job that was canceled before its end."""
 
 
-async def _result_of(job: AsyncJobHandle, model: str, done: DoneRows) -> wire.Result:
-    """Return a job's result. Raises JobCanceled, RowFault, ServerError, ScorepoolError."""
+async def _result_of(client: AsyncClient, job: AsyncJobHandle, model: str, done: DoneRows) -> wire.Result:
+    """Return a job's result, however long it takes. A server may be away as long as the client repeats calls.
+
+    Raises JobCanceled, RowFault, ServerError, ScorepoolError, Unreachable.
+    """
+    while (found := await client.job(job, wait_s=LONG_POLL_S)).status not in ENDED:
+        pass
     try:
-        result = await job.result()
+        result = result_of(found, client.url)
     except JobFailed as error:
         if error.failure.code == "canceled":
             raise JobCanceled from error

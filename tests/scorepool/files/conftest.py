@@ -26,7 +26,8 @@ def two_models_url(root: Path, tiny_models: "TinyModels", tmp_path_factory: pyte
 
 @pytest.fixture(autouse=True)
 def _sigterm() -> Iterator[None]:
-    """Restore what SIGTERM does, which commands change."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Restore what SIGTERM and SIGHUP do, which commands change."""
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, handler)
+    for each, handler in handlers.items():
+        signal.signal(each, handler)

@@ -1,5 +1,6 @@
 """The methods for files and batches, against servers that are busy, slow or cut off."""
 
+import time
 from email import message_from_bytes
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def test_the_lines_of_a_file_go_on_where_the_reply_was_cut_off(monkeypatch: pyte
     with server(lambda: next(answers), sent=sent) as url, Client(url) as sdk:
         assert list(sdk.file_lines("file-1", offset=3)) == [b"a", b"bc", b"def", b"", b"g"]
     assert [request.path for request in sent] == [f"/v1/files/file-1/content?offset={n}" for n in (3, 5, 5)]
+
+
+def test_a_slow_reader_of_a_file_does_not_use_up_the_time_of_its_server():
+    answers = iter([(200, {"Content-Length": "100"}, b"a\n"), (200, {}, b"b\n")])
+    with server(lambda: next(answers)) as url, Client(url, retry_s=0.1) as sdk:
+        lines = sdk.file_lines("file-1")
+        assert next(lines) == b"a"
+        time.sleep(0.3)
+        assert list(lines) == [b"b"]
 
 
 def test_a_file_that_is_always_cut_off_is_given_up():

@@ -200,15 +200,19 @@ def test_score_takes_pairs_or_completions_of_one_prompt():
 def test_a_wait_outlives_an_api_that_is_away_until_its_own_deadline():
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    finished = threading.Event()
     with Client(url, retry_s=0.1) as sdk, ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(sdk.result, ID)
         time.sleep(1.0)  # longer than calls are repeated
         assert not waiting.done()
-        for answer in (JOB, FAILED):  # up, away, and up again
-            with server(lambda answer=answer: (finished.set(), (200, {}, wire.encode(answer)))[1], port):  # type: ignore[misc]
-                assert finished.wait(60)
-            finished.clear()
+        for job in (JOB, FAILED):  # up, away, and up again
+            answered = threading.Event()
+
+            def answer(job: wire.Job = job, answered: threading.Event = answered) -> Answer:
+                answered.set()
+                return 200, {}, wire.encode(job)
+
+            with server(answer, port):
+                assert answered.wait(60)
         with pytest.raises(JobFailed):
             waiting.result(60)
         with pytest.raises(Unreachable, match=f"no answer from {url} .* job {ID} goes on without it.*scorepool serve"):

@@ -69,14 +69,17 @@ def encode_json(message: object) -> bytes:
     return _json.encode(message)
 
 
-def parse(body: bytes, message_type: type[T], message_format: Format = "json") -> T:
-    """Decode a message; raise Invalid, which names the field, its value and what is expected."""
+def parse(body: bytes, message_type: type[T], message_format: Format = "json", name: str = "the body") -> T:
+    """Decode a message; raise Invalid, which names the field, its value and what is expected.
+
+    `name` is what the error calls a message that is not of the format at all.
+    """
     try:
         return _decoder(message_type, message_format).decode(body)  # type: ignore[no-any-return,arg-type]
     except msgspec.ValidationError as error:
         raise _explain(error, body, message_type, message_format) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the body is not valid {message_format}: {error}") from None
+        raise Invalid(f"{name} is not valid {message_format}: {error}") from None
 
 
 # msgspec reports the path only in its text: `... field `x` - at `$.items[0]``.

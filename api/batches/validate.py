@@ -78,7 +78,7 @@ def _validate_line(
 ) -> BatchError | None:
     """Return what is wrong with a line; add its custom_id and its model to those of the file."""
     try:
-        line = wire.parse(text, Line)
+        line = wire.parse(text, Line, name="the line")
     except wire.Invalid as error:
         code = "invalid_json_line" if error.field is None else "invalid_line"
         return BatchError(code=code, message=error.message, line=number, param=error.field)

@@ -359,6 +359,15 @@ async def test_the_errors_of_a_batch_list_the_first_hundred_bad_lines(serving: S
     assert [error["line"] for error in batch["errors"]["data"]] == list(range(1, 101))
 
 
+async def test_the_error_of_a_line_that_is_no_json_speaks_of_the_line(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        batch = await until(http, await start(http, jsonl(1) + b"{nonsense\n[]\n"), has("failed"))
+    first, second = batch["errors"]["data"]
+    assert (first["line"], second["line"]) == (2, 3)
+    assert first["message"].startswith("the line is not valid json: ")
+    assert "Expected `object`, got `array`" in second["message"]
+
+
 async def test_a_file_with_too_many_lines_fails_its_batch(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):

@@ -49,8 +49,11 @@ def own(demo_folder: Path) -> HFLM:
 @pytest.fixture(
     scope="module",
     params=[
-        *("ids in batches", pytest.param("text one by one", marks=pytest.mark.soak)),
-        *("text in batches", "server's tokenizer"),
+        "ids in batches",
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in ("text one by one", "text in batches", "server's tokenizer")
+        ),
     ],
 )
 def served(request: pytest.FixtureRequest, stack: Stack, demo_folder: Path) -> LocalCompletionsAPI:
@@ -95,8 +98,20 @@ def test_generate_until(own: HFLM, served: LocalCompletionsAPI):
     assert found == expected
 
 
-@pytest.mark.parametrize("until", [["\n", ".", "q", "z", "the v", "\x00"], "\n", []])
-@pytest.mark.parametrize("num_concurrent", [1, 3])
+@pytest.mark.parametrize(
+    ("until", "num_concurrent"),
+    [
+        (["\n", ".", "q", "z", "the v", "\x00"], 3),
+        *(
+            pytest.param(until, num_concurrent, marks=pytest.mark.soak)
+            for until, num_concurrent in [
+                (["\n", ".", "q", "z", "the v", "\x00"], 1),
+                *(("\n", 1), ("\n", 3)),
+                *(([], 1), ([], 3)),
+            ]
+        ),
+    ],
+)
 def test_generate_until_of_chats(own: HFLM, stack: Stack, until: list[str] | str, num_concurrent: int):
     url = f"{stack.url}/v1/chat/completions"
     served = LocalChatCompletion(base_url=url, model="demo", num_concurrent=num_concurrent, eos_string="<|im_end|>")

@@ -43,9 +43,23 @@ def instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
     return [Instance(request_type=kind, doc={}, arguments=args, idx=index) for index, args in enumerate(arguments)]
 
 
-@pytest.fixture(scope="module", params=["demo", "llama"])
-def name(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("demo", True), id="demo, the server's tokenizer"),
+        pytest.param(("llama", False), id="llama, a tokenizer here"),
+        pytest.param(("demo", False), id="demo, a tokenizer here", marks=pytest.mark.soak),
+        pytest.param(("llama", True), id="llama, the server's tokenizer", marks=pytest.mark.soak),
+    ],
+)
+def variant(request: pytest.FixtureRequest) -> tuple[str, bool]:
+    """Return the model's name, and True if the server's tokenizer encodes."""
     return request.param
+
+
+@pytest.fixture(scope="module")
+def name(variant: tuple[str, bool]) -> str:
+    return variant[0]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +67,10 @@ def own(name: str, folders: dict[str, Path]) -> HFLM:
     return HFLM(pretrained=str(folders[name]), device="cpu", dtype="float32", batch_size=1, max_length=WINDOW)
 
 
-@pytest.fixture(scope="module", params=["a tokenizer here", "the server's"])
-def served(request: pytest.FixtureRequest, name: str, stack: Stack, folders: dict[str, Path]) -> ScorepoolLM:
-    tokenizer = str(folders[name]) if request.param == "a tokenizer here" else None
+@pytest.fixture(scope="module")
+def served(variant: tuple[str, bool], stack: Stack, folders: dict[str, Path]) -> ScorepoolLM:
+    name, is_remote = variant
+    tokenizer = None if is_remote else str(folders[name])
     return ScorepoolLM(model=name, base_url=stack.url, tokenizer=tokenizer, max_length=WINDOW)
 
 

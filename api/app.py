@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.staticfiles import StaticFiles
 
 from scorepool.api.batches.driver import Driver
 from scorepool.api.batches.services import BatchServices
@@ -15,6 +16,9 @@ from scorepool.api.http import errors, openapi
 from scorepool.api.http.loopback import LoopbackOnly
 from scorepool.api.http.middleware import HeadAsGet, LingeringClose, RequestId, ShutdownMiddleware
 from scorepool.api.metrics.prometheus import MetricsMiddleware
+from scorepool.api.page import jobs as jobs_page
+from scorepool.api.page import login, overview
+from scorepool.api.page.rendering import STATIC
 from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.api.routes import (
     batches,
@@ -56,6 +60,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.waiting.start()
+        state.history.start()
         driver.start()
         try:
             yield
@@ -72,8 +77,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.scorepool = state
+    app.state.overview_feed = overview.OverviewFeed(state.snapshots, state.models)
     for route in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations, docs):
         app.include_router(route.router)
+    for page in (overview, jobs_page, login):
+        app.include_router(page.router)
+    app.mount("/static", StaticFiles(directory=STATIC), "static")
     for dialect in DIALECTS:
         app.include_router(router_of(dialect))
     errors.install(app, WrongRedisType)

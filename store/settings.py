@@ -75,6 +75,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     high_priority_keys: KeyNames = (
         ""  # comma-separated names of keys that may submit jobs of priority high; "": all may
     )
+    operator_keys: KeyNames = ""  # comma-separated names of keys that see the jobs of every name on the page
     max_body_bytes: Count = 32 * 2**20
     max_batches_per_key: Count = 1000  # that have not ended
     max_bulk_jobs: Count = 1000

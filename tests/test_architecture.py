@@ -87,6 +87,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api.auth", "api.http", "api.metrics", "api.repositories", "api.state", "api.streaming", "api.submission",
         "store", "wire",
     },
+    "api.page": {
+        "api.auth", "api.dependencies", "api.http", "api.metrics", "api.repositories", "api.submission", "store",
+        "wire",
+    },
     "api.routes": {
         "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.metrics", "api.repositories",
         "api.streaming", "api.submission", "wire",
@@ -141,6 +145,7 @@ LIBRARIES: dict[str, set[str]] = {
         "starlette",
         "uvicorn",
     },
+    "api.page": {"jinja2"},
     "scorepool": {"httpx", "typer"},
     "scorepool.sdk": {"tenacity"},
     "scorepool.commands": {"msgspec", "prometheus_client", "rich"},

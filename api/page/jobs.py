@@ -1,7 +1,7 @@
 """Show jobs, one job with its tokens, and what can be done with it."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import RedirectResponse, Response
@@ -28,12 +28,12 @@ JobId = Annotated[str, Path(alias="id")]
 async def jobs(
     viewer: ViewerDep,
     jobs: JobsDep,
-    status: Annotated[wire.Status | None, Query()] = None,
+    status: Annotated[wire.Status | Literal[""], Query()] = "",
     model: Annotated[str, Query(max_length=128)] = "",
     cursor: Cursor = None,
 ) -> Response:
     """List jobs, newest first."""
-    page = await jobs.page(viewer.owner, status, model or None, cursor, JOBS_PER_PAGE)
+    page = await jobs.page(viewer.owner, status or None, model or None, cursor, JOBS_PER_PAGE)
     return html(
         "jobs.html", viewer=viewer, page=page, statuses=STATUSES, status=status, model=model, is_first=cursor is None
     )

@@ -113,7 +113,10 @@ class Submission:
         except ApiError:
             if idempotency_key is None or not await self._queue.was_submitted(requests, job_ids):
                 raise
-        return await self.enqueue(owner, requests, job_ids, fingerprint(requests), is_synchronous=is_synchronous)
+        submitted = await self.enqueue(owner, requests, job_ids, fingerprint(requests), is_synchronous=is_synchronous)
+        if len(submitted) == 1:
+            store.logs.set_about(job=submitted[0].id, model=requests[0].model)
+        return submitted
 
     async def enqueue(
         self,

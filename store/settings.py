@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from scorepool.store.keys import DEFAULT_PREFIX, WEBHOOKS_NAME
+from scorepool.store.logs import LogFormat
 from scorepool.wire.request import ModelName
 
 PREFIX = "SCOREPOOL_"
@@ -56,6 +57,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     redis_url_file: str = ""  # a file that holds the URL, instead of redis_url
     redis_prefix: RedisPrefix = DEFAULT_PREFIX
     log_level: LogLevel = "INFO"
+    log_format: LogFormat = "text"
     redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
     redis_maxmemory: Annotated[int, Meta(ge=0)] = (
         0  # of the embedded Redis, bytes; 0: a quarter of the machine's memory
@@ -180,6 +182,8 @@ class Settings(Struct, frozen=True, kw_only=True):
             given["redis_url"] = _read_redis_url(path)
         if "log_level" in given:
             given["log_level"] = given["log_level"].upper()
+        if "log_format" in given:
+            given["log_format"] = given["log_format"].lower()
         for name, value in given.items():
             try:
                 msgspec.convert({name: value}, cls, strict=False)

@@ -32,6 +32,9 @@ from scorepool.worker.rq.worker import Worker
 class BatchWorker(Worker):
     takes_over = True
 
+    def log_fields(self) -> dict[str, str]:
+        return super().log_fields() | {"model": self.settings.model.partition("=")[0].partition(",")[0]}
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.engine: Engine | None = None

@@ -40,7 +40,7 @@ JITTER = 0.2  # largest random share added to each delay, so that retries do not
 MAX_DELIVERY_AGE_S = 4 * 86_400  # since the first attempt was due; ends a delivery that is postponed again and again
 GONE = 410
 
-log = logging.getLogger("rq.worker.webhook")  # a child of RQ's logger, which has the handlers
+log = logging.getLogger(__name__)
 
 
 class Undeliverable(Exception):
@@ -138,13 +138,13 @@ class Deliverer:
         }
         job.extra_fields = record.fields_after(recorded)
         if attempt.is_delivered:
-            log.info("%s: delivered to %s", job.id, attempt)
+            log.info("delivered to %s", attempt, extra={"job": job.id})
             return report
         if attempt.is_final or number > len(RETRY_DELAYS_S):
             why = "not to be tried again" if attempt.is_final else f"given up after {number} attempts"
             raise self._give_up(job, f"{why}: {attempt}")
         delay_s = retry_delay_s(number, attempt.retry_after_s)
-        log.warning("%s: attempt %d failed, the next in %d s: %s", job.id, number, delay_s, attempt)
+        log.warning("attempt %d failed, the next in %d s: %s", number, delay_s, attempt, extra={"job": job.id})
         return RetryLater(report | {"retry_in_s": delay_s}, delay_s)
 
     def _postpone(self, job: Job, record: DeliveryRecord, wait_s: float) -> RetryLater:
@@ -171,6 +171,7 @@ class WebhookWorker(Worker):
     """Serves the queue of deliveries in a process of its own, so that no worker with an engine waits for a receiver."""
 
     deliverer: Deliverer | None = None
+    process = "webhooks"
 
     @property
     def capacity(self) -> int:
@@ -185,7 +186,7 @@ class WebhookWorker(Worker):
     def handle_exception(self, job: Job, *exc_info: Any) -> None:  # type: ignore[override]
         """Log a delivery that is given up in one line: any client can cause thousands, by deleting an endpoint."""
         if isinstance(exc_info[1], Undeliverable):
-            log.warning("%s: %s", job.id, exc_info[1])
+            log.warning("%s", exc_info[1], extra={"job": job.id})
         else:
             super().handle_exception(job, *exc_info)
 

@@ -15,6 +15,7 @@ from scorepool.engine.errors import (
     NonFiniteLogits,
 )
 from scorepool.engine.model_info import ModelInfo, Verification
+from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sampling, Sequence, Share, TokenColumns
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
@@ -28,6 +29,7 @@ __all__ = [
     "EngineDeadError",
     "EngineError",
     "EngineSettings",
+    "EngineStats",
     "InvalidRequest",
     "LoadError",
     "ModelInfo",

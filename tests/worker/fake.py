@@ -21,7 +21,7 @@ from redis import Redis
 from rq import get_current_job
 
 import scorepool.store.clock
-from scorepool.engine import ChatCodec, Engine, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
+from scorepool.engine import ChatCodec, Engine, EngineStats, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
 from scorepool.engine.errors import EngineDeadError
 from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker import BatchWorker, Job, Queue, WebhookWorker
@@ -128,6 +128,7 @@ class FakeEngine(Engine):
     )
     step_started_at: float | None = None
     load = (0, 0)
+    stats = EngineStats()
 
     def __init__(self) -> None:
         self.tokenizer = FakeTokenizer()

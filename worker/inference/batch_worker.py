@@ -20,6 +20,7 @@ from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
+from scorepool.worker.inference.engine_rates import RateWindow
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.registration import WorkerRegistration, configured_model, served_model_of
 from scorepool.worker.inference.run_inference import InferenceRunner
@@ -41,6 +42,7 @@ class BatchWorker(Worker):
         self.inference: InferenceRunner | None = None
         self.registration: WorkerRegistration | None = None
         self.crosschecker: Crosschecker | None = None
+        self._rate_window = RateWindow()
 
     def open(self) -> None:
         (model, *aliases), source = configured_model(self.settings, self.queue_names())
@@ -66,6 +68,7 @@ class BatchWorker(Worker):
             max_running_rows=self.settings.max_running_rows,
             cached_tokens=cached_tokens,
             max_cached_tokens=self.engine.model_info.max_cached_tokens,
+            rates=self._rate_window.rates(self.engine.stats),
         )
 
     def num_wanted(self) -> int:

@@ -23,7 +23,10 @@ def test_tokens_are_counted_by_kind(engine: Engine):
     assert counts(engine.stats) == (19, 0, 5, 0)  # a score needs no logits of the last token
     engine.add([Sequence(token_ids=[*range(30, 40)], sampling=Sampling(max_tokens=7, ignore_eos=True))]).result(60)
     assert counts(engine.stats) == (29, 0, 5, 7)
-    assert engine.stats.steps >= 8
+    both = Sequence(token_ids=[*range(60, 70)], score_from=4, sampling=Sampling(max_tokens=3, ignore_eos=True))
+    engine.add([both]).result(60)
+    assert counts(engine.stats) == (39, 0, 5 + 6, 7 + 3)
+    assert engine.stats.steps >= 11
     assert engine.stats.busy_s > 0
 
 
@@ -34,6 +37,7 @@ def test_a_shared_prefix_is_computed_once_and_counted_as_cached(engine: Engine):
     assert prompt + cached == 4 * 49 + 48  # the prefix went through the model once more, by itself
     assert cached == 4 * 48
     assert scored == 4
+    assert engine.stats.rows == 4  # the prefix is no sequence of a caller's
 
 
 def test_a_step_is_full_at_either_limit(engine: Engine):

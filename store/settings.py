@@ -58,6 +58,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     redis_prefix: RedisPrefix = DEFAULT_PREFIX
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
+    traces: Literal["off", "otlp"] = "off"  # otlp: where the OTEL_EXPORTER_OTLP_* variables say
     redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
     redis_maxmemory: Annotated[int, Meta(ge=0)] = (
         0  # of the embedded Redis, bytes; 0: a quarter of the machine's memory

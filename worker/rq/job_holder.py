@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
+from scorepool.store.traces import Tracer
 from scorepool.worker.claims.claim_plan import ClaimPlan
 from scorepool.worker.claims.dead_workers import leases_of_dead
 from scorepool.worker.claims.heartbeat_clock import HeartbeatClock
@@ -31,6 +32,7 @@ from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.errors import JobError, Stopped
 from scorepool.worker.rq.exchange import Exchange, Exchanged, Exchanger
 from scorepool.worker.rq.in_flight import InFlightJob
+from scorepool.worker.rq.job_spans import trace_job
 from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 
@@ -69,6 +71,7 @@ class JobHolder(WorkerProcess):
         self._has_reclaimed = False  # jobs of silent workers have been reclaimed once
         self._try_again_at = 0.0  # clock_s(): Redis was away, so no exchange before
         self._backoff_s = 0.1
+        self.tracer: Tracer | None = None  # set when the worker starts
 
     @cached_property
     def link(self) -> Link:
@@ -191,6 +194,8 @@ class JobHolder(WorkerProcess):
             self._recorded_leases.append(inflight.lease_key)
             self.plan.end(inflight)
             level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
+            if self.tracer is not None:
+                trace_job(self.tracer, inflight)
             self.log.log(level, "ends: %s", inflight.end, extra={"job": inflight.job.id})
             if inflight.error is None and inflight.job.on_recorded is not None:
                 inflight.job.on_recorded()

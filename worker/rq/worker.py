@@ -25,6 +25,7 @@ from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
 from scorepool.store import logs
+from scorepool.store.traces import open_tracer
 from scorepool.worker.claims.claim_plan import LOOK_S
 from scorepool.worker.claims.lease_length import BEATS_PER_LEASE
 from scorepool.worker.claims.leases import Claimed, ClaimedJob
@@ -118,6 +119,9 @@ class Worker(JobHolder):
                 self._start_scheduler(burst, logging_level, date_format, log_format)
                 if not burst:
                     tasks.append(PeriodicTask(self._tick_scheduler, every_s=1.0))
+            self.tracer = open_tracer(self.settings, self.process)
+            if self.tracer is not None:
+                stack.callback(self.tracer.close)
             stack.callback(self.close)
             stack.enter_context(PeriodicTasks(tasks, self.log))
             stack.enter_context(SleepHook(self.hand_back_for_sleep, self.resume_after_sleep, self.log))

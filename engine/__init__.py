@@ -4,6 +4,7 @@ Importing this package does not load mlx: an `Engine` loads it on its own thread
 knows nothing of jobs, queues or HTTP.
 """
 
+from scorepool.engine.control import SetBudget
 from scorepool.engine.engine import Engine
 from scorepool.engine.errors import (
     ContextLengthExceeded,
@@ -36,6 +37,7 @@ __all__ = [
     "NonFiniteLogits",
     "Sampling",
     "Sequence",
+    "SetBudget",
     "Share",
     "TokenColumns",
     "Tokenizer",

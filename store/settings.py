@@ -106,6 +106,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32
     crosscheck: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of score jobs that a second worker computes too
+    keep_awake: bool = True  # a Mac does not idle into sleep while it has jobs
+    adapt_budget: bool = True  # a Mac's heat, low memory and battery lower the batch budget
     lease_s: Interval = 20.0  # how long a silent worker keeps its jobs, on a good link
     drain_timeout_s: Seconds = 60.0
     model_grace_s: Annotated[int, Meta(ge=0, le=YEAR_S)] = (

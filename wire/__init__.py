@@ -63,6 +63,7 @@ from scorepool.wire.reply import (
     Ready,
     ServedModel,
     Status,
+    Strain,
     TokenizerInfo,
     WorkerLink,
 )
@@ -191,6 +192,7 @@ __all__ = [
     "ServedModel",
     "SigningSecret",
     "Status",
+    "Strain",
     "StreamedColumns",
     "Submission",
     "Subscriber",

@@ -88,6 +88,9 @@ class WorkerLink(Struct, frozen=True, kw_only=True):
     ] = None
 
 
+Strain = Literal["heat", "memory", "battery"]
+
+
 class EngineRates(Struct, frozen=True, kw_only=True):
     """Show what a worker's engine computed in about the last 15 seconds."""
 
@@ -115,6 +118,8 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     max_running_rows: int
     cached_tokens: Annotated[int, Meta(description="Tokens of their KV caches: rows times the longest of them.")]
     max_cached_tokens: Annotated[int, Meta(description="Tokens of KV caches that fit into memory.")]
+    budget: Annotated[float, Meta(description="Share of the batch's tokens and rows that it may use, 0 to 1.")] = 1.0
+    strains: Annotated[list[Strain], Meta(description="Reasons why `budget` is below 1: the state of a Mac.")] = []
     rates: Annotated[
         EngineRates | None, Meta(description="null: the worker has just begun, or is of an older release.")
     ] = None

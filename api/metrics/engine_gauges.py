@@ -4,6 +4,7 @@ A worker's name may change with every start, so it is no label.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import get_args
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -38,6 +39,21 @@ def engine_gauges(loads: Loads) -> Iterable[Metric]:
         loads,
         lambda each: _ratio(sum(one.cached_tokens for one in each), sum(one.max_cached_tokens for one in each)),
     )
+    yield _gauge(
+        "budget_ratio",
+        "Least share of its budget that a worker may use.",
+        loads,
+        lambda each: min(w.budget for w in each),
+    )
+    strained = GaugeMetricFamily(
+        "scorepool_engine_strained",
+        "Workers whose budget heat, low memory or battery lowers.",
+        labels=["model", "host", "reason"],
+    )
+    for (model, host), each in loads.items():
+        for reason in get_args(wire.Strain):
+            strained.add_metric([model, host, reason], sum(reason in one.strains for one in each))
+    yield strained
     yield _gauge(
         "prefix_cache_hit_ratio", "Share of given tokens that a shared prefix had computed.", loads, _hit_ratio
     )

@@ -29,6 +29,7 @@ from scorepool.store.traces import open_tracer
 from scorepool.worker.claims.claim_plan import LOOK_S
 from scorepool.worker.claims.lease_length import BEATS_PER_LEASE
 from scorepool.worker.claims.leases import Claimed, ClaimedJob
+from scorepool.worker.machine.keep_awake import KeepAwake
 from scorepool.worker.machine.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.machine.sleep_hook import SleepHook
 from scorepool.worker.machine.watchdog import Watchdog, WatchedOperations
@@ -112,6 +113,10 @@ class Worker(JobHolder):
                 PeriodicTask(sweep.run, every_s=sweep.every_s, due_at=clock_s() + sweep.every_s),
                 *self.periodic_tasks(),
             ]
+            if self.settings.keep_awake:
+                keep_awake = KeepAwake(lambda: bool(self.in_flight), self.log)
+                tasks.append(PeriodicTask(keep_awake.update, every_s=1.0))
+                stack.callback(keep_awake.end)
             self.bootstrap(logging_level, date_format, log_format)
             stack.callback(self._say_goodbye)
             self._install_signal_handlers()

@@ -38,7 +38,8 @@ def gauges(text: str) -> dict[tuple[str, str], float]:
 
 async def test_workers_of_one_host_are_one_row(serving: Serving, redis: Redis):
     idle = msgspec.structs.replace(RATES, busy=0.0, step_s=None, rows_per_step=None, batch_fill=None)
-    workers = {"a": ("m1", load(RATES)), "b": ("m1", load(idle, 300)), "c": ("m2", load(None)), "d": ("m2", None)}
+    strained = msgspec.structs.replace(load(idle, 300), budget=0.25, strains=["heat", "battery"])
+    workers = {"a": ("m1", load(RATES)), "b": ("m1", strained), "c": ("m2", load(None)), "d": ("m2", None)}
     for name, (host, shown) in workers.items():
         redis.hset(f"rq:worker:{name}", "hostname", host)
         FakeWorker(redis, name=name).register(load=shown)
@@ -58,6 +59,13 @@ async def test_workers_of_one_host_are_one_row(serving: Serving, redis: Redis):
         ("kv_cache_ratio", m1): 0.2,
         ("prefix_cache_hit_ratio", m1): 0.25,
         ("kv_cache_ratio", m2): 0.1,
+        ("budget_ratio", m1): 0.25,
+        ("budget_ratio", m2): 1.0,
+        **{
+            ("strained", f'host="{host}",model="demo",reason="{reason}"'): float(host == "m1" and reason != "memory")
+            for host in ("m1", "m2")
+            for reason in ("heat", "memory", "battery")
+        },
     }
     assert {one["worker"]: one["load"] and one["load"]["rates"] is None for one in listed}["a"] is False
     assert "m1" not in str(listed)  # hosts are for operators

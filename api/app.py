@@ -35,6 +35,7 @@ from scorepool.api.routes import (
 )
 from scorepool.api.routes.dialects import router_of
 from scorepool.api.state import State
+from scorepool.api.trace_context import TraceContext
 from scorepool.store import Settings
 
 WEBHOOKS = (webhook_endpoints, webhook_secrets, webhook_deliveries)
@@ -92,6 +93,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(ShutdownMiddleware)
     app.add_middleware(LingeringClose)
     app.add_middleware(MetricsMiddleware, metrics=state.metrics)
+    if state.tracer is not None:
+        app.add_middleware(TraceContext)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestId)  # the outermost
     return app

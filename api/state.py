@@ -29,6 +29,7 @@ from scorepool.api.repositories.webhook_secrets import WebhookSecrets
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
 from scorepool.store import Settings
+from scorepool.store.traces import Tracer, open_tracer
 
 MAX_CONNECTIONS = 64
 LAST_READS_S = 0.05  # for clients that were answered as the server stops: each reads its job once more
@@ -60,6 +61,7 @@ class State:
     admission: Admission
     submission: Submission
     streaming: Streaming
+    tracer: Tracer | None
 
     @classmethod
     def create(cls, settings: Settings) -> Self:
@@ -75,7 +77,8 @@ class State:
         endpoints = WebhookEndpoints(redis, settings, quota.max_bytes)
         admission = Admission(settings, redis, models, endpoints)
         snapshots = QueueSnapshots(redis, models)
-        submission = Submission(settings, admission, models, queue, jobs, waiting, metrics)
+        tracer = open_tracer(settings, "api")
+        submission = Submission(settings, admission, models, queue, jobs, waiting, metrics, tracer)
         return cls(
             settings=settings,
             keyring=keyring,
@@ -97,6 +100,7 @@ class State:
             admission=admission,
             submission=submission,
             streaming=Streaming(submission, waiting, metrics),
+            tracer=tracer,
         )
 
     async def close(self) -> None:
@@ -110,3 +114,5 @@ class State:
         await self.models.close()
         await self.stream_redis.aclose()
         await self.redis.aclose()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)

@@ -72,7 +72,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.repositories": {"api.dialects", "api.http", "store", "wire"},
     "api.metrics": {"api.repositories", "store", "wire"},
     "api.admission": {"api.http", "api.repositories", "store", "wire"},
-    "api.submission": {"api.admission", "api.http", "api.metrics", "api.repositories", "store", "wire"},
+    "api.trace_context": {"store", "wire"},
+    "api.submission": {
+        "api.admission", "api.http", "api.metrics", "api.repositories", "api.trace_context", "store", "wire",
+    },
     "api.streaming": {
         "api.delta_order", "api.event_cursor", "api.http", "api.metrics", "api.repositories", "api.submission", "wire",
     },
@@ -124,7 +127,7 @@ LIBRARIES: dict[str, set[str]] = {
     "wire.result": {"pandas", "pyarrow"},  # for type checkers only: see NEVER_LOADS
     "wire.arrays": {"numpy"},
     "wire.tables": {"pyarrow"},
-    "store": {"msgspec", "redis", "rq"},
+    "store": {"msgspec", "opentelemetry", "redis", "rq"},  # opentelemetry in otel.py only
     "engine": set(),
     "engine.mlx_thread": {"mlx"},
     "engine.model": {"huggingface_hub", "mlx", "mlx_lm"},

@@ -87,7 +87,7 @@ class State:
             waiting=waiting,
             metrics=metrics,
             snapshots=snapshots,
-            history=History(redis, snapshots),
+            history=History(redis, snapshots, models),
             models=models,
             jobs=jobs,
             queue=queue,

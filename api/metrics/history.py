@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from scorepool import store, wire
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories import decode
+from scorepool.api.repositories.models import Models
 
 logger = logging.getLogger(__name__)
 SLOT_S = 20
@@ -25,13 +26,20 @@ class Point(Struct, frozen=True, kw_only=True):
     num_running: int
     num_results: int  # since the beginning of the deployment, as the next
     num_failures: int
+    tokens_per_s: float  # read and generated
+
+
+def tokens_per_s(served: wire.ServedModel) -> float:
+    """Return the tokens per second that a worker has just read and generated."""
+    rates = served.load.rates if served.load else None
+    return rates.prompt_tokens_per_s + rates.generated_tokens_per_s if rates else 0.0
 
 
 class History:
     """The points of the last hour."""
 
-    def __init__(self, redis: Redis, snapshots: QueueSnapshots) -> None:
-        self._redis, self._snapshots = redis, snapshots
+    def __init__(self, redis: Redis, snapshots: QueueSnapshots, models: Models) -> None:
+        self._redis, self._snapshots, self._models = redis, snapshots, models
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -73,6 +81,7 @@ class History:
             num_running=sum(counts["started"] for counts in jobs),
             num_results=num_results,
             num_failures=sum(snapshot.outcomes.values()) - num_results,
+            tokens_per_s=sum(map(tokens_per_s, await self._models.live())),
         )
         async with self._redis.pipeline() as pipeline:
             pipeline.rpush(store.Keys.history, wire.encode(point))

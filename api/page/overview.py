@@ -13,6 +13,7 @@ from scorepool import store, wire
 from scorepool.api.dependencies import HistoryDep
 from scorepool.api.http.errors import TooManyEvents
 from scorepool.api.http.sse import EventStream
+from scorepool.api.metrics.history import tokens_per_s
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot, QueueSnapshots
 from scorepool.api.page.formatting import percent
 from scorepool.api.page.rendering import HEADERS, PageRoute, html, render
@@ -49,6 +50,10 @@ class WorkerRow:
         return f"{load.running_rows}/{load.max_running_rows}" if load else "–"
 
     @property
+    def tokens_per_s(self) -> float:
+        return tokens_per_s(self.served)
+
+    @property
     def kv(self) -> str:
         load = self.served.load
         return percent(load.cached_tokens, load.max_cached_tokens) if load else "–"
@@ -71,14 +76,23 @@ def overview_of(snapshot: QueueSnapshot, live: Sequence[wire.ServedModel]) -> di
     failures = {code: number for code, number in snapshot.outcomes.items() if code != "result" and number}
     return {
         "queues": queues,
-        "workers": [WorkerRow(one, "ok" if one.takes_jobs else "stopped by a crosscheck") for one in live],
+        "workers": [WorkerRow(one, state_of(one)) for one in live],
         "num_queued": sum(row.queued for row in queues),
         "num_running": sum(row.running for row in queues),
         "num_results": snapshot.outcomes.get("result", 0),
         "failures": failures,
         "deliveries": snapshot.deliveries,
-        "tokens_per_s": sum(one.link.tokens_per_s or 0.0 for one in live if one.link),
+        "tokens_per_s": sum(map(tokens_per_s, live)),
     }
+
+
+def state_of(served: wire.ServedModel) -> str:
+    """Say whether a worker takes jobs, and what slows it."""
+    if not served.takes_jobs:
+        return "stopped by a crosscheck"
+    if served.load and served.load.strains:
+        return f"slowed to {served.load.budget:.0%} by {', '.join(served.load.strains)}"
+    return "ok"
 
 
 class OverviewFeed:

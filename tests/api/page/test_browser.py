@@ -1,0 +1,124 @@
+"""The page in a real Chromium: it is live, works by keyboard, is accessible, and runs nothing of a client's text."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scorepool import Client, Score, ScoreItem
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
+
+playwright = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine: apt install chromium"),
+    pytest.mark.timeout(180),
+]
+HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>\u202e"
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def url(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the demo model; yield the API's URL."""
+    state = tmp_path_factory.mktemp("p")
+    models = [f"demo={root}/scorepool/models/demo"]
+    with Stack(models, state=state, environ={"SCOREPOOL_PORT": str(free_port())}, logs=state / "logs") as stack:
+        yield stack.url
+
+
+@pytest.fixture(scope="module")
+def job_id(url: str) -> str:
+    """The id of a job whose result is shown."""
+    items = [
+        ScoreItem(prompt="import", completion=" os\nimport sys\n\ndef main():\n    return os.path.join('a', 'b')\n"),
+        ScoreItem(prompt="a", completion=HOSTILE),
+    ]
+    with Client(url) as client:
+        job = client.submit(Score(model="demo", items=items, rank=True, entropy=True, top_logprobs=5)).detach()
+        job.result()
+        return job.id
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["playwright.Browser"]:
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: "playwright.Browser") -> Iterator["playwright.Page"]:
+    """A page that fails the test for an error in its console, among them what its policy refuses."""
+    errors: list[str] = []
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("requestfailed", lambda request: None if "/events" in request.url else errors.append(request.url))
+    yield page
+    page.close()
+    assert errors == []
+
+
+def test_the_overview_is_live(url: str, page: "playwright.Page"):
+    page.goto(url)
+    done = page.locator("#live dt", has_text="done").locator("xpath=following-sibling::dd")
+    before = int(done.inner_text())
+    with Client(url) as client:
+        client.score("demo", [("a", " b")])
+    playwright.expect(done).to_have_text(str(before + 1), timeout=30_000)
+
+
+def test_tokens_are_reached_by_keyboard_and_show_what_is_likely(url: str, job_id: str, page: "playwright.Page"):
+    page.goto(f"{url}/jobs/{job_id}")
+    page.locator("#t0").focus()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(page.locator("#t1")).to_be_focused()
+    detail = page.locator("#detail")
+    playwright.expect(detail).to_contain_text("logprob -")
+    assert detail.locator("li").count() == 5
+    page.keyboard.press("End")
+    playwright.expect(page.locator(".t").last).to_be_focused()
+    page.locator(".least a").first.click()
+    playwright.expect(page.locator(".t:focus")).to_have_count(1)
+
+
+def test_the_numbers_are_those_of_the_result(url: str, job_id: str, page: "playwright.Page"):
+    with Client(url) as client:
+        sequence = client.result(job_id).sequences[0]
+    assert sequence.logprobs is not None
+    page.goto(f"{url}/jobs/{job_id}")
+    shown = page.locator(".t").evaluate_all("all => all.map(each => each.dataset.logprob)")
+    assert shown == [f"{each:.4f}" for each in sequence.logprobs]
+    sums = page.locator("dt", has_text="logprob sum").locator("xpath=following-sibling::dd").inner_text()
+    assert float(sums) == pytest.approx(sequence.logprob_sum, abs=1e-3)
+
+
+def test_no_text_of_a_client_runs(url: str, job_id: str, page: "playwright.Page"):
+    page.goto(f"{url}/jobs/{job_id}?sequence=1")
+    page.locator(".t").first.hover()
+    assert "run" not in page.title().split()
+    assert page.locator("main img").count() == 0
+    joined = "".join(page.locator(".t").all_inner_texts()).replace("·", " ")
+    assert "<script>" in joined
+    assert "\\u202e" in joined or "\\x80\\xae" in joined  # in one token or in several
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pages_are_accessible_and_fit(url: str, job_id: str, browser: "playwright.Browser", width: int, scheme: str):
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}?by=rank", "/jobs/nothing"):
+        page.goto(url + path)
+        found = axe.Axe().run(page).response["violations"]
+        serious = [
+            (one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found if one["impact"] in SERIOUS
+        ]
+        assert serious == [], (path, json.dumps(serious, indent=1))
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+    page.close()

@@ -133,7 +133,7 @@ def test_the_wheel_adds_one_package_with_real_files(root: Path, wheel: Path):
     assert {name.split("/")[0] for name in names} == {"scorepool"}
     assert len(licenses) == 1
     for room in ROOMS:
-        files = [path for path in (root / room).rglob("*") if path.suffix in (".py", ".lua", ".json")]
+        files = [path for path in (root / room).rglob("*") if path.suffix in (".py", ".lua", ".json", ".html", ".js", ".css", ".svg")]
         assert {f"scorepool/{path.relative_to(root)}" for path in files} - names == set()
     data = ("py.typed", "cli.py", "local/stack.py", "models/demo/model.safetensors", "models/demo/tokenizer.json")
     assert {f"scorepool/{name}" for name in data} - names == set()

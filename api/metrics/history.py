@@ -83,8 +83,7 @@ class History:
             num_failures=sum(snapshot.outcomes.values()) - num_results,
             tokens_per_s=sum(map(tokens_per_s, await self._models.live())),
         )
-        async with self._redis.pipeline() as pipeline:
-            pipeline.rpush(store.Keys.history, wire.encode(point))
-            pipeline.ltrim(store.Keys.history, -NUM_SLOTS, -1)
-            pipeline.expire(store.Keys.history, 2 * 3600)
-            await pipeline.execute()
+        length: Any = await self._redis.rpush(store.Keys.history, wire.encode(point))
+        if length > NUM_SLOTS:
+            await self._redis.lpop(store.Keys.history, length - NUM_SLOTS)
+        await self._redis.expire(store.Keys.history, 2 * 3600)

@@ -16,8 +16,8 @@ from scorepool.api.http import errors, openapi
 from scorepool.api.http.loopback import LoopbackOnly
 from scorepool.api.http.middleware import HeadAsGet, LingeringClose, RequestId, ShutdownMiddleware
 from scorepool.api.metrics.prometheus import MetricsMiddleware
+from scorepool.api.page import compare, login, overview
 from scorepool.api.page import jobs as jobs_page
-from scorepool.api.page import login, overview
 from scorepool.api.page.rendering import STATIC
 from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.api.routes import (
@@ -81,7 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.overview_feed = overview.OverviewFeed(state.snapshots, state.models)
     for route in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations, docs):
         app.include_router(route.router)
-    for page in (overview, jobs_page, login):
+    for page in (overview, jobs_page, compare, login):
         app.include_router(page.router)
     app.mount("/static", StaticFiles(directory=STATIC), "static")
     for dialect in DIALECTS:

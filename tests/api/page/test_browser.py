@@ -1,6 +1,7 @@
 """The page in a real Chromium: it is live, works by keyboard, is accessible, and runs nothing of a client's text."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,33 @@ def test_the_numbers_are_those_of_the_result(url: str, job_id: str, page: "playw
     assert float(sums) == pytest.approx(sequence.logprob_sum, abs=1e-3)
 
 
+def test_two_results_are_compared_token_by_token(url: str, job_id: str, page: "playwright.Page"):
+    completion = " os\nimport sys\n\ndef main():\n    return os.path.join('a', 'b')\n"
+    with Client(url) as client:
+        job = client.submit(
+            Score(model="demo", items=[ScoreItem(prompt="import", completion=completion)], temperature=2)
+        ).detach()
+        other = job.result().sequences[0]
+        first = client.result(job_id).sequences[0]
+    assert first.logprobs is not None
+    assert other.logprobs is not None
+    page.goto(f"{url}/jobs/{job_id}")
+    page.get_by_label("Compare with job").fill(job.id)
+    page.get_by_role("button", name="Side by side").click()
+    shown = page.locator("#d0").locator("xpath=..").locator(".t").evaluate_all("all => all.map(each => each.dataset)")
+    assert [float(each["difference"]) for each in shown] == [
+        pytest.approx(b - a, abs=6e-5) for a, b in zip(first.logprobs, other.logprobs, strict=True)
+    ]
+    page.locator("#d0").focus()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(page.locator("#detail")).to_contain_text("B − A")
+    page.locator("#b0").focus()  # another map: its own place is kept
+    page.keyboard.press("End")
+    playwright.expect(page.locator(f"#b{len(shown) - 1}")).to_be_focused()
+    page.locator(".least a").first.click()
+    playwright.expect(page.locator(".t:focus")).to_have_attribute("id", re.compile("d[0-9]+"))
+
+
 def test_no_text_of_a_client_runs(url: str, job_id: str, page: "playwright.Page"):
     page.goto(f"{url}/jobs/{job_id}?sequence=1")
     page.locator(".t").first.hover()
@@ -113,7 +141,8 @@ def test_no_text_of_a_client_runs(url: str, job_id: str, page: "playwright.Page"
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_are_accessible_and_fit(url: str, job_id: str, browser: "playwright.Browser", width: int, scheme: str):
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}?by=rank", "/jobs/nothing"):
+    compared = f"/jobs/{job_id}/compare?with={job_id}&other_sequence=1"
+    for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}?by=rank", compared, "/jobs/nothing"):
         page.goto(url + path)
         found = axe.Axe().run(page).response["violations"]
         serious = [

@@ -127,6 +127,16 @@ def test_two_results_are_compared_token_by_token(url: str, job_id: str, page: "p
     playwright.expect(page.locator(".t:focus")).to_have_attribute("id", re.compile("d[0-9]+"))
 
 
+def test_the_buttons_work_in_a_browser(url: str, page: "playwright.Page"):
+    with Client(url) as client:
+        job = client.submit(Score(model="demo", items=[ScoreItem(prompt="a", completion=" b")])).detach()
+        job.result()
+        page.goto(f"{url}/jobs/{job.id}")
+        page.get_by_role("button", name="Delete").click()
+        playwright.expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+        assert job.id not in {each.id for each in client.jobs().jobs}
+
+
 def test_no_text_of_a_client_runs(url: str, job_id: str, page: "playwright.Page"):
     page.goto(f"{url}/jobs/{job_id}?sequence=1")
     page.locator(".t").first.hover()

@@ -12,7 +12,7 @@ NUM_STEPS = 10
 NUM_LEAST_LIKELY = 20
 NUM_BARS = 20
 # The value of each step's upper end: nats of surprise, ranks, nats of entropy. The last step has no end.
-_ENDS: dict[Scale, list[float]] = {
+ENDS: dict[Scale, list[float]] = {
     "logprob": [0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 4.5, 6.5, 9.0],
     "rank": [1, 2, 3, 5, 10, 20, 50, 200, 1000],
     "entropy": [0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
@@ -140,12 +140,12 @@ def show_sequence(sequence: wire.SequenceResult, by: Scale, start: int) -> Shown
 
 def step_of(value: float | None, by: Scale) -> int | None:
     """Return the step of a value, 0 being the most expected."""
-    return None if value is None else sum(value > end for end in _ENDS[by])
+    return None if value is None else sum(value > end for end in ENDS[by])
 
 
 def legend_of(by: Scale) -> list[str]:
     """Describe each step."""
-    ends = [f"{end:g}" for end in _ENDS[by]]
+    ends = [f"{end:g}" for end in ENDS[by]]
     return [f"≤ {ends[0]}", *(f"≤ {end}" for end in ends[1:]), f"> {ends[-1]}"]
 
 

@@ -32,10 +32,10 @@ function jump() {
 }
 
 for (const map of document.querySelectorAll(".map")) {
-  const tokens = [...map.querySelectorAll(".t")];
   map.addEventListener("mouseover", (event) => event.target.matches(".t") && show(event.target));
   map.addEventListener("focusin", (event) => event.target.matches(".t") && show(event.target));
   map.addEventListener("keydown", (event) => {
+    const tokens = [...map.querySelectorAll(".t")];
     const at = tokens.indexOf(event.target);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tokens.length - 1 }[event.key];
     if (at < 0 || to === undefined || !tokens[to]) return;

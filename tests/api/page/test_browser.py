@@ -2,34 +2,16 @@
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from scorepool import Client, Score, ScoreItem
-from scorepool.local.demo import free_port
-from scorepool.local.stack import Stack
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine: apt install chromium"),
-    pytest.mark.timeout(180),
-]
+pytestmark = pytest.mark.timeout(180)
 HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>\u202e"
 SERIOUS = ("serious", "critical")
-
-
-@pytest.fixture(scope="module")
-def url(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve the demo model; yield the API's URL."""
-    state = tmp_path_factory.mktemp("p")
-    models = [f"demo={root}/scorepool/models/demo"]
-    with Stack(models, state=state, environ={"SCOREPOOL_PORT": str(free_port())}, logs=state / "logs") as stack:
-        yield stack.url
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +25,6 @@ def job_id(url: str) -> str:
         job = client.submit(Score(model="demo", items=items, rank=True, entropy=True, top_logprobs=5)).detach()
         job.result()
         return job.id
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["playwright.Browser"]:
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: "playwright.Browser") -> Iterator["playwright.Page"]:
-    """A page that fails the test for an error in its console, among them what its policy refuses."""
-    errors: list[str] = []
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("requestfailed", lambda request: None if "/events" in request.url else errors.append(request.url))
-    yield page
-    page.close()
-    assert errors == []
 
 
 def test_the_overview_is_live(url: str, page: "playwright.Page"):

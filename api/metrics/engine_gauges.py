@@ -27,20 +27,32 @@ def engine_gauges(loads: Loads) -> Iterable[Metric]:
                 tokens.add_metric([model, host, kind], sum(getattr(one, f"{kind}_tokens_per_s") for one in rates))
     yield tokens
     yield _gauge(
-        "steps_per_second", "Steps of the engine.", loads, lambda each: _sum(r.steps_per_s for r in _rates(each))
+        "scorepool_engine_steps_per_second",
+        "Steps of the engine.",
+        loads,
+        lambda each: _sum(r.steps_per_s for r in _rates(each)),
     )
-    yield _gauge("busy_ratio", "Share of the time in which a step ran.", loads, _mean(lambda rates: rates.busy))
-    yield _gauge("step_seconds", "Mean time of a step.", loads, _mean(lambda rates: rates.step_s))
-    yield _gauge("step_rows", "Mean sequences in a step.", loads, _mean(lambda rates: rates.rows_per_step))
-    yield _gauge("batch_fill_ratio", "How full a step was on average.", loads, _mean(lambda rates: rates.batch_fill))
     yield _gauge(
-        "kv_cache_ratio",
+        "scorepool_engine_busy_ratio", "Share of the time in which a step ran.", loads, _mean(lambda rates: rates.busy)
+    )
+    yield _gauge("scorepool_engine_step_seconds", "Mean time of a step.", loads, _mean(lambda rates: rates.step_s))
+    yield _gauge(
+        "scorepool_engine_step_rows", "Mean sequences in a step.", loads, _mean(lambda rates: rates.rows_per_step)
+    )
+    yield _gauge(
+        "scorepool_engine_batch_fill_ratio",
+        "How full a step was on average.",
+        loads,
+        _mean(lambda rates: rates.batch_fill),
+    )
+    yield _gauge(
+        "scorepool_engine_kv_cache_ratio",
         "Share of the KV caches that fit into memory, which sequences hold between steps.",
         loads,
         lambda each: _ratio(sum(one.cached_tokens for one in each), sum(one.max_cached_tokens for one in each)),
     )
     yield _gauge(
-        "budget_ratio",
+        "scorepool_engine_budget_ratio",
         "Least share of its budget that a worker may use.",
         loads,
         lambda each: min(w.budget for w in each),
@@ -55,12 +67,15 @@ def engine_gauges(loads: Loads) -> Iterable[Metric]:
             strained.add_metric([model, host, reason], sum(reason in one.strains for one in each))
     yield strained
     yield _gauge(
-        "prefix_cache_hit_ratio", "Share of given tokens that a shared prefix had computed.", loads, _hit_ratio
+        "scorepool_engine_prefix_cache_hit_ratio",
+        "Share of given tokens that a shared prefix had computed.",
+        loads,
+        _hit_ratio,
     )
 
 
 def _gauge(name: str, text: str, loads: Loads, measure: Measure) -> Metric:
-    family = GaugeMetricFamily(f"scorepool_engine_{name}", text, labels=["model", "host"])
+    family = GaugeMetricFamily(name, text, labels=["model", "host"])
     for labels, each in loads.items():
         value = measure(each)
         if value is not None:

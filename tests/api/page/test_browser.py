@@ -3,6 +3,7 @@
 import json
 import re
 
+import httpx
 import pytest
 
 from scorepool import Client, Score, ScoreItem
@@ -106,6 +107,20 @@ def test_no_text_of_a_client_runs(url: str, job_id: str, page: "playwright.Page"
     joined = "".join(page.locator(".t").all_inner_texts()).replace("·", " ")
     assert "<script>" in joined
     assert "\\u202e" in joined or "\\x80\\xae" in joined  # in one token or in several
+
+
+def test_every_route_is_described_and_can_be_tried(url: str, page: "playwright.Page"):
+    document = httpx.get(f"{url}/openapi.json", trust_env=False).json()
+    page.goto(f"{url}/docs")
+    paths = page.locator(".opblock-summary-path")
+    number = sum(len(methods) for methods in (*document["paths"].values(), *document["webhooks"].values()))
+    playwright.expect(paths).to_have_count(number, timeout=30_000)
+    shown = {path.replace("\u200b", "") for path in paths.all_inner_texts()}
+    assert shown == {*document["paths"], *document["webhooks"]}
+    page.locator(".opblock", has_text="/healthz").locator("button").first.click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    playwright.expect(page.locator(".live-responses-table .response .response-col_status")).to_contain_text("200")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -202,10 +202,11 @@ async def test_texts_of_clients_are_escaped_everywhere(serving: Serving, worker:
 
 async def test_pages_load_nothing_from_other_hosts(serving: Serving, worker: FakeWorker):
     async with serving() as http:
-        body = (await http.get("/")).text
-        assert not re.search(r'(?:src|href|action)="(?!/)', body.replace('href="#main"', ""))
-        for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', body):
-            assert (await http.get(path)).status_code == 200, path
+        for page in ("/", "/jobs", "/playground", "/docs"):
+            body = (await http.get(page)).text
+            assert not re.search(r'(?:src|href|action)="(?!/)', body.replace('href="#main"', ""))
+            for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', body):
+                assert (await http.get(path)).status_code == 200, path
 
 
 async def test_the_overview_changes_and_is_rendered_once_for_all(

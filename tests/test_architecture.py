@@ -66,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.http": {"wire"},
     "api.delta_order": {"wire"},
     "api.event_cursor": {"api.delta_order", "wire"},
+    "api.job_events": {"api.event_cursor", "api.http", "api.repositories", "wire"},
     "api.connection": {"store"},
     "api.auth": {"api.http", "store"},
     "api.dialects": {"wire"},
@@ -91,12 +92,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "store", "wire",
     },
     "api.page": {
-        "api.auth", "api.dependencies", "api.http", "api.metrics", "api.repositories", "api.submission", "store",
-        "wire",
+        "api.auth", "api.dependencies", "api.event_cursor", "api.http", "api.job_events", "api.metrics",
+        "api.repositories", "api.streaming", "api.submission", "store", "wire",
     },
     "api.routes": {
-        "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.metrics", "api.repositories",
-        "api.streaming", "api.submission", "wire",
+        "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.job_events", "api.metrics",
+        "api.repositories", "api.streaming", "api.submission", "wire",
     },
     # the SDK and the command
     "scorepool": {"store", "wire"},

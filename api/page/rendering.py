@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from scorepool.api.http import openapi
-from scorepool.api.http.errors import ApiError, redis_unanswered
+from scorepool.api.http.errors import ApiError, Unauthorized, redis_unanswered
 from scorepool.api.page import formatting
 
 STATIC = Path(__file__).with_name("static")
@@ -23,7 +23,7 @@ HEADERS = {
         "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers send forms with `Origin: null`
     "Cache-Control": "no-store",
 }
 _environment = Environment(
@@ -76,3 +76,18 @@ class PageRoute(APIRoute):
                 return error_page(503, redis_unanswered().message)
 
         return handle_errors
+
+
+class ScriptRoute(APIRoute):
+    """A route that the page's scripts call. Errors are those of the API, in JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        handle = super().get_route_handler()
+
+        async def handle_login(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except LoginNeeded:
+                raise Unauthorized("the session has ended: load the page again and log in") from None
+
+        return handle_login

@@ -12,7 +12,7 @@ NUM_STEPS = 10
 NUM_LEAST_LIKELY = 20
 NUM_BARS = 20
 # The value of each step's upper end: nats of surprise, ranks, nats of entropy. The last step has no end.
-_ENDS: dict[Scale, list[float]] = {
+ENDS: dict[Scale, list[float]] = {
     "logprob": [0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 4.5, 6.5, 9.0],
     "rank": [1, 2, 3, 5, 10, 20, 50, 200, 1000],
     "entropy": [0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
@@ -79,49 +79,59 @@ class ShownSequence:
     has_entropies: bool
 
 
-def show_sequence(sequence: wire.SequenceResult, by: Scale, start: int) -> ShownSequence:
-    """Prepare the tokens from `start` on, at most MAX_SHOWN of them."""
-    logprobs = _column(sequence.logprobs, sequence)
-    ranks = sequence.ranks or [None] * len(sequence.token_ids)
-    entropies = _column(sequence.entropies, sequence)
-    values_by: dict[Scale, list[float | None]] = {
-        "logprob": [None if each is None else -each for each in logprobs],
-        "rank": [None if each is None else float(each) for each in ranks],
-        "entropy": entropies,
-    }
-    values = values_by[by]
+class TokenReader:
+    """Read a sequence's tokens as the heat map of one scale shows them."""
 
-    def shown(index: int) -> ShownToken:
+    def __init__(self, sequence: wire.SequenceResult, by: Scale) -> None:
+        self._sequence, self._by = sequence, by
+        self.logprobs = _column(sequence.logprobs, sequence)
+        self._ranks = sequence.ranks or [None] * len(sequence.token_ids)
+        self._entropies = _column(sequence.entropies, sequence)
+        values_by: dict[Scale, list[float | None]] = {
+            "logprob": [None if each is None else -each for each in self.logprobs],
+            "rank": [None if each is None else float(each) for each in self._ranks],
+            "entropy": self._entropies,
+        }
+        self.values = values_by[by]
+
+    def token(self, index: int) -> ShownToken:
+        """Return the token at `index`."""
+        sequence = self._sequence
         text, is_line_end = visible(sequence.token_bytes[index])
         return ShownToken(
             index=index,
             text=text,
             is_line_end=is_line_end,
             token_id=sequence.token_ids[index],
-            logprob=logprobs[index],
-            rank=ranks[index],
-            entropy=entropies[index],
-            step=step_of(values[index], by),
+            logprob=self.logprobs[index],
+            rank=self._ranks[index],
+            entropy=self._entropies[index],
+            step=step_of(self.values[index], self._by),
             is_prompt=index < sequence.num_reported_prompt_tokens,
             alternatives=_alternatives(sequence, index),
         )
 
+
+def show_sequence(sequence: wire.SequenceResult, by: Scale, start: int) -> ShownSequence:
+    """Prepare the tokens from `start` on, at most MAX_SHOWN of them."""
+    reader = TokenReader(sequence, by)
+    logprobs = reader.logprobs
     scored = [index for index, each in enumerate(logprobs) if each is not None]
     total = math.fsum(logprobs[index] or 0.0 for index in scored)
     num_bytes = sum(len(sequence.token_bytes[index]) for index in scored)
     least = sorted(scored, key=lambda index: (logprobs[index] or 0.0, index))[:NUM_LEAST_LIKELY]
     return ShownSequence(
-        tokens=[shown(index) for index in range(start, min(start + MAX_SHOWN, len(sequence.token_ids)))],
+        tokens=[reader.token(index) for index in range(start, min(start + MAX_SHOWN, len(sequence.token_ids)))],
         start=start,
         num_tokens=len(sequence.token_ids),
         num_scored=len(scored),
         logprob_sum=total if scored else None,
-        perplexity=_exp(-total / len(scored)) if scored else None,
+        perplexity=finite_exp(-total / len(scored)) if scored else None,
         bits_per_byte=-total / math.log(2) / num_bytes if num_bytes else None,
-        least_likely=[shown(index) for index in least],
+        least_likely=[reader.token(index) for index in least],
         legend=legend_of(by),
         unit=_UNITS[by],
-        missing="" if any(each is not None for each in values) else _ADDED_BY.get(by, "logprobs"),
+        missing="" if any(each is not None for each in reader.values) else _ADDED_BY.get(by, "logprobs"),
         bars=histogram([-(logprobs[index] or 0.0) for index in scored]),
         has_ranks=sequence.ranks is not None,
         has_entropies=sequence.entropies is not None,
@@ -130,12 +140,12 @@ def show_sequence(sequence: wire.SequenceResult, by: Scale, start: int) -> Shown
 
 def step_of(value: float | None, by: Scale) -> int | None:
     """Return the step of a value, 0 being the most expected."""
-    return None if value is None else sum(value > end for end in _ENDS[by])
+    return None if value is None else sum(value > end for end in ENDS[by])
 
 
 def legend_of(by: Scale) -> list[str]:
     """Describe each step."""
-    ends = [f"{end:g}" for end in _ENDS[by]]
+    ends = [f"{end:g}" for end in ENDS[by]]
     return [f"≤ {ends[0]}", *(f"≤ {end}" for end in ends[1:]), f"> {ends[-1]}"]
 
 
@@ -183,7 +193,8 @@ def _column(column: wire.Floats | None, sequence: wire.SequenceResult) -> list[f
     return [None] * len(sequence.token_ids) if column is None else column.values()
 
 
-def _exp(value: float) -> float | None:
+def finite_exp(value: float) -> float | None:
+    """Return e to the power of `value`, None if no float can hold it."""
     try:
         return math.exp(value)
     except OverflowError:

@@ -1,5 +1,4 @@
 // Shows the numbers of the token under the pointer or the keyboard's focus. Arrow keys move between tokens.
-const map = document.getElementById("map");
 const detail = document.getElementById("detail");
 
 function line(tag, text) {
@@ -9,12 +8,12 @@ function line(tag, text) {
 }
 
 function show(token) {
-  const { id, logprob, p, rank, entropy, top } = token.dataset;
-  const numbers = [`id ${id}`, `logprob ${logprob}`, `p ${p}`, `rank ${rank}`, `entropy ${entropy}`];
+  const { id, logprob, p, rank, entropy, b, difference, top } = token.dataset;
+  const numbers = Object.entries({ id, logprob, "under B": b, "B − A": difference, p, rank, entropy });
   const text = line("p", "");
   const name = line("strong", token.textContent);
   name.className = "id";
-  text.append(name, ` ${numbers.filter((each) => !each.endsWith("–")).join(", ")}`);
+  text.append(name, ` ${numbers.filter(([, number]) => number && number !== "–").map((each) => each.join(" ")).join(", ")}`);
   const likely = document.createElement("ol");
   for (const each of top.split("\n")) if (each.trim()) likely.append(line("li", each));
   detail.replaceChildren(text, likely);
@@ -22,26 +21,27 @@ function show(token) {
 }
 
 function focus(token) {
-  map.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
+  token.closest(".map").querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
   token.setAttribute("tabindex", "0");
   token.focus();
 }
 
-if (map) {
-  const tokens = [...map.querySelectorAll(".t")];
+function jump() {
+  const token = document.getElementById(location.hash.slice(1));
+  if (token?.matches(".t")) focus(token);
+}
+
+for (const map of document.querySelectorAll(".map")) {
   map.addEventListener("mouseover", (event) => event.target.matches(".t") && show(event.target));
   map.addEventListener("focusin", (event) => event.target.matches(".t") && show(event.target));
   map.addEventListener("keydown", (event) => {
+    const tokens = [...map.querySelectorAll(".t")];
     const at = tokens.indexOf(event.target);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tokens.length - 1 }[event.key];
     if (at < 0 || to === undefined || !tokens[to]) return;
     event.preventDefault();
     focus(tokens[to]);
   });
-  const jump = () => {
-    const token = document.getElementById(location.hash.slice(1));
-    if (token?.matches(".t")) focus(token);
-  };
-  addEventListener("hashchange", jump);
-  jump();
 }
+addEventListener("hashchange", jump);
+jump();

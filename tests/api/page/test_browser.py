@@ -1,35 +1,18 @@
 """The page in a real Chromium: it is live, works by keyboard, is accessible, and runs nothing of a client's text."""
 
 import json
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
+import re
 
 import httpx
 import pytest
 
 from scorepool import Client, Score, ScoreItem
-from scorepool.local.demo import free_port
-from scorepool.local.stack import Stack
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine: apt install chromium"),
-    pytest.mark.timeout(180),
-]
+pytestmark = pytest.mark.timeout(180)
 HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>\u202e"
 SERIOUS = ("serious", "critical")
-
-
-@pytest.fixture(scope="module")
-def url(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve the demo model; yield the API's URL."""
-    state = tmp_path_factory.mktemp("p")
-    models = [f"demo={root}/scorepool/models/demo"]
-    with Stack(models, state=state, environ={"SCOREPOOL_PORT": str(free_port())}, logs=state / "logs") as stack:
-        yield stack.url
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +26,6 @@ def job_id(url: str) -> str:
         job = client.submit(Score(model="demo", items=items, rank=True, entropy=True, top_logprobs=5)).detach()
         job.result()
         return job.id
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["playwright.Browser"]:
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: "playwright.Browser") -> Iterator["playwright.Page"]:
-    """A page that fails the test for an error in its console, among them what its policy refuses."""
-    errors: list[str] = []
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("requestfailed", lambda request: None if "/events" in request.url else errors.append(request.url))
-    yield page
-    page.close()
-    assert errors == []
 
 
 def test_the_overview_is_live(url: str, page: "playwright.Page"):
@@ -100,6 +62,43 @@ def test_the_numbers_are_those_of_the_result(url: str, job_id: str, page: "playw
     assert float(sums) == pytest.approx(sequence.logprob_sum, abs=1e-3)
 
 
+def test_two_results_are_compared_token_by_token(url: str, job_id: str, page: "playwright.Page"):
+    completion = " os\nimport sys\n\ndef main():\n    return os.path.join('a', 'b')\n"
+    with Client(url) as client:
+        job = client.submit(
+            Score(model="demo", items=[ScoreItem(prompt="import", completion=completion)], temperature=2)
+        ).detach()
+        other = job.result().sequences[0]
+        first = client.result(job_id).sequences[0]
+    assert first.logprobs is not None
+    assert other.logprobs is not None
+    page.goto(f"{url}/jobs/{job_id}")
+    page.get_by_label("Compare with job").fill(job.id)
+    page.get_by_role("button", name="Side by side").click()
+    shown = page.locator("#d0").locator("xpath=..").locator(".t").evaluate_all("all => all.map(each => each.dataset)")
+    assert [float(each["difference"]) for each in shown] == [
+        pytest.approx(b - a, abs=6e-5) for a, b in zip(first.logprobs, other.logprobs, strict=True)
+    ]
+    page.locator("#d0").focus()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(page.locator("#detail")).to_contain_text("B − A")
+    page.locator("#b0").focus()  # another map: its own place is kept
+    page.keyboard.press("End")
+    playwright.expect(page.locator(f"#b{len(shown) - 1}")).to_be_focused()
+    page.locator(".least a").first.click()
+    playwright.expect(page.locator(".t:focus")).to_have_attribute("id", re.compile("d[0-9]+"))
+
+
+def test_the_buttons_work_in_a_browser(url: str, page: "playwright.Page"):
+    with Client(url) as client:
+        job = client.submit(Score(model="demo", items=[ScoreItem(prompt="a", completion=" b")])).detach()
+        job.result()
+        page.goto(f"{url}/jobs/{job.id}")
+        page.get_by_role("button", name="Delete").click()
+        playwright.expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+        assert job.id not in {each.id for each in client.jobs().jobs}
+
+
 def test_no_text_of_a_client_runs(url: str, job_id: str, page: "playwright.Page"):
     page.goto(f"{url}/jobs/{job_id}?sequence=1")
     page.locator(".t").first.hover()
@@ -128,7 +127,8 @@ def test_every_route_is_described_and_can_be_tried(url: str, page: "playwright.P
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_are_accessible_and_fit(url: str, job_id: str, browser: "playwright.Browser", width: int, scheme: str):
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}?by=rank", "/jobs/nothing"):
+    compared = f"/jobs/{job_id}/compare?with={job_id}&other_sequence=1"
+    for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}?by=rank", compared, "/jobs/nothing"):
         page.goto(url + path)
         found = axe.Axe().run(page).response["violations"]
         serious = [

@@ -10,7 +10,7 @@ from redis import Redis
 from scorepool import store, wire
 from scorepool.api.page.overview import OverviewFeed
 from scorepool.api.repositories import sessions
-from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, generate, score
 from tests.api.fake_worker import RESULT, FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -202,7 +202,7 @@ async def test_texts_of_clients_are_escaped_everywhere(serving: Serving, worker:
 
 async def test_pages_load_nothing_from_other_hosts(serving: Serving, worker: FakeWorker):
     async with serving() as http:
-        for page in ("/", "/jobs", "/docs"):
+        for page in ("/", "/jobs", "/playground", "/docs"):
             body = (await http.get(page)).text
             assert not re.search(r'(?:src|href|action)="(?!/)', body.replace('href="#main"', ""))
             for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', body):
@@ -264,3 +264,27 @@ async def test_a_name_has_a_bounded_number_of_sessions(serving: Serving, redis: 
             reply = await http.get("/jobs", headers={"Cookie": f"scorepool_session={cookie}"})
             assert reply.status_code == status
             assert cookie.split(".")[1].encode() not in stored
+
+
+async def test_jobs_of_the_playground_are_those_of_the_login(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS, operator_keys="bob") as http:
+        body = generate(stream=True)
+        refused = await http.post("/playground/jobs", json=body, headers=ORIGIN)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "unauthorized")
+        await http.post("/login", data={"key": ALICE}, headers=ORIGIN)
+        for headers in ({}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
+            assert (await http.post("/playground/jobs", json=body, headers=headers)).status_code == 403
+        job_id = (await http.post("/playground/jobs", json=body, headers=ORIGIN)).json()["id"]
+        assert (await http.get(f"/v1/jobs/{job_id}", headers=bearer(ALICE))).json()["status"] == "queued"
+        await http.post("/login", data={"key": BOB}, headers=ORIGIN)
+        assert (await http.post(f"/playground/jobs/{job_id}/cancel", headers=ORIGIN)).status_code == 404
+        assert (await http.get(f"/playground/jobs/{job_id}/events")).status_code == 404
+        mine = await http.post("/playground/jobs?owner=alice", json=body, headers=ORIGIN)
+        reply = await http.get(f"/v1/jobs/{mine.json()['id']}", headers=bearer(BOB))
+        assert reply.status_code == 200  # an operator's own, whoever's jobs they look at
+        await http.post("/login", data={"key": ALICE}, headers=ORIGIN)
+        assert (await http.post(f"/playground/jobs/{job_id}/cancel", headers=ORIGIN)).status_code == 204
+        events = await http.get(f"/playground/jobs/{job_id}/events")
+        assert events.text.startswith("event: end\n")
+        assert (await http.get(f"/playground/jobs/{job_id}/events", headers={"Last-Event-ID": "x"})).status_code == 400
+        assert (await http.post("/playground/jobs", json={"type": "x"}, headers=ORIGIN)).status_code == 400

@@ -195,7 +195,8 @@ def test_the_guide_of_the_sdk_runs(stack: Stack, root: Path, capsys: pytest.Capt
     names: dict[str, Any] = {}
     exec(compile(guide, "docs/sdk.md", "exec"), names)
     assert names["receive"](b"{}", {}, [SECRET]) == 400
-    assert "invalid" not in capsys.readouterr().out
+    printed = capsys.readouterr().out  # with sampled texts, which may hold any word
+    assert not re.search(r"code='invalid'|^[0-9a-f]{32} invalid$", printed, re.MULTILINE)
     names["client"].close()
 
 

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from scorepool import wire
 from scorepool.api.dependencies import JobsDep
 from scorepool.api.http.errors import BadRequest
-from scorepool.api.http.large_replies import HeldResults, held_results
+from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.page.jobs import JobId
 from scorepool.api.page.rendering import PageRoute, html
-from scorepool.api.page.tokens import MAX_SHOWN, ShownToken, TokenReader, finite_exp, legend_of
-from scorepool.api.page.viewer import ViewerDep
+from scorepool.api.page.tokens import MAX_INLINE_TOKENS, MAX_SHOWN, ShownToken, TokenReader, finite_exp, legend_of
+from scorepool.api.page.viewer import ViewerDep, ViewerResultsDep
 from scorepool.api.repositories.jobs import Jobs
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -128,32 +128,33 @@ async def compare(
     job_id: JobId,
     viewer: ViewerDep,
     jobs: JobsDep,
+    held: ViewerResultsDep,
     other_id: Annotated[str, Query(alias="with", max_length=128)],
     sequence: Annotated[int, Query(ge=0)] = 0,
     other_sequence: Annotated[int, Query(ge=0)] = 0,
     start: Annotated[int, Query(ge=0)] = 0,
 ) -> Response:
     """Show two results, and the difference of their logprobs."""
-    with held_results(viewer.owner) as held:
-        first = await _result(jobs, viewer.owner, job_id, sequence, "sequence", held)
-        second = await _result(jobs, viewer.owner, other_id.strip(), other_sequence, "other_sequence", held)
+    first = await _result(jobs, viewer.owner, job_id, sequence, "sequence", held)
+    second = await _result(jobs, viewer.owner, other_id.strip(), other_sequence, "other_sequence", held)
 
-        def render() -> Response:
-            sides = [
-                {"id": job_id, "sequence": sequence, "result": first},
-                {"id": other_id.strip(), "sequence": other_sequence, "result": second},
-            ]
-            shown = compare_sequences(first.sequences[sequence], second.sequences[other_sequence], start)
-            return html(
-                "compare.html",
-                viewer=viewer,
-                sides=sides,
-                shown=shown,
-                max_shown=MAX_SHOWN,
-                logprob_legend=legend_of("logprob"),
-            )
+    def render() -> Response:
+        sides = [
+            {"id": job_id, "sequence": sequence, "result": first},
+            {"id": other_id.strip(), "sequence": other_sequence, "result": second},
+        ]
+        shown = compare_sequences(first.sequences[sequence], second.sequences[other_sequence], start)
+        return html(
+            "compare.html",
+            viewer=viewer,
+            sides=sides,
+            shown=shown,
+            max_shown=MAX_SHOWN,
+            logprob_legend=legend_of("logprob"),
+        )
 
-        return await held.run(render)
+    num_tokens = len(first.sequences[sequence].token_ids) + len(second.sequences[other_sequence].token_ids)
+    return await held.rendered(render, is_large=num_tokens > MAX_INLINE_TOKENS)
 
 
 async def _result(jobs: Jobs, owner: str, job_id: str, sequence: int, field: str, held: HeldResults) -> wire.Result:

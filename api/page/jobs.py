@@ -9,10 +9,9 @@ from starlette.responses import RedirectResponse, Response
 from scorepool import wire
 from scorepool.api.dependencies import Cursor, JobsDep, QueueDep, SubmissionDep, WebhookDeliveriesDep
 from scorepool.api.http.errors import BadRequest, NotFound
-from scorepool.api.http.large_replies import held_results
 from scorepool.api.page.rendering import HEADERS, PageRoute, html
-from scorepool.api.page.tokens import MAX_SHOWN, Scale, show_sequence
-from scorepool.api.page.viewer import OwnOrigin, Viewer, ViewerDep
+from scorepool.api.page.tokens import MAX_INLINE_TOKENS, MAX_SHOWN, Scale, show_sequence
+from scorepool.api.page.viewer import OwnOrigin, Viewer, ViewerDep, ViewerResultsDep
 from scorepool.api.repositories.jobs import ENDED
 from scorepool.store import Keys
 
@@ -45,38 +44,40 @@ async def job(
     viewer: ViewerDep,
     jobs: JobsDep,
     deliveries: WebhookDeliveriesDep,
+    held: ViewerResultsDep,
     sequence: Annotated[int, Query(ge=0)] = 0,
     start: Annotated[int, Query(ge=0)] = 0,
     by: Annotated[Scale, Query()] = "logprob",
 ) -> Response:
     """Show a job: its request, its hops, its result, its webhook."""
-    with held_results(viewer.owner) as held:
-        found = await jobs.read(viewer.owner, job_id, held)
-        request = await jobs.read_request(viewer.owner, job_id)
-        try:
-            delivery = await deliveries.read(viewer.owner, Keys.delivery(job_id))
-        except NotFound:
-            delivery = None
-        sequences = found.result.sequences if found.result else []
-        if sequences and sequence >= len(sequences):
-            raise BadRequest(f"sequence: expected 0 to {len(sequences) - 1}, found {sequence}", "sequence")
+    found = await jobs.read(viewer.owner, job_id, held)
+    request = await jobs.read_request(viewer.owner, job_id)
+    try:
+        delivery = await deliveries.read(viewer.owner, Keys.delivery(job_id))
+    except NotFound:
+        delivery = None
+    sequences = found.result.sequences if found.result else []
+    if sequences and sequence >= len(sequences):
+        raise BadRequest(f"sequence: expected 0 to {len(sequences) - 1}, found {sequence}", "sequence")
 
-        def render() -> Response:
-            return html(
-                "job.html",
-                viewer=viewer,
-                job=found,
-                request=None if request is None else shown_request(request),
-                delivery=delivery,
-                has_ended=found.status in ENDED,
-                sequence_number=sequence,
-                num_sequences=len(sequences),
-                by=by,
-                shown=show_sequence(sequences[sequence], by, start) if sequences else None,
-                max_shown=MAX_SHOWN,
-            )
+    def render() -> Response:
+        return html(
+            "job.html",
+            viewer=viewer,
+            job=found,
+            request=None if request is None else shown_request(request),
+            delivery=delivery,
+            has_ended=found.status in ENDED,
+            sequence_number=sequence,
+            num_sequences=len(sequences),
+            by=by,
+            shown=show_sequence(sequences[sequence], by, start) if sequences else None,
+            max_shown=MAX_SHOWN,
+        )
 
-        return await held.run(render)
+    return await held.rendered(
+        render, is_large=bool(sequences) and len(sequences[sequence].token_ids) > MAX_INLINE_TOKENS
+    )
 
 
 def shown_request(request: wire.Request) -> str:

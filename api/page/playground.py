@@ -1,9 +1,8 @@
 """Try a model: submit one job, and follow its tokens. Jobs are those of whoever is logged in, also of operators."""
 
-from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Header
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,25 +11,15 @@ from scorepool.api.dependencies import JobsDep, ModelsDep, QueueDep, SettingsDep
 from scorepool.api.event_cursor import EventCursor
 from scorepool.api.http.bodies import received_body
 from scorepool.api.http.errors import BadRequest
-from scorepool.api.http.large_replies import HeldResults, held_results
 from scorepool.api.http.sse import EventStream
 from scorepool.api.job_events import encode_events
 from scorepool.api.page.jobs import JobId
 from scorepool.api.page.rendering import HEADERS, PageRoute, ScriptRoute, html
 from scorepool.api.page.tokens import ENDS, MAX_SHOWN, legend_of
-from scorepool.api.page.viewer import OwnOrigin, ViewerDep
+from scorepool.api.page.viewer import OwnOrigin, ViewerDep, ViewerResultsDep
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 script_router = APIRouter(route_class=ScriptRoute, prefix="/playground/jobs", include_in_schema=False)
-
-
-async def viewer_results(viewer: ViewerDep) -> AsyncGenerator[HeldResults]:
-    """Count the results that this request reads until its reply has been sent."""
-    with held_results(viewer.name) as held:
-        yield held
-
-
-ViewerResultsDep = Annotated[HeldResults, Depends(viewer_results)]
 
 
 @router.get("/playground")

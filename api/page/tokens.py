@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from scorepool import wire
 
 Scale = Literal["logprob", "rank", "entropy"]
 MAX_SHOWN = 2000  # tokens of a page
+MAX_ALTERNATIVES = 20  # of a token; a result has up to 128, which would make pages of 13 MiB
+MAX_INLINE_TOKENS = 200  # of sequences whose page is rendered without a thread, in 10 to 40 ms
 NUM_STEPS = 10
 NUM_LEAST_LIKELY = 20
 NUM_BARS = 20
@@ -186,7 +189,7 @@ def _alternatives(sequence: wire.SequenceResult, index: int) -> list[Alternative
     if sequence.top_bytes is None or sequence.top_logprobs is None:
         return []
     pairs = zip(sequence.top_bytes[index], sequence.top_logprobs[index].values(), strict=True)
-    return [Alternative(visible(token)[0], logprob) for token, logprob in pairs]
+    return [Alternative(visible(token)[0], logprob) for token, logprob in islice(pairs, MAX_ALTERNATIVES)]
 
 
 def _column(column: wire.Floats | None, sequence: wire.SequenceResult) -> list[float | None]:

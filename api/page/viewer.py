@@ -1,5 +1,6 @@
 """Find out who looks at a page: cookies for the page alone, which no route under /v1 reads."""
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 from scorepool.api.dependencies import KeyringDep, SessionsDep, SettingsDep
 from scorepool.api.http.errors import Forbidden
+from scorepool.api.http.large_replies import HeldResults, held_results
 from scorepool.api.page.rendering import LoginNeeded
 from scorepool.api.repositories.sessions import SESSION_S
 from scorepool.store import LOCAL_OWNER, Settings
@@ -75,4 +77,13 @@ def set_cookie(response: Response, request: Request, settings: Settings, value: 
 
 
 ViewerDep = Annotated[Viewer, Depends(viewer)]
+
+
+async def viewer_results(viewer: ViewerDep) -> AsyncGenerator[HeldResults]:
+    """Count the results that this request reads until its reply has been sent, for whoever looks."""
+    with held_results(viewer.name) as held:
+        yield held
+
+
+ViewerResultsDep = Annotated[HeldResults, Depends(viewer_results)]
 OwnOrigin = Depends(own_origin)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -27,6 +28,7 @@ REPLY_TIMEOUT_S = 60.0  # added to the wait that the caller asked for
 CONNECT_TIMEOUT_S = 10.0
 WARN_AT_ATTEMPT = 5  # after a few seconds
 WARN_EVERY = 30  # attempts: about three minutes
+WARN_PAUSE_S = 30.0  # between warnings of one connection: many calls wait for the same server
 BUSY = frozenset({429, 502, 503, 504})  # 502 and 504: of a proxy whose server is away
 _PAUSE = wait_random_exponential(multiplier=0.2, max=10.0)
 UNIX = "unix://"
@@ -62,6 +64,7 @@ class AsyncConnection:
         self.url = url.rstrip("/").removesuffix("/v1")  # the OpenAI SDK's base_url works too
         self.retry_s = retry_s
         self.has_answered = False
+        self._warned_at = -math.inf
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the first call
         limits = httpx.Limits(max_connections=None)  # who waits must not block who submits
         base_url, path = split_unix(self.url)
@@ -130,6 +133,9 @@ class AsyncConnection:
     def _log(self, state: RetryCallState, call: Call[Any]) -> None:
         error = state.outcome.exception() if state.outcome else None
         is_due = state.attempt_number == WARN_AT_ATTEMPT or state.attempt_number % WARN_EVERY == 0
+        now = asyncio.get_running_loop().time()
+        if is_due := is_due and now - self._warned_at >= WARN_PAUSE_S:
+            self._warned_at = now
         what = f" about job {call.job_id}" if call.job_id else ""
         message = "no answer from %s%s for %.0f s, still trying: %s: %s"
         seconds = state.seconds_since_start or 0.0

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
-from tenacity.stop import stop_base
 from tenacity.wait import wait_random_exponential
 
 from scorepool import wire
@@ -114,10 +113,11 @@ class AsyncConnection:
 
     async def _retry(self, call: Call[Any], retry_s: float, attempt: Callable[[], Awaitable[R]]) -> R:
         started_at = asyncio.get_running_loop().time()
+        deadline = _Deadline(started_at + retry_s)
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: _may_retry(call, error)),
-            wait=_pause_s,
-            stop=_StopBefore(started_at + retry_s),
+            wait=deadline.pause_s,
+            stop=deadline.is_over,
             before_sleep=lambda state: self._log(state, call),
             reraise=True,
         )
@@ -224,14 +224,22 @@ def split_unix(url: str) -> tuple[str, str | None]:
     return "http://localhost", path
 
 
-class _StopBefore(stop_base):
-    """Stop if the next attempt would begin after a deadline of the event loop's clock."""
+class _Deadline:
+    """End attempts at a time of the event loop's clock; the last one begins then, unless the server asks for more."""
 
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
+    def __init__(self, at: float) -> None:
+        self._at = at
 
-    def __call__(self, state: RetryCallState) -> bool:
-        return asyncio.get_running_loop().time() + state.upcoming_sleep > self._deadline
+    def is_over(self, state: RetryCallState) -> bool:
+        left_s = self._left_s()
+        return left_s <= 0 or _asked_s(state) > left_s
+
+    def pause_s(self, state: RetryCallState) -> float:
+        """Return the seconds until the next attempt: what the server asks for, or a growing random time."""
+        return max(_asked_s(state), min(_PAUSE(state), max(0.0, self._left_s())))
+
+    def _left_s(self) -> float:
+        return self._at - asyncio.get_running_loop().time()
 
 
 def _may_retry(call: Call[Any], error: BaseException) -> bool:
@@ -244,11 +252,10 @@ def _may_retry(call: Call[Any], error: BaseException) -> bool:
     return isinstance(error, httpx.TransportError) and call.may_repeat
 
 
-def _pause_s(state: RetryCallState) -> float:
-    """Return the seconds until the next attempt: what the server asks for, or a growing random time."""
+def _asked_s(state: RetryCallState) -> float:
+    """Return for how many seconds the server asks to wait."""
     error = state.outcome.exception() if state.outcome else None
-    asked_s = error.retry_after_s if isinstance(error, ScorepoolError) else 0.0
-    return max(asked_s, _PAUSE(state))
+    return error.retry_after_s if isinstance(error, ScorepoolError) else 0.0
 
 
 def refusal_of(reply: httpx.Response, job_id: str | None) -> ScorepoolError:

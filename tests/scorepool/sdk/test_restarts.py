@@ -161,6 +161,15 @@ def test_a_long_wait_says_where_and_for_how_long(caplog: pytest.LogCaptureFixtur
     assert len(caplog.records) > 1
 
 
+def test_the_last_attempt_is_made_at_the_deadline(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "_PAUSE", lambda state: 100.0)
+    answers = iter([(503, {}, b"busy"), (200, {}, MODELS)])
+    with server(lambda: next(answers)) as url, Client(url, retry_s=0.3) as sdk:
+        begun_at = time.monotonic()
+        assert sdk.models() == []
+        assert time.monotonic() - begun_at >= 0.3
+
+
 def test_calls_that_wait_together_are_one_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection, "_PAUSE", lambda state: 0.01)
 

@@ -174,9 +174,9 @@ class Client(Models, Batches, Webhooks):
     ) -> Iterator[wire.Job]:
         """Submit jobs and yield them in the order of `requests`, each with its result or its failure.
 
-        At most `max_in_flight` are submitted and not yielded, so any number of requests fits into memory, here and on
-        the server. Raises ScorepoolError, Unreachable, and JobTimeout after `timeout_s`; what was submitted is then
-        canceled.
+        At most `max_in_flight` are submitted and not yielded, so any number of requests fits into the memory of this
+        process. The server keeps what was yielded, usually for a day: of very many, call `delete(job.id)`. Raises
+        ScorepoolError, Unreachable, and JobTimeout after `timeout_s`; what was submitted is then canceled.
         """
         window = self._run(self._async._open_window(max_in_flight, timeout_s))
         left = iter(requests)  # in this thread: a slow source must not stop the loop

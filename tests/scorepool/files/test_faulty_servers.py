@@ -87,13 +87,10 @@ def test_after_a_fault_that_stays_the_same_command_goes_on(
         num_calls[found] += place.startswith("/v1/jobs")
         return reply if found == method and num_calls[found] > 2 and place.startswith("/v1/jobs") else None
 
-    with (
-        monkeypatch.context() as patch,
-        faulty_server(fault, port) as url,
-        pytest.raises(ServerError, match=sentence) as raised,
-    ):
+    with monkeypatch.context() as patch, faulty_server(fault, port) as url:
         patch.setattr(file_run, "RETRY_S", 0.5)
-        scorepool.score_file(path, out, url=url)
+        with pytest.raises(ServerError, match=sentence) as raised:
+            scorepool.score_file(path, out, url=url)
     assert "\n" not in str(raised.value)
     assert not out.exists()
     with faulty_server(NO_FAULT, port) as url:

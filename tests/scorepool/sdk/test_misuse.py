@@ -220,6 +220,28 @@ def test_jobs_that_cannot_be_canceled_are_counted(caplog: pytest.LogCaptureFixtu
     assert f"1 jobs at {url} could not be canceled and go on" in caplog.text
 
 
+def test_jobs_are_canceled_for_as_long_as_the_api_answers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 2.0)
+    sent: list[Sent] = []
+
+    def answer() -> Answer:
+        if sent[-1].path == "/v1/jobs/bulk":
+            return (
+                202,
+                {},
+                wire.encode([wire.Accepted(id=f"{n:032x}", status="queued", location="") for n in range(64)]),
+            )
+        time.sleep(0.6)
+        return 200, {}, wire.encode(JOB)
+
+    with server(answer, sent=sent) as url, Client(url) as sdk:
+        sdk.submit_many([SCORE] * 64)
+    assert len(sent) == 65
+    assert "could not be canceled" not in caplog.text
+
+
 def test_a_wrong_key_is_refused_with_what_to_do():
     error = wire.ErrorReply(error=wire.ErrorBody(code="unauthorized", type="invalid_request_error", message="no"))
     with (

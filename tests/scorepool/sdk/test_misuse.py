@@ -190,6 +190,15 @@ def test_a_stream_that_is_left_early_is_closed(recwarn: pytest.WarningsRecorder)
     assert not list(recwarn)
 
 
+def test_a_program_that_ends_in_the_middle_of_a_stream_says_nothing():
+    delta = wire.TokenDelta(id=ID, sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])
+    body = b"id: 1\nevent: tokens\ndata: " + wire.encode_json(delta) + b"\n\n"
+    with server(lambda: (200, {}, body)) as url:
+        script = f"import scorepool; client = scorepool.Client({url!r}); stream = client.events({ID!r}); next(stream)"
+        done = python(f"{script}; raise SystemExit(3)")
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 def test_separators_of_unicode_in_a_text_do_not_end_a_line_of_a_stream():
     call = wire.ToolCallResult(id="c", name="f", arguments="\u2028\x85\x0c", entry=0)
     delta = wire.TokenDelta(id=ID, sequence=0, first=0, token_ids=[1], token_bytes=[b"a"], tool_calls=[call])

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Self, Unpack
+from weakref import WeakSet
 
 from scorepool import wire
 from scorepool.options import GenerateOptions, ScoreOptions, TokenizeOptions
@@ -84,6 +85,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         self._connection = AsyncConnection(*url_and_key(url, api_key), retry_s)
         self._not_awaited: dict[str, None] = {}  # ids of jobs
         self._submitting: set[asyncio.Task[list[str]]] = set()
+        self._windows = WeakSet[Window]()
 
     @property
     def url(self) -> str:
@@ -100,6 +102,8 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
     async def close(self) -> None:
         """Cancel what was not awaited, and close the connections."""
         try:
+            # A `gather` that was left early ends when its generator is collected, which may be later.
+            await asyncio.gather(*(window.close() for window in list(self._windows)))
             await self._cancel_not_awaited()
         finally:
             await self._connection.close()
@@ -273,7 +277,9 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
 
     async def _open_window(self, max_in_flight: int, timeout_s: float | None) -> Window:
         deadline = self._deadline(timeout_s)
-        return Window(lambda request: self._run(request, deadline, timeout_s), max_in_flight)
+        window = Window(lambda request: self._run(request, deadline, timeout_s), max_in_flight)
+        self._windows.add(window)
+        return window
 
     async def _run(self, request: wire.Request, deadline: float = math.inf, timeout_s: float | None = None) -> wire.Job:
         """Submit a job and return it when it has ended. Cancel it if this is canceled, or at the deadline.

@@ -16,6 +16,7 @@ class Window:
             raise ValueError(f"`max_in_flight` is {size}: expected 1 or more")
         self._run, self._size = run, size
         self._running: deque[asyncio.Task[wire.Job]] = deque()
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -36,8 +37,9 @@ class Window:
         return job
 
     async def close(self) -> None:
-        """Cancel the jobs in flight."""
-        await cancel_tasks(self._running)
+        """Cancel the jobs in flight. Again, it waits for the same: to cancel a task twice would interrupt its end."""
+        self._closing = self._closing or asyncio.create_task(cancel_tasks(self._running))
+        await asyncio.shield(self._closing)
 
 
 async def cancel_tasks(tasks: Iterable[asyncio.Task[wire.Job]]) -> None:

@@ -1,6 +1,7 @@
 """The SDK where it is interrupted, forgotten, forked, or used where it cannot work."""
 
 import asyncio
+import itertools
 import pickle
 import signal
 import subprocess
@@ -249,6 +250,30 @@ def test_jobs_are_canceled_for_as_long_as_the_api_answers(
         sdk.submit_many([SCORE] * 64)
     assert len(sent) == 65
     assert "could not be canceled" not in caplog.text
+
+
+def test_a_gather_that_is_left_early_leaves_no_job(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 2.0)  # for the jobs, and again for what is left
+    sent: list[Sent] = []
+    numbers = itertools.count()
+
+    def answer() -> Answer:
+        path = sent[-1].path
+        if path == "/v1/jobs":
+            if number := next(numbers):
+                time.sleep(3.0)
+            return 202, {}, wire.encode(wire.Accepted(id=f"{number:032x}", status="queued", location=""))
+        return 200, {}, wire.encode(FAILED if f"{0:032x}" in path else JOB)
+
+    async def leave_early(url: str) -> None:
+        async with AsyncClient(url) as sdk:
+            async for _ in sdk.gather([SCORE] * 30):
+                break
+
+    with server(answer, sent=sent) as url:
+        asyncio.run(leave_early(url))
+    canceled = {request.path for request in sent if request.path.endswith("/cancel")}
+    assert canceled == {f"/v1/jobs/{number:032x}/cancel" for number in range(1, 30)}
 
 
 def test_a_wrong_key_is_refused_with_what_to_do():

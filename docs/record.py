@@ -94,13 +94,14 @@ def record_jobs(home: Path, client: Client) -> None:
     items = [ScoreItem(prompt=prompt, completion=completion) for completion in ANSWERS[1:3]]
     job = client.submit(Score(model="demo", items=items))
     job.result()
-    for name, command in (("job", f"job {job.id}"), ("jobs", "jobs --limit 3"), ("models", "models")):
-        record(home, name, f"scorepool {command}")
+    record(home, "job", f"scorepool job {job.id}")
+    record(home, "models", "scorepool models")
     running = [
         client.submit(Generate(model="demo", prompt="import", max_tokens=1500, ignore_eos=True, seed=number))
         for number in range(NUM_LONG_JOBS)
     ]
     time.sleep(WARM_S)  # until the rates are those of this work
+    record(home, "jobs", "scorepool jobs --limit 3")
     record(home, "top", "scorepool top --once")
     record(home, "status", "scorepool status")
     record(home, "cancel", f"scorepool cancel {running[-1].id}", f"scorepool cancel {job.id}")

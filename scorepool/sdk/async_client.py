@@ -102,7 +102,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
     async def close(self) -> None:
         """Cancel what was not awaited, and close the connections."""
         try:
-            # A `gather` that was left early ends when its generator is collected, which may be later.
+            # A `gather` that was left early begins jobs until its generator is collected, which may be later.
             await asyncio.gather(*(window.close() for window in list(self._windows)))
             await self._cancel_not_awaited()
         finally:
@@ -115,8 +115,9 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_S) as silence:
-                if self._submitting:
-                    await asyncio.wait(self._submitting)
+                while self._submitting:
+                    await asyncio.wait(self._submitting, return_when=asyncio.FIRST_COMPLETED)
+                    _extend(silence)
                 job_ids = deque(self._not_awaited)
                 await asyncio.gather(*(self._cancel_each(job_ids, silence) for _ in range(min(16, len(job_ids)))))
         for task in self._submitting:
@@ -133,8 +134,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
                 except Unreachable:
                     return
             self.detach(job_id)
-            if not silence.expired():
-                silence.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
+            _extend(silence)
 
     # Jobs.
 
@@ -225,8 +225,9 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
 
     async def cancel(self, job: AsyncJobHandle | str) -> wire.Job:
         """Cancel a queued or running job and return it. Raises ScorepoolError, Unreachable."""
-        self.detach(job)
-        return await self._connection.send(calls.cancel(_id_of(job)))
+        canceled = await self._connection.send(calls.cancel(_id_of(job)))
+        self.detach(job)  # not before: what could not be canceled here is canceled by `close`
+        return canceled
 
     async def delete(self, job: AsyncJobHandle | str) -> None:
         """Delete a job that has ended, with its result. Raises ScorepoolError, Unreachable."""
@@ -367,6 +368,12 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         except TimeoutError:
             found = await self._connection.send(calls.job(job_id), 0.0)
             raise JobTimeout(job_id, found.status, timeout_s or 0.0, self.url) from None
+
+
+def _extend(silence: asyncio.Timeout) -> None:
+    """Begin a time of CANCEL_S anew, unless it is over."""
+    if not silence.expired():
+        silence.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
 
 
 def _id_of(job: AsyncJobHandle | str) -> str:

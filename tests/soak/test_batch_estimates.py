@@ -1,4 +1,4 @@
-"""The end of a batch is estimated from its tenth line in a hundred on, with lines of equal and of mixed lengths."""
+"""The estimated end of a batch, once a tenth of its lines have ended: with lines of equal and of mixed lengths."""
 
 import json
 import os

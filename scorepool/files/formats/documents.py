@@ -22,7 +22,7 @@ def are_files(path: str, input_format: str | None) -> bool:
 
 
 def check_characters(text: str) -> None:
-    """Raise ValueError if no document has so many characters."""
+    """Check how long a document is. Raises ValueError for one that is empty or too long."""
     if not 0 < len(text) <= MAX_CHARACTERS:
         raise ValueError(f"the document has {len(text)} characters: expected 1 to {MAX_CHARACTERS}")
 

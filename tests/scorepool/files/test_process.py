@@ -53,7 +53,7 @@ def test_a_model_without_a_worker_is_named_once(
 
     async def watch() -> None:
         async with AsyncClient(two_models_url) as client:
-            await asyncio.wait_for(process.warn_without_workers(client, ["demo", "absent"]), 1.0)
+            await asyncio.wait_for(process.warn_without_workers(client, ["demo", "absent"]), 3.0)
 
     with caplog.at_level(logging.WARNING, "scorepool"), pytest.raises(TimeoutError):
         asyncio.run(watch())

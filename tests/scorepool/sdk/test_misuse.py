@@ -230,20 +230,28 @@ def test_jobs_that_cannot_be_canceled_are_counted(caplog: pytest.LogCaptureFixtu
     assert f"1 jobs at {url} could not be canceled and go on" in caplog.text
 
 
+def test_a_job_whose_cancel_failed_is_canceled_at_the_end():
+    refusal = wire.encode(wire.ErrorReply(error=wire.ErrorBody(code="internal", type="server_error", message="no")))
+    answers = iter([(202, {}, ACCEPTED), (500, {}, refusal), (200, {}, wire.encode(JOB))])
+    sent: list[Sent] = []
+    with server(lambda: next(answers), sent=sent) as url, Client(url) as sdk:
+        job = sdk.submit(SCORE)
+        with pytest.raises(ScorepoolError):
+            job.cancel()
+    assert [request.path for request in sent] == ["/v1/jobs", *[f"/v1/jobs/{ID}/cancel"] * 2]
+
+
 def test_jobs_are_canceled_for_as_long_as_the_api_answers(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 2.0)
+    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 3.0)
+    accepted = [wire.Accepted(id=f"{number:032x}", status="queued", location="") for number in range(64)]
     sent: list[Sent] = []
 
     def answer() -> Answer:
         if sent[-1].path == "/v1/jobs/bulk":
-            return (
-                202,
-                {},
-                wire.encode([wire.Accepted(id=f"{n:032x}", status="queued", location="") for n in range(64)]),
-            )
-        time.sleep(0.6)
+            return 202, {}, wire.encode(accepted)
+        time.sleep(1.0)  # and 16 at a time
         return 200, {}, wire.encode(JOB)
 
     with server(answer, sent=sent) as url, Client(url) as sdk:
@@ -252,28 +260,37 @@ def test_jobs_are_canceled_for_as_long_as_the_api_answers(
     assert "could not be canceled" not in caplog.text
 
 
-def test_a_gather_that_is_left_early_leaves_no_job(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 2.0)  # for the jobs, and again for what is left
+def test_a_gather_that_is_left_early_leaves_no_job():
+    num_ended = 10
     sent: list[Sent] = []
     numbers = itertools.count()
 
     def answer() -> Answer:
         path = sent[-1].path
         if path == "/v1/jobs":
-            if number := next(numbers):
-                time.sleep(3.0)
-            return 202, {}, wire.encode(wire.Accepted(id=f"{number:032x}", status="queued", location=""))
-        return 200, {}, wire.encode(FAILED if f"{0:032x}" in path else JOB)
+            time.sleep(0.4)  # longer than a cancel
+            return 202, {}, wire.encode(wire.Accepted(id=f"{next(numbers):032x}", status="queued", location=""))
+        if path.endswith("/cancel"):
+            time.sleep(0.2)
+        is_ended = int(path.split("/")[3].partition("?")[0], 16) < num_ended
+        return 200, {}, wire.encode(FAILED if is_ended else JOB)
 
     async def leave_early(url: str) -> None:
         async with AsyncClient(url) as sdk:
-            async for _ in sdk.gather([SCORE] * 30):
-                break
+            num_yielded = 0
+            async for _ in sdk.gather([SCORE] * 40, max_in_flight=num_ended):
+                num_yielded += 1
+                if num_yielded in (1, num_ended // 2):  # afterwards the loop stands still: what is next has ended
+                    await asyncio.sleep(1.0)
+                if num_yielded == num_ended:
+                    break
 
     with server(answer, sent=sent) as url:
         asyncio.run(leave_early(url))
+    num_submitted = sum(request.path == "/v1/jobs" for request in sent)
     canceled = {request.path for request in sent if request.path.endswith("/cancel")}
-    assert canceled == {f"/v1/jobs/{number:032x}/cancel" for number in range(1, 30)}
+    assert num_submitted > num_ended
+    assert canceled == {f"/v1/jobs/{number:032x}/cancel" for number in range(num_ended, num_submitted)}
 
 
 def test_a_wrong_key_is_refused_with_what_to_do():

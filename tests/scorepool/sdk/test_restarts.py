@@ -175,7 +175,7 @@ def test_calls_that_wait_together_are_one_warning(caplog: pytest.LogCaptureFixtu
 
     async def wait_for_several(url: str) -> None:
         async with AsyncClient(url) as sdk:
-            await asyncio.gather(*(sdk.result(ID, timeout_s=0.5) for _ in range(4)), return_exceptions=True)
+            await asyncio.gather(*(sdk.result(ID, timeout_s=2.0) for _ in range(4)), return_exceptions=True)
 
     with caplog.at_level(logging.WARNING, "scorepool"):
         asyncio.run(wait_for_several(f"http://127.0.0.1:{free_port()}"))

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from starlette.staticfiles import StaticFiles
 
 from scorepool.api.batches.driver import Driver
 from scorepool.api.batches.services import BatchServices
@@ -18,7 +17,7 @@ from scorepool.api.http.middleware import HeadAsGet, LingeringClose, RequestId, 
 from scorepool.api.metrics.prometheus import MetricsMiddleware
 from scorepool.api.page import compare, docs, login, overview, playground
 from scorepool.api.page import jobs as jobs_page
-from scorepool.api.page.rendering import STATIC
+from scorepool.api.page.rendering import STATIC, PageFiles
 from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.api.routes import (
     batches,
@@ -83,7 +82,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for page in (overview, jobs_page, compare, playground, docs, login):
         app.include_router(page.router)
     app.include_router(playground.script_router)
-    app.mount("/static", StaticFiles(directory=STATIC), "static")
+    app.mount("/static", PageFiles(directory=STATIC), "static")
     for dialect in DIALECTS:
         app.include_router(router_of(dialect))
     errors.install(app, WrongRedisType)

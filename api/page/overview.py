@@ -17,11 +17,12 @@ from scorepool.api.metrics.history import tokens_per_s
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot, QueueSnapshots
 from scorepool.api.page.formatting import percent
 from scorepool.api.page.rendering import HEADERS, PageRoute, html, render
-from scorepool.api.page.viewer import ViewerDep
+from scorepool.api.page.viewer import SessionCheck, SessionCheckDep, ViewerDep
 from scorepool.api.repositories.models import Models
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 REFRESH_S = 2.0
+SESSION_CHECK_S = 10.0  # each open page asks Redis this often whether its session goes on
 MAX_OPEN = 2000  # pages that one process keeps up to date
 RETRY_S = 30
 
@@ -114,14 +115,21 @@ class OverviewFeed:
             self._rendered = snapshot, render("overview_live.html", **values)
         return self._rendered[1]
 
-    async def changes(self) -> AsyncGenerator[bytes | None]:
-        """Yield an event whenever the fragment changes. Who reads slowly misses some of them."""
+    async def changes(self, session_goes_on: SessionCheck) -> AsyncGenerator[bytes | None]:
+        """Yield an event whenever the fragment changes, until the session ends. Who reads slowly misses some."""
         if self._num_open >= MAX_OPEN:
             raise TooManyEvents(f"{MAX_OPEN} pages of this server are open", RETRY_S)
         self._num_open += 1
         shown = ""
+        clock = asyncio.get_running_loop().time
+        checked_at = clock()  # by the request itself
         try:
             while True:
+                if clock() - checked_at >= SESSION_CHECK_S:
+                    if not await session_goes_on():
+                        yield event("overview", render("session_ended.html")) + event("ended", "session")
+                        return
+                    checked_at = clock()
                 fragment = await self._fragment()
                 yield None if fragment == shown else event("overview", fragment)
                 shown = fragment
@@ -151,9 +159,9 @@ async def overview(viewer: ViewerDep, feed: FeedDep) -> Response:
 
 
 @router.get("/overview/events")
-async def events(request: Request, _: ViewerDep, feed: FeedDep) -> Response:
+async def events(request: Request, _: ViewerDep, feed: FeedDep, session_goes_on: SessionCheckDep) -> Response:
     """Send the part of the page that changes."""
-    stream = EventStream(request, feed.changes(), last=b"")
+    stream = EventStream(request, feed.changes(session_goes_on), last=b"")
     stream.headers.update(HEADERS)
     return stream
 

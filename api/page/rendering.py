@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from redis.exceptions import RedisError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import ApiError, Unauthorized, redis_unanswered
@@ -35,6 +36,15 @@ _environment = Environment(
 )
 _environment.filters.update(formatting.FILTERS)
 _environment.globals["version"] = openapi.VERSION
+
+
+class PageFiles(StaticFiles):
+    """Serve the files of the pages under the same policy as pages. Browsers may keep them."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update({name: value for name, value in HEADERS.items() if name != "Cache-Control"})
+        return response
 
 
 class LoginNeeded(Exception):

@@ -6,9 +6,12 @@ from typing import Any
 import httpx
 import pytest
 from redis import Redis
+from starlette.requests import Request
 
 from scorepool import store, wire
+from scorepool.api.auth import Keyring
 from scorepool.api.page.overview import OverviewFeed
+from scorepool.api.page.viewer import session_check
 from scorepool.api.repositories import sessions
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, generate, score
 from tests.api.fake_worker import RESULT, FakeWorker
@@ -16,6 +19,10 @@ from tests.api.fake_worker import RESULT, FakeWorker
 pytestmark = pytest.mark.anyio
 ORIGIN = {"Origin": "http://127.0.0.1:8000"}
 HOSTILE = "<script>alert(1)</script>\"'\u202e"
+
+
+async def always() -> bool:
+    return True
 
 
 async def log_in(http: httpx.AsyncClient, key: str = ALICE) -> None:
@@ -103,6 +110,79 @@ async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(serving: Se
         attributes = {each.strip().lower() for each in reply.headers["set-cookie"].split(";")[1:]}
         assert {"httponly", "samesite=strict", "secure", "path=/"} <= attributes
         assert ALICE not in reply.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("end", ["logout", "expiry", "key"])
+async def test_the_overviews_events_end_with_the_session(
+    serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch, end: str
+):
+    monkeypatch.setattr("scorepool.api.page.overview.REFRESH_S", 0.01)
+    monkeypatch.setattr("scorepool.api.page.overview.SESSION_CHECK_S", 0.0)
+    async with serving(api_keys=KEYS) as http:
+        await log_in(http)
+        cookie = http.cookies["scorepool_session"]
+        state = http._transport.app.state  # type: ignore[attr-defined]
+        request = Request({"type": "http", "headers": [(b"cookie", f"scorepool_session={cookie}".encode())]})
+        keyring = state.scorepool.keyring
+        holds = [True]
+        monkeypatch.setattr(Keyring, "holds", lambda *args, real=Keyring.holds: holds[0] and real(*args))
+        goes_on = await session_check(request, keyring, state.scorepool.sessions)
+        changes = state.overview_feed.changes(goes_on)
+        assert b"<dt>waiting</dt>" in (await anext(changes) or b"")
+        assert [await anext(changes) for _ in range(3)] == [None] * 3
+        if end == "logout":
+            await http.post("/logout", headers=ORIGIN)
+        elif end == "expiry":
+            key = store.Keys.sessions_of("alice")
+            for field, value in redis.hgetall(key).items():
+                session = wire.parse(value, sessions.Session, "msgpack")
+                redis.hset(key, field, wire.encode(sessions.Session(session.key_digest, 1.0)))
+        else:
+            holds[0] = False
+        last = await anext(changes)
+        assert last is not None
+        assert b"The session has ended" in last
+        assert last.endswith(b"event: ended\ndata: session\n\n")
+        with pytest.raises(StopAsyncIteration):
+            await anext(changes)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "public_url", "status"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1:8000", "", 303),
+        ("https://127.0.0.1:8000", "127.0.0.1:8000", "", 403),
+        ("http://127.0.0.1", "127.0.0.1:8000", "", 403),
+        # A proxy that ends TLS, which passes the Host on or does not.
+        ("https://scores.example", "scores.example", "https://scores.example/", 303),
+        ("https://scores.example", "127.0.0.1:8000", "https://Scores.example:443", 303),
+        ("http://scores.example", "scores.example", "https://scores.example", 403),
+        ("http://scores.example", "127.0.0.1:8000", "https://scores.example", 403),
+        # Beside the proxy, directly.
+        ("http://scores.example:8000", "scores.example:8000", "https://scores.example", 303),
+        ("http://[", "127.0.0.1:8000", "", 403),
+        ("http://127.0.0.1:x", "127.0.0.1:8000", "", 403),
+        ("null", "null", "", 403),
+    ],
+)
+async def test_forms_are_taken_from_pages_of_the_same_scheme_host_and_port(
+    serving: Serving, worker: FakeWorker, origin: str, host: str, public_url: str, status: int
+):
+    async with serving(api_keys=KEYS, public_url=public_url) as http:
+        reply = await http.post("/login", data={"key": ALICE}, headers={"Origin": origin, "Host": host})
+        assert reply.status_code == status
+
+
+async def test_files_of_the_page_are_under_its_policy(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        page = await http.get("/")
+        first = await http.get("/static/icon.svg")
+        again = await http.get("/static/icon.svg", headers={"If-None-Match": first.headers["ETag"]})
+        assert (first.status_code, again.status_code) == (200, 304)
+        for reply in (first, again):
+            for name in ("Content-Security-Policy", "X-Content-Type-Options", "Referrer-Policy"):
+                assert reply.headers[name] == page.headers[name]
+            assert "no-store" not in reply.headers.get("Cache-Control", "")
 
 
 @pytest.mark.parametrize("headers", [{}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
@@ -216,7 +296,7 @@ async def test_the_overview_changes_and_is_rendered_once_for_all(
     monkeypatch.setattr("scorepool.api.metrics.queue_snapshot.FRESH_S", 0.0)
     async with serving() as http:
         feed: OverviewFeed = http._transport.app.state.overview_feed  # type: ignore[attr-defined]
-        changes = feed.changes()
+        changes = feed.changes(always)
         first = await anext(changes)
         assert first is not None
         assert first.startswith(b"event: overview\ndata: ")
@@ -228,7 +308,7 @@ async def test_the_overview_changes_and_is_rendered_once_for_all(
         await changes.aclose()
         monkeypatch.setattr("scorepool.api.page.overview.MAX_OPEN", 0)
         with pytest.raises(Exception, match="0 pages of this server are open"):
-            await anext(feed.changes())
+            await anext(feed.changes(always))
 
 
 async def test_the_history_has_a_point_per_slot_and_is_bounded(

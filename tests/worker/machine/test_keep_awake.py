@@ -103,7 +103,7 @@ def test_a_worker_keeps_its_mac_awake_until_it_ends(redis: Redis, workers: Worke
     until(lambda: redis.keys("scorepool:card:*"))
     time.sleep(1.5)  # longer than between two looks for work
     assert mac.started() == []
-    submit(redis, generate(max_tokens=3000))
+    submit(redis, generate(max_tokens=800))
     until(mac.started)
     [[pid, *options]] = mac.started()
     assert options == ["-i", "-w", str(worker.pid)]

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from scorepool import Client, Score, ScoreItem
+from tests.api.page.test_batches import lines
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -136,4 +137,32 @@ def test_pages_are_accessible_and_fit(url: str, job_id: str, browser: "playwrigh
         ]
         assert serious == [], (path, json.dumps(serious, indent=1))
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+    page.close()
+
+
+def test_a_batch_is_live_and_its_output_is_downloaded(url: str, browser: "playwright.Browser"):
+    page = browser.new_page(viewport={"width": 375, "height": 800}, color_scheme="dark")
+    with Client(url) as client:
+        long = client.create_batch(client.upload_file(lines(1000, 100)).id, "/v1/completions")
+        page.goto(f"{url}/batches/{long.id}")
+        page.get_by_role("button", name="Cancel").click()
+        status = page.locator(".status")
+        playwright.expect(status).to_have_text("cancelled", timeout=60_000)  # without a reload
+        playwright.expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+        short = client.create_batch(client.upload_file(lines(20, 20)).id, "/v1/completions")
+        page.goto(f"{url}/batches")
+        page.locator("td a").first.click()
+        playwright.expect(status).to_have_text("completed", timeout=60_000)
+        playwright.expect(page.locator("dd", has_text="20 of 20")).to_be_visible()
+        with page.expect_download() as download:
+            page.get_by_role("link", name=f"{client.batch(short.id).output_file_id}").click()
+        downloaded = download.value.path().read_text()
+        assert {json.loads(line)["custom_id"] for line in downloaded.splitlines()} == {
+            str(number) for number in range(20)
+        }
+        for path in ("/batches", f"/batches/{long.id}"):
+            page.goto(url + path)
+            found = axe.Axe().run(page).response["violations"]
+            assert [one["id"] for one in found if one["impact"] in SERIOUS] == [], path
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
     page.close()

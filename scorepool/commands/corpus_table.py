@@ -4,7 +4,7 @@ import typer
 from msgspec import to_builtins
 
 from scorepool.commands.connecting import aligned
-from scorepool.commands.on_files import show_estimate, show_remarks
+from scorepool.commands.on_files import counted, show_estimate, show_remarks
 from scorepool.files import FILE_COLUMN, Perplexity
 from scorepool.files.rows import Values
 
@@ -19,7 +19,7 @@ def show_perplexity(found: Perplexity, out: str | None) -> None:
     documents = [(str(row.get(FILE_COLUMN, number)), *_cells(row)) for number, row in enumerate(found.documents, 1)]
     table = aligned([("document", *_MEASURES), *documents, ("all", *_cells(to_builtins(found)))])
     typer.echo(table, err=out is not None)
-    typer.echo(f"{found.num_documents} documents done, {found.num_failed} failed", err=True)
+    typer.echo(counted(found.num_documents, found.num_failed, "document"), err=True)
     show_remarks(found, out)
 
 

@@ -131,12 +131,17 @@ def show_summary(summary: "files.Summary", out: str) -> None:
     if summary.estimate is not None:
         show_estimate(summary, summary.estimate)
         return
-    typer.echo(f"{summary.num_rows - summary.num_failed} rows done, {summary.num_failed} failed", err=True)
+    typer.echo(counted(summary.num_rows - summary.num_failed, summary.num_failed, "row"), err=True)
     width = max(map(len, summary.means), default=0)
     for name, mean in summary.means.items():
         stderr = "" if mean.stderr is None else f" ± {mean.stderr:.4f}"
-        typer.echo(f"{name:{width}}  {mean.mean:.4f}{stderr} in {mean.number} rows", err=True)
+        typer.echo(f"{name:{width}}  {mean.mean:.4f}{stderr} in {mean.number:,} rows", err=True)
     show_remarks(summary, out)
+
+
+def counted(num_done: int, num_failed: int, noun: str) -> str:
+    """Return the line that says how many are done."""
+    return f"{num_done:,} {noun}{'' if num_done == 1 else 's'} done, {num_failed:,} failed"
 
 
 def show_estimate(summary: "files.Summary | files.Perplexity", estimate: "files.Estimate") -> None:

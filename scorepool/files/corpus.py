@@ -14,6 +14,7 @@ from scorepool.files.file_run import FileOptions, Plan, place_of, run_file
 from scorepool.files.formats.documents import DEFAULT_GLOB, TEXT_COLUMN, are_files, open_documents
 from scorepool.files.formats.sinks import CollectingSink
 from scorepool.files.options import check_options
+from scorepool.files.output.journal import paths_of
 from scorepool.files.output.stdout_output import StdoutOutput
 from scorepool.files.process import Estimate, Model, Output, Summary
 from scorepool.files.rows import Values
@@ -105,7 +106,9 @@ def perplexity(
     def collect(*_: object) -> Output:
         return StdoutOutput(CollectingSink(documents))
 
-    place = place_of(open_documents(source, input_format, glob), collect if out is None else out, model, options)
+    outputs = () if out is None else paths_of(fspath(out))
+    documents_in = open_documents(source, input_format, glob, outputs)
+    place = place_of(documents_in, collect if out is None else out, model, options)
     return total(run_file(place, plan), documents)
 
 

@@ -1,6 +1,7 @@
 """Work on a file: rows in, jobs, rows out, in bounded memory of this process and of the server."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -20,7 +21,10 @@ from scorepool.files.window import chunk_rows, in_order
 from scorepool.sdk import AsyncClient, InvalidUrl, NotScorepool, ScorepoolError, Unreachable
 
 MAX_BAD_HEAD = 1000  # rows at the start of a file of which one must be readable
+CHECK_WORKERS_EVERY_S = 10.0
 LAST_DELETION_S = 30.0  # after the last row: a restart of the server takes less
+
+logger = logging.getLogger("scorepool")
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
@@ -160,6 +164,7 @@ async def process_rows(
     done_chunks = in_order(
         computed.note_places(chunk_rows(left, rows_per_chunk)), lambda rows: computed.run(task, rows), max_in_flight
     )
+    watch = asyncio.create_task(warn_without_workers(client, [model.name for model in models]))
     try:
         await delete_jobs(client, output.undeleted)  # of an earlier process
         report(output.counts)
@@ -175,12 +180,25 @@ async def process_rows(
     except (Unreachable, ScorepoolError, NotScorepool) as error:
         raise ServerError(f"{error}; what was done is kept, and the same command goes on") from error
     finally:
+        watch.cancel()
         await done_chunks.aclose()
         output.save()
     with suppress(Unreachable, NotScorepool, TimeoutError):  # every row is done: the server deletes the jobs later
         async with asyncio.timeout(LAST_DELETION_S):
             await delete_jobs(client, output.undeleted)
     return stamps.differences
+
+
+async def warn_without_workers(client: AsyncClient, names: Sequence[str]) -> None:
+    """Warn each time that a model's last worker has left: its jobs wait, and nothing else says so. Never returns."""
+    absent: set[str] = set()
+    while True:
+        await asyncio.sleep(CHECK_WORKERS_EVERY_S)
+        with suppress(Unreachable, ScorepoolError, NotScorepool):
+            served = {name for model in await client.models() for name in (model.id, *model.aliases)}
+            for name in sorted({*names} - served - absent):
+                logger.warning("no worker serves %s now: its rows wait for one, which may be started at any time", name)
+            absent = {*names} - served
 
 
 class RowsLeft:

@@ -76,7 +76,8 @@ class RedisServer:
         except BlockingIOError:
             self._lock.close()
             raise RedisServerError(
-                f"another scorepool already runs its Redis in {self.folder}: stop it, or set SCOREPOOL_STATE_DIR"
+                f"another scorepool already runs its Redis in {self.folder}: stop it, or set SCOREPOOL_STATE_DIR to "
+                "another folder"
             ) from None
         try:
             self.start()

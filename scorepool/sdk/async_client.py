@@ -23,7 +23,7 @@ from scorepool.sdk.window import Window, cancel_tasks
 logger = logging.getLogger("scorepool")
 LONG_POLL_S = 60.0
 MAX_IN_FLIGHT = 64  # jobs of one call that the API has at a time
-CANCEL_S = 10.0  # in which jobs that nobody awaits are canceled
+CANCEL_S = 10.0  # without an answer, after which jobs that nobody awaits are no longer canceled
 RECONNECT_S = 0.5  # between two connections of one stream
 GRACE_S = 5.0  # beyond its deadline, for the reply to a wait that has reached it
 ENDED = ("finished", "failed", "canceled")
@@ -105,22 +105,22 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
             await self._connection.close()
 
     async def _cancel_not_awaited(self) -> None:
-        """Cancel jobs as well as it goes in CANCEL_S, also those whose submission was interrupted.
+        """Cancel jobs, also those whose submission was interrupted, until the API is silent for CANCEL_S.
 
         A job that has ended meanwhile is left alone.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(CANCEL_S):
+            async with asyncio.timeout(CANCEL_S) as silence:
                 if self._submitting:
                     await asyncio.wait(self._submitting)
                 job_ids = deque(self._not_awaited)
-                await asyncio.gather(*(self._cancel_each(job_ids) for _ in range(min(16, len(job_ids)))))
+                await asyncio.gather(*(self._cancel_each(job_ids, silence) for _ in range(min(16, len(job_ids)))))
         for task in self._submitting:
             task.cancel()
         if self._not_awaited:
             logger.warning("%d jobs at %s could not be canceled and go on", len(self._not_awaited), self.url)
 
-    async def _cancel_each(self, job_ids: deque[str]) -> None:
+    async def _cancel_each(self, job_ids: deque[str], silence: asyncio.Timeout) -> None:
         while job_ids:
             job_id = job_ids.popleft()
             with suppress(ScorepoolError, NotScorepool):  # it has ended
@@ -129,6 +129,8 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
                 except Unreachable:
                     return
             self.detach(job_id)
+            if not silence.expired():
+                silence.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
 
     # Jobs.
 
@@ -253,9 +255,9 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
     ) -> AsyncGenerator[wire.Job]:
         """Submit jobs and yield them in the order of `requests`, each with its result or its failure.
 
-        At most `max_in_flight` are submitted and not yielded, so any number of requests fits into memory, here and on
-        the server. Raises ScorepoolError, Unreachable, and JobTimeout after `timeout_s`; what was submitted is then
-        canceled.
+        At most `max_in_flight` are submitted and not yielded, so any number of requests fits into the memory of this
+        process. The server keeps what was yielded, usually for a day: of very many, call `delete(job.id)`. Raises
+        ScorepoolError, Unreachable, and JobTimeout after `timeout_s`; what was submitted is then canceled.
         """
         window = await self._open_window(max_in_flight, timeout_s)
         left = iter(requests)

@@ -1,14 +1,17 @@
 """The blocking client: the methods of AsyncClient, run by an event loop in a thread of its own."""
 
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
+from weakref import WeakSet
 
 from scorepool import wire
 from scorepool.options import GenerateOptions, ScoreOptions, TokenizeOptions
 from scorepool.sdk.async_client import MAX_IN_FLIGHT, AsyncClient
 from scorepool.sdk.batches import Batches
-from scorepool.sdk.connection import RETRY_S, url_and_key
+from scorepool.sdk.connection import RETRY_S, AsyncConnection, url_and_key
 from scorepool.sdk.loop_thread import LoopThread
 from scorepool.sdk.models import Models
 from scorepool.sdk.splitting import Item, join, score_requests
@@ -74,7 +77,8 @@ class Client(Models, Batches, Webhooks):
         url, api_key = url_and_key(url, api_key)
         self._async = AsyncClient(url, api_key or "", retry_s=retry_s)
         self._arguments = url, api_key or "", retry_s
-        self._thread = LoopThread(self._async._connection.close)
+        self._iterated = WeakSet[AsyncGenerator[Any]]()
+        self._thread = LoopThread(partial(_end, self._async._connection, self._iterated))
 
     @property
     def url(self) -> str:
@@ -103,6 +107,7 @@ class Client(Models, Batches, Webhooks):
         return self._thread.run(work)
 
     def _iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        self._iterated.add(items)
         try:
             while True:
                 try:
@@ -174,9 +179,9 @@ class Client(Models, Batches, Webhooks):
     ) -> Iterator[wire.Job]:
         """Submit jobs and yield them in the order of `requests`, each with its result or its failure.
 
-        At most `max_in_flight` are submitted and not yielded, so any number of requests fits into memory, here and on
-        the server. Raises ScorepoolError, Unreachable, and JobTimeout after `timeout_s`; what was submitted is then
-        canceled.
+        At most `max_in_flight` are submitted and not yielded, so any number of requests fits into the memory of this
+        process. The server keeps what was yielded, usually for a day: of very many, call `delete(job.id)`. Raises
+        ScorepoolError, Unreachable, and JobTimeout after `timeout_s`; what was submitted is then canceled.
         """
         window = self._run(self._async._open_window(max_in_flight, timeout_s))
         left = iter(requests)  # in this thread: a slow source must not stop the loop
@@ -235,6 +240,14 @@ def _client(kind: type[Client], url: str, api_key: str | None, retry_s: float) -
 
 async def _next(items: AsyncGenerator[T]) -> T:
     return await anext(items)
+
+
+async def _end(connection: AsyncConnection, iterated: Iterable[AsyncGenerator[Any]]) -> None:
+    """Close what is iterated, from the outside in: the loop would close all generators at once, which they refuse."""
+    for items in list(iterated):
+        with suppress(Exception):
+            await items.aclose()
+    await connection.close()
 
 
 async def _close(items: AsyncGenerator[T]) -> None:

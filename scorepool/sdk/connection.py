@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -11,7 +12,6 @@ from urllib.parse import unquote
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
-from tenacity.stop import stop_base
 from tenacity.wait import wait_random_exponential
 
 from scorepool import wire
@@ -27,6 +27,7 @@ REPLY_TIMEOUT_S = 60.0  # added to the wait that the caller asked for
 CONNECT_TIMEOUT_S = 10.0
 WARN_AT_ATTEMPT = 5  # after a few seconds
 WARN_EVERY = 30  # attempts: about three minutes
+WARN_PAUSE_S = 30.0  # between warnings of one connection: many calls wait for the same server
 BUSY = frozenset({429, 502, 503, 504})  # 502 and 504: of a proxy whose server is away
 _PAUSE = wait_random_exponential(multiplier=0.2, max=10.0)
 UNIX = "unix://"
@@ -62,6 +63,7 @@ class AsyncConnection:
         self.url = url.rstrip("/").removesuffix("/v1")  # the OpenAI SDK's base_url works too
         self.retry_s = retry_s
         self.has_answered = False
+        self._warned_at = -math.inf
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the first call
         limits = httpx.Limits(max_connections=None)  # who waits must not block who submits
         base_url, path = split_unix(self.url)
@@ -111,10 +113,11 @@ class AsyncConnection:
 
     async def _retry(self, call: Call[Any], retry_s: float, attempt: Callable[[], Awaitable[R]]) -> R:
         started_at = asyncio.get_running_loop().time()
+        deadline = _Deadline(started_at + retry_s)
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: _may_retry(call, error)),
-            wait=_pause_s,
-            stop=_StopBefore(started_at + retry_s),
+            wait=deadline.pause_s,
+            stop=deadline.is_over,
             before_sleep=lambda state: self._log(state, call),
             reraise=True,
         )
@@ -130,6 +133,9 @@ class AsyncConnection:
     def _log(self, state: RetryCallState, call: Call[Any]) -> None:
         error = state.outcome.exception() if state.outcome else None
         is_due = state.attempt_number == WARN_AT_ATTEMPT or state.attempt_number % WARN_EVERY == 0
+        now = asyncio.get_running_loop().time()
+        if is_due := is_due and now - self._warned_at >= WARN_PAUSE_S:
+            self._warned_at = now
         what = f" about job {call.job_id}" if call.job_id else ""
         message = "no answer from %s%s for %.0f s, still trying: %s: %s"
         seconds = state.seconds_since_start or 0.0
@@ -218,14 +224,22 @@ def split_unix(url: str) -> tuple[str, str | None]:
     return "http://localhost", path
 
 
-class _StopBefore(stop_base):
-    """Stop if the next attempt would begin after a deadline of the event loop's clock."""
+class _Deadline:
+    """End attempts at a time of the event loop's clock; the last one begins then, unless the server asks for more."""
 
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
+    def __init__(self, at: float) -> None:
+        self._at = at
 
-    def __call__(self, state: RetryCallState) -> bool:
-        return asyncio.get_running_loop().time() + state.upcoming_sleep > self._deadline
+    def is_over(self, state: RetryCallState) -> bool:
+        left_s = self._left_s()
+        return left_s <= 0 or _asked_s(state) > left_s
+
+    def pause_s(self, state: RetryCallState) -> float:
+        """Return the seconds until the next attempt: what the server asks for, or a growing random time."""
+        return max(_asked_s(state), min(_PAUSE(state), max(0.0, self._left_s())))
+
+    def _left_s(self) -> float:
+        return self._at - asyncio.get_running_loop().time()
 
 
 def _may_retry(call: Call[Any], error: BaseException) -> bool:
@@ -238,11 +252,10 @@ def _may_retry(call: Call[Any], error: BaseException) -> bool:
     return isinstance(error, httpx.TransportError) and call.may_repeat
 
 
-def _pause_s(state: RetryCallState) -> float:
-    """Return the seconds until the next attempt: what the server asks for, or a growing random time."""
+def _asked_s(state: RetryCallState) -> float:
+    """Return for how many seconds the server asks to wait."""
     error = state.outcome.exception() if state.outcome else None
-    asked_s = error.retry_after_s if isinstance(error, ScorepoolError) else 0.0
-    return max(asked_s, _PAUSE(state))
+    return error.retry_after_s if isinstance(error, ScorepoolError) else 0.0
 
 
 def refusal_of(reply: httpx.Response, job_id: str | None) -> ScorepoolError:

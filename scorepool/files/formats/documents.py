@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -21,17 +21,29 @@ def are_files(path: str, input_format: str | None) -> bool:
     return path != STDIO and (Path(path).is_dir() or not (input_format or is_table(path)))
 
 
-def open_documents(path: str, input_format: str | None, glob: str) -> AbstractContextManager[Source]:
-    """Open documents. Those that are files are rows with the columns `file` and `text`. Raises BadInput."""
-    return _open_files(path, glob) if are_files(path, input_format) else open_source(path, input_format)
+def check_characters(text: str) -> None:
+    """Raise ValueError if no document has so many characters."""
+    if not 0 < len(text) <= MAX_CHARACTERS:
+        raise ValueError(f"the document has {len(text)} characters: expected 1 to {MAX_CHARACTERS}")
+
+
+def open_documents(
+    path: str, input_format: str | None, glob: str, outputs: Collection[Path] = ()
+) -> AbstractContextManager[Source]:
+    """Open documents. Those that are files are rows with the columns `file` and `text`. Raises BadInput.
+
+    `outputs` are not documents, although they may lie in the folder: they change while the work is done.
+    """
+    return _open_files(path, glob, outputs) if are_files(path, input_format) else open_source(path, input_format)
 
 
 @contextmanager
-def _open_files(path: str, glob: str) -> Iterator[Source]:
+def _open_files(path: str, glob: str, outputs: Collection[Path]) -> Iterator[Source]:
     root = Path(path)
     if root.is_dir():
+        excluded = {each.resolve() for each in outputs}
         try:
-            paths = sorted(each for each in root.glob(glob) if each.is_file())
+            paths = sorted(each for each in root.glob(glob) if each.is_file() and each.resolve() not in excluded)
         except (ValueError, NotImplementedError) as error:
             raise BadInput(f"--glob is {glob!r}: {error}") from None
         if not paths:
@@ -61,6 +73,7 @@ def _rows(paths: list[Path], names: list[str], sizes: list[int]) -> Iterator[Row
         position += size
         try:
             text = _read_text(path, size)
+            check_characters(text)
         except ValueError as error:
             yield Row(number, number, position, None, f"{name}: {error}")
         else:

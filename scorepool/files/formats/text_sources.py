@@ -29,7 +29,9 @@ def read_jsonl(file: BinaryIO, name: str) -> Iterator[Row]:
         try:
             values = _decode_json(line.data)
             reason = "" if isinstance(values, dict) else "the line is not a JSON object"
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UnicodeDecodeError:
+            reason = "the line is not UTF-8 text"
+        except (msgspec.DecodeError, RecursionError) as error:
             reason = f"the line is not valid JSON: {error}"
         yield Row(number, line.number, line.position, None if reason else values, reason)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scorepool import wire
-from scorepool.files.formats.documents import MAX_CHARACTERS
+from scorepool.files.formats.documents import check_characters
 from scorepool.files.rows import DoneRows, Row, Values
 from scorepool.files.scoring.columns import text_of
 from scorepool.files.scoring.jobs import RowFault, run_job
@@ -114,8 +114,7 @@ def document_columns(logprob_sum: float, num_tokens: int, num_bytes: int) -> Val
 def document_of(values: Values, column: str) -> str:
     """Return the text of a document. Raises ValueError with a reason."""
     text = text_of(values, column)
-    if not 0 < len(text) <= MAX_CHARACTERS:
-        raise ValueError(f"the document has {len(text)} characters: expected 1 to {MAX_CHARACTERS}")
+    check_characters(text)
     return text
 
 

@@ -37,6 +37,10 @@ SAMPLING = {
 Window = tuple[list[int], list[int]]  # token ids of a context and of the continuation that is scored
 
 
+class NotServed(ValueError):
+    """No live worker serves the model."""
+
+
 @register_model("scorepool")
 class ScorepoolLM(TemplateLM):
     """A model that scorepool serves.
@@ -68,7 +72,7 @@ class ScorepoolLM(TemplateLM):
         max_batch_size: int | None = None,
         device: str | None = None,
     ) -> None:
-        """Raises ValueError if no live worker serves the model; Unreachable, ScorepoolError."""
+        """Raises NotServed if no live worker serves the model; Unreachable, ScorepoolError."""
         super().__init__()
         del batch_size, max_batch_size, device
         self._client = Client(base_url, api_key, retry_s=retry_s)
@@ -89,12 +93,12 @@ class ScorepoolLM(TemplateLM):
         self._think_end_token = think_end_token
 
     def _find(self, name: str) -> list[wire.ServedModel]:
-        """Return the live workers that serve a model. Raises ValueError."""
+        """Return the live workers that serve a model. Raises NotServed."""
         served = self._client.models()
         if found := [worker for worker in served if name in (worker.id, *worker.aliases)]:
             return found
         names = ", ".join(sorted({worker.id for worker in served})) or "no model"
-        raise ValueError(f"model={name}: {self._client.url} serves {names}")
+        raise NotServed(f"model={name}: {self._client.url} serves {names}")
 
     def _load_tokenizer(self, name: str | None, add_bos: bool | None) -> Tokenizer:
         if name is None:

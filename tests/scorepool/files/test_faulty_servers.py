@@ -24,7 +24,6 @@ REFUSAL = wire.encode(wire.ErrorReply(error=wire.ErrorBody(code="internal", type
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_PAUSE", lambda state: 0.01)
-    monkeypatch.setattr(file_run, "RETRY_S", 0.5)
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def test_faults_that_pass_change_no_row(path: Path, tmp_path: Path, method: str,
 )
 @pytest.mark.parametrize("method", ["POST", "GET"])
 def test_after_a_fault_that_stays_the_same_command_goes_on(
-    path: Path, tmp_path: Path, method: str, reply: Reply, sentence: str
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, reply: Reply, sentence: str
 ):
     out, port = tmp_path / "out.jsonl", free_port()
     num_calls = Counter[str]()
@@ -88,8 +87,10 @@ def test_after_a_fault_that_stays_the_same_command_goes_on(
         num_calls[found] += place.startswith("/v1/jobs")
         return reply if found == method and num_calls[found] > 2 and place.startswith("/v1/jobs") else None
 
-    with faulty_server(fault, port) as url, pytest.raises(ServerError, match=sentence) as raised:
-        scorepool.score_file(path, out, url=url)
+    with monkeypatch.context() as patch, faulty_server(fault, port) as url:
+        patch.setattr(file_run, "RETRY_S", 0.5)
+        with pytest.raises(ServerError, match=sentence) as raised:
+            scorepool.score_file(path, out, url=url)
     assert "\n" not in str(raised.value)
     assert not out.exists()
     with faulty_server(NO_FAULT, port) as url:
@@ -101,7 +102,6 @@ def test_a_server_that_is_gone_after_the_last_row_keeps_no_row_back(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(process, "LAST_DELETION_S", 0.2)
-    monkeypatch.setattr(file_run, "RETRY_S", 60.0)
     monkeypatch.setattr("scorepool.files.output.journal.CHECKPOINT_S", 60.0)  # so that no job is deleted before the end
     with faulty_server(lambda method, place: CUT if method == "DELETE" else None) as url:
         scorepool.score_file(path, tmp_path / "out.jsonl", url=url)

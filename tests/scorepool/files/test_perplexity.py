@@ -123,7 +123,7 @@ def test_the_command_prints_a_table_of_the_files_of_a_folder(two_models_url: str
     assert document[0] == "part/b.txt"
     assert everything == ["all", *document[1:]]
     assert "a.txt: the file is not UTF-8 text" in done.stderr
-    assert "1 documents done, 1 failed" in done.stderr
+    assert "1 document done, 1 failed" in done.stderr
 
 
 def test_the_work_goes_on_only_with_the_context_that_it_was_begun_with(two_models_url: str, tmp_path: Path):
@@ -159,6 +159,16 @@ def test_the_identity_of_a_folder_is_that_of_its_files(tmp_path: Path):
     assert identity() != first
 
 
+def test_out_in_the_folder_is_no_document(two_models_url: str, tmp_path: Path):
+    (tmp_path / "a.md").write_text(SHORT)
+    (tmp_path / "b.md").write_bytes(b"\xff")
+    out = tmp_path / "out.jsonl"
+    for _ in range(2):
+        found = scorepool.perplexity(tmp_path, out, glob="*", model="tiny", overwrite=True, url=two_models_url)
+        assert (found.num_documents, found.num_failed) == (1, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.md", "b.md", "out.jsonl", "out.jsonl.errors.jsonl"]
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has only names in UTF-8")
 def test_names_of_files_that_are_not_utf8_are_shown(tmp_path: Path):
     (tmp_path / os.fsdecode(b"\xff.txt")).write_text("a")
@@ -185,7 +195,7 @@ def test_a_dry_run_counts_the_tokens_of_all_windows_and_writes_nothing(two_model
     lines = done.stderr.splitlines()
     assert lines[0] == "3 rows, 1 of them bad"
     assert lines[1].startswith(f"about {num_tokens:,} tokens, by a sample of 2 rows")
-    assert lines[2].endswith("(line 3): the document has 0 characters: expected 1 to 8000000")
+    assert lines[2].endswith("(line 3): c.txt: the document has 0 characters: expected 1 to 8000000")
     assert lines[-1] == "nothing was written"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "c.txt"]
 

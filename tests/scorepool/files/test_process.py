@@ -1,15 +1,18 @@
 """How far the work is while rows wait for rows before them, and what ends it."""
 
 import asyncio
+import logging
 
 import pytest
 
+from scorepool.files import process
 from scorepool.files.errors import BadInput
 from scorepool.files.output.journal import Counts
 from scorepool.files.process import Computed, RowsLeft
 from scorepool.files.rows import Done, DoneRows, Row
 from scorepool.files.scoring.jobs import fault_of
 from scorepool.files.window import chunk_rows, in_order
+from scorepool.sdk import AsyncClient
 
 
 def test_rows_that_wait_for_rows_before_them_count_as_computed():
@@ -41,6 +44,21 @@ def test_a_refusal_of_an_option_ends_the_work_and_one_of_a_row_does_not():
     refusals = [("top_p", True), ("messages[0].role", True), (None, True), (None, False)]
     faults = [fault_of("refused", field, may_be_of_a_row) for field, may_be_of_a_row in refusals]
     assert [getattr(fault, "exit_status", "of a row") for fault in faults] == [2, "of a row", "of a row", 3]
+
+
+def test_a_model_without_a_worker_is_named_once(
+    two_models_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(process, "CHECK_WORKERS_EVERY_S", 0.02)
+
+    async def watch() -> None:
+        async with AsyncClient(two_models_url) as client:
+            await asyncio.wait_for(process.warn_without_workers(client, ["demo", "absent"]), 1.0)
+
+    with caplog.at_level(logging.WARNING, "scorepool"), pytest.raises(TimeoutError):
+        asyncio.run(watch())
+    [record] = caplog.records
+    assert record.getMessage().startswith("no worker serves absent now: its rows wait for one")
 
 
 def rows_of(*texts: str) -> list[Row]:

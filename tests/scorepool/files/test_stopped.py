@@ -144,7 +144,7 @@ def test_a_command_that_nohup_started_goes_on_when_its_terminal_closes(server: S
     [
         (["-", "-o", "out.jsonl"], "<&-", 2, "scorepool: stdin is closed: expected rows, or the path of FILE\n"),
         (["in.jsonl", "-o", "-"], ">&-", 2, "scorepool: stdout is closed: expected the path of OUT\n"),
-        (["in.jsonl", "-o", "out.jsonl"], "<&- >&-", 0, "1 rows done, 0 failed\n"),
+        (["in.jsonl", "-o", "out.jsonl"], "<&- >&-", 0, "1 row done, 0 failed\n"),
         (["in.jsonl", "-o", "out.jsonl"], "<&- >&- 2>&-", 0, ""),
     ],
     ids=["stdin", "stdout", "both", "all"],

@@ -1,6 +1,8 @@
 """The model `scorepool` of lm-evaluation-harness agrees with the harness's HF model on the same weights."""
 
 import json
+import runpy
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -148,6 +150,20 @@ def test_a_task_of_the_harness(stack: Stack, tmp_path: Path):
 def test_a_model_that_nobody_serves(stack: Stack):
     with pytest.raises(ValueError, match=f"model=gpt-4: {stack.url} serves demo, llama"):
         ScorepoolLM(model="gpt-4", base_url=stack.url)
+
+
+def test_the_command_says_in_a_sentence_what_is_wrong(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "task.yaml").write_text(
+        f"task: rolling\ndataset_path: json\ndataset_kwargs: {{data_files: {tmp_path}/rows.jsonl}}\ntest_split: train\n"
+        "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: text\n"
+        "metric_list: [{metric: bits_per_byte}]\n"
+    )
+    arguments = ["--model", "scorepool", "--tasks", "rolling", "--include_path", str(tmp_path)]
+    model = f"model=gpt-4,base_url={stack.url}"
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *arguments, "--model_args", model])
+    with pytest.raises(SystemExit, match=f"^scorepool: model=gpt-4: {stack.url} serves demo, llama"):
+        runpy.run_module("scorepool.integrations.lm_eval", run_name="__main__")
 
 
 @pytest.mark.parametrize(

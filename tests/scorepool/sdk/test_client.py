@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
@@ -64,8 +64,9 @@ def server(answer: Callable[[], Answer], port: int = 0, sent: list[Sent] | None 
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(reply)
+            with suppress(ConnectionError):  # the client has left
+                self.end_headers()
+                self.wfile.write(reply)
 
         do_POST = do_DELETE = do_GET  # noqa: N815
 

@@ -190,6 +190,15 @@ def test_a_stream_that_is_left_early_is_closed(recwarn: pytest.WarningsRecorder)
     assert not list(recwarn)
 
 
+def test_a_program_that_ends_in_the_middle_of_a_stream_says_nothing():
+    delta = wire.TokenDelta(id=ID, sequence=0, first=0, token_ids=[1], token_bytes=[b"a"])
+    body = b"id: 1\nevent: tokens\ndata: " + wire.encode_json(delta) + b"\n\n"
+    with server(lambda: (200, {}, body)) as url:
+        script = f"import scorepool; client = scorepool.Client({url!r}); stream = client.events({ID!r}); next(stream)"
+        done = python(f"{script}; raise SystemExit(3)")
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 def test_separators_of_unicode_in_a_text_do_not_end_a_line_of_a_stream():
     call = wire.ToolCallResult(id="c", name="f", arguments="\u2028\x85\x0c", entry=0)
     delta = wire.TokenDelta(id=ID, sequence=0, first=0, token_ids=[1], token_bytes=[b"a"], tool_calls=[call])
@@ -218,6 +227,28 @@ def test_jobs_that_cannot_be_canceled_are_counted(caplog: pytest.LogCaptureFixtu
         sdk.submit(SCORE)
     sdk.close()
     assert f"1 jobs at {url} could not be canceled and go on" in caplog.text
+
+
+def test_jobs_are_canceled_for_as_long_as_the_api_answers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 2.0)
+    sent: list[Sent] = []
+
+    def answer() -> Answer:
+        if sent[-1].path == "/v1/jobs/bulk":
+            return (
+                202,
+                {},
+                wire.encode([wire.Accepted(id=f"{n:032x}", status="queued", location="") for n in range(64)]),
+            )
+        time.sleep(0.6)
+        return 200, {}, wire.encode(JOB)
+
+    with server(answer, sent=sent) as url, Client(url) as sdk:
+        sdk.submit_many([SCORE] * 64)
+    assert len(sent) == 65
+    assert "could not be canceled" not in caplog.text
 
 
 def test_a_wrong_key_is_refused_with_what_to_do():

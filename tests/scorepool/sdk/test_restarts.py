@@ -1,5 +1,6 @@
 """Calls that go on while the API is away, and calls that do not wait for each other."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -9,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from scorepool import Client, JobFailed, JobTimeout, Unreachable, wire
+from scorepool import AsyncClient, Client, JobFailed, JobTimeout, Unreachable, wire
 from scorepool.local.demo import free_port
 from scorepool.sdk import connection
 from tests.scorepool.sdk.test_client import ACCEPTED, FAILED, ID, JOB, MODELS, SCORE, Answer, Sent, server
@@ -152,11 +153,33 @@ def test_a_slow_source_of_requests_and_a_slow_reader_of_tokens_stop_no_other_cal
 def test_a_long_wait_says_where_and_for_how_long(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection, "_PAUSE", lambda state: 0.01)
     monkeypatch.setattr(connection, "WARN_EVERY", 6)
+    monkeypatch.setattr(connection, "WARN_PAUSE_S", 0.0)
     url = f"http://127.0.0.1:{free_port()}"
     with Client(url) as sdk, caplog.at_level(logging.WARNING, "scorepool"), pytest.raises(Unreachable):
         sdk.result(ID, timeout_s=1.0)
     assert f"no answer from {url} about job {ID} for 0 s, still trying: ConnectError" in caplog.text
     assert len(caplog.records) > 1
+
+
+def test_the_last_attempt_is_made_at_the_deadline(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "_PAUSE", lambda state: 100.0)
+    answers = iter([(503, {}, b"busy"), (200, {}, MODELS)])
+    with server(lambda: next(answers)) as url, Client(url, retry_s=0.3) as sdk:
+        begun_at = time.monotonic()
+        assert sdk.models() == []
+        assert time.monotonic() - begun_at >= 0.3
+
+
+def test_calls_that_wait_together_are_one_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "_PAUSE", lambda state: 0.01)
+
+    async def wait_for_several(url: str) -> None:
+        async with AsyncClient(url) as sdk:
+            await asyncio.gather(*(sdk.result(ID, timeout_s=0.5) for _ in range(4)), return_exceptions=True)
+
+    with caplog.at_level(logging.WARNING, "scorepool"):
+        asyncio.run(wait_for_several(f"http://127.0.0.1:{free_port()}"))
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(

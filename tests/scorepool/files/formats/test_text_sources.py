@@ -21,7 +21,8 @@ def test_jsonl_rows_have_their_number_and_their_line():
     assert [row.values for row in rows] == [{"a": 1}, None, None, None, {"a": 2}, None]
     reasons = [row.reason for row in rows if row.values is None]
     assert reasons[1] == "the line is not a JSON object"
-    assert all(reason.startswith("the line is not valid JSON: ") for reason in (*reasons[:1], *reasons[2:]))
+    assert reasons[2] == "the line is not UTF-8 text"
+    assert all(reason.startswith("the line is not valid JSON: ") for reason in (reasons[0], reasons[3]))
     assert rows[-1].position == len(data)
 
 

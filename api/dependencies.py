@@ -19,6 +19,7 @@ from scorepool.api.auth import Keyring
 from scorepool.api.http import formats
 from scorepool.api.http.errors import BadRequest, NotAcceptable, Unauthorized
 from scorepool.api.http.large_replies import HeldResults, held_results
+from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories.batches import Batches
@@ -27,6 +28,7 @@ from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.pages import CURSOR
 from scorepool.api.repositories.queue import Queue
+from scorepool.api.repositories.sessions import Sessions
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
@@ -68,6 +70,10 @@ async def snapshots(request: Request) -> QueueSnapshots:
     return _state(request).snapshots
 
 
+async def history(request: Request) -> History:
+    return _state(request).history
+
+
 async def models(request: Request) -> Models:
     return _state(request).models
 
@@ -98,6 +104,10 @@ async def files(request: Request) -> Files:
 
 async def batches(request: Request) -> Batches:
     return _state(request).batches
+
+
+async def sessions(request: Request) -> Sessions:
+    return _state(request).sessions
 
 
 async def submission(request: Request) -> Submission:
@@ -171,6 +181,7 @@ RedisDep = Annotated[Redis, Depends(redis)]
 WaitingDep = Annotated[Waiting, Depends(waiting)]
 MetricsDep = Annotated[Metrics, Depends(metrics)]
 SnapshotsDep = Annotated[QueueSnapshots, Depends(snapshots)]
+HistoryDep = Annotated[History, Depends(history)]
 ModelsDep = Annotated[Models, Depends(models)]
 JobsDep = Annotated[Jobs, Depends(jobs)]
 QueueDep = Annotated[Queue, Depends(queue)]
@@ -179,6 +190,7 @@ WebhookSecretsDep = Annotated[WebhookSecrets, Depends(webhook_secrets)]
 WebhookDeliveriesDep = Annotated[WebhookDeliveries, Depends(deliveries)]
 FilesDep = Annotated[Files, Depends(files)]
 BatchesDep = Annotated[Batches, Depends(batches)]
+SessionsDep = Annotated[Sessions, Depends(sessions)]
 SubmissionDep = Annotated[Submission, Depends(submission)]
 StreamingDep = Annotated[Streaming, Depends(streaming)]
 

@@ -4,6 +4,7 @@ Importing this package does not load mlx: an `Engine` loads it on its own thread
 knows nothing of jobs, queues or HTTP.
 """
 
+from scorepool.engine.control import SetBudget
 from scorepool.engine.engine import Engine
 from scorepool.engine.errors import (
     ContextLengthExceeded,
@@ -15,6 +16,7 @@ from scorepool.engine.errors import (
     NonFiniteLogits,
 )
 from scorepool.engine.model_info import ModelInfo, Verification
+from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sampling, Sequence, Share, TokenColumns
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
@@ -28,12 +30,14 @@ __all__ = [
     "EngineDeadError",
     "EngineError",
     "EngineSettings",
+    "EngineStats",
     "InvalidRequest",
     "LoadError",
     "ModelInfo",
     "NonFiniteLogits",
     "Sampling",
     "Sequence",
+    "SetBudget",
     "Share",
     "TokenColumns",
     "Tokenizer",

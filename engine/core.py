@@ -16,6 +16,7 @@ from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefix_cache import PrefixCache
 from scorepool.engine.scheduling.scheduler import Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
+from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
@@ -67,6 +68,8 @@ class EngineCore:
         self.scheduler = Scheduler(settings.max_batch_tokens, kv_budget, self.prefix_cache)
         self._groups: dict[Sequence, Group] = {}
         self._launched: Any = None  # the step that was launched and not read yet
+        self._settings = settings
+        self.stats = EngineStats()
 
     @property
     def has_work(self) -> bool:
@@ -110,6 +113,12 @@ class EngineCore:
         if output.is_empty and previous is None:
             self._wait_for_paused()
 
+    def set_budget(self, share: float) -> None:
+        """Schedule with a share of the settings' tokens and rows, at least one of each."""
+        rows = max(1, int(self._settings.max_running_rows * share))
+        self.scheduler.max_batch_tokens = max(1, int(self._settings.max_batch_tokens * share))
+        self.scheduler.kv_budget = KVBudget(rows, self.scheduler.kv_budget.max_cached_tokens)
+
     def drain(self) -> None:
         """Commit the launched step, so that none is in flight."""
         previous, self._launched = self._launched, None
@@ -118,6 +127,7 @@ class EngineCore:
     def _launch(self, output: SchedulerOutput) -> Any:
         if output.is_empty:
             return None
+        self.stats = self.stats.after(output, self.scheduler.max_batch_tokens, self.scheduler.kv_budget.max_running)
         launched, paused = self.runner.launch(output)
         self.scheduler.pause(paused)
         self.runner.release([sequence for sequence in output.leaving if sequence not in paused])

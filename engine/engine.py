@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from threading import Condition
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from scorepool.engine.control import ClearPrefixCache, ControlCall, ControlMessa
 from scorepool.engine.core import EngineCore, Group, Runner
 from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError, as_load_error
 from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
@@ -52,6 +54,7 @@ class Engine:
         """Load the model and test it; raise LoadError if it cannot be served."""
         self.step_started_at: float | None = None  # time.monotonic() of the step that runs now; None while idle
         self.load = (0, 0)  # see EngineCore.load; as of the last step
+        self.stats = EngineStats()  # as of the last step
         self._settings = settings
         self._changed = Condition()  # guards the four below
         self._arrivals: deque[Group] = deque()
@@ -150,7 +153,8 @@ class Engine:
             self._take_arrivals(core)
             self._run_control_calls(core)
             core.step()
-            self.load = core.load
+            core.stats = replace(core.stats, busy_s=core.stats.busy_s + time.monotonic() - self.step_started_at)
+            self.load, self.stats = core.load, core.stats
             self.step_started_at = None
 
     def _wait_for_work(self, core: EngineCore) -> bool:

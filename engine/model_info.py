@@ -33,3 +33,20 @@ class ModelInfo:
     weights_bytes: int = 0
     surveyed: bool = False  # the survey compared every setting of the model's type with transformers: see surveyed.py
     verification: Verification = field(default_factory=Verification)
+
+    def summary(self) -> str:
+        """Describe the model in one line, for logs."""
+        verified = self.verification.reason
+        return ", ".join(
+            (
+                f"{self.dtype}{f' ({self.quantization})' if self.quantization else ''}",
+                f"mode {self.mode}",
+                self.backend,
+                f"context of {self.context_length} tokens",
+                f"weights of {self.weights_bytes / 2**20:,.0f} MiB",
+                f"room for {self.max_cached_tokens:,} cached tokens",
+                f"self-test {self.self_test}",
+                "verified" if verified is None else f"unverified: {verified}",
+                f"fingerprint {self.fingerprint[:12]}",
+            )
+        )

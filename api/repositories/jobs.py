@@ -1,5 +1,6 @@
 """Read jobs and pages of jobs from RQ's hash and our outcome as `wire.Job`."""
 
+import logging
 import math
 import re
 import sys
@@ -17,6 +18,7 @@ from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
 from scorepool.store.scripts import load
 
+logger = logging.getLogger(__name__)
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
 FIELDS = (
     *(JobField.OWNER, JobField.KIND, JobField.MODEL, JobField.STATUS),
@@ -162,6 +164,18 @@ class Jobs:
             raise job_not_found(job_id)
         fields, outcome_bytes, outcome = row
         return JobRecord(fields, outcome_bytes, outcome, decode.time_s(time))
+
+    async def read_request(self, owner: str, job_id: str) -> wire.Request | None:
+        """Read what was submitted; None if it is not kept any more. Raises NotFound."""
+        await self._read(owner, job_id, max_outcome_bytes=0)
+        found: Any = await self._redis.get(store.Keys.request(job_id))
+        if found is None:
+            return None
+        try:
+            return wire.decode_request(found)
+        except wire.Invalid:
+            logger.warning("the request of a job in Redis cannot be decoded")
+            return None
 
     async def page(
         self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int

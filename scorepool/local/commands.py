@@ -64,6 +64,7 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
         check_url(url, "REDIS_URL")
     warn_of_password(environ)
     interrupt_on_sigterm()
+    store.logs.configure("serve", settings.log_format, settings.log_level)
     try:
         with Stack(specs, state=make_state_dir(settings), environ=environ, redis_url=url) as stack:
             print(f"ready {stack.url}", flush=True)  # noqa: T201

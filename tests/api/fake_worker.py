@@ -56,6 +56,7 @@ class FakeWorker:
         grace_s: int = 0,
         crosscheck: wire.CrosscheckStatus | None = None,
         link: wire.WorkerLink | None = None,
+        load: wire.EngineLoad | None = None,
     ) -> None:
         """Register as a live worker, and keep the model as a recent one for `grace_s` after `unregister`."""
         card = self.card = wire.ServedModel(
@@ -70,6 +71,7 @@ class FakeWorker:
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
             crosscheck=crosscheck,
             link=link,
+            load=load,
         )
         self.redis.set(store.Keys.served_model(self.name), wire.encode(card), ex=3600)
         self.redis.zadd(store.Keys.models, {self.name: time.time() + 3600})

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
+from scorepool.store.traces import Tracer
 from scorepool.worker.claims.claim_plan import ClaimPlan
 from scorepool.worker.claims.dead_workers import leases_of_dead
 from scorepool.worker.claims.heartbeat_clock import HeartbeatClock
@@ -31,6 +32,7 @@ from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.errors import JobError, Stopped
 from scorepool.worker.rq.exchange import Exchange, Exchanged, Exchanger
 from scorepool.worker.rq.in_flight import InFlightJob
+from scorepool.worker.rq.job_spans import trace_job
 from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 
@@ -69,6 +71,7 @@ class JobHolder(WorkerProcess):
         self._has_reclaimed = False  # jobs of silent workers have been reclaimed once
         self._try_again_at = 0.0  # clock_s(): Redis was away, so no exchange before
         self._backoff_s = 0.1
+        self.tracer: Tracer | None = None  # set when the worker starts
 
     @cached_property
     def link(self) -> Link:
@@ -191,12 +194,14 @@ class JobHolder(WorkerProcess):
             self._recorded_leases.append(inflight.lease_key)
             self.plan.end(inflight)
             level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
-            self.log.log(level, "job %s: %s", inflight.job.id, inflight.end)
+            if self.tracer is not None:
+                trace_job(self.tracer, inflight)
+            self.log.log(level, "ends: %s", inflight.end, extra={"job": inflight.job.id})
             if inflight.error is None and inflight.job.on_recorded is not None:
                 inflight.job.on_recorded()
         for inflight in exchanged.lost:
             self.in_flight.pop(inflight.lease_key, None)
-            self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
+            self.log.warning("its lease was lost, so its end is not recorded here", extra={"job": inflight.job.id})
         for inflight in exchange.ended:  # what is left waits for the link, and nobody needs to run it again
             if inflight.lease_key in self.in_flight and not inflight.has_begun:
                 inflight.has_begun = True
@@ -263,7 +268,7 @@ class JobHolder(WorkerProcess):
     def _set_suspended(self, is_suspended: bool) -> None:
         if is_suspended != self._is_suspended:
             self._is_suspended = is_suspended
-            self.log.info("Worker %s: %s", self.name, "suspended, until `rq resume`" if is_suspended else "resumed")
+            self.log.info("%s", "suspended, until `rq resume`" if is_suspended else "resumed")
             awake = WorkerStatus.BUSY if self.in_flight else WorkerStatus.IDLE
             state = WorkerStatus.SUSPENDED if is_suspended else awake
             self.link.call(partial(self.set_state, state), lambda _: None, self._lose_redis)
@@ -283,7 +288,7 @@ class JobHolder(WorkerProcess):
         """Drop jobs whose lease was lost."""
         for lease_key in lost:
             if inflight := self.in_flight.pop(lease_key, None):
-                self.log.warning("job %s was taken away", inflight.job.id)
+                self.log.warning("it was taken away", extra={"job": inflight.job.id})
                 inflight.abandon()
 
     def _apply_lease_changes(self, lost: set[str], canceled: set[str]) -> None:
@@ -303,7 +308,7 @@ class JobHolder(WorkerProcess):
         self._post_call(self._show_stop)
 
     def _show_stop(self) -> None:
-        self.log.error("Worker %s claims no more jobs until it is restarted: %s", self.name, self._stopped_because)
+        self.log.error("claims no more jobs until it is restarted: %s", self._stopped_because)
         self.link.call(partial(self._write_stop, list(self.in_flight)), lambda _: None, self._lose_redis)
 
     def _write_stop(self, known: Sequence[str]) -> None:
@@ -328,7 +333,7 @@ class JobHolder(WorkerProcess):
         for inflight in jobs:
             del self.in_flight[inflight.lease_key]
             inflight.abandon()
-        self.log.warning("Worker %s: %d jobs in flight put back", self.name, len(jobs))
+        self.log.warning("%d jobs in flight put back", len(jobs))
         self.link.call(partial(self.leases.release, jobs), lambda _: None, self._lose_redis)
 
     def _report_death(self) -> None:
@@ -346,7 +351,7 @@ class JobHolder(WorkerProcess):
 
         def hand_back() -> None:
             self._is_going_to_sleep = True
-            self.log.info("Worker %s: the Mac goes to sleep", self.name)
+            self.log.info("the Mac goes to sleep")
             self._release()
             self.link.call(
                 partial(self.leases.leave, self.queues, list(self.in_flight)), lambda _: is_done.set(), self._lose_redis
@@ -360,7 +365,7 @@ class JobHolder(WorkerProcess):
 
         def resume() -> None:
             self._is_going_to_sleep = False
-            self.log.info("Worker %s: the Mac is awake", self.name)
+            self.log.info("the Mac is awake")
             self._lose_messages()
 
         self._post_call(resume)

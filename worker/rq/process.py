@@ -3,7 +3,6 @@
 This module changes no job. It posts signals and messages to the main thread as calls, which worker.py runs there.
 """
 
-import logging
 import math
 import queue
 import signal
@@ -163,12 +162,8 @@ class WorkerProcess(BaseWorker):
         with self.wrong_types.tolerate("set the time of the shutdown"):
             super().set_shutdown_requested_date()
 
-    def _share_log(self) -> None:
-        """Send the logs of our packages to the handlers that RQ's bootstrap has set up."""
-        for name in ("scorepool.engine", "scorepool.worker"):
-            log = logging.getLogger(name)
-            log.handlers = list(self.log.handlers)
-            log.setLevel(self.settings.log_level)
+    def handle_warm_shutdown_request(self) -> None:
+        """Log nothing: a signal may interrupt another line. `_show_shutdown` logs it."""
 
     def subscribe(self) -> None:
         """Subscribe to RQ's commands, and to the wake-up channels of our queues."""
@@ -199,7 +194,7 @@ class WorkerProcess(BaseWorker):
                 case _:
                     self._post_call(self._wake_up)
         except ValueError as error:  # any client of Redis can publish any message
-            self.log.warning("Worker %s: a message that cannot be read: %s", self.name, error)
+            self.log.warning("a message that cannot be read: %s", error)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
         try:
@@ -209,7 +204,7 @@ class WorkerProcess(BaseWorker):
             else:
                 super().handle_payload(message)
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # any client can publish any message
-            self.log.warning("Worker %s: a message that is no command: %r", self.name, error)
+            self.log.warning("a message that is no command: %r", error)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
         """Let RQ retry after every error, by passing it on as a ConnectionError, the only error that RQ retries.
@@ -246,10 +241,9 @@ class WorkerProcess(BaseWorker):
         """Put everything back now. Two signals within a second count as one: `rq worker-pool` sends each twice."""
         if clock_s() - self._stop_requested_at < 1:
             return
-        self.log.warning("Worker %s: cold shut down", self.name)
         self._end_in(FORCED_END_S)
         self._release_at = clock_s()
-        self._post_call(lambda: None)
+        self._post_call(lambda: self.log.warning("asked to stop again: what is not over is put back now"))
         if self._is_interruptible:
             raise SystemExit
 

@@ -128,17 +128,18 @@ class Unreachable(_Picklable, ConnectionError):
         may_be_done: bool = False,
     ) -> None:
         """`request` is its method and path; it may be done if it was sent and its reply was lost."""
-        is_read = request.startswith("GET ")
-        what = f"; job {job_id} goes on without it" if job_id and is_read else ""
-        if may_be_done and not is_read:
-            what = "; what was asked for may have been done: look before you ask again"
-        problem = f"{type(cause).__name__} {cause}".strip()
-        super().__init__(
-            f"no answer from {url} for {seconds:.1f} s ({request}: {problem}){what}. Is it running? "
-            "`scorepool serve` starts one on this machine"
-        )
+        self.may_be_done = may_be_done and not request.startswith("GET ")
+        problem = f"{request}: {type(cause).__name__} {cause}".strip()
+        if self.may_be_done:
+            message = f"{url} left before it answered ({problem}): look whether it was done before you ask again"
+        else:
+            what = f"; job {job_id} goes on without it" if job_id else ""
+            message = (
+                f"no answer from {url} for {seconds:.1f} s ({problem}){what}. Is it running? "
+                "`scorepool serve` starts one on this machine"
+            )
+        super().__init__(message)
         self.url, self.request, self.job_id = url, request, job_id
-        self.may_be_done = may_be_done and not is_read
 
 
 class NotScorepool(_Picklable, Exception):

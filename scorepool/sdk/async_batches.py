@@ -4,6 +4,7 @@ import asyncio
 import io
 import math
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -11,7 +12,7 @@ import httpx
 
 from scorepool import wire
 from scorepool.sdk import calls
-from scorepool.sdk.connection import AsyncConnection
+from scorepool.sdk.connection import AsyncConnection, lines_of
 from scorepool.sdk.errors import BatchTimeout, Unreachable
 
 POLL_S = 2.0  # between two looks at a batch
@@ -55,18 +56,27 @@ class AsyncBatches:
 
         The output of a running batch ends after the lines that are written so far. Raises ScorepoolError, Unreachable.
         """
+        async with aclosing(self._line_groups(file_id, offset)) as groups:
+            async for group in groups:
+                for line in group:
+                    yield line
+
+    async def _line_groups(self, file_id: str, offset: int) -> AsyncGenerator[list[bytes]]:
+        """Yield lines, as many at a time as arrive together."""
         clock = asyncio.get_running_loop().time
         waiting_since = clock()
         while True:
+            call = calls.file_content(file_id, offset)
             try:
-                async for line in self._connection.lines(calls.file_content(file_id, offset)):
-                    offset += 1
-                    yield line
-                    waiting_since = clock()  # whatever time the caller took
+                async with self._connection.stream(call) as reply:
+                    async for group in lines_of(reply):
+                        offset += len(group)
+                        yield group
+                        waiting_since = clock()  # whatever time the caller took
                 return
             except httpx.TransportError as error:
                 if (seconds := clock() - waiting_since) > self._connection.retry_s:
-                    raise Unreachable(self._connection.url, seconds, error) from error
+                    raise Unreachable(self._connection.url, seconds, error, call.name) from error
             await asyncio.sleep(RESUME_S)
 
     async def delete_file(self, file_id: str) -> None:

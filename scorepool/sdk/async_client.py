@@ -4,10 +4,10 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
+from contextlib import AsyncExitStack, aclosing, suppress
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from scorepool import wire
@@ -16,11 +16,12 @@ from scorepool.sdk import calls
 from scorepool.sdk.async_batches import AsyncBatches
 from scorepool.sdk.async_models import AsyncModels
 from scorepool.sdk.async_webhooks import AsyncWebhooks
-from scorepool.sdk.connection import RETRY_S, AsyncConnection, Event, url_and_key
+from scorepool.sdk.connection import RETRY_S, AsyncConnection, events_of, url_and_key
 from scorepool.sdk.errors import JobTimeout, NotScorepool, ScorepoolError, TokensRestarted, Unreachable
 from scorepool.sdk.splitting import Item, join, result_of, score_requests
 from scorepool.sdk.window import Window, cancel_tasks
 
+T = TypeVar("T")
 logger = logging.getLogger("scorepool")
 LONG_POLL_S = 60.0
 MAX_IN_FLIGHT = 64  # jobs of one call that the API has at a time
@@ -211,12 +212,14 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         """Return the job when it has ended. Raises JobTimeout, ScorepoolError, Unreachable."""
         clock = asyncio.get_running_loop().time
         while True:
-            left_s = max(0.0, deadline - clock())
+            started_at = clock()
+            left_s = max(0.0, deadline - started_at)
+            call = calls.job(job_id, min(left_s, LONG_POLL_S))
             try:
                 async with asyncio.timeout_at(None if deadline == math.inf else deadline + GRACE_S):
-                    found = await self._connection.send(calls.job(job_id, min(left_s, LONG_POLL_S)), left_s)
+                    found = await self._connection.send(call, left_s)
             except TimeoutError as error:  # connected, and silent
-                raise Unreachable(self.url, left_s, error, job_id) from error
+                raise Unreachable(self.url, clock() - started_at, error, call.name, job_id) from error
             if found.status in ENDED:
                 self.detach(job_id)
                 return found
@@ -345,8 +348,12 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         job_id, last_event_id, deadline = _id_of(job), "", self._deadline(timeout_s)
         while True:
             call = calls.events(job_id, last_event_id)
-            async with aclosing(self._connection.stream(call, math.inf)) as events:
-                while (event := await self._next_event(events, job_id, deadline, timeout_s)) is not None:
+            async with AsyncExitStack() as stack:
+                left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+                opening = stack.enter_async_context(self._connection.stream(call, left_s))
+                reply = await self._in_time(opening, job_id, deadline + GRACE_S, timeout_s)
+                events = await stack.enter_async_context(aclosing(events_of(reply)))
+                while event := await self._in_time(anext(events, None), job_id, deadline, timeout_s):
                     last_event_id = event.id or last_event_id
                     if event.name == "tokens":
                         yield wire.parse(event.data, wire.TokenDelta, "json")
@@ -358,15 +365,13 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
                         return
             await asyncio.sleep(RECONNECT_S)
 
-    async def _next_event(
-        self, events: AsyncGenerator[Event], job_id: str, deadline: float, timeout_s: float | None
-    ) -> Event | None:
-        """Return the next event, or None if the connection is lost. Raises JobTimeout, ScorepoolError, Unreachable."""
+    async def _in_time(self, work: Awaitable[T], job_id: str, deadline: float, timeout_s: float | None) -> T:
+        """Await something about a job that goes on. Raises JobTimeout at the deadline, ScorepoolError, Unreachable."""
         try:
             async with asyncio.timeout_at(None if deadline == math.inf else deadline):
-                return await anext(events, None)
+                return await work
         except TimeoutError:
-            found = await self._connection.send(calls.job(job_id), 0.0)
+            found = await self._until_ended(job_id, asyncio.get_running_loop().time(), timeout_s)
             raise JobTimeout(job_id, found.status, timeout_s or 0.0, self.url) from None
 
 

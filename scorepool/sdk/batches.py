@@ -43,7 +43,8 @@ class Batches(Blocking):
 
         The output of a running batch ends after the lines that are written so far. Raises ScorepoolError, Unreachable.
         """
-        return self._iterate(self._async.file_lines(file_id, offset=offset))
+        groups = self._iterate(self._async._line_groups(file_id, offset))
+        return (line for group in groups for line in group)
 
     def delete_file(self, file_id: str) -> None:
         """Delete a file that no batch uses. Raises ScorepoolError, Unreachable."""

@@ -42,6 +42,11 @@ class Call(Generic[T]):
     job_id: str | None = None  # the job that it is about
     may_repeat: bool = True
 
+    @property
+    def name(self) -> str:
+        """Say what it asks for: method and path."""
+        return f"{self.method} {self.path}"
+
 
 def _part(name: str) -> str:
     """Return a part of a path, whatever characters it has."""
@@ -146,7 +151,8 @@ def upload_file(filename: str, file: BinaryIO, expires_after_s: int | None) -> C
         fields |= {"expires_after[anchor]": "created_at", "expires_after[seconds]": str(expires_after_s)}
     headers = {"Content-Type": f"multipart/form-data; boundary={uuid.uuid4().hex}"}
     call = _json_call(wire.FileObject, "POST", "/v1/files")
-    return replace(call, form=Form(filename, file, fields), headers=headers)
+    # Repeated, it may leave a file that no batch uses, which is deleted in time.
+    return replace(call, form=Form(filename, file, fields), headers=headers, may_repeat=True)
 
 
 def files(purpose: wire.Purpose | None, order: str, after: str | None, limit: int) -> Call[wire.FilePage]:
@@ -161,8 +167,8 @@ def file_content(file_id: str, offset: int) -> Call[None]:
     return Call("GET", f"/v1/files/{_part(file_id)}/content", _nothing, params={"offset": offset})
 
 
-def delete_file(file_id: str) -> Call[wire.DeletedFile]:
-    return _json_call(wire.DeletedFile, "DELETE", f"/v1/files/{_part(file_id)}")
+def delete_file(file_id: str) -> Call[None]:
+    return Call("DELETE", f"/v1/files/{_part(file_id)}", _nothing)
 
 
 def create_batch(batch: wire.CreateBatch) -> Call[wire.Batch]:

@@ -29,6 +29,7 @@ WARN_AT_ATTEMPT = 5  # after a few seconds
 WARN_EVERY = 30  # attempts: about three minutes
 WARN_PAUSE_S = 30.0  # between warnings of one connection: many calls wait for the same server
 BUSY = frozenset({429, 502, 503, 504})  # 502 and 504: of a proxy whose server is away
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PAUSE = wait_random_exponential(multiplier=0.2, max=10.0)
 UNIX = "unix://"
 
@@ -94,11 +95,17 @@ class AsyncConnection:
         Raises ScorepoolError, Unreachable, NotScorepool.
         """
         self._check_loop()
-        content = await self._retry(call, self.retry_s if retry_s is None else retry_s, lambda: self._send_once(call))
+        retry_s = self.retry_s if retry_s is None else retry_s
+        try:
+            content = await self._retry(call, retry_s, lambda: self._send_once(call))
+        except ScorepoolError as error:
+            if not (call.method == "DELETE" and error.status == 404 and error.is_repetition):
+                raise
+            content = b""  # the attempt whose reply was lost has deleted it
         try:
             return call.decode(content)
         except wire.Invalid as error:
-            raise NotScorepool(self.url, str(error), f"{call.method} {call.path}", call.job_id) from error
+            raise NotScorepool(self.url, str(error), call.name, call.job_id) from error
 
     def _check_loop(self) -> None:
         """Raise RuntimeError after `close`, and in another event loop: the connections would never answer there."""
@@ -113,6 +120,7 @@ class AsyncConnection:
 
     async def _retry(self, call: Call[Any], retry_s: float, attempt: Callable[[], Awaitable[R]]) -> R:
         started_at = asyncio.get_running_loop().time()
+        is_reply_lost = False
         deadline = _Deadline(started_at + retry_s)
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: _may_retry(call, error)),
@@ -124,10 +132,17 @@ class AsyncConnection:
         try:
             async for one in retrying:
                 with one:
-                    return await attempt()
+                    try:
+                        return await attempt()
+                    except httpx.TransportError as error:
+                        is_reply_lost |= not isinstance(error, NOT_SENT)
+                        raise
+                    except ScorepoolError as error:
+                        error.is_repetition = is_reply_lost
+                        raise
         except httpx.TransportError as error:
             seconds = asyncio.get_running_loop().time() - started_at
-            raise Unreachable(self.url, seconds, error, call.job_id) from error
+            raise Unreachable(self.url, seconds, error, call.name, call.job_id, may_be_done=is_reply_lost) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _log(self, state: RetryCallState, call: Call[Any]) -> None:
@@ -142,35 +157,16 @@ class AsyncConnection:
         level = logging.WARNING if is_due else logging.DEBUG
         logger.log(level, message, self.url, what, seconds, type(error).__name__, error)
 
-    async def stream(self, call: Call[Any], retry_s: float) -> AsyncGenerator[Event]:
-        """Yield the events of a stream until it ends or its connection is lost.
+    @asynccontextmanager
+    async def stream(self, call: Call[Any], retry_s: float | None = None) -> AsyncGenerator[httpx.Response]:
+        """Send a call whose reply is read while it arrives, by `events_of` or `lines_of`.
 
         Only the beginning is repeated, for `retry_s`, while the API is away. Raises ScorepoolError, Unreachable.
         """
         self._check_loop()
+        retry_s = self.retry_s if retry_s is None else retry_s
         async with AsyncExitStack() as stack:
-            reply = await self._retry(call, retry_s, lambda: stack.enter_async_context(self._open_stream(call)))
-            lines: dict[bytes, bytes] = {}
-            with suppress(httpx.TransportError):
-                async for line in _lines(reply):
-                    name, _, value = line.partition(b": ")
-                    if line and name:
-                        lines[name] = value
-                    elif lines:
-                        yield Event(
-                            lines.get(b"event", b"").decode(), lines.get(b"id", b"").decode(), lines.get(b"data", b"")
-                        )
-                        lines = {}
-
-    async def lines(self, call: Call[Any]) -> AsyncGenerator[bytes]:
-        """Yield the lines of a reply. Raises ScorepoolError, Unreachable, httpx.TransportError if it is cut off.
-
-        Only the beginning is repeated while the API is away.
-        """
-        async with AsyncExitStack() as stack:
-            reply = await self._retry(call, self.retry_s, lambda: stack.enter_async_context(self._open_stream(call)))
-            async for line in _lines(reply):
-                yield line
+            yield await self._retry(call, retry_s, lambda: stack.enter_async_context(self._open_stream(call)))
 
     @asynccontextmanager
     async def _open_stream(self, call: Call[Any]) -> AsyncGenerator[httpx.Response]:
@@ -201,17 +197,37 @@ class AsyncConnection:
         return reply.content
 
 
-async def _lines(reply: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield lines. Only line feeds end them: httpx's own lines also end at U+2028, which texts in JSON may contain."""
+async def events_of(reply: httpx.Response) -> AsyncGenerator[Event]:
+    """Yield the events of a stream until it ends or its connection is lost."""
+    lines: dict[bytes, bytes] = {}
+    with suppress(httpx.TransportError):
+        async for group in lines_of(reply):
+            for line in group:
+                name, _, value = line.partition(b": ")
+                if line and name:
+                    lines[name] = value
+                elif lines:
+                    event, event_id, data = (lines.get(key, b"") for key in (b"event", b"id", b"data"))
+                    yield Event(event.decode(), event_id.decode(), data)
+                    lines = {}
+
+
+async def lines_of(reply: httpx.Response) -> AsyncGenerator[list[bytes]]:
+    """Yield the lines that end in each piece of a reply, and at last one without an end.
+
+    Only line feeds end them: httpx's own lines also end at U+2028, which texts in JSON may contain. Raises
+    httpx.TransportError if the reply is cut off.
+    """
     begun: list[bytes] = []  # pieces of a line that has not ended: joined once, however many there are
     async for piece in reply.aiter_bytes():
         *ended, last = piece.split(b"\n")
-        for line in ended:
-            yield b"".join((*begun, line))
+        if ended:
+            ended[0] = b"".join((*begun, ended[0]))
             begun = []
+            yield ended
         begun.append(last)
     if any(begun):
-        yield b"".join(begun)
+        yield [b"".join(begun)]
 
 
 def split_unix(url: str) -> tuple[str, str | None]:
@@ -247,9 +263,7 @@ def _may_retry(call: Call[Any], error: BaseException) -> bool:
         return error.status in BUSY
     if isinstance(error, httpx.LocalProtocolError):  # again would be no better
         return False
-    if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):  # nothing was sent
-        return True
-    return isinstance(error, httpx.TransportError) and call.may_repeat
+    return isinstance(error, NOT_SENT) or (isinstance(error, httpx.TransportError) and call.may_repeat)
 
 
 def _asked_s(state: RetryCallState) -> float:

@@ -65,6 +65,7 @@ class ScorepoolError(_Picklable, Exception):
         super().__init__(f"{error.message}{where}{'; ' if remedy else ''}{remedy}")
         self.status, self.code, self.message, self.field = status, error.code, error.message, error.field
         self.request, self.job_id, self.retry_after_s = request, job_id, retry_after_s
+        self.is_repetition = False  # of a request that may have been done: its reply was lost
 
 
 class JobFailed(_Picklable, Exception):
@@ -116,13 +117,29 @@ class MixedResults(ValueError):
 class Unreachable(_Picklable, ConnectionError):
     """An API that does not answer."""
 
-    def __init__(self, url: str, seconds: float, cause: Exception, job_id: str | None = None) -> None:
-        what = f"; job {job_id} goes on without it" if job_id else ""
-        super().__init__(
-            f"no answer from {url} for {seconds:.0f} s ({type(cause).__name__}: {cause}){what}. "
-            "Is it running? `scorepool serve` starts one on this machine"
-        )
-        self.url, self.job_id = url, job_id
+    def __init__(
+        self,
+        url: str,
+        seconds: float,
+        cause: Exception,
+        request: str,
+        job_id: str | None = None,
+        *,
+        may_be_done: bool = False,
+    ) -> None:
+        """`request` is its method and path; it may be done if it was sent and its reply was lost."""
+        self.may_be_done = may_be_done and not request.startswith("GET ")
+        problem = f"{request}: {type(cause).__name__} {cause}".strip()
+        if self.may_be_done:
+            message = f"{url} left before it answered ({problem}): look whether it was done before you ask again"
+        else:
+            what = f"; job {job_id} goes on without it" if job_id else ""
+            message = (
+                f"no answer from {url} for {seconds:.1f} s ({problem}){what}. Is it running? "
+                "`scorepool serve` starts one on this machine"
+            )
+        super().__init__(message)
+        self.url, self.request, self.job_id = url, request, job_id
 
 
 class NotScorepool(_Picklable, Exception):

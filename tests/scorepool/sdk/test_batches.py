@@ -22,17 +22,18 @@ BATCH = wire.Batch(
 )
 
 
-def test_an_upload_sends_the_whole_file_again_to_a_server_that_was_busy(tmp_path: Path):
+def test_an_upload_sends_the_whole_file_again_after_a_refusal_and_a_lost_reply(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"{}\n" * 50_000)
     sent: list[Sent] = []
-    answers = iter([(503, {}, b"busy"), (200, {}, wire.encode_json(FILE)), (200, {}, wire.encode_json(FILE))])
+    lost = (200, {"Content-Length": "100"}, b"")
+    answers = iter([(503, {}, b"busy"), lost, (200, {}, wire.encode_json(FILE)), (200, {}, wire.encode_json(FILE))])
     with server(lambda: next(answers), sent=sent) as url, Client(url) as sdk:
         assert sdk.upload_file(path, expires_after_s=3600) == FILE
         assert sdk.upload_file(path.read_bytes(), filename="b.jsonl") == FILE
     names = ["purpose", "expires_after[anchor]", "expires_after[seconds]", "file"]
     for request, filename, fields in zip(
-        sent, ["a.jsonl", "a.jsonl", "b.jsonl"], [names, names, names[::3]], strict=True
+        sent, ["a.jsonl", "a.jsonl", "a.jsonl", "b.jsonl"], [names, names, names, names[::3]], strict=True
     ):
         boundary = request.body.split(b"\r\n", 1)[0][2:]
         head = b"Content-Type: multipart/form-data; boundary=" + boundary + b"\r\n\r\n"

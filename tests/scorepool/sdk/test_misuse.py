@@ -339,7 +339,7 @@ def test_a_window_of_no_jobs_is_refused():
         JobFailed(ID, wire.Failure(code="invalid", message="no"), "http://h"),
         JobTimeout(ID, "queued", 1.0, "http://h"),
         TokensRestarted(ID, "http://h"),
-        Unreachable("http://h", 1.0, OSError("no"), ID),
+        Unreachable("http://h", 1.0, OSError("no"), "GET /x", ID),
         MixedResults("no"),
         NotScorepool("http://h", "no", "GET /", ID),
         InvalidUrl("h"),

@@ -4,13 +4,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from scorepool import AsyncClient, Client, JobFailed, JobTimeout, Unreachable, wire
+from scorepool import AsyncClient, Client, JobFailed, JobTimeout, ScorepoolError, Unreachable, wire
 from scorepool.local.demo import free_port
 from scorepool.sdk import connection
 from tests.scorepool.sdk.test_client import ACCEPTED, FAILED, ID, JOB, MODELS, SCORE, Answer, Sent, server
@@ -105,7 +105,8 @@ def test_a_stream_goes_on_after_its_last_event_when_the_api_is_back(monkeypatch:
     assert seen == ["", "1@2:3"]
 
 
-def test_a_stream_ends_at_its_own_deadline():
+def test_a_stream_ends_at_its_own_deadline(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scorepool.sdk.async_client.GRACE_S", 0.5)
     silent = threading.Event()
     sent: list[Sent] = []
 
@@ -118,8 +119,36 @@ def test_a_stream_ends_at_its_own_deadline():
         with pytest.raises(JobTimeout, match=f"job {ID} at {url} is queued after 0.2 s"):
             list(sdk.events(ID, timeout_s=0.2))
         silent.set()
-    with Client(url) as sdk, pytest.raises(Unreachable, match=f"job {ID} goes on without it"):
-        list(sdk.events(ID, timeout_s=0.2))
+    where = f"GET /v1/jobs/{ID}/events: ConnectError .*; job {ID} goes on without it"
+    with Client(url) as sdk, pytest.raises(Unreachable, match=rf"no answer from {url} for 0.[3-9] s \({where}"):
+        list(sdk.events(ID, timeout_s=0.3))
+
+
+LOST = (200, {"Content-Length": "100"}, b"")
+GONE = (404, {}, wire.encode(wire.ErrorReply(error=wire.ErrorBody(code="not_found", type="", message="no such job"))))
+
+
+@pytest.mark.parametrize("delete", [Client.delete, Client.delete_file, Client.delete_endpoint])
+def test_a_deletion_whose_reply_was_lost_is_done(delete: Callable[[Client, str], None]):
+    answers = iter([LOST, GONE, GONE])
+    with server(lambda: next(answers)) as url, Client(url) as sdk:
+        delete(sdk, ID)
+        with pytest.raises(ScorepoolError, match="no such job"):
+            delete(sdk, ID)
+
+
+def test_what_may_have_been_done_is_not_asked_for_again():
+    sent: list[Sent] = []
+    with server(lambda: LOST, sent=sent) as url, Client(url, retry_s=RETRY_S) as sdk:
+        with pytest.raises(Unreachable, match=r"\(POST /v1/batches: .*\): look whether it was done") as lost:
+            sdk.create_batch("file-1", "/v1/completions")
+        assert (len(sent), lost.value.may_be_done) == (1, True)
+        with pytest.raises(Unreachable, match="GET /v1/models") as lost:
+            sdk.models()
+        assert not lost.value.may_be_done
+    with Client(url, retry_s=RETRY_S) as sdk, pytest.raises(Unreachable) as lost:
+        sdk.create_batch("file-1", "/v1/completions")
+    assert not lost.value.may_be_done  # nothing was sent
 
 
 def test_a_slow_source_of_requests_and_a_slow_reader_of_tokens_stop_no_other_call():

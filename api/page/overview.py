@@ -22,7 +22,6 @@ from scorepool.api.repositories.models import Models
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 REFRESH_S = 2.0
-SESSION_CHECK_S = 10.0  # each open page asks Redis this often whether its session goes on
 MAX_OPEN = 2000  # pages that one process keeps up to date
 RETRY_S = 30
 
@@ -121,15 +120,11 @@ class OverviewFeed:
             raise TooManyEvents(f"{MAX_OPEN} pages of this server are open", RETRY_S)
         self._num_open += 1
         shown = ""
-        clock = asyncio.get_running_loop().time
-        checked_at = clock()  # by the request itself
         try:
             while True:
-                if clock() - checked_at >= SESSION_CHECK_S:
-                    if not await session_goes_on():
-                        yield event("overview", render("session_ended.html")) + event("ended", "session")
-                        return
-                    checked_at = clock()
+                if not await session_goes_on():
+                    yield event("overview", render("session_ended.html")) + event("ended", "session")
+                    return
                 fragment = await self._fragment()
                 yield None if fragment == shown else event("overview", fragment)
                 shown = fragment

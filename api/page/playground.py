@@ -16,7 +16,7 @@ from scorepool.api.job_events import encode_events
 from scorepool.api.page.jobs import JobId
 from scorepool.api.page.rendering import HEADERS, PageRoute, ScriptRoute, html
 from scorepool.api.page.tokens import ENDS, MAX_SHOWN, legend_of
-from scorepool.api.page.viewer import OwnOrigin, ViewerDep, ViewerResultsDep
+from scorepool.api.page.viewer import OwnOrigin, SessionCheckDep, ViewerDep, ViewerResultsDep, during_session
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 script_router = APIRouter(route_class=ScriptRoute, prefix="/playground/jobs", include_in_schema=False)
@@ -53,15 +53,17 @@ async def events(
     jobs: JobsDep,
     streaming: StreamingDep,
     held: ViewerResultsDep,
+    session_goes_on: SessionCheckDep,
     last_event_id: Annotated[str, Header()] = "",
 ) -> Response:
-    """Send the job's events as GET /v1/jobs/{id}/events does."""
+    """Send the job's events as GET /v1/jobs/{id}/events does, while the session goes on."""
     job = await jobs.read_state(viewer.name, job_id)
     try:
         cursor = EventCursor.parse(last_event_id)
     except ValueError as error:
         raise BadRequest(str(error), "Last-Event-ID") from None
-    stream = EventStream(request, encode_events(streaming.follow(viewer.name, job, cursor, held), cursor, held), b"")
+    messages = encode_events(streaming.follow(viewer.name, job, cursor, held), cursor, held)
+    stream = EventStream(request, during_session(messages, session_goes_on), b"")
     stream.headers.update(HEADERS)
     return stream
 

@@ -1,6 +1,8 @@
 """Find out who looks at a page: cookies for the page alone, which no route under /v1 reads."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -11,13 +13,14 @@ from starlette.responses import Response
 
 from scorepool.api.auth import Keyring
 from scorepool.api.dependencies import KeyringDep, SessionsDep, SettingsDep
-from scorepool.api.http.errors import Forbidden
+from scorepool.api.http.errors import Forbidden, Unauthorized
 from scorepool.api.http.large_replies import HeldResults, held_results
 from scorepool.api.page.rendering import LoginNeeded
 from scorepool.api.repositories.sessions import SESSION_S, Sessions
 from scorepool.store import LOCAL_OWNER, Settings
 
 COOKIE = "scorepool_session"
+SESSION_CHECK_S = 10.0  # each open page asks Redis this often whether its session goes on
 SessionCheck = Callable[[], Awaitable[bool]]
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -60,12 +63,32 @@ async def _logged_in(request: Request, keyring: Keyring, sessions: Sessions) -> 
 
 
 async def session_check(request: Request, keyring: KeyringDep, sessions: SessionsDep) -> SessionCheck:
-    """Return a function that is true while the browser's session goes on, always on a server without keys."""
+    """Return a function that is true while the browser's session goes on, always on a server without keys.
+
+    It looks every SESSION_CHECK_S, however often it is called.
+    """
+    clock = asyncio.get_running_loop().time
+    checked_at = clock()  # by the request itself
 
     async def goes_on() -> bool:
-        return not keyring or await _logged_in(request, keyring, sessions) is not None
+        nonlocal checked_at
+        if not keyring or clock() - checked_at < SESSION_CHECK_S:
+            return True
+        checked_at = clock()
+        return await _logged_in(request, keyring, sessions) is not None
 
     return goes_on
+
+
+async def during_session(
+    messages: AsyncGenerator[bytes | None], session_goes_on: SessionCheck
+) -> AsyncGenerator[bytes | None]:
+    """Yield messages until the session ends. Raises Unauthorized then."""
+    async with aclosing(messages):
+        async for message in messages:
+            if not await session_goes_on():
+                raise Unauthorized("the session of this browser has ended; log in again")
+            yield message
 
 
 async def own_origin(request: Request, settings: SettingsDep) -> None:

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from redis import Redis
@@ -117,7 +118,7 @@ async def test_the_overviews_events_end_with_the_session(
     serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch, end: str
 ):
     monkeypatch.setattr("scorepool.api.page.overview.REFRESH_S", 0.01)
-    monkeypatch.setattr("scorepool.api.page.overview.SESSION_CHECK_S", 0.0)
+    monkeypatch.setattr("scorepool.api.page.viewer.SESSION_CHECK_S", 0.0)
     async with serving(api_keys=KEYS) as http:
         await log_in(http)
         cookie = http.cookies["scorepool_session"]
@@ -145,6 +146,31 @@ async def test_the_overviews_events_end_with_the_session(
         assert last.endswith(b"event: ended\ndata: session\n\n")
         with pytest.raises(StopAsyncIteration):
             await anext(changes)
+
+
+async def test_the_playgrounds_events_end_with_the_session(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scorepool.api.page.viewer.SESSION_CHECK_S", 0.0)
+    async with serving(api_keys=KEYS) as http:
+        await log_in(http)
+        body = generate(max_tokens=8) | {"stream": True}
+        job_id = (await http.post("/playground/jobs", json=body, headers=ORIGIN)).json()["id"]
+        looks = iter([True])  # that of the request itself
+        monkeypatch.setattr(Keyring, "holds", lambda *_: next(looks, False))
+        worker.start(job_id)
+        async with anyio.create_task_group() as tasks:
+
+            async def work() -> None:
+                for index in range(10_000):
+                    worker.stream(job_id, index, 5)
+                    await anyio.sleep(0.01)
+
+            tasks.start_soon(work)
+            reply = await http.get(f"/playground/jobs/{job_id}/events")
+            tasks.cancel_scope.cancel()
+        assert "event: tokens" not in reply.text
+        assert "the session of this browser has ended; log in again" in reply.text
 
 
 @pytest.mark.parametrize(

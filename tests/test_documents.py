@@ -11,21 +11,8 @@ from scorepool import store
 from scorepool.wire.comparison import ROUNDING_NATS
 from survey import document as survey_document
 
-DOCUMENTS = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "docs/architecture.md",
-    "docs/commands.md",
-    "docs/deploy.md",
-    "docs/files.md",
-    "docs/fleet.md",
-    "docs/http.md",
-    "docs/openai.md",
-    "docs/operations.md",
-    "docs/sdk.md",
-    "docs/settings.md",
-)
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
 
 
 def test_every_setting_is_documented_with_its_default(root: Path):
@@ -48,7 +35,7 @@ def test_the_tables_of_the_survey_follow_from_its_files():
 
 
 def test_the_page_of_commands_follows_from_the_parser(root: Path):
-    text = runpy.run_path(str(root / "docs/commands.py"))["render"]()
+    text = runpy.run_path(str(root / "docs/generators/commands.py"))["render"]()
     assert (root / "docs/commands.md").read_text() == text, "run `make docs`"
     sections = text.split("\n## ")[1:]
     assert len(sections) > 15
@@ -59,7 +46,19 @@ def test_the_page_of_commands_follows_from_the_parser(root: Path):
 
 def test_the_reference_of_the_sdk_is_that_of_its_sources(root: Path):
     text = (root / "docs/sdk.md").read_text()
-    assert runpy.run_path(str(root / "docs/sdk.py"))["render"](text) == text, "run `make docs`"
+    assert runpy.run_path(str(root / "docs/generators/sdk.py"))["render"](text) == text, "run `make docs`"
+
+
+def test_the_reference_of_routes_and_jobs_is_that_of_the_openapi_document(root: Path):
+    pages = runpy.run_path(str(root / "docs/generators/reference.py"))["render"]()
+    assert sorted(path.name for path in pages) == ["jobs.md", "routes.md"]
+    for path, text in pages.items():
+        assert path.read_text() == text, "run `make docs`"
+
+
+def test_the_page_of_examples_is_that_of_the_programs(root: Path):
+    text = runpy.run_path(str(root / "docs/generators/examples.py"))["render"]()
+    assert (root / "docs/examples.md").read_text() == text, "run `make docs`"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

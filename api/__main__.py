@@ -13,7 +13,7 @@ def main() -> None:
     try:
         serve(Settings.load())
     except SettingsError as error:
-        logs.end_process(str(error))
+        logs.end_process(str(error), "api")
 
 
 if __name__ == "__main__":

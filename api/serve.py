@@ -11,6 +11,7 @@ import uvicorn
 from scorepool.api.app import create_app
 from scorepool.api.connection import check_login
 from scorepool.api.http.loopback import is_loopback
+from scorepool.api.http.openapi import VERSION
 from scorepool.api.http.protocol import Protocol
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.state import State
@@ -108,8 +109,9 @@ def serve(settings: Settings) -> None:
             "Set SCOREPOOL_API_KEYS or SCOREPOOL_API_KEYS_FILE (`scorepool key NAME` makes one), "
             "or listen on 127.0.0.1"
         )
-    asyncio.run(check_login(settings.redis_url))
     logs.configure("api", settings.log_format, settings.log_level)
+    logger.info("scorepool %s starts", VERSION)
+    asyncio.run(check_login(settings.redis_url))
     logging.getLogger("uvicorn.access").addFilter(tidy_access_log)
     logging.getLogger("asyncio").addFilter(AcceptErrorFilter())
     config = uvicorn.Config(

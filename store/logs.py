@@ -125,10 +125,20 @@ def _log_exception(kind: type[BaseException], error: BaseException, traceback: T
     logging.getLogger(__name__).critical("the process ends", exc_info=(kind, error, traceback))
 
 
-def end_process(message: str) -> NoReturn:
-    """End the process with one sentence as its last line, and exit status 1."""
+def wants_json() -> bool:
+    """True if the environment asks for lines of JSON, also before the settings are read."""
+    return os.environ.get("SCOREPOOL_LOG_FORMAT", "").lower() == "json"
+
+
+def end_process(message: str, process: str = "scorepool") -> NoReturn:
+    """End the process with one sentence as its last line, and exit status 1. `process` names one without `configure`.
+
+    A process that ends before it has read its settings logs in the format that its environment asks for.
+    """
     formatters = [handler.formatter for handler in logging.root.handlers]
-    if any(isinstance(formatter, JsonFormatter) for formatter in formatters):
+    if wants_json() and not any(isinstance(formatter, JsonFormatter) for formatter in formatters):
+        configure(process, "json", "INFO")
+    if wants_json() or any(isinstance(formatter, JsonFormatter) for formatter in formatters):
         logging.getLogger(__name__).critical("%s", message)
         raise SystemExit(1)
     raise SystemExit(f"scorepool: {message}")

@@ -6,9 +6,10 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_type_hints
 
 import msgspec
+import msgspec.inspect
 from msgspec import Meta, Struct
 
 from scorepool.store.keys import DEFAULT_PREFIX, WEBHOOKS_NAME
@@ -194,9 +195,26 @@ class Settings(Struct, frozen=True, kw_only=True):
             except UnicodeEncodeError:
                 raise SettingsError(f"{PREFIX}{name.upper()}={value[:100]!r}: expected UTF-8") from None
             except msgspec.ValidationError as error:
-                expectation = str(error).partition(" - at")[0][:300]  # it may repeat the value
+                expectation = _expectation(name, error)
                 raise SettingsError(f"{PREFIX}{name.upper()}={value[:100]!r}: {expectation}") from None
         return msgspec.convert(given, cls, strict=False)
+
+
+def _expectation(name: str, error: msgspec.ValidationError) -> str:
+    """Say what would be right."""
+    kind = msgspec.inspect.type_info(get_type_hints(Settings, include_extras=True)[name])
+    match kind:
+        case msgspec.inspect.LiteralType(values=values):
+            return f"expected one of {', '.join(str(value) for value in values)}"
+        case msgspec.inspect.BoolType():
+            return "expected true or false"
+    expectation = str(error).partition(" - at")[0][:300]  # it may repeat the value
+    match kind:
+        case msgspec.inspect.IntType() if expectation.startswith("Expected `int`, got"):
+            return "expected a whole number"
+        case msgspec.inspect.FloatType() if expectation.startswith("Expected `float`, got"):
+            return "expected a number"
+    return expectation
 
 
 def _read_redis_url(path: str) -> str:

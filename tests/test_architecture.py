@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker.machine": {"store"},
     "worker.redis_link": {"store"},
     "worker.claims": {"store", "wire", "worker.redis_link"},
-    "worker.rq": {"store", "wire", "worker.claims", "worker.machine", "worker.redis_link"},
+    "worker.rq": {"store", "wire", "worker.claims", "worker.machine", "worker.redis_link", "worker.version"},
     "worker.inference": {
         "engine", "store", "wire", "worker.claims", "worker.engine_settings", "worker.machine", "worker.redis_link",
         "worker.rq", "worker.version",

@@ -1,5 +1,6 @@
 """The command as a user runs it: processes, output, exit status, and nothing left behind."""
 
+import json
 import os
 import re
 import signal
@@ -93,8 +94,8 @@ def test_a_second_ctrl_c_puts_the_jobs_back_at_once(tmp_path: Path):
 def test_the_last_line_of_a_failed_start_is_its_cause(tmp_path: Path):
     environ = {"SCOREPOOL_STATE_DIR": str(tmp_path), "SCOREPOOL_LOG_FORMAT": "json"}
     with serve_fails("--port", str(free_port()), "--model", "gone=/no/such/folder", **environ) as stderr:
-        cause = stderr.splitlines()[-1]
-    assert cause.startswith("scorepool: worker gone ended with 1 before it was ready: ")
+        cause = json.loads(stderr.splitlines()[-1])["message"]
+    assert cause.startswith("worker gone ended with 1 before it was ready: ")
     assert cause.count("there is no folder '/no/such/folder'") == 1
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from scorepool.store import logs
 
+CLI = (sys.executable, "-c", "from scorepool.cli import app; app()")
 PROGRAM = """
 import logging, sys
 from rq.logutils import setup_loghandlers
@@ -86,6 +88,25 @@ def test_the_sentence_that_ends_a_process_is_its_last_line(root: Path, log_forma
     [line] = run(root, log_format, 'logs.end_process("SCOREPOOL_PORT is taken")')
     said = json.loads(line)["message"] if log_format == "json" else line.removeprefix("scorepool: ")
     assert said == "SCOREPOOL_PORT is taken"
+
+
+@pytest.mark.parametrize(
+    ("command", "environ"),
+    [
+        ([sys.executable, "-m", "scorepool.api"], {"SCOREPOOL_PORT": "x"}),
+        ([*CLI, "api"], {"SCOREPOOL_PORT": "x"}),
+        ([*CLI, "worker", "--webhooks"], {"SCOREPOOL_REDIS_URL": "unix:///nowhere"}),
+    ],
+)
+def test_a_start_that_fails_before_its_log_is_set_up_ends_with_a_line_of_json(
+    command: list[str], environ: dict[str, str], root: Path
+):
+    environ = os.environ | environ | {"SCOREPOOL_LOG_FORMAT": "json"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environ, timeout=60)
+    [line] = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1
+    assert line["level"] == "CRITICAL"
+    assert line["message"].startswith("SCOREPOOL_")
 
 
 def test_what_a_block_is_about_ends_with_the_block(caplog: pytest.LogCaptureFixture):

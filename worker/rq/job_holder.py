@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
+from scorepool.store.outage import Outage
 from scorepool.store.traces import Tracer
 from scorepool.worker.claims.claim_plan import ClaimPlan
 from scorepool.worker.claims.dead_workers import leases_of_dead
@@ -71,6 +72,7 @@ class JobHolder(WorkerProcess):
         self._has_reclaimed = False  # jobs of silent workers have been reclaimed once
         self._try_again_at = 0.0  # clock_s(): Redis was away, so no exchange before
         self._backoff_s = 0.1
+        self._outage = Outage(self.log)
         self.tracer: Tracer | None = None  # set when the worker starts
 
     @cached_property
@@ -189,6 +191,7 @@ class JobHolder(WorkerProcess):
     def _take_exchanged(self, exchange: Exchange, exchanged: Exchanged) -> None:
         self._end_exchange(exchange)
         self._backoff_s = 0.1
+        self._outage.ended("Redis is back")
         for inflight in exchanged.recorded:
             self.in_flight.pop(inflight.lease_key, None)
             self._recorded_leases.append(inflight.lease_key)
@@ -233,7 +236,11 @@ class JobHolder(WorkerProcess):
         """
         if not (isinstance(error, REDIS_UNAVAILABLE) or (isinstance(error, RedisError) and is_wrong_type(error))):
             raise error
-        self.log.error("Redis is away (%s); %d jobs are kept, trying again", error, len(self.in_flight))
+        self._outage.failed(
+            "Redis is away (%s); %d jobs are kept, trying again until it is back",
+            *(error, len(self.in_flight)),
+            level=logging.ERROR,
+        )
         self._reclaim_at = clock_s() + self.settings.lease_s
         self._try_again_at = clock_s() + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, 2.0)
@@ -284,16 +291,21 @@ class JobHolder(WorkerProcess):
     def _lose_messages(self) -> None:
         self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)
 
-    def _lose_leases(self, lost: Iterable[str]) -> None:
-        """Drop jobs whose lease was lost."""
-        for lease_key in lost:
-            if inflight := self.in_flight.pop(lease_key, None):
-                self.log.warning("it was taken away", extra={"job": inflight.job.id})
-                inflight.abandon()
+    def _yield_job(self, lease_key: str) -> None:
+        """Drop a job that an idle worker has taken: see docs/architecture.md, how workers share a queue."""
+        if inflight := self.in_flight.pop(lease_key, None):
+            self.log.info("goes to another worker, which was idle", extra={"job": inflight.job.id})
+            inflight.abandon()
 
     def _apply_lease_changes(self, lost: set[str], canceled: set[str]) -> None:
         """Drop jobs whose lease was lost; stop jobs that their owner canceled."""
-        self._lose_leases(lost)
+        for lease_key in lost:
+            if inflight := self.in_flight.pop(lease_key, None):
+                self.log.warning(
+                    "its lease is lost, so it stops here: another worker has it, or it was deleted",
+                    extra={"job": inflight.job.id},
+                )
+                inflight.abandon()
         for lease_key in canceled & self.in_flight.keys():
             self.in_flight[lease_key].fail(Stopped())
 

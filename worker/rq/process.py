@@ -3,10 +3,12 @@
 This module changes no job. It posts signals and messages to the main thread as calls, which worker.py runs there.
 """
 
+import logging
 import math
 import queue
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from types import FrameType
@@ -37,6 +39,7 @@ from scorepool.worker.rq.job import Job, Queue
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 from scorepool.worker.rq.scheduler import Scheduler
 
+PUBSUB_RETRY_S = 2.0
 RELEASE_S = 5.0  # at most, of the time to drain, to put jobs back; and as much again to unregister
 FORCED_END_S = 5.0  # from a second signal to the end
 
@@ -102,8 +105,8 @@ class WorkerProcess(BaseWorker):
         """Take a job that was leased to this worker without a claim."""
         raise NotImplementedError
 
-    def _lose_leases(self, lost: Iterable[str]) -> None:
-        """Drop the jobs of these leases, which another worker has."""
+    def _yield_job(self, lease_key: str) -> None:
+        """Drop the job of this lease, which an idle worker has taken."""
         raise NotImplementedError
 
     def _lose_messages(self) -> None:
@@ -188,7 +191,7 @@ class WorkerProcess(BaseWorker):
         try:
             match read_message(message["data"]) if is_own else []:
                 case [b"taken", lease_key]:
-                    self._post_call(partial(self._lose_leases, [as_text(lease_key)]))
+                    self._post_call(partial(self._yield_job, as_text(lease_key)))
                 case [b"leased", *strings]:
                     self._post_call(partial(self._take_leased, read_leased(strings, self.queues)))
                 case _:
@@ -207,17 +210,17 @@ class WorkerProcess(BaseWorker):
             self.log.warning("a message that is no command: %r", error)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Let RQ retry after every error, by passing it on as a ConnectionError, the only error that RQ retries.
+        """Return, so that the thread tries again, after every error.
 
-        RQ would end the thread, and the worker would miss all commands until it is restarted.
+        RQ would end the thread after most, and the worker would miss all commands until it is restarted.
         """
         self._post_call(self._lose_messages)
-        if isinstance(exc, RedisConnectionError):
-            super()._pubsub_exception_handler(exc, pubsub, pubsub_thread)
-            return
-        if not isinstance(exc, RedisTimeoutError) and pubsub.connection is not None:
+        is_away = isinstance(exc, (RedisConnectionError, RedisTimeoutError))
+        if not is_away and pubsub.connection is not None:
             pubsub.connection.disconnect()  # what follows on it may be the rest of a reply that cannot be read
-        super()._pubsub_exception_handler(RedisConnectionError(repr(exc)), pubsub, pubsub_thread)
+        # The loop logs that Redis is away, once; every other thread would say so again.
+        self.log.log(logging.DEBUG if is_away else logging.ERROR, "messages of Redis cannot be read: %r", exc)
+        time.sleep(PUBSUB_RETRY_S)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Drain. Only sets flags, because a signal can interrupt any statement."""

@@ -42,6 +42,7 @@ from scorepool.worker.rq.job_functions import function_of
 from scorepool.worker.rq.job_holder import JobHolder
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_message
 from scorepool.worker.rq.sweep import Sweep
+from scorepool.worker.version import VERSION
 
 MAINTENANCE_TIMEOUT_S = 2.0  # of RQ's own cleaners, which call callbacks and so need the main thread
 MAX_EARLY_STOPS = 256  # commands to stop jobs that may be in the reply to the claim under way
@@ -104,6 +105,7 @@ class Worker(JobHolder):
         with exit_with_message(), ExitStack() as stack:
             logging_level = logging_level or self.settings.log_level  # RQ's own options take precedence
             logs.configure(self.process, self.settings.log_format, logging_level.upper(), **self.log_fields())
+            self.log.info("scorepool %s starts", VERSION)  # RQ logs its own version, and the process's id
             watchdog = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self._report_death, self.log)
             heartbeat = PeriodicTask(self._send_heartbeat, every_s=self.settings.lease_s / BEATS_PER_LEASE)
             sweep = Sweep(self.connection, self.queue_names(), self.settings.lease_s * 3)

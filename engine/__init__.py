@@ -14,6 +14,7 @@ from scorepool.engine.errors import (
     InvalidRequest,
     LoadError,
     NonFiniteLogits,
+    ReloadError,
 )
 from scorepool.engine.model_info import ModelInfo, Verification
 from scorepool.engine.scheduling.stats import EngineStats
@@ -35,6 +36,7 @@ __all__ = [
     "LoadError",
     "ModelInfo",
     "NonFiniteLogits",
+    "ReloadError",
     "Sampling",
     "Sequence",
     "SetBudget",

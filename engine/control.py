@@ -32,6 +32,15 @@ class ClearPrefixCache:
 
 
 @dataclass(frozen=True, slots=True)
+class DropWeights:
+    """Drop the weights and all caches while the engine has no group; the next group loads them again."""
+
+    def apply(self, core: EngineCore) -> None:
+        """Drop the weights. With a group, do nothing."""
+        core.drop_weights()
+
+
+@dataclass(frozen=True, slots=True)
 class SetBudget:
     """Let steps use a share of the tokens and rows that the settings allow. What runs already goes on."""
 

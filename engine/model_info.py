@@ -34,6 +34,12 @@ class ModelInfo:
     surveyed: bool = False  # the survey compared every setting of the model's type with transformers: see surveyed.py
     verification: Verification = field(default_factory=Verification)
 
+    def changes_to(self, other: "ModelInfo") -> list[str]:
+        """Name what is different of the other, as far as it decides about the numbers."""
+        names = ("fingerprint", "dtype", "quantization", "adapter", "mode", "backend")
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return [f"{name} was {before} and is {now}" for name, before, now in pairs if before != now]
+
     def summary(self) -> str:
         """Describe the model in one line, for logs."""
         verified = self.verification.reason

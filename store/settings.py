@@ -108,6 +108,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32
     crosscheck: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of score jobs that a second worker computes too
+    idle_unload_s: Annotated[float, Meta(ge=0, le=YEAR_S)] = 0.0  # idle for so long, it drops its weights; 0: never
     keep_awake: bool = True  # a Mac does not idle into sleep while it has jobs
     adapt_budget: bool = True  # a Mac's heat, low memory and battery lower the batch budget
     lease_s: Interval = 20.0  # how long a silent worker keeps its jobs, on a good link

@@ -120,6 +120,9 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     max_cached_tokens: Annotated[int, Meta(description="Tokens of KV caches that fit into memory.")]
     budget: Annotated[float, Meta(description="Share of the batch's tokens and rows that it may use, 0 to 1.")] = 1.0
     strains: Annotated[list[Strain], Meta(description="Reasons why `budget` is below 1: the state of a Mac.")] = []
+    is_loaded: Annotated[
+        bool, Meta(description="false: the idle worker has dropped its weights, and loads them with its next job.")
+    ] = True
     rates: Annotated[
         EngineRates | None, Meta(description="null: the worker has just begun, or is of an older release.")
     ] = None

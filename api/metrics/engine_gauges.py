@@ -57,6 +57,12 @@ def engine_gauges(loads: Loads) -> Iterable[Metric]:
         loads,
         lambda each: min(w.budget for w in each),
     )
+    yield _gauge(
+        "scorepool_engine_loaded_workers",
+        "Workers whose weights are in memory; an idle one may have dropped them.",
+        loads,
+        lambda each: sum(one.is_loaded for one in each),
+    )
     strained = GaugeMetricFamily(
         "scorepool_engine_strained",
         "Workers whose budget heat, low memory or battery lowers.",

@@ -92,7 +92,7 @@ def state_of(served: wire.ServedModel) -> str:
         return "stopped by a crosscheck"
     if served.load and served.load.strains:
         return f"slowed to {served.load.budget:.0%} by {', '.join(served.load.strains)}"
-    return "ok"
+    return "ok" if served.load is None or served.load.is_loaded else "idle, its weights dropped"
 
 
 class OverviewFeed:

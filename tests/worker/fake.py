@@ -130,6 +130,7 @@ class FakeEngine(Engine):
     step_started_at: float | None = None
     load = (0, 0)
     stats = EngineStats()
+    is_loaded = True
 
     def __init__(self) -> None:
         self.tokenizer = FakeTokenizer()

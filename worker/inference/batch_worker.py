@@ -75,6 +75,7 @@ class BatchWorker(Worker):
             max_cached_tokens=self.engine.model_info.max_cached_tokens,
             budget=1.0 if self.budget is None else self.budget.share,
             strains=[] if self.budget is None else sorted(self.budget.strains),
+            is_loaded=self.engine.is_loaded,
             rates=self._rate_window.rates(self.engine.stats),
         )
 
@@ -88,6 +89,15 @@ class BatchWorker(Worker):
     def _update_budget(self) -> None:
         if self.budget is not None:
             self.budget.update()
+
+    def rest(self, idle_s: float) -> None:
+        """Drop the weights after `idle_unload_s`. The engine does nothing while a crosscheck runs."""
+        limit_s = self.settings.idle_unload_s
+        if limit_s and idle_s >= limit_s and self.engine is not None and self.engine.is_loaded:
+            try:
+                self.engine.drop_weights()
+            except EngineDeadError as error:
+                raise map_engine_error(error) from error
 
     def excluded_owners(self) -> AbstractSet[str]:
         return frozenset() if self.inference is None else self.inference.tokenizing.crowded_owners

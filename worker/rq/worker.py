@@ -35,7 +35,7 @@ from scorepool.worker.machine.sleep_hook import SleepHook
 from scorepool.worker.machine.watchdog import Watchdog, WatchedOperations
 from scorepool.worker.redis_link.progress_connection import socket_timeout
 from scorepool.worker.rq.clock import awake_s, clock_s
-from scorepool.worker.rq.errors import Expired, FatalError, Stopped
+from scorepool.worker.rq.errors import Expired, FatalError, StartError, Stopped, WorkerError
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import Callback, Job, Queue
 from scorepool.worker.rq.job_functions import function_of
@@ -74,6 +74,9 @@ class Worker(JobHolder):
 
     def close(self) -> None:
         """Release what `open` acquired. Also called when `open` failed."""
+
+    def rest(self, idle_s: float) -> None:
+        """Save what an idle worker need not hold. Called now and then while no job has been in flight for `idle_s`."""
 
     def periodic_tasks(self) -> list[PeriodicTask]:
         """Return more tasks to run beside the loop."""
@@ -139,7 +142,8 @@ class Worker(JobHolder):
             self.link.call(partial(self.set_state, WorkerStatus.IDLE), lambda _: None, self._lose_redis)
             try:
                 self._run(burst, math.inf if max_jobs is None else max_jobs, max_idle_time or math.inf)
-            except SystemExit:  # the second signal came while a job function ran on this thread
+            except (SystemExit, StartError):
+                # The second signal came while a job function ran on this thread, or the model is not to be had again.
                 self._release()
                 raise
             except FatalError:
@@ -157,6 +161,8 @@ class Worker(JobHolder):
             self._exchange(max_jobs)
             if self._should_quit(burst, max_jobs, max_idle_s):
                 return
+            if not self.in_flight and not self._is_claiming:
+                self.rest(awake_s() - self._idle_since)
             self._wait()
 
     def _commit_ended(self) -> None:
@@ -250,7 +256,7 @@ class Worker(JobHolder):
             death_penalty = self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id)
             with self._interruptible(), job.as_current(), death_penalty:
                 inflight.run(function)
-        except FatalError:
+        except WorkerError:
             raise
         except Exception as error:
             inflight.fail(error)

@@ -38,7 +38,7 @@ def gauges(text: str) -> dict[tuple[str, str], float]:
 
 async def test_workers_of_one_host_are_one_row(serving: Serving, redis: Redis):
     idle = msgspec.structs.replace(RATES, busy=0.0, step_s=None, rows_per_step=None, batch_fill=None)
-    strained = msgspec.structs.replace(load(idle, 300), budget=0.25, strains=["heat", "battery"])
+    strained = msgspec.structs.replace(load(idle, 300), budget=0.25, strains=["heat", "battery"], is_loaded=False)
     workers = {"a": ("m1", load(RATES)), "b": ("m1", strained), "c": ("m2", load(None)), "d": ("m2", None)}
     for name, (host, shown) in workers.items():
         redis.hset(f"rq:worker:{name}", "hostname", host)
@@ -61,6 +61,8 @@ async def test_workers_of_one_host_are_one_row(serving: Serving, redis: Redis):
         ("kv_cache_ratio", m2): 0.1,
         ("budget_ratio", m1): 0.25,
         ("budget_ratio", m2): 1.0,
+        ("loaded_workers", m1): 1.0,  # of two
+        ("loaded_workers", m2): 1.0,
         **{
             ("strained", f'host="{host}",model="demo",reason="{reason}"'): float(host == "m1" and reason != "memory")
             for host in ("m1", "m2")

@@ -1,11 +1,17 @@
 """The names, files and defaults that the documents state are right."""
 
+import ast
+import json
 import re
 import runpy
+import subprocess
+import textwrap
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
+from pymdownx.slugs import slugify
 
 from scorepool import store
 from scorepool.wire.comparison import ROUNDING_NATS
@@ -13,6 +19,7 @@ from survey import document as survey_document
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
+COMMANDS = (ROOT / "docs/commands.md").read_text()
 
 
 def test_every_setting_is_documented_with_its_default(root: Path):
@@ -72,3 +79,39 @@ def test_every_file_named_in_a_document_exists(document: str, root: Path):
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_no_document_holds_a_path_of_the_machine_it_was_written_on(name: str, root: Path):
     assert str(root.parent) + "/" not in (root / name).read_text()
+
+
+def fences(text: str, *languages: str) -> list[str]:
+    """Return the blocks of code in some languages."""
+    found = re.findall(r"^ *```(\w+)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(code) for language, code in found if language in languages]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_block_of_code_can_be_parsed(name: str, root: Path):
+    text = (root / name).read_text()
+    for code in fences(text, "python"):
+        compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for code in fences(text, "json"):
+        json.loads(code) if code.count("\n{") == 0 else [json.loads(line) for line in code.splitlines()]
+    for code in fences(text, "yaml"):
+        yaml.safe_load(code)
+    commands = "\n".join(fences(text, "sh"))
+    assert subprocess.run(["bash", "-n"], input=commands, stderr=subprocess.PIPE, text=True, check=False).stderr == ""
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_command_that_is_shown_has_the_options_that_are_shown(name: str, root: Path):
+    sections = dict(re.findall(r"^## `scorepool ([\w-]+)`\n(.*?)(?=^## |\Z)", COMMANDS, re.MULTILINE | re.DOTALL))
+    code = "\n".join(fences((root / name).read_text(), "sh", "console")).replace("\\\n", " ")
+    for command, rest in re.findall(r"^[^#\n]*?\bscorepool ([a-z][\w-]*)(.*)", code, re.MULTILINE):
+        options = re.findall(r"(?<!\S)--?[a-z][\w-]*", re.sub(r"[|;#>].*", "", rest))
+        assert command in sections, f"scorepool {command}"
+        assert [each for each in options if not re.search(rf"{each}\b", sections[command])] == [], command
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_every_anchor_in_a_document_outside_the_site_is_a_heading(name: str, root: Path):
+    for path, anchor in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", (root / name).read_text()):
+        headings = re.findall(r"^#+ (.*)$", (root / (path or name)).read_text(), re.MULTILINE)
+        assert anchor in [slugify(case="lower")(heading, "-") for heading in headings], f"{path}#{anchor}"

@@ -18,7 +18,12 @@ from scorepool.wire.comparison import ROUNDING_NATS
 from survey import document as survey_document
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))),
+)
 COMMANDS = (ROOT / "docs/commands.md").read_text()
 
 

@@ -127,6 +127,13 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
         EngineRates | None, Meta(description="null: the worker has just begun, or is of an older release.")
     ] = None
 
+    @property
+    def state(self) -> str:
+        """Say what slows the next jobs, for people: `ok` if nothing does."""
+        if self.strains:
+            return f"slowed to {self.budget:.0%} by {', '.join(self.strains)}"
+        return "ok" if self.is_loaded else "idle, its weights dropped"
+
 
 class ServedModel(Struct, frozen=True, kw_only=True):
     """Describe what one live worker serves. The worker writes it to Redis, where it expires with the worker."""

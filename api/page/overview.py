@@ -90,9 +90,7 @@ def state_of(served: wire.ServedModel) -> str:
     """Say whether a worker takes jobs, and what slows it."""
     if not served.takes_jobs:
         return "stopped by a crosscheck"
-    if served.load and served.load.strains:
-        return f"slowed to {served.load.budget:.0%} by {', '.join(served.load.strains)}"
-    return "ok" if served.load is None or served.load.is_loaded else "idle, its weights dropped"
+    return "ok" if served.load is None else served.load.state
 
 
 class OverviewFeed:

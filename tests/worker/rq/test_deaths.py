@@ -81,7 +81,7 @@ def test_a_worker_whose_leases_expired_cannot_write_results(redis: Redis, worker
     written = [redis.get(store.Keys.outcome(job_id)) for job_id in ids]
 
     sleeper.send_signal(signal.SIGCONT)
-    until(lambda: "was taken away" in workers.log or "lease was lost" in workers.log)
+    until(lambda: "its lease is lost" in workers.log or "lease was lost" in workers.log)
     last = submit(redis, generate())
     until(lambda: outcome(redis, last))
 

@@ -110,8 +110,8 @@ def serve(settings: Settings) -> None:
             "or listen on 127.0.0.1"
         )
     logs.configure("api", settings.log_format, settings.log_level)
-    logger.info("scorepool %s starts", VERSION)
     asyncio.run(check_login(settings.redis_url))
+    logger.info("scorepool %s starts", VERSION)
     logging.getLogger("uvicorn.access").addFilter(tidy_access_log)
     logging.getLogger("asyncio").addFilter(AcceptErrorFilter())
     config = uvicorn.Config(

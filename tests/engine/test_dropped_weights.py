@@ -29,7 +29,7 @@ def run(engine: Engine) -> list[object]:
     return [(one.token_ids, one.columns, one.model_info) for one in (*alone, *sampled)]
 
 
-@pytest.mark.parametrize("settings", [{}, {"mode": "exact"}, {"max_batch_tokens": 16}])
+@pytest.mark.parametrize("settings", [{"mode": "exact"}, {"max_batch_tokens": 16}])
 def test_the_numbers_are_the_same_after_a_reload_and_the_memory_is_free_before(
     folder_of: Callable[[str], Path], open_engine: Callable[..., Engine], settings: dict[str, object]
 ):

@@ -94,7 +94,6 @@ def test_the_sentence_that_ends_a_process_is_its_last_line(root: Path, log_forma
     ("command", "environ"),
     [
         ([sys.executable, "-m", "scorepool.api"], {"SCOREPOOL_PORT": "x"}),
-        ([*CLI, "api"], {"SCOREPOOL_PORT": "x"}),
         ([*CLI, "worker", "--webhooks"], {"SCOREPOOL_REDIS_URL": "unix:///nowhere"}),
     ],
 )

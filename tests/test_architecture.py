@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.model_info": set(),
     "engine.mlx_thread": set(),
     "engine.versions": set(),
-    "engine.trial": {"engine.errors", "engine.settings", "engine.versions"},
+    "engine.local_folder": {"engine.errors"},
+    "engine.trial": {"engine.errors", "engine.local_folder", "engine.settings", "engine.versions"},
     "engine.certificate": {"engine.model_info"},
     "engine.validation": {"engine.errors", "engine.model_info", "engine.sequence"},
     "engine.core": {
@@ -41,7 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.text.chat": {"engine.errors", "engine.text.tokenizer"},
     "engine.sampling": {"engine.sequence"},
     "engine.model": {
-        "engine.certificate", "engine.errors", "engine.model_info", "engine.sampling", "engine.scheduling",
+        "engine.certificate", "engine.errors", "engine.local_folder", "engine.model_info", "engine.sampling",
+        "engine.scheduling",
         "engine.sequence", "engine.settings", "engine.text", "engine.versions",
     },
     "engine.model.kv_cache": set(),

@@ -28,6 +28,12 @@ def verify_webhook(body: bytes, headers: Mapping[str, str], secrets: str | Seque
     `body` are the bytes as they came, before any parsing. Names of `headers` may be in any case. Give the old and the
     new secret while a secret is rotated. An event may come more than once, each time with the same `webhook-id`.
     """
+    if not isinstance(body, bytes):
+        raise TypeError(f"`body` is a {type(body).__name__}: expected the bytes of the request, as they came")
+    if not isinstance(secrets, str | list | tuple) or secrets in ([], ()):
+        raise TypeError(
+            "`secrets` must be a secret (whsec_...) or a list of some: the `secret` of what the API returned"
+        )
     given = {name.lower(): value for name, value in headers.items()}
     try:
         message_id, sent_at, signatures = (given[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))

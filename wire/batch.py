@@ -1,11 +1,13 @@
 """Define batches as the API shows them: many requests from a file. The fields are OpenAI's."""
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from msgspec import Meta, Struct
 
 from scorepool.wire.file import FILE_KEPT_S, ExpiresAfter, LastId
+from scorepool.wire.quote import quote
 from scorepool.wire.result import Result
 
 Metadata = Annotated[
@@ -15,6 +17,7 @@ LineEndpoint = Literal["/v1/completions", "/v1/chat/completions"]
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
+_WINDOW = re.compile(r"[1-9][0-9]{0,2}[mhd]")
 _UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
 
@@ -24,12 +27,18 @@ class CreateBatch(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
     endpoint: LineEndpoint
     completion_window: Annotated[
-        str, Meta(pattern=r"^[1-9][0-9]{0,2}[mhd]$(?!\n)", description="24h as at OpenAI, or 30m, 7d, ...")
+        str,
+        Meta(description="24h as at OpenAI, or 30m, 7d, ...", extra_json_schema={"pattern": "^[1-9][0-9]{0,2}[mhd]$"}),
     ]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.completion_window, str) or not _WINDOW.fullmatch(self.completion_window):
+            raise ValueError(
+                f"`completion_window` is {quote(self.completion_window)}; expected a number of minutes, hours or days, "
+                "such as 30m, 24h or 7d"
+            )
         if self.window_s > FILE_KEPT_S:
             raise ValueError("`completion_window` is at most 30d")
 
@@ -136,7 +145,7 @@ class Batch(Struct, frozen=True, kw_only=True):
         int | None,
         Meta(
             description="While lines run: when the last one ends if the rest take as long as those before did, without "
-            "the wait for the first; at most `expires_at`. null: no line has ended yet, or the batch has."
+            "the wait for the first; at most `expires_at`. null: no line has ended yet or lately, or the batch has."
         ),
     ] = None
     request_counts: RequestCounts = RequestCounts()

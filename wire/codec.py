@@ -31,16 +31,23 @@ class Invalid(ValueError):
         self.field = field
 
 
-def _to_msgpack(value: object) -> bytes:
+def _to_msgpack(value: object) -> Any:
     if isinstance(value, Floats):
         return value.pack()
-    raise NotImplementedError(f"cannot write {type(value).__name__}")
+    return _plain(value)
 
 
-def _to_json(value: object) -> list[float | None]:
+def _to_json(value: object) -> Any:
     if isinstance(value, Floats):
         return value.values()
-    raise NotImplementedError(f"cannot write {type(value).__name__}")
+    return _plain(value)
+
+
+def _plain(value: object) -> Any:
+    """Return the numbers of an array of numpy or torch. Raises TypeError for what no message holds."""
+    if callable(tolist := getattr(value, "tolist", None)):
+        return tolist()
+    raise TypeError(f"cannot send {quote(repr(value))}, a {type(value).__name__}: expected what JSON has")
 
 
 def _to_floats(expected: type, value: Any) -> Any:
@@ -67,6 +74,24 @@ def encode(message: object) -> bytes:
 def encode_json(message: object) -> bytes:
     """Encode as JSON."""
     return _json.encode(message)
+
+
+def convert(value: Any, message_type: type[T], name: str) -> T:
+    """Return dicts and lists as a message, which they may hold already; raise ValueError, which names the place."""
+    try:
+        return msgspec.convert(value, message_type)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"`{name}`: {str(error).replace('`$', f'`{name}')}") from None
+
+
+def on_one_line(encoded: bytes) -> bytes:
+    """Escape the characters of JSON at which some readers end a line, as Python's `str.splitlines` does."""
+    for character, escape in _LINE_ENDS:
+        encoded = encoded.replace(character, escape)
+    return encoded
+
+
+_LINE_ENDS = [(character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029"]
 
 
 def parse(body: bytes, message_type: type[T], message_format: Format = "json", name: str = "the body") -> T:

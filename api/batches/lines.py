@@ -165,7 +165,7 @@ def _output_line(text: bytes, unique_id: str, status: int, body: Any) -> bytes:
 
 
 def _encode(output: BatchOutputLine) -> bytes:
-    return wire.encode_json(output) + b"\n"
+    return wire.on_one_line(wire.encode_json(output)) + b"\n"
 
 
 def _custom_id(text: bytes) -> str:

@@ -51,7 +51,8 @@ async def validate(services: BatchServices, lease: BatchLease) -> Validation:
     if num_lines == 0:
         errors.append(BatchError(code="empty_file", message="the input file has no line"))
     errors += await _unknown_models(services, models, MAX_ERRORS - len(errors))
-    return Validation(num_lines, next(iter(models)) if len(models) == 1 else None, errors[:MAX_ERRORS])
+    errors.sort(key=lambda error: error.line or 0)
+    return Validation(num_lines, next(iter(models)) if len(models) == 1 else None, errors)
 
 
 async def _unknown_models(services: BatchServices, models: dict[str, int], most: int) -> list[BatchError]:
@@ -77,6 +78,11 @@ def _validate_line(
     text: bytes, number: int, batch: Batch, custom_ids: set[str], models: dict[str, int]
 ) -> BatchError | None:
     """Return what is wrong with a line; add its custom_id and its model to those of the file."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        message = f"the line is not UTF-8 from its byte {error.start + 1} on: save the file as UTF-8"
+        return BatchError(code="invalid_json_line", message=message, line=number)
     try:
         line = wire.parse(text, Line, name="the line")
     except wire.Invalid as error:

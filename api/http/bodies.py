@@ -204,4 +204,5 @@ async def _until_disconnect(request: Request) -> None:
 
 
 def _too_large(max_bytes: int, setting: str) -> TooLarge:
-    return TooLarge(f"the body is larger than {max_bytes} bytes, the limit {setting}; send several requests")
+    what = "files" if setting == "SCOREPOOL_MAX_FILE_BYTES" else "requests"
+    return TooLarge(f"the body is larger than {max_bytes} bytes, the limit {setting}; send several {what}")

@@ -210,7 +210,7 @@ def redis_unanswered() -> Unavailable:
     """Build the error for a Redis that did not answer. The command may have run, or may still run."""
     return Unavailable(
         "the queue does not answer, so it is not known whether this request took effect; "
-        "send it again, a submission with the same Idempotency-Key"
+        "send it again, a submission or a batch with the same Idempotency-Key"
     )
 
 
@@ -316,12 +316,22 @@ def _install_request_errors(app: FastAPI) -> None:
             allowed = _allowed_methods(request)
             headers["Allow"] = ", ".join(allowed)
             detail += f"; expected {', '.join(allowed)}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            detail = f"there is no such path; {_nearest_path(request)}"
         message = f"{request.method} {wire.cut(request.url.path)}: {detail}"
         return error_response(request, NoRoute(error.status_code, message, headers))
 
     @app.exception_handler(ClientDisconnect)
     async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
         return error_response(request, BadRequest("the body ended early"))  # nobody reads it
+
+
+def _nearest_path(request: Request) -> str:
+    path = f"/v1{request.url.path}"
+    scope = dict(request.scope) | {"path": path}
+    if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+        return f"expected {wire.cut(path)}: a base URL for OpenAI's clients ends in /v1"
+    return "GET /openapi.json lists all"
 
 
 def _log(request: Request, text: str) -> None:

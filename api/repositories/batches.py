@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from math import ceil
-from uuid import uuid4
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +14,7 @@ from scorepool.api.http.errors import BadRequest, Conflict, NotFound, QueueFull
 from scorepool.api.repositories import decode, files
 from scorepool.api.repositories.owned import Row, read_owned
 from scorepool.api.repositories.pages import add_to_list, page_after
+from scorepool.api.repositories.queue import idempotency_key_reused
 from scorepool.api.repositories.quota import Quota, refusal
 from scorepool.store.scripts import load
 from scorepool.wire.batch import Batch, BatchStatus, CreateBatch
@@ -25,6 +25,8 @@ CREATED_IN_S = 60  # after which a batch that was counted is looked for: its cre
 FIELDS = ("state", "cancel")  # of a batch's hash
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
 _ID = re.compile(r"batch_[0-9a-f]{32}")
+STALLED_S = 120.0  # without the end of a line, after which nothing is said about the others,
+STALLED_PACES = 2.0  # if this is as many times as long as they have taken so far
 INPUT_FILE_MARGIN_S = 3600  # how long an input file outlives the window of a batch that reads it
 
 
@@ -68,12 +70,15 @@ class Batches:
         self._add_live = redis.register_script(load("add_live_batch.lua"))
         self._count_batch = redis.register_script(load("count_batch.lua"))
 
-    async def create(self, owner: str, body: CreateBatch) -> Batch:
-        """Create a batch that is due at once; raise NotFound, BadRequest, QueueFull."""
+    async def create(self, owner: str, body: CreateBatch, unique_id: str) -> Batch:
+        """Create a batch that is due at once, or return the one that the same body made under this id.
+
+        `unique_id` is 32 hex characters. Raise NotFound, BadRequest, QueueFull; Conflict if another body made it.
+        """
         files.check_file_id(body.input_file_id, "input_file_id")
         now = await decode.now_s(self._redis)
         batch = Batch(
-            id=f"batch_{uuid4().hex}",
+            id=f"batch_{unique_id}",
             endpoint=body.endpoint,
             input_file_id=body.input_file_id,
             completion_window=body.completion_window,
@@ -83,9 +88,14 @@ class Batches:
         )
         ttl_s = FILE_KEPT_S if body.output_expires_after is None else body.output_expires_after.seconds
         progress = BatchProgress(batch=batch, output_ttl_s=ttl_s)
-        source = store.Keys.file(body.input_file_id)
+        source, own = store.Keys.file(body.input_file_id), store.Keys.batch(batch.id)
+        earlier: list[BatchProgress] = []
 
         async def write(pipeline: Pipeline) -> None:
+            rows = await read_owned(pipeline, owner, [own], FIELDS)
+            earlier[:] = [found for row in rows if (found := _progress(row))]
+            if earlier:
+                return
             [row] = await read_owned(pipeline, owner, [source], ["file"])
             file = decode.message(row[0], FileObject, "msgpack") if row else None
             if file is None:
@@ -104,12 +114,16 @@ class Batches:
             pipeline.hset(source, store.Keys.file_reader(batch.id), "1")
             for key in (source, store.Keys.file_parts(body.input_file_id), store.Keys.files_of(owner)):
                 pipeline.expire(key, body.window_s + INPUT_FILE_MARGIN_S, gt=True)
-            pipeline.hset(store.Keys.batch(batch.id), mapping={"owner": owner, "state": wire.encode(progress)})
+            pipeline.hset(own, mapping={"owner": owner, "state": wire.encode(progress)})
             add_to_list(pipeline, store.Keys.batches_of(owner), batch.id, now, body.window_s + FILE_KEPT_S)
             pipeline.zadd(store.Keys.batches, {batch.id: 0})
 
-        await self._redis.transaction(write, source)
-        return batch
+        await self._redis.transaction(write, source, own)
+        if not earlier:
+            return batch
+        if not _is_made_by(earlier[0], body, ttl_s):
+            raise idempotency_key_reused()
+        return await self.read(owner, batch.id)
 
     async def read(self, owner: str, batch_id: str) -> Batch:
         """Return a batch; raise NotFound."""
@@ -159,12 +173,27 @@ class Batches:
         return [_to_batch(row, now) for row in await read_owned(self._redis, owner, keys, FIELDS)]
 
 
+def _progress(row: Row | None) -> BatchProgress | None:
+    return decode.message(row[0], BatchProgress, "msgpack") if row else None
+
+
+def _is_made_by(progress: BatchProgress, body: CreateBatch, output_ttl_s: int) -> bool:
+    batch = progress.batch
+    return (batch.input_file_id, batch.endpoint, batch.completion_window, batch.metadata, progress.output_ttl_s) == (
+        body.input_file_id,
+        body.endpoint,
+        body.completion_window,
+        body.metadata,
+        output_ttl_s,
+    )
+
+
 def _to_batch(row: Row | None, now: float) -> Batch | None:
     """Build a batch from the values of FIELDS; return None for a batch that is missing or another owner's.
 
     `now` is a unix time, s.
     """
-    progress = decode.message(row[0], BatchProgress, "msgpack") if row else None
+    progress = _progress(row)
     if row is None or progress is None:
         return None
     batch = progress.batch
@@ -177,7 +206,8 @@ def estimate_end(progress: BatchProgress, now: float) -> int | None:
     """Estimate when the last line ends, unix, s, rounded up, from the pace so far; None without a pace.
 
     The time until the first lines ended tells little about the others: it is left out once others have. So is the time
-    since the last ones ended: answers come in groups, and workers that stop do not make the lines slower.
+    since the last ones ended: answers come in groups, and workers that stop do not make the lines slower. But after
+    STALLED_S without an end, there is no pace.
     """
     batch, counts = progress.batch, progress.batch.request_counts
     num_ended = counts.completed + counts.failed
@@ -187,6 +217,8 @@ def estimate_end(progress: BatchProgress, now: float) -> int | None:
     began_at = progress.first_group_ended_at or progress.first_ended_at
     if began_at is not None and num_ended > progress.num_first_ended:
         last_ended_at = progress.last_ended_at or now  # an earlier release wrote no such times
+        if now - last_ended_at > max(STALLED_S, STALLED_PACES * (last_ended_at - began_at)):
+            return None
         pace_s = (last_ended_at - began_at) / (num_ended - progress.num_first_ended)
     return min(batch.expires_at, ceil(now + max(0.0, pace_s * (counts.total - num_ended))))
 

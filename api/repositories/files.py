@@ -214,16 +214,22 @@ class Files:
     async def delete(self, owner: str, file_id: str) -> None:
         """Delete a file; raise NotFound, or Conflict while a batch reads or writes it."""
         if (await self.read(owner, file_id)).status == "uploaded":
-            raise Conflict("a batch that has not ended writes this file; cancel that first", "id")
+            raise _used_by_batch("writes")
         answer = await self._delete(args=[file_id, owner])
         if answer == b"absent":
             raise file_not_found(file_id)
         if answer == b"read":
-            raise Conflict("a batch that has not ended reads this file; cancel that first", "id")
+            raise _used_by_batch("reads")
 
     async def _read(self, owner: str, file_ids: Sequence[str]) -> list[FileObject | None]:
         rows = await read_owned(self._redis, owner, [store.Keys.file(file_id) for file_id in file_ids], ["file"])
         return [decode.message(row[0], FileObject, "msgpack") if row else None for row in rows]
+
+
+def _used_by_batch(what: str) -> Conflict:
+    return Conflict(
+        f"a batch that has not ended {what} this file; cancel the batch first: GET /v1/batches lists it", "id"
+    )
 
 
 def write_file(pipeline: Pipeline, owner: str, file: FileObject) -> None:

@@ -6,7 +6,15 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scorepool.api.dependencies import BatchesDep, HeldResultsDep, Owner, SettingsDep, known_query
+from scorepool.api.dependencies import (
+    BatchesDep,
+    HeldResultsDep,
+    IdempotencyKey,
+    Owner,
+    QueueDep,
+    SettingsDep,
+    known_query,
+)
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
 from scorepool.api.http.formats import reply
@@ -19,13 +27,16 @@ router = APIRouter(prefix="/v1/batches", tags=["openai"], dependencies=[Depends(
 @router.post(
     "",
     summary="Create a batch from a file",
-    responses=openapi.responses({200: Batch}, (400, 401, 404, 408, 413, 415, 503)),
-    openapi_extra=openapi.request_body(CreateBatch),
+    responses=openapi.responses({200: Batch}, (400, 401, 404, 408, 409, 413, 415, 503)),
+    openapi_extra=openapi.request_body(CreateBatch) | openapi.request_headers("Idempotency-Key"),
 )
-async def create(request: Request, owner: Owner, settings: SettingsDep, batches: BatchesDep) -> Response:
+async def create(
+    request: Request, owner: Owner, key: IdempotencyKey, settings: SettingsDep, queue: QueueDep, batches: BatchesDep
+) -> Response:
     """Create a batch. It is durable when this route answers. Its end can be polled, or sent as a `batch.*` event."""
     body = await read_message(request, CreateBatch, settings.max_body_bytes)
-    return reply(await batches.create(owner, body), "json")
+    [unique_id] = await queue.job_ids(owner, key, None)
+    return reply(await batches.create(owner, body, unique_id), "json")
 
 
 @router.get(

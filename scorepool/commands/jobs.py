@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from scorepool import wire
 from scorepool.commands.connecting import UNKNOWN, aligned, connect, print_json
 from scorepool.commands.running import FAILED
-from scorepool.sdk import ScorepoolError
+from scorepool.sdk import BatchTimeout, Client, ScorepoolError
 
+BATCH = "batch_"  # with which the ids of batches begin
 MAX_SHOWN = 10  # sequences of a result
 TEXT_SHOWN = 60  # characters of a sequence
 OF_ONE_JOB = (404, 409)  # statuses of refusals that say nothing about other jobs
@@ -44,24 +46,31 @@ def list_jobs(
 
 
 def show_job(url: str, api_key: str | None, job_id: str, *, wait_s: float, as_json: bool) -> int:
-    """Print a job, with its result or its failure."""
+    """Print a job, with its result or its failure; or a batch, by its id."""
     with connect(url, api_key) as client:
-        job = client.job(job_id, wait_s=wait_s)
+        found = _batch(client, job_id, wait_s) if job_id.startswith(BATCH) else client.job(job_id, wait_s=wait_s)
     if as_json:
-        print_json(job)
+        print_json(found)
     else:
-        print("\n".join(_describe(job)))  # noqa: T201
+        print("\n".join(_describe_batch(found) if isinstance(found, wire.Batch) else _describe(found)))  # noqa: T201
     return 0
 
 
+def _batch(client: Client, batch_id: str, wait_s: float) -> wire.Batch:
+    with suppress(BatchTimeout):
+        return client.wait_for_batch(batch_id, timeout_s=wait_s)
+    return client.batch(batch_id)
+
+
 def cancel(url: str, api_key: str | None, job_ids: Sequence[str], *, as_json: bool) -> int:
-    """Cancel jobs and print a line for each. The exit status is FAILED if one of them was not canceled."""
+    """Cancel jobs and batches, and print a line for each. The exit status is FAILED if one of them was not canceled."""
     num_canceled = 0
     with connect(url, api_key) as client:
         for job_id in job_ids:
             outcome: dict[str, object] = {"id": job_id, "canceled": True, "status": None, "error": None}
             try:
-                outcome["status"] = client.cancel(job_id).status
+                cancel = client.cancel_batch if job_id.startswith(BATCH) else client.cancel
+                outcome["status"] = cancel(job_id).status
                 num_canceled += 1
             except ScorepoolError as error:
                 if error.status not in OF_ONE_JOB or error.code == UNKNOWN:
@@ -77,8 +86,22 @@ def cancel(url: str, api_key: str | None, job_ids: Sequence[str], *, as_json: bo
 def _describe_outcome(outcome: Mapping[str, object]) -> str:
     if outcome["error"] is not None:
         return f"{outcome['id']}: not canceled: {outcome['error']}"
-    stops = ", its worker stops it" if outcome["status"] == "started" else ""
-    return f"{outcome['id']}: canceled{stops}"
+    stops = {"started": ", its worker stops it", "cancelling": ", lines that run are stopped"}
+    return f"{outcome['id']}: canceled{stops.get(str(outcome['status']), '')}"
+
+
+def _describe_batch(batch: wire.Batch) -> list[str]:
+    counts = batch.request_counts
+    lines = f"{counts.completed} completed and {counts.failed} failed of {counts.total}"
+    fields = [("id", batch.id), ("kind", "batch"), ("model", batch.model or "several"), ("status", batch.status)]
+    fields += [("lines", lines), ("created", f"{_iso(batch.created_at)} ({_age(batch.created_at)} ago)")]
+    if batch.estimated_end_at is not None:
+        fields.append(("ends about", _iso(batch.estimated_end_at)))
+    files = (("input", batch.input_file_id), ("output", batch.output_file_id), ("errors", batch.error_file_id))
+    fields += [(f"{name} file", file_id) for name, file_id in files if file_id is not None]
+    errors = batch.errors.data if batch.errors else []
+    fields += [("error", f"line {error.line}: {error.message}" if error.line else error.message) for error in errors]
+    return [aligned(fields)]
 
 
 def _describe(job: wire.Job) -> list[str]:

@@ -59,7 +59,7 @@ def job(
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for its end.")] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Show a job, with its result or failure."""
+    """Show a job, with its result or failure; or a batch, by its id."""
     run("job", lambda: job_commands.show_job(url, api_key, job_id, wait_s=wait_s, as_json=as_json))
 
 
@@ -73,7 +73,7 @@ def cancel(
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
-    """Cancel jobs that are queued or run."""
+    """Cancel jobs that are queued or run, and batches."""
     run("cancel", lambda: job_commands.cancel(url, api_key, job_ids, as_json=as_json))
 
 
@@ -100,7 +100,7 @@ def top(
     is_once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Watch queues, workers, their speeds, batches and memory until Ctrl-C.
+    """Watch queues and workers, with their speeds, rows and caches, until Ctrl-C.
 
     On a terminal the screen refreshes; elsewhere one follows the other. tokens/s and jobs/s are those of the last work.
     batch: rows that generate, of those that may. KV: share of the memory for KV caches that is in use.

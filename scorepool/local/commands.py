@@ -90,7 +90,8 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
     try:
         with Stack(specs, state=make_state_dir(settings), environ=environ, redis_url=url) as stack:
             print(f"ready {stack.url}", flush=True)  # noqa: T201
-            print(example_command(stack.url, next(iter(stack.models))), flush=True)  # noqa: T201
+            has_keys = bool(settings.api_keys or settings.api_keys_file)
+            print(example_command(stack.url, next(iter(stack.models)), has_keys=has_keys), flush=True)  # noqa: T201
             print(file_command(stack.url), flush=True)  # noqa: T201
             stack.watch()
     except (StackError, RedisServerError) as error:
@@ -191,8 +192,10 @@ def certify(model: str, num_tokens: int, by: str | None, out: Path | None, envir
 
 
 def check_model(model: str, environ: dict[str, str], *, as_json: bool) -> NoReturn:
-    """Replace this process with the check of a model."""
+    """Replace this process with the check of a model. `demo` is the one that `serve` serves by default."""
     load_settings(environ)
+    if model == "demo" and not Path(model).exists():
+        model = str(DEMO_MODEL)
     replace_process([*check_model_command(), *(["--json"] if as_json else []), "--", model], environ)
 
 
@@ -247,12 +250,14 @@ def make_state_dir(settings: store.Settings) -> Path:
         ) from None
 
 
-def example_command(url: str, model: str) -> str:
-    """Return a curl command that scores one completion."""
+def example_command(url: str, model: str, *, has_keys: bool = False) -> str:
+    """Return a curl command that scores one completion, with the key of SCOREPOOL_API_KEY where one is needed."""
     body = f'{{"type":"score","model":"{model}","items":[{{"prompt":"import","completion":" os"}}],"top_logprobs":2}}'
     base_url, path = split_unix(url)
     socket = f"--unix-socket {shlex.quote(path)} " if path else ""
-    return f"curl -s {socket}{base_url}/v1/jobs -H 'Content-Type: application/json' -H 'Prefer: wait=30' -d '{body}'"
+    key = ' -H "Authorization: Bearer $SCOREPOOL_API_KEY"' if has_keys else ""
+    headers = f"-H 'Content-Type: application/json' -H 'Prefer: wait=30'{key}"
+    return f"curl -s {socket}{base_url}/v1/jobs {headers} -d '{body}'"
 
 
 def file_command(url: str) -> str:

@@ -80,10 +80,10 @@ def check_keys(settings: store.Settings, environ: Mapping[str, str]) -> str:
     try:
         settings.check_keys()
     except store.SettingsError as error:
-        raise Trouble(str(error)) from None
+        raise Trouble(f"{error}. This says nothing of a server that was started with other settings") from None
     if settings.api_keys or settings.api_keys_file:
         return "clients need an API key"
-    return "none: the API serves programs of this machine only"
+    return "none in this environment: an API started from it serves programs of this machine only"
 
 
 def check_state(settings: store.Settings, environ: Mapping[str, str]) -> str:

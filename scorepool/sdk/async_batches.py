@@ -52,9 +52,10 @@ class AsyncBatches:
         return await self._connection.send(calls.file(file_id))
 
     async def file_lines(self, file_id: str, *, offset: int = 0) -> AsyncGenerator[bytes]:
-        """Yield the lines of a file after the first `offset`, without their ends, however often the API restarts.
+        """Yield the lines of a file after the first `offset`, without their ends, also if the API restarts meanwhile.
 
-        The output of a running batch ends after the lines that are written so far. Raises ScorepoolError, Unreachable.
+        The output of a running batch ends after the lines that are written so far. Raises ScorepoolError; Unreachable
+        when the API is away for longer than the client's `retry_s`.
         """
         async with aclosing(self._line_groups(file_id, offset)) as groups:
             async for group in groups:
@@ -90,13 +91,21 @@ class AsyncBatches:
         *,
         completion_window: str = "24h",
         metadata: Mapping[str, str] | None = None,
+        output_expires_after_s: int | None = None,
     ) -> wire.Batch:
-        """Run the requests of a file. It goes on when the client is closed. Raises ScorepoolError, Unreachable."""
+        """Run the requests of a file. It goes on when the client is closed.
+
+        `completion_window` is minutes, hours or days: 30m, 24h, 7d. The output is kept for 30 days, or for
+        `output_expires_after_s`. Raises ValueError, ScorepoolError, Unreachable.
+        """
         batch = wire.CreateBatch(
             input_file_id=input_file_id,
             endpoint=endpoint,
             completion_window=completion_window,
             metadata=None if metadata is None else dict(metadata),
+            output_expires_after=None
+            if output_expires_after_s is None
+            else wire.ExpiresAfter(anchor="created_at", seconds=output_expires_after_s),
         )
         return await self._connection.send(calls.create_batch(batch))
 

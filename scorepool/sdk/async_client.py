@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
+from itertools import islice
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
@@ -16,9 +17,10 @@ from scorepool.sdk import calls
 from scorepool.sdk.async_batches import AsyncBatches
 from scorepool.sdk.async_models import AsyncModels
 from scorepool.sdk.async_webhooks import AsyncWebhooks
+from scorepool.sdk.chats import with_structs
 from scorepool.sdk.connection import RETRY_S, AsyncConnection, events_of, url_and_key
 from scorepool.sdk.errors import JobTimeout, NotScorepool, ScorepoolError, TokensRestarted, Unreachable
-from scorepool.sdk.splitting import Item, join, result_of, score_requests
+from scorepool.sdk.splitting import Division, Item, result_of
 from scorepool.sdk.window import Window, cancel_tasks
 
 T = TypeVar("T")
@@ -92,6 +94,9 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
     def url(self) -> str:
         return self._connection.url
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.url}>"
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -124,7 +129,8 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         for task in self._submitting:
             task.cancel()
         if self._not_awaited:
-            logger.warning("%d jobs at %s could not be canceled and go on", len(self._not_awaited), self.url)
+            shown = ", ".join(islice(self._not_awaited, 3)) + (", ..." if len(self._not_awaited) > 3 else "")
+            logger.warning("jobs that go on, not canceled at %s: %d (%s)", self.url, len(self._not_awaited), shown)
 
     async def _cancel_each(self, job_ids: deque[str], silence: asyncio.Timeout) -> None:
         while job_ids:
@@ -312,7 +318,14 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         Any number of items is divided into jobs, and their results are joined. Options are the fields of `Score`.
         Raises JobFailed, ScorepoolError, Unreachable, MixedResults; TypeError, ValueError for items that are none.
         """
-        return join([job async for job in self.gather(score_requests(model, items, options))], self.url)
+        division = Division(model, items, options)
+        jobs: list[wire.Job] = []
+        try:
+            async for job in self.gather(division):
+                jobs.append(job)
+        except ScorepoolError as error:
+            raise division.refusal(error, len(jobs)) from None
+        return division.join(jobs, self.url)
 
     async def generate(
         self, model: str, prompt: str | list[int] | None = None, **options: Unpack[GenerateOptions]
@@ -321,7 +334,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
 
         Raises JobFailed, ScorepoolError, Unreachable.
         """
-        return result_of(await self._run(wire.Generate(model=model, prompt=prompt, **options)), self.url)
+        return result_of(await self._run(wire.Generate(model=model, prompt=prompt, **with_structs(options))), self.url)
 
     async def tokenize(
         self, model: str, prompt: str | list[int] | None = None, **options: Unpack[TokenizeOptions]
@@ -330,7 +343,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
 
         Raises JobFailed, ScorepoolError, Unreachable.
         """
-        job = await self._run(wire.Tokenize(model=model, prompt=prompt, **options))
+        job = await self._run(wire.Tokenize(model=model, prompt=prompt, **with_structs(options)))
         return result_of(job, self.url).sequences[0]
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str:

@@ -39,9 +39,10 @@ class Batches(Blocking):
         return self._run(self._async.file(file_id))
 
     def file_lines(self, file_id: str, *, offset: int = 0) -> Iterator[bytes]:
-        """Yield the lines of a file after the first `offset`, without their ends, however often the API restarts.
+        """Yield the lines of a file after the first `offset`, without their ends, also if the API restarts meanwhile.
 
-        The output of a running batch ends after the lines that are written so far. Raises ScorepoolError, Unreachable.
+        The output of a running batch ends after the lines that are written so far. Raises ScorepoolError; Unreachable
+        when the API is away for longer than the client's `retry_s`.
         """
         groups = self._iterate(self._async._line_groups(file_id, offset))
         return (line for group in groups for line in group)
@@ -57,10 +58,21 @@ class Batches(Blocking):
         *,
         completion_window: str = "24h",
         metadata: Mapping[str, str] | None = None,
+        output_expires_after_s: int | None = None,
     ) -> wire.Batch:
-        """Run the requests of a file. It goes on when the client is closed. Raises ScorepoolError, Unreachable."""
+        """Run the requests of a file. It goes on when the client is closed.
+
+        `completion_window` is minutes, hours or days: 30m, 24h, 7d. The output is kept for 30 days, or for
+        `output_expires_after_s`. Raises ValueError, ScorepoolError, Unreachable.
+        """
         return self._run(
-            self._async.create_batch(input_file_id, endpoint, completion_window=completion_window, metadata=metadata)
+            self._async.create_batch(
+                input_file_id,
+                endpoint,
+                completion_window=completion_window,
+                metadata=metadata,
+                output_expires_after_s=output_expires_after_s,
+            )
         )
 
     def batches(self, *, after: str | None = None, limit: int = 20) -> wire.BatchPage:

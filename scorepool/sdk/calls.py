@@ -49,7 +49,9 @@ class Call(Generic[T]):
 
 
 def _part(name: str) -> str:
-    """Return a part of a path, whatever characters it has."""
+    """Return a part of a path, whatever characters it has. Raises TypeError."""
+    if not isinstance(name, str):
+        raise TypeError(f"expected an id, a str, found {wire.quote(repr(name))}")
     return quote(name, safe="")
 
 
@@ -172,7 +174,8 @@ def delete_file(file_id: str) -> Call[None]:
 
 
 def create_batch(batch: wire.CreateBatch) -> Call[wire.Batch]:
-    return _json_call(wire.Batch, "POST", "/v1/batches", body=batch)
+    headers = {"Idempotency-Key": uuid.uuid4().hex}
+    return replace(_json_call(wire.Batch, "POST", "/v1/batches", body=batch), headers=headers, may_repeat=True)
 
 
 def batches(after: str | None, limit: int) -> Call[wire.BatchPage]:

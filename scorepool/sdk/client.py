@@ -12,9 +12,10 @@ from scorepool.options import GenerateOptions, ScoreOptions, TokenizeOptions
 from scorepool.sdk.async_client import MAX_IN_FLIGHT, AsyncClient
 from scorepool.sdk.batches import Batches
 from scorepool.sdk.connection import RETRY_S, AsyncConnection, url_and_key
+from scorepool.sdk.errors import ScorepoolError
 from scorepool.sdk.loop_thread import LoopThread
 from scorepool.sdk.models import Models
-from scorepool.sdk.splitting import Item, join, score_requests
+from scorepool.sdk.splitting import Division, Item
 from scorepool.sdk.webhooks import Webhooks
 
 T = TypeVar("T")
@@ -87,6 +88,9 @@ class Client(Models, Batches, Webhooks):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a new client with the same arguments: `datasets.map`, Ray and multiprocessing copy functions."""
         return _client, (type(self), *self._arguments)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.url}>"
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +205,14 @@ class Client(Models, Batches, Webhooks):
         Any number of items is divided into jobs, and their results are joined. Options are the fields of `Score`.
         Raises JobFailed, ScorepoolError, Unreachable, MixedResults; TypeError, ValueError for items that are none.
         """
-        return join(list(self.gather(score_requests(model, items, options))), self.url)
+        division = Division(model, items, options)
+        jobs: list[wire.Job] = []
+        try:
+            for job in self.gather(division):
+                jobs.append(job)
+        except ScorepoolError as error:
+            raise division.refusal(error, len(jobs)) from None
+        return division.join(jobs, self.url)
 
     def generate(
         self, model: str, prompt: str | list[int] | None = None, **options: Unpack[GenerateOptions]

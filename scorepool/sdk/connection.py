@@ -24,6 +24,7 @@ logger = logging.getLogger("scorepool")
 DEFAULT_URL = "http://127.0.0.1:8000"  # of `scorepool serve`
 RETRY_S = 60.0  # for which a call is repeated: longer than a restart of the API takes on a busy machine
 REPLY_TIMEOUT_S = 60.0  # added to the wait that the caller asked for
+MIN_REPLY_TIMEOUT_S = 10.0  # of callers with less time: a busy API needs some seconds
 CONNECT_TIMEOUT_S = 10.0
 WARN_AT_ATTEMPT = 5  # after a few seconds
 WARN_EVERY = 30  # attempts: about three minutes
@@ -97,7 +98,7 @@ class AsyncConnection:
         self._check_loop()
         retry_s = self.retry_s if retry_s is None else retry_s
         try:
-            content = await self._retry(call, retry_s, lambda: self._send_once(call))
+            content = await self._retry(call, retry_s, lambda: self._send_once(call, _reply_timeout_s(retry_s)))
         except ScorepoolError as error:
             if not (call.method == "DELETE" and error.status == 404 and error.is_repetition):
                 raise
@@ -180,7 +181,7 @@ class AsyncConnection:
             self.has_answered = True
             yield reply
 
-    async def _send_once(self, call: Call[Any]) -> bytes:
+    async def _send_once(self, call: Call[Any], reply_timeout_s: float) -> bytes:
         reply = await self.http.request(
             call.method,
             call.path,
@@ -189,7 +190,7 @@ class AsyncConnection:
             data=call.form.fields if call.form else None,
             headers=call.headers,
             params=call.params or None,
-            timeout=httpx.Timeout(REPLY_TIMEOUT_S + call.wait_s, connect=CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(reply_timeout_s + call.wait_s, connect=CONNECT_TIMEOUT_S),
         )
         if not reply.is_success:
             raise refusal_of(reply, call.job_id)
@@ -228,6 +229,11 @@ async def lines_of(reply: httpx.Response) -> AsyncGenerator[list[bytes]]:
         begun.append(last)
     if any(begun):
         yield [b"".join(begun)]
+
+
+def _reply_timeout_s(retry_s: float) -> float:
+    """Return how long a silent API is awaited, beside the wait that the caller asked for."""
+    return min(REPLY_TIMEOUT_S, max(retry_s, MIN_REPLY_TIMEOUT_S))
 
 
 def split_unix(url: str) -> tuple[str, str | None]:

@@ -129,16 +129,13 @@ class Unreachable(_Picklable, ConnectionError):
     ) -> None:
         """`request` is its method and path; it may be done if it was sent and its reply was lost."""
         self.may_be_done = may_be_done and not request.startswith("GET ")
-        problem = f"{request}: {type(cause).__name__} {cause}".strip()
         if self.may_be_done:
-            message = f"{url} left before it answered ({problem}): look whether it was done before you ask again"
+            what = "; it may have been done: its reply was lost"
         else:
-            what = f"; job {job_id} goes on without it" if job_id else ""
-            message = (
-                f"no answer from {url} for {seconds:.1f} s ({problem}){what}. Is it running? "
-                "`scorepool serve` starts one on this machine"
-            )
-        super().__init__(message)
+            goes_on = f"; job {job_id} goes on without it" if job_id else ""
+            what = f"{goes_on}. Is it running? `scorepool serve` starts one on this machine"
+        problem = f"{request}: {type(cause).__name__} {cause}".strip()
+        super().__init__(f"no answer from {url} for {seconds:.1f} s ({problem}){what}")
         self.url, self.request, self.job_id = url, request, job_id
 
 

@@ -1,12 +1,13 @@
 """Divide the items of `score` into jobs, and join their results. Pure."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from scorepool import wire
 from scorepool.options import ScoreOptions
-from scorepool.sdk.errors import JobFailed, MixedResults
+from scorepool.sdk.errors import JobFailed, MixedResults, ScorepoolError
 
 T = TypeVar("T")
 Pair = tuple[str, str] | tuple[list[int], list[int]]  # a prompt and a completion, both text or both token ids
@@ -48,6 +49,42 @@ def to_item(item: Item, position: int) -> wire.ScoreItem:
         f"`items[{position}]` is {wire.quote(repr(item))}: expected a tuple (prompt, completion), both str or both "
         "lists of token ids, or the completion alone"
     )
+
+
+class Division:
+    """The requests of one call of `score`. Names an item by its place in the call, not by that in its job."""
+
+    def __init__(self, model: str, items: Iterable[Item], options: ScoreOptions) -> None:
+        self._requests = score_requests(model, items, options)
+        self._starts: list[int] = []
+        self._num_items = 0
+
+    def __iter__(self) -> Iterator[wire.Score]:
+        for request in self._requests:
+            self._starts.append(self._num_items)
+            self._num_items += len(request.items)
+            yield request
+
+    def refusal(self, error: ScorepoolError, job: int) -> ScorepoolError:
+        """Return the refusal of job number `job` in terms of the call."""
+        message, field = self._renamed(error.message, job), self._renamed(error.field or "", job)
+        body = wire.ErrorBody(code=error.code, type="", message=message, field=field or None)
+        return ScorepoolError(error.status, body, error.request, error.job_id, error.retry_after_s)
+
+    def join(self, jobs: Sequence[wire.Job], url: str) -> wire.Result:
+        """Return one result with the sequences of all jobs. Raises JobFailed, MixedResults."""
+        for index, job in enumerate(jobs):
+            if failure := job.failure:
+                message, field = self._renamed(failure.message, index), self._renamed(failure.field or "", index)
+                failure = wire.Failure(code=failure.code, message=message, field=field or None)
+                raise JobFailed(job.id, failure, url)
+        return join(jobs, url)
+
+    def _renamed(self, text: str, job: int) -> str:
+        return _ITEM.sub(lambda match: f"items[{self._starts[job] + int(match[1])}]", text)
+
+
+_ITEM = re.compile(r"\bitems\[([0-9]{1,4})\]")
 
 
 def result_of(job: wire.Job, url: str) -> wire.Result:

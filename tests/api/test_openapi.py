@@ -226,7 +226,9 @@ async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
     frame = {"endpoint": "/v1/completions", "completion_window": "24h"}
     id_ = (await call("POST", "/v1/files", **form))["id"]
     body = frame | {"input_file_id": id_}
-    made = (await call("POST", "/v1/batches", json=body))["id"]
+    once = {"Idempotency-Key": "k"}
+    made = (await call("POST", "/v1/batches", json=body, headers=once))["id"]
+    await call("POST", "/v1/batches", json=body | {"completion_window": "1h"}, headers=once)  # 409
     await call("DELETE", file, id_)
     for route in ("/v1/files", "/v1/batches", file, file + "/content"):
         await call("GET", route, id_)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from scorepool import wire
 from scorepool.files.rows import Values
 
 
@@ -38,7 +39,8 @@ class JsonlSink:
         pass
 
     def encode(self, rows: Sequence[Values]) -> tuple[bytes, dict[int, str]]:
-        return b"".join(msgspec.json.encode(row, enc_hook=to_text) + b"\n" for row in rows), {}
+        lines = (wire.on_one_line(msgspec.json.encode(row, enc_hook=to_text)) for row in rows)
+        return b"".join(line + b"\n" for line in lines), {}
 
     def end(self) -> bytes:
         return b""

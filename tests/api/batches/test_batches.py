@@ -108,6 +108,40 @@ async def test_lines_that_are_not_answered_in_the_window_are_expired(
     assert worker.waiting() == set()
 
 
+async def test_a_batch_with_an_idempotency_key_is_created_once(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS) as http:
+        alice, bob = bearer(ALICE) | {"Idempotency-Key": "k"}, bearer(BOB) | {"Idempotency-Key": "k"}
+        file_id = (await upload(http, jsonl(2), headers=bearer(ALICE))).json()["id"]
+        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        replies = await asyncio.gather(*(http.post("/v1/batches", json=body, headers=alice) for _ in range(5)))
+        assert {reply.status_code for reply in replies} == {200}
+        [batch_id] = {reply.json()["id"] for reply in replies}
+        reused = await http.post("/v1/batches", json=body | {"completion_window": "1h"}, headers=alice)
+        assert (reused.status_code, reused.json()["error"]["param"]) == (409, "Idempotency-Key")
+        other = await http.post("/v1/batches", json=body, headers=bob)
+        assert other.status_code == 404  # neither the batch nor the file is Bob's
+        listed = (await http.get("/v1/batches", headers=alice)).json()["data"]
+        assert [one["id"] for one in listed] == [batch_id]
+
+
+async def test_a_line_of_the_output_is_one_line_for_every_reader(serving: Serving, worker: FakeWorker):
+    custom_id = "a\u2028b\x85c\u2029"
+    line = {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"model": "demo", "prompt": "a"},
+    }
+    async with serving() as http:
+        batch_id = await start(http, json.dumps(line).encode())
+        await eventually(lambda: len(worker.waiting()) == 1)
+        worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
+        batch = await until(http, batch_id, has("completed"))
+        text = (await http.get(f"/v1/files/{batch['output_file_id']}/content")).text
+    [found] = text.splitlines()
+    assert json.loads(found)["custom_id"] == custom_id
+
+
 async def test_the_output_of_a_running_batch_is_read_as_it_grows(
     serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ):

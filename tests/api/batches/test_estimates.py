@@ -43,6 +43,7 @@ async def test_the_end_of_a_batch_is_estimated_from_its_pace(serving: Serving, w
         (1, (1100.0, 1), 1100.0, 5000),  # at most the expiry
         (60, (1090.0, 10), 1100.0, 1100 + 8),  # 50 in 10 s, after 90 s for the first ten
         (60, (1020.0, 10), 1030.0, 1100 + 8),  # and none since: the workers have stopped, or are about to end a group
+        (60, (960.0, 10), 975.0, None),  # and none for two minutes, which is longer than all before
         (60, (1090.0, 10), None, 1100 + 8),  # a batch that began under an earlier release
         (60, (None, 0), None, 1100 + 67),
     ],

@@ -75,6 +75,22 @@ def test_a_file_that_is_always_cut_off_is_given_up():
         list(sdk.file_lines("file-1"))
 
 
+def test_a_batch_is_created_once_although_a_reply_is_lost():
+    sent: list[Sent] = []
+    answers = iter([(200, {"Content-Length": "100"}, b""), (200, {}, wire.encode_json(BATCH))])
+    with server(lambda: next(answers), sent=sent) as url, Client(url) as sdk:
+        assert sdk.create_batch("file-1", "/v1/completions", output_expires_after_s=3600) == BATCH
+    one, other = (wire.parse(request.body, wire.CreateBatch, "msgpack") for request in sent)
+    assert one == other
+    assert one.output_expires_after == wire.ExpiresAfter(anchor="created_at", seconds=3600)
+
+
+@pytest.mark.parametrize("window", ["60s", "24", "soon", "", "1.5h", "24h ", 24])
+def test_a_completion_window_that_is_none_is_refused_before_any_request(window: str):
+    with Client("http://127.0.0.1:9") as sdk, pytest.raises(ValueError, match="expected a number of minutes, hours or"):
+        sdk.create_batch("file-1", "/v1/completions", completion_window=window)
+
+
 def test_a_batch_is_awaited_until_it_ends_or_the_time_is_over(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(async_batches, "POLL_S", 0.01)
     replies = [

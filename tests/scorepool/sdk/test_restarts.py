@@ -140,14 +140,14 @@ def test_a_deletion_whose_reply_was_lost_is_done(delete: Callable[[Client, str],
 def test_what_may_have_been_done_is_not_asked_for_again():
     sent: list[Sent] = []
     with server(lambda: LOST, sent=sent) as url, Client(url, retry_s=RETRY_S) as sdk:
-        with pytest.raises(Unreachable, match=r"\(POST /v1/batches: .*\): look whether it was done") as lost:
-            sdk.create_batch("file-1", "/v1/completions")
+        with pytest.raises(Unreachable, match=r"\(POST /v1/webhooks/endpoints: .*\); it may have") as lost:
+            sdk.register_endpoint("https://example.com/")
         assert (len(sent), lost.value.may_be_done) == (1, True)
         with pytest.raises(Unreachable, match="GET /v1/models") as lost:
             sdk.models()
         assert not lost.value.may_be_done
     with Client(url, retry_s=RETRY_S) as sdk, pytest.raises(Unreachable) as lost:
-        sdk.create_batch("file-1", "/v1/completions")
+        sdk.register_endpoint("https://example.com/")
     assert not lost.value.may_be_done  # nothing was sent
 
 

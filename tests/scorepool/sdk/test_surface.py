@@ -49,6 +49,7 @@ GIVEN: dict[str, Any] = {
     "file": b"{}",
     "filename": "a.jsonl",
     "expires_after_s": 3600,
+    "output_expires_after_s": 3600,
     "purpose": "batch",
     "order": "asc",
     "after": "a",

@@ -1,0 +1,81 @@
+"""What the SDK accepts, and how it names what it or the API refuses."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from scorepool import Client, JobFailed, ScorepoolError, Unreachable, wire
+from scorepool.sdk import connection
+from tests.api.fake_worker import RESULT
+from tests.scorepool.sdk.test_batches import BATCH
+from tests.scorepool.sdk.test_client import ACCEPTED, FAILED, ID, MODELS, Answer, Sent, server
+
+DONE = wire.Job(id=ID, kind="score", model="demo", status="finished", created_at=0.0, result=RESULT)
+
+
+def test_an_item_that_is_refused_is_named_by_its_place_in_the_call():
+    failure = wire.Failure(code="too_long", message="items[44] has 3005 tokens; at most 2048 fit", field="items[44]")
+    failed = wire.Job(id=ID, kind="score", model="demo", status="failed", created_at=0.0, failure=failure)
+    refusal = wire.ErrorBody(code="invalid", type="", message="items[44].completion: no", field="items[44].completion")
+
+    def fails(sent: list[Sent]) -> Answer:
+        job = DONE if len([each for each in sent if each.method == "GET"]) == 1 else failed
+        return (202, {}, ACCEPTED) if sent[-1].method == "POST" else (200, {}, wire.encode(job))
+
+    def refuses(sent: list[Sent]) -> Answer:
+        if sent[-1].method == "POST" and b"item 300" in sent[-1].body:
+            return 400, {}, wire.encode(wire.ErrorReply(error=refusal))
+        return (202, {}, ACCEPTED) if sent[-1].method == "POST" else (200, {}, wire.encode(DONE))
+
+    items = [("a", f" item {index}") for index in range(302)]
+    sent: list[Sent] = []
+    with server(lambda: refuses(sent), sent=sent) as url, Client(url) as sdk:
+        with pytest.raises(ScorepoolError, match=r"items\[300\].completion: no") as refused:
+            sdk.score("demo", items)
+        assert refused.value.field == "items[300].completion"
+    sent = []
+    sdk_fails = pytest.raises(JobFailed, match=r"items\[(44|300)\] has 3005 tokens")
+    with server(lambda: fails(sent), sent=sent) as url, Client(url) as sdk, sdk_fails:
+        sdk.score("demo", items)
+
+
+def test_chats_and_numbers_are_accepted_as_they_are_usually_written():
+    sent: list[Sent] = []
+
+    def answer() -> Answer:
+        return (202, {}, ACCEPTED) if sent[-1].method == "POST" else (200, {}, wire.encode(FAILED))
+
+    with server(answer, sent=sent) as url, Client(url) as sdk:
+        with pytest.raises(JobFailed):
+            sdk.generate("demo", messages=[{"role": "user", "content": "hi"}])  # type: ignore[list-item]
+        chat = wire.decode_request(sent[0].body)
+        assert isinstance(chat, wire.Generate)
+        assert chat.messages == [wire.Message(role="user", content="hi")]
+        with pytest.raises(ValueError, match=r"`messages`: .*`content`.*`messages\[0\]`"):
+            sdk.generate("demo", messages=[{"role": "user"}])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="`messages`: Expected `array`, got `str`"):
+            sdk.generate("demo", messages="hi")  # type: ignore[arg-type]
+        sent.clear()
+        with pytest.raises(JobFailed):
+            sdk.generate("demo", list(np.array([1209, 5])))
+        assert wire.decode_request(sent[0].body).prompt == [1209, 5]
+        with pytest.raises(TypeError, match=r"cannot send .*object.*expected what JSON has"):
+            sdk.generate("demo", [object()])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="expected an id, a str, found .Batch"):
+            sdk.wait_for_batch(BATCH)  # type: ignore[arg-type]
+
+
+def test_an_api_that_is_silent_is_not_awaited_much_longer_than_the_caller_wants(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "MIN_REPLY_TIMEOUT_S", 0.3)
+    silent = threading.Event()
+
+    def answer() -> Answer:
+        silent.wait(30)
+        return 200, {}, MODELS
+
+    with server(answer) as url, Client(url, retry_s=0.1) as sdk:
+        for call in (sdk.models, lambda: sdk.wait_until_ready(0.1)):
+            with pytest.raises(Unreachable, match="ReadTimeout"):
+                call()
+        silent.set()

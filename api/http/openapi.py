@@ -27,7 +27,7 @@ _FLOATS = {
 }
 _HEADERS = {
     "Idempotency-Key": (
-        "The same key with the same body names the same job. With another body it is refused with 409.",
+        "The same key with the same body names the same job or batch. With another body it is refused with 409.",
         {"type": "string", "minLength": 1, "maxLength": 255},
     ),
     "Prefer": ("`wait=N`: wait up to N seconds, and answer with the job if it has ended.", {"type": "string"}),

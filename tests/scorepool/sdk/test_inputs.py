@@ -62,7 +62,7 @@ def test_chats_and_numbers_are_accepted_as_they_are_usually_written():
         assert wire.decode_request(sent[0].body).prompt == [1209, 5]
         with pytest.raises(TypeError, match=r"cannot send .*object.*expected what JSON has"):
             sdk.generate("demo", [object()])  # type: ignore[list-item]
-        with pytest.raises(TypeError, match="expected an id, a str, found .Batch"):
+        with pytest.raises(TypeError, match=r"expected an id, a str, found .Batch"):
             sdk.wait_for_batch(BATCH)  # type: ignore[arg-type]
 
 

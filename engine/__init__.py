@@ -15,7 +15,7 @@ from scorepool.engine.errors import (
     NonFiniteLogits,
 )
 from scorepool.engine.model_info import ModelInfo, Verification
-from scorepool.engine.sequence import Sampling, Sequence, Share, TokenColumns
+from scorepool.engine.sequence import Sampling, Sequence, Share, Targets, TokenColumns
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
@@ -35,6 +35,7 @@ __all__ = [
     "Sampling",
     "Sequence",
     "Share",
+    "Targets",
     "TokenColumns",
     "Tokenizer",
     "Verification",

@@ -18,7 +18,7 @@ from scorepool.engine.errors import (
 )
 from scorepool.engine.model_info import ModelInfo, Verification
 from scorepool.engine.scheduling.stats import EngineStats
-from scorepool.engine.sequence import Sampling, Sequence, Share, TokenColumns
+from scorepool.engine.sequence import Sampling, Sequence, Share, Targets, TokenColumns
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
@@ -41,6 +41,7 @@ __all__ = [
     "Sequence",
     "SetBudget",
     "Share",
+    "Targets",
     "TokenColumns",
     "Tokenizer",
     "Verification",

@@ -253,6 +253,8 @@ def fingerprint(requests: Sequence[wire.Request]) -> str:
         fields = msgspec.structs.asdict(request)
         if isinstance(request, wire.Score) and request.prompt is None:
             del fields["prompt"]
+        if fields.get("targets", ()) is None:
+            del fields["targets"]
         body = wire.encode({"type": wire.kind_of(request), **fields})
         digest.update(len(body).to_bytes(8, "big") + body)
     return digest.hexdigest()

@@ -121,7 +121,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_S) as silence:
-                while self._submitting:
+                while self._submitting and self._connection.may_have_sent:
                     await asyncio.wait(self._submitting, return_when=asyncio.FIRST_COMPLETED)
                     _extend(silence)
                 job_ids = deque(self._not_awaited)
@@ -161,7 +161,7 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
     async def _submit(
         self, call: calls.Call[list[wire.Accepted]], retry_s: float | None = None, *, may_be_others: bool = False
     ) -> list[str]:
-        """Submit jobs and remember them. Canceling this does not cancel that, so that `close` can cancel the jobs.
+        """Submit jobs and remember them. Canceling this does not cancel what was sent: `close` can cancel the jobs.
 
         Jobs that existed before are the business of who submitted them first, where these `may_be_others`: a key of
         our own making comes twice only when we repeat a call.
@@ -175,7 +175,12 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         task = asyncio.create_task(send())
         self._submitting.add(task)
         task.add_done_callback(self._submitting.discard)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not self._connection.may_have_sent:
+                task.cancel()
+            raise
 
     def attach(self, job: AsyncJobHandle | str) -> None:
         """Cancel a job when the client is closed, unless it was awaited until then."""
@@ -303,6 +308,9 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
             (job_id,) = await asyncio.shield(submitting)
             return await self._until_ended(job_id, deadline, timeout_s)
         except (asyncio.CancelledError, JobTimeout) as error:
+            if not self._connection.may_have_sent:
+                submitting.cancel()
+                raise
             is_canceled = False
             with suppress(ScorepoolError, Unreachable, NotScorepool, TimeoutError):
                 async with asyncio.timeout(CANCEL_S):

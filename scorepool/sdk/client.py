@@ -12,7 +12,7 @@ from scorepool.options import GenerateOptions, ScoreOptions, TokenizeOptions
 from scorepool.sdk.async_client import MAX_IN_FLIGHT, AsyncClient
 from scorepool.sdk.batches import Batches
 from scorepool.sdk.connection import RETRY_S, AsyncConnection, url_and_key
-from scorepool.sdk.errors import ScorepoolError
+from scorepool.sdk.errors import ERRORS, ScorepoolError
 from scorepool.sdk.loop_thread import LoopThread
 from scorepool.sdk.models import Models
 from scorepool.sdk.splitting import Division, Item
@@ -108,7 +108,10 @@ class Client(Models, Batches, Webhooks):
             self._thread.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._thread.run(work)
+        try:
+            return self._thread.run(work)
+        except ERRORS as error:
+            raise error.with_traceback(None) from None  # the frames of the other thread tell nothing more
 
     def _iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
         self._iterated.add(items)

@@ -65,6 +65,8 @@ class AsyncConnection:
         self.url = url.rstrip("/").removesuffix("/v1")  # the OpenAI SDK's base_url works too
         self.retry_s = retry_s
         self.has_answered = False
+        self._has_sent = False
+        self._num_in_flight = 0
         self._warned_at = -math.inf
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the first call
         limits = httpx.Limits(max_connections=None)  # who waits must not block who submits
@@ -134,7 +136,7 @@ class AsyncConnection:
             async for one in retrying:
                 with one:
                     try:
-                        return await attempt()
+                        return await self._count(attempt)
                     except httpx.TransportError as error:
                         is_reply_lost |= not isinstance(error, NOT_SENT)
                         raise
@@ -143,8 +145,29 @@ class AsyncConnection:
                         raise
         except httpx.TransportError as error:
             seconds = asyncio.get_running_loop().time() - started_at
-            raise Unreachable(self.url, seconds, error, call.name, call.job_id, may_be_done=is_reply_lost) from error
+            unreachable = Unreachable(self.url, seconds, error, call.name, call.job_id, may_be_done=is_reply_lost)
+            raise unreachable from None  # it says what happened: the frames of libraries would bury it
+        except ScorepoolError as error:
+            raise error.with_traceback(None) from None
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _count(self, attempt: Callable[[], Awaitable[R]]) -> R:
+        """Count the attempts in flight, and note whether one may have reached the API."""
+        self._num_in_flight += 1
+        try:
+            return await attempt()
+        except NOT_SENT:
+            raise
+        except BaseException:
+            self._has_sent = True
+            raise
+        finally:
+            self._num_in_flight -= 1
+
+    @property
+    def may_have_sent(self) -> bool:
+        """False if no request can have reached the API so far."""
+        return self.has_answered or self._has_sent or self._num_in_flight > 0
 
     def _log(self, state: RetryCallState, call: Call[Any]) -> None:
         error = state.outcome.exception() if state.outcome else None

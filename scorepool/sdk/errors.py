@@ -157,3 +157,7 @@ class InvalidUrl(_Picklable, ValueError):
     def __init__(self, url: str) -> None:
         super().__init__(f"the URL is {url!r}: expected http://HOST:PORT, https://HOST or unix:///PATH")
         self.url = url
+
+
+# What calls of the API end in, beside errors of the caller's code.
+ERRORS = (ScorepoolError, JobFailed, JobTimeout, BatchTimeout, TokensRestarted, Unreachable, NotScorepool)

@@ -1,15 +1,19 @@
 """What the SDK accepts, and how it names what it or the API refuses."""
 
+import asyncio
 import threading
+import traceback
 
 import numpy as np
 import pytest
 
-from scorepool import Client, JobFailed, ScorepoolError, Unreachable, wire
+from scorepool import AsyncClient, Client, JobFailed, ScorepoolError, Unreachable, wire
+from scorepool.local.demo import free_port
 from scorepool.sdk import connection
 from tests.api.fake_worker import RESULT
 from tests.scorepool.sdk.test_batches import BATCH
 from tests.scorepool.sdk.test_client import ACCEPTED, FAILED, ID, MODELS, Answer, Sent, server
+from tests.scorepool.sdk.test_restarts import GONE as GONE_ANSWER
 
 DONE = wire.Job(id=ID, kind="score", model="demo", status="finished", created_at=0.0, result=RESULT)
 
@@ -79,3 +83,29 @@ def test_an_api_that_is_silent_is_not_awaited_much_longer_than_the_caller_wants(
             with pytest.raises(Unreachable, match="ReadTimeout"):
                 call()
         silent.set()
+
+
+def test_an_error_is_not_buried_under_the_frames_of_libraries():
+    with Client(f"http://127.0.0.1:{free_port()}", retry_s=0.0) as sdk, pytest.raises(Unreachable) as away:
+        sdk.models()
+    with server(lambda: GONE_ANSWER) as url, Client(url) as sdk, pytest.raises(ScorepoolError) as refused:
+        sdk.job(ID)
+    for error in (away.value, refused.value):
+        text = "".join(traceback.format_exception(error))
+        assert len(text.splitlines()) < 20, text
+        assert text.splitlines()[-1].startswith(f"scorepool.sdk.errors.{type(error).__name__}: ")
+
+
+async def wait_in_vain(url: str) -> None:
+    async with AsyncClient(url, retry_s=1000.0) as sdk:
+        waiting = asyncio.create_task(sdk.generate("demo", "a"))
+        await asyncio.sleep(0.2)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        while sdk._submitting:
+            await asyncio.sleep(0.01)
+
+
+def test_what_was_never_sent_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 1000.0)
+    asyncio.run(asyncio.wait_for(wait_in_vain(f"http://127.0.0.1:{free_port()}"), 60.0))

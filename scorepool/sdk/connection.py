@@ -30,6 +30,7 @@ WARN_AT_ATTEMPT = 5  # after a few seconds
 WARN_EVERY = 30  # attempts: about three minutes
 WARN_PAUSE_S = 30.0  # between warnings of one connection: many calls wait for the same server
 BUSY = frozenset({429, 502, 503, 504})  # 502 and 504: of a proxy whose server is away
+UNKNOWN = frozenset({502, 503, 504})  # after which a request may have been done: Redis or a proxy's server is silent
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PAUSE = wait_random_exponential(multiplier=0.2, max=10.0)
 UNIX = "unix://"
@@ -123,7 +124,7 @@ class AsyncConnection:
 
     async def _retry(self, call: Call[Any], retry_s: float, attempt: Callable[[], Awaitable[R]]) -> R:
         started_at = asyncio.get_running_loop().time()
-        is_reply_lost = False
+        may_be_done = False
         deadline = _Deadline(started_at + retry_s)
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: _may_retry(call, error)),
@@ -138,14 +139,15 @@ class AsyncConnection:
                     try:
                         return await self._count(attempt)
                     except httpx.TransportError as error:
-                        is_reply_lost |= not isinstance(error, NOT_SENT)
+                        may_be_done |= not isinstance(error, NOT_SENT)
                         raise
                     except ScorepoolError as error:
-                        error.is_repetition = is_reply_lost
+                        error.is_repetition = may_be_done
+                        may_be_done |= error.status in UNKNOWN
                         raise
         except httpx.TransportError as error:
             seconds = asyncio.get_running_loop().time() - started_at
-            unreachable = Unreachable(self.url, seconds, error, call.name, call.job_id, may_be_done=is_reply_lost)
+            unreachable = Unreachable(self.url, seconds, error, call.name, call.job_id, may_be_done=may_be_done)
             raise unreachable from None  # it says what happened: the frames of libraries would bury it
         except ScorepoolError as error:
             raise error.with_traceback(None) from None

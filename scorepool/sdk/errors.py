@@ -65,7 +65,7 @@ class ScorepoolError(_Picklable, Exception):
         super().__init__(f"{error.message}{where}{'; ' if remedy else ''}{remedy}")
         self.status, self.code, self.message, self.field = status, error.code, error.message, error.field
         self.request, self.job_id, self.retry_after_s = request, job_id, retry_after_s
-        self.is_repetition = False  # of a request that may have been done: its reply was lost
+        self.is_repetition = False  # of a request that may have been done before
 
 
 class JobFailed(_Picklable, Exception):
@@ -127,10 +127,10 @@ class Unreachable(_Picklable, ConnectionError):
         *,
         may_be_done: bool = False,
     ) -> None:
-        """`request` is its method and path; it may be done if it was sent and its reply was lost."""
+        """`request` is its method and path. `may_be_done`: it was sent, and no reply says what became of it."""
         self.may_be_done = may_be_done and not request.startswith("GET ")
         if self.may_be_done:
-            what = "; it may have been done: its reply was lost"
+            what = "; it may have been done"
         else:
             goes_on = f"; job {job_id} goes on without it" if job_id else ""
             what = f"{goes_on}. Is it running? `scorepool serve` starts one on this machine"

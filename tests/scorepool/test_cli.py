@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from scorepool import store
 from scorepool.cli import KEY_NAME, LOCAL_OWNER, app
+from scorepool.local.commands import example_command
 from scorepool.local.demo import free_port
 
 SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
@@ -234,6 +235,11 @@ def test_a_key_authenticates_and_only_its_hash_is_configured(tmp_path: Path):
         assert httpx.get(f"{url}/v1/jobs").status_code == 401
         for key in keys:
             assert httpx.get(f"{url}/v1/jobs", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+        command = ["/bin/sh", "-c", example_command(url, "demo", has_keys=True)]
+        shown = subprocess.run(
+            command, env=os.environ | {"SCOREPOOL_API_KEY": keys[0]}, capture_output=True, check=True
+        )
+        assert b'"status":"finished"' in shown.stdout
 
 
 @pytest.mark.parametrize("command", [["api"], ["worker", "--model", "demo=x"], ["worker", "--webhooks"]])

@@ -23,7 +23,7 @@ def check_model(state: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 def test_a_model_is_loaded_tested_and_measured(root: Path, tmp_path: Path):
     folder = root / "scorepool" / "models" / "demo"
-    done = check_model(tmp_path, str(folder), "--mode", "exact", "--json")
+    done = check_model(tmp_path, "demo", "--mode", "exact", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert report.items() >= {"mode": "exact", "dtype": "float32", "self_test": "passed", "quantization": None}.items()

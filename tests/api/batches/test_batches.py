@@ -126,12 +126,7 @@ async def test_a_batch_with_an_idempotency_key_is_created_once(serving: Serving,
 
 async def test_a_line_of_the_output_is_one_line_for_every_reader(serving: Serving, worker: FakeWorker):
     custom_id = "a\u2028b\x85c\u2029"
-    line = {
-        "custom_id": custom_id,
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": {"model": "demo", "prompt": "a"},
-    }
+    line = json.loads(jsonl(1)) | {"custom_id": custom_id}
     async with serving() as http:
         batch_id = await start(http, json.dumps(line).encode())
         await eventually(lambda: len(worker.waiting()) == 1)
@@ -400,6 +395,17 @@ async def test_the_error_of_a_line_that_is_no_json_speaks_of_the_line(serving: S
     assert (first["line"], second["line"]) == (2, 3)
     assert first["message"].startswith("the line is not valid json: ")
     assert "Expected `object`, got `array`" in second["message"]
+
+
+async def test_the_errors_of_a_batch_are_in_the_order_of_its_lines(serving: Serving, worker: FakeWorker):
+    latin_1 = jsonl(3).splitlines()[2].replace(b'"a"', "é".encode("latin-1").join([b'"', b'"']))
+    lines = [jsonl(1), jsonl(2, model="nobody").splitlines()[1] + b"\n", latin_1]
+    async with serving() as http:
+        batch = await until(http, await start(http, b"".join(lines)), has("failed"))
+    first, second = batch["errors"]["data"]
+    assert (first["line"], first["code"]) == (2, "model_not_found")
+    assert (second["line"], second["code"]) == (3, "invalid_json_line")
+    assert second["message"].endswith(": save the file as UTF-8")
 
 
 async def test_a_file_with_too_many_lines_fails_its_batch(

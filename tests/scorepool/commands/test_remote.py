@@ -88,6 +88,30 @@ def test_jobs_are_canceled_and_one_that_cannot_be_gives_status_1(url: str, job: 
     ]
 
 
+def test_a_batch_is_shown_and_canceled_by_its_id(url: str):
+    body = {"model": "demo", "prompt": "import", "max_tokens": 1}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
+    with Client(url) as client:
+        file = client.upload_file(wire.encode_json(line))
+        batch = client.create_batch(file.id, "/v1/completions")
+    shown = dict(each.split(maxsplit=1) for each in run("job", batch.id, "--wait", "60", url=url).stdout.splitlines())
+    assert (shown["kind"], shown["status"], shown["lines"]) == ("batch", "completed", "1 completed and 0 failed of 1")
+    assert json.loads(run("job", batch.id, "--json", url=url).stdout)["request_counts"]["completed"] == 1
+    ended = run("cancel", batch.id, url=url)
+    assert (ended.exit_code, ended.stdout.partition(": ")[2]) == (
+        1,
+        "not canceled: the batch is completed, only one that has not ended can be cancelled\n",
+    )
+    waiting = wire.encode_json(line | {"body": body | {"max_tokens": 200, "ignore_eos": True, "n": 8}}) + b"\n"
+    with Client(url) as client:
+        file = client.upload_file(b"".join(waiting.replace(b'"1"', b'"%d"' % number) for number in range(200)))
+        batch = client.create_batch(file.id, "/v1/completions")
+    assert run("cancel", batch.id, url=url).stdout.startswith(f"{batch.id}: canceled")
+    with Client(url) as client:
+        assert client.wait_for_batch(batch.id, timeout_s=60).status == "cancelled"
+    assert "no batch" in run("job", "batch_x", url=url).stderr
+
+
 def test_models_are_listed(url: str):
     heading, row = lines_of(run("models", url=url))
     assert dict(zip(heading, row, strict=True)).items() >= {"MODEL": "demo", "ALIASES": "d", "DTYPE": "float32"}.items()

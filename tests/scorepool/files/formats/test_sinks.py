@@ -1,15 +1,18 @@
 """What the formats of OUT cannot hold is named, and nothing is changed on the way."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scorepool.files.errors import BadInput
 from scorepool.files.formats.arrow_files import ArrowSink
-from scorepool.files.formats.sinks import CsvSink
+from scorepool.files.formats.sinks import CsvSink, JsonlSink
 
 
 def parquet_sink() -> ArrowSink:
@@ -79,3 +82,10 @@ def test_every_text_is_one_field_of_a_csv(text: str, tmp_path: Path):
     path.write_bytes(encoded)
     found = pandas.read_csv(path, keep_default_na=False)
     assert [*found["id"], *found["text"]] == [1, 2, text, "b"]
+
+
+@given(st.text())
+def test_every_row_of_jsonl_is_one_line_for_every_reader(text: str):
+    encoded, _ = JsonlSink().encode([{"x": text}, {"x": 1}])
+    first, second = encoded.decode().splitlines()
+    assert (json.loads(first), json.loads(second)) == ({"x": text}, {"x": 1})

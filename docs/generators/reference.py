@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scorepool.api.app import create_app
+from scorepool.api.http.openapi import references
 from scorepool.store import Settings
 
 JOBS, ROUTES = (Path(__file__).parents[1] / f"{name}.md" for name in ("jobs", "routes"))
@@ -63,7 +64,7 @@ class Reference:
         for title, names in SECTIONS.items():
             found = list(names)
             for name in found:
-                new = [each for each in _references(self.schemas[name]) if each not in seen]
+                new = [each for each in references(self.schemas[name]) if each not in seen]
                 seen.update(new)
                 found.extend(new)
             sections[title] = found
@@ -212,17 +213,6 @@ def _default(schema: dict[str, Any]) -> str:
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |"
-
-
-def _references(node: Any) -> Iterator[str]:
-    """Yield the names of the messages that a schema refers to, in their order."""
-    if isinstance(node, dict):
-        if isinstance(reference := node.get("$ref"), str):
-            yield reference.rpartition("/")[2]
-        node = list(node.values())
-    if isinstance(node, list):
-        for value in node:
-            yield from _references(value)
 
 
 def render() -> dict[Path, str]:

@@ -18,6 +18,7 @@ from scorepool.api.metrics.prometheus import MetricsMiddleware
 from scorepool.api.page import batches as batches_page
 from scorepool.api.page import compare, docs, login, overview, playground
 from scorepool.api.page import jobs as jobs_page
+from scorepool.api.page import models as models_page
 from scorepool.api.page.rendering import STATIC, PageFiles
 from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.api.routes import (
@@ -80,7 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.overview_feed = overview.OverviewFeed(state.snapshots, state.models)
     for route in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations):
         app.include_router(route.router)
-    for page in (overview, jobs_page, batches_page, compare, playground, docs, login):
+    for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
         app.include_router(page.router)
     app.include_router(playground.script_router)
     app.include_router(batches_page.fragment_router)

@@ -23,6 +23,7 @@ from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories.batches import Batches
+from scorepool.api.repositories.decode import MAX_TIME_S
 from scorepool.api.repositories.files import Files
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
@@ -213,4 +214,5 @@ WaitS = Annotated[
 Cursor = Annotated[
     str | None, Query(description="`next_cursor` of the previous page.", json_schema_extra={"pattern": CURSOR})
 ]
+UnixTime = Annotated[float | None, Query(ge=0, le=MAX_TIME_S, description="Unix time, in seconds.")]
 Limit = Annotated[int, Query(ge=1, le=200)]

@@ -2,7 +2,7 @@
 
 viewer.py     who looks: nobody, the owner of a key, or an operator
 rendering.py  templates to replies, with the headers that keep scripts of others out; errors as pages
-overview.py, jobs.py, batches.py, compare.py, playground.py, login.py   the routes, one module per page
+overview.py, jobs.py, batches.py, models.py, compare.py, playground.py, login.py   the routes, one module per page
 tokens.py     a sequence as a heat map
 templates/    Jinja2, escaped by default     static/    style, our few modules, and the libraries in vendor/
 

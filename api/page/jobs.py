@@ -1,7 +1,9 @@
 """Show jobs, one job with its tokens, and what can be done with it."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Literal, get_args
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import RedirectResponse, Response
@@ -12,7 +14,7 @@ from scorepool.api.http.errors import BadRequest, NotFound
 from scorepool.api.page.rendering import HEADERS, PageRoute, html
 from scorepool.api.page.tokens import MAX_INLINE_TOKENS, MAX_SHOWN, Scale, show_sequence
 from scorepool.api.page.viewer import OwnOrigin, Viewer, ViewerDep, ViewerResultsDep
-from scorepool.api.repositories.jobs import ENDED
+from scorepool.api.repositories.jobs import ENDED, JobFilter
 from scorepool.store import Keys
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -20,6 +22,7 @@ JOBS_PER_PAGE = 50
 STATUSES: Sequence[wire.Status] = ("queued", "started", "finished", "failed", "canceled")
 MAX_SHOWN_REQUEST = 20_000  # characters of its JSON
 
+MinuteInUtc = Annotated[str, Query(max_length=32)]
 JobId = Annotated[str, Path(alias="id")]
 
 
@@ -29,13 +32,39 @@ async def jobs(
     jobs: JobsDep,
     status: Annotated[wire.Status | Literal[""], Query()] = "",
     model: Annotated[str, Query(max_length=128)] = "",
+    kind: Annotated[wire.Kind | Literal[""], Query()] = "",
+    created_from: MinuteInUtc = "",
+    created_before: MinuteInUtc = "",
     cursor: Cursor = None,
 ) -> Response:
     """List jobs, newest first."""
-    page = await jobs.page(viewer.owner, status or None, model or None, cursor, JOBS_PER_PAGE)
+    times = _unix_s(created_from, "created_from"), _unix_s(created_before, "created_before")
+    wanted = JobFilter(status or None, model or None, kind or None, *times)
+    page = await jobs.page(viewer.owner, cursor, JOBS_PER_PAGE, wanted)
+    given = {"status": status, "model": model, "kind": kind, "created_from": created_from}
+    given |= {"created_before": created_before, "owner": viewer.owner if viewer.query else ""}
+    filters = {name: value for name, value in given.items() if value}
     return html(
-        "jobs.html", viewer=viewer, page=page, statuses=STATUSES, status=status, model=model, is_first=cursor is None
+        "jobs.html",
+        viewer=viewer,
+        page=page,
+        statuses=STATUSES,
+        kinds=get_args(wire.Kind),
+        filters=filters,
+        newest=urlencode(filters),
+        older=urlencode(filters | {"cursor": page.next_cursor or ""}),
+        is_first=cursor is None,
     )
+
+
+def _unix_s(minute: str, field: str) -> float | None:
+    """Return the unix time that a field of a form gives in UTC; None if it is empty. Raises BadRequest."""
+    if not minute:
+        return None
+    try:
+        return datetime.fromisoformat(minute).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise BadRequest(f"{field}: expected a time as 2026-01-31T09:30, found {wire.quote(minute)}", field) from None
 
 
 @router.get("/jobs/{id}")

@@ -1,6 +1,8 @@
 """The page over HTTP: who sees what, what the forms do, and that nothing in it can run."""
 
 import re
+from datetime import UTC, datetime, timedelta
+from html import unescape
 from typing import Any
 
 import anyio
@@ -56,7 +58,7 @@ async def test_a_server_without_keys_shows_its_pages_without_login(serving: Serv
 async def test_no_page_is_shown_without_a_login(serving: Serving, worker: FakeWorker):
     async with serving(api_keys=KEYS) as http:
         job_id = await submit(http)
-        for path in ("/", "/jobs", f"/jobs/{job_id}", "/overview/events", "/overview/history"):
+        for path in ("/", "/jobs", "/models", f"/jobs/{job_id}", "/overview/events", "/overview/history"):
             for cookie in (
                 "",
                 "alice.forged",
@@ -249,7 +251,18 @@ async def test_jobs_are_filtered_and_paged(serving: Serving, worker: FakeWorker,
         canceled = (await http.get("/jobs?status=canceled&model=demo")).text
         assert re.findall(r'href="/jobs/([0-9a-f]{32})"', canceled) == [ids[0]]
         assert "No such jobs" in (await http.get("/jobs?model=other")).text
-        for query in ("status=done", "cursor=x", "model=" + "m" * 129, "owner=x%00"):
+        [entry] = (await http.get("/v1/jobs?limit=1")).json()["jobs"]
+        minute = datetime.fromtimestamp(entry["created_at"], UTC)
+        before, after = (f"{minute + timedelta(minutes=each):%Y-%m-%dT%H:%M}" for each in (-1, 2))
+        assert "No such jobs" in (await http.get(f"/jobs?created_from={after}")).text
+        assert "No such jobs" in (await http.get(f"/jobs?created_before={before}")).text
+        shown = (await http.get(f"/jobs?kind=score&created_from={before}&created_before={after}")).text
+        assert re.findall(r'href="/jobs/([0-9a-f]{32})"', shown) == [ids[2], ids[1]]
+        [older] = re.findall(r'href="(/jobs\?[^"]+cursor=[^"]+)"', shown)
+        assert re.findall(r'href="/jobs/([0-9a-f]{32})"', (await http.get(unescape(older))).text) == [ids[0]]
+        assert "No such jobs" in (await http.get("/jobs?kind=generate")).text
+        assert "created_from: expected a time as" in (await http.get("/jobs?created_from=today")).text
+        for query in ("status=done", "cursor=x", "kind=x", "created_before=x", "model=" + "m" * 129, "owner=x%00"):
             assert (await http.get(f"/jobs?{query}")).status_code in (400, 403) or query.startswith("owner"), query
         assert (await http.get("/jobs?status=")).status_code == 200  # as the form sends it
 

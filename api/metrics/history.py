@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from scorepool import store, wire
+from scorepool.api.http import tasks
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
@@ -49,8 +50,7 @@ class History:
     async def close(self) -> None:
         """Stop writing."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await tasks.cancel_and_wait([self._task])
 
     async def last_hour(self) -> list[Point]:
         """Return the points, oldest first. Raises RedisError."""

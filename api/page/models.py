@@ -39,7 +39,7 @@ class ModelSection:
         return [(one, state_of(one)) for one in self.served]
 
 
-@router.get("/models")
+@router.get("/served-models")
 async def models(viewer: ViewerDep, models: ModelsDep) -> Response:
     """Show the models that live workers serve."""
     live = await models.live()  # ordered by model

@@ -129,7 +129,15 @@ def test_every_route_is_described_and_can_be_tried(url: str, page: "playwright.P
 def test_pages_are_accessible_and_fit(url: str, job_id: str, browser: "playwright.Browser", width: int, scheme: str):
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     compared = f"/jobs/{job_id}/compare?with={job_id}&other_sequence=1"
-    for path in ("/", "/jobs", "/models", f"/jobs/{job_id}", f"/jobs/{job_id}?by=rank", compared, "/jobs/nothing"):
+    for path in (
+        "/",
+        "/jobs",
+        "/served-models",
+        f"/jobs/{job_id}",
+        f"/jobs/{job_id}?by=rank",
+        compared,
+        "/jobs/nothing",
+    ):
         page.goto(url + path)
         found = axe.Axe().run(page).response["violations"]
         serious = [

@@ -18,7 +18,7 @@ async def test_each_model_is_shown_with_its_workers(serving: Serving, worker: Fa
     FakeWorker(redis, name="w2").register(crosscheck=stopped)
     FakeWorker(redis, model="org/other", name="w3").register()
     async with serving() as http:
-        text = (await http.get("/models")).text
+        text = (await http.get("/served-models")).text
 
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", text) == ["demo", "org/other"]
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", text)]
@@ -35,19 +35,19 @@ async def test_workers_with_other_weights_are_told_apart(serving: Serving, worke
     other = FakeWorker(redis, name="w2")
     other.register(fingerprint="e" * 16)
     async with serving() as http:
-        assert "hold 2 different weights" in (await http.get("/models")).text
+        assert "hold 2 different weights" in (await http.get("/served-models")).text
 
 
 async def test_without_a_worker_it_says_how_to_start_one(serving: Serving):
     async with serving() as http:
-        assert "No worker is live" in (await http.get("/models")).text
+        assert "No worker is live" in (await http.get("/served-models")).text
 
 
 async def test_names_are_text(serving: Serving, redis: Redis):
     name = "<script>alert(1)</script>\"'"
     FakeWorker(redis, model=name, name=name).register(aliases=[name])
     async with serving() as http:
-        text = (await http.get("/models")).text
+        text = (await http.get("/served-models")).text
 
     assert "<script>alert" not in text
     assert "&lt;script&gt;" in text

@@ -58,7 +58,7 @@ async def test_a_server_without_keys_shows_its_pages_without_login(serving: Serv
 async def test_no_page_is_shown_without_a_login(serving: Serving, worker: FakeWorker):
     async with serving(api_keys=KEYS) as http:
         job_id = await submit(http)
-        for path in ("/", "/jobs", "/models", f"/jobs/{job_id}", "/overview/events", "/overview/history"):
+        for path in ("/", "/jobs", "/served-models", f"/jobs/{job_id}", "/overview/events", "/overview/history"):
             for cookie in (
                 "",
                 "alice.forged",

@@ -1,17 +1,24 @@
 """Show batches, one batch while it runs, and its files."""
 
+from contextlib import aclosing, suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from scorepool import wire
 from scorepool.api.dependencies import BatchesDep, FilesDep
+from scorepool.api.dialects.openai.batch import LineError
+from scorepool.api.http.errors import NotFound
 from scorepool.api.http.file_reply import FileReply
+from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.page.rendering import HEADERS, FragmentRoute, PageRoute, html
 from scorepool.api.page.viewer import OwnOrigin, ViewerDep, ViewerResultsDep
 from scorepool.api.repositories.batches import ALIVE
-from scorepool.api.repositories.files import file_not_found
+from scorepool.api.repositories.files import Files, file_not_found
 from scorepool.wire.batch import Batch
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -19,7 +26,30 @@ fragment_router = APIRouter(route_class=FragmentRoute, include_in_schema=False)
 BATCHES_PER_PAGE = 50
 ENDS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
 
+MAX_FAILED_LINES, MAX_FAILED_BYTES = 20, 1 << 20  # of the file of errors; the rest is there to download
+
 BatchId = Annotated[str, Path(alias="id")]
+
+
+class RefusedReply(Struct, frozen=True):
+    """Read what a single request with the body of the line would have been answered."""
+
+    body: wire.ErrorReply
+
+
+class FailedLine(Struct, frozen=True):
+    """Read a line of a file of errors: it was answered with an error, or it was not run."""
+
+    custom_id: str
+    response: RefusedReply | None = None
+    error: LineError | None = None
+
+    @property
+    def fault(self) -> wire.ErrorBody | LineError | None:
+        return self.response.body.error if self.response else self.error
+
+
+_error_line = Decoder(FailedLine)
 
 
 @router.get("/batches")
@@ -32,17 +62,46 @@ async def batches(
 
 
 @router.get("/batches/{id}")
-async def batch(batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep) -> Response:
+async def batch(
+    batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep, files: FilesDep, held: ViewerResultsDep
+) -> Response:
     """Show a batch. The page asks for `live` while it runs."""
     found = await batches.read(viewer.owner, batch_id)
-    return html("batch.html", viewer=viewer, batch=found, **_ending(found))
+    failed = await _failed_lines(viewer.owner, found, files, held)
+    return html("batch.html", viewer=viewer, batch=found, failed_lines=failed, **_ending(found))
 
 
 @fragment_router.get("/batches/{id}/live")
-async def live(batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep) -> Response:
+async def live(
+    batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep, files: FilesDep, held: ViewerResultsDep
+) -> Response:
     """Show the part of the page that changes."""
     found = await batches.read(viewer.owner, batch_id)
-    return html("batch_live.html", viewer=viewer, batch=found, **_ending(found))
+    failed = await _failed_lines(viewer.owner, found, files, held)
+    return html("batch_live.html", viewer=viewer, batch=found, failed_lines=failed, **_ending(found))
+
+
+async def _failed_lines(owner: str, batch: Batch, files: Files, held: HeldResults) -> list[FailedLine]:
+    """Return the first lines that failed. Raises TooManyResults."""
+    if batch.error_file_id is None:
+        return []
+    try:
+        file = await files.read(owner, batch.error_file_id)
+    except NotFound:  # it has been deleted
+        return []
+    _, pieces = await files.content(file, 0, held)
+    text = b""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            text += piece
+            if text.count(b"\n") >= MAX_FAILED_LINES or len(text) > MAX_FAILED_BYTES:
+                break
+    *lines, _ = text.split(b"\n")
+    shown = []
+    for line in lines[:MAX_FAILED_LINES]:
+        with suppress(DecodeError):  # of another release
+            shown.append(_error_line.decode(line))
+    return shown
 
 
 def _ending(batch: Batch) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Batches on the page: who sees which, and their files. tests/api/page/test_browser.py looks at them while they run."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,6 +8,7 @@ import httpx
 import pytest
 from redis import Redis
 
+from scorepool import store
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer
 from tests.api.fake_worker import FakeWorker
 
@@ -77,3 +79,29 @@ async def test_a_batch_is_shown_to_its_owner_and_to_operators(
         reply = await http.post(f"{path}/cancel?owner=alice", headers=ORIGIN)
         assert reply.headers["Location"] == f"{path}?owner=alice"
         assert ">cancel" in (await http.get(f"{path}/live?owner=alice")).text
+
+
+@pytest.mark.anyio
+async def test_the_lines_that_failed_are_shown(serving: Serving, worker: FakeWorker, redis: Redis):
+    body = {"model": "demo", "prompt": "a", "max_tokens": 10**9}
+    content = b"".join(
+        json.dumps(
+            {"custom_id": f"{HOSTILE}{index}", "method": "POST", "url": "/v1/completions", "body": body}
+        ).encode()
+        + b"\n"
+        for index in range(25)
+    )
+    async with serving(api_keys=KEYS) as http:
+        await http.post("/login", data={"key": ALICE}, headers=ORIGIN)
+        batch = await create(http, content)
+        async with asyncio.timeout(60):
+            while "The first 20 lines that failed" not in (await http.get(f"/batches/{batch['id']}")).text:  # noqa: ASYNC110 - the batch changes
+                await asyncio.sleep(0.05)
+        for path in (f"/batches/{batch['id']}", f"/batches/{batch['id']}/live"):
+            text = (await http.get(path)).text
+            assert text.count("max_tokens: ") == 20
+            assert "<script>alert" not in text
+            assert "&lt;script&gt;alert(1)&lt;/script&gt;&#34;&#39;19" in text
+        found = (await http.get(f"/v1/batches/{batch['id']}", headers=bearer(ALICE))).json()
+        redis.delete(store.Keys.file_parts(found["error_file_id"]))
+        assert (await http.get(f"/batches/{batch['id']}")).status_code == 200

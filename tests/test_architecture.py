@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.auth": {"api.http", "store"},
     "api.dialects": {"wire"},
     "api.repositories": {"api.dialects", "api.http", "store", "wire"},
-    "api.metrics": {"api.repositories", "store", "wire"},
+    "api.metrics": {"api.http", "api.repositories", "store", "wire"},
     "api.admission": {"api.http", "api.repositories", "store", "wire"},
     "api.trace_context": {"store", "wire"},
     "api.submission": {
@@ -94,7 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "store", "wire",
     },
     "api.page": {
-        "api.auth", "api.dependencies", "api.event_cursor", "api.http", "api.job_events", "api.metrics",
+        "api.auth", "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.job_events", "api.metrics",
         "api.repositories", "api.streaming", "api.submission", "store", "wire",
     },
     "api.routes": {

@@ -32,10 +32,10 @@ check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The pages that follow from the code. Tests compare them.
+# The pages that follow from the code, which tests compare, and the site: open build/site/index.html.
 docs: .venv/dev
-	$(BIN)/python docs/commands.py
-	$(BIN)/python docs/sdk.py
+	for name in commands sdk reference examples; do $(BIN)/python docs/generators/$$name.py || exit; done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Takes 15 minutes on two idle cores. The published figures take longer: add --model 0.6b to the other commands too.
 bench: .venv/dev

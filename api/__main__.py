@@ -1,10 +1,9 @@
 """Run `python -m scorepool.api` with settings from the environment."""
 
 import argparse
-import sys
 
 from scorepool.api.serve import serve
-from scorepool.store import Settings, SettingsError
+from scorepool.store import Settings, SettingsError, logs
 
 
 def main() -> None:
@@ -14,7 +13,7 @@ def main() -> None:
     try:
         serve(Settings.load())
     except SettingsError as error:
-        sys.exit(f"scorepool: {error}")
+        logs.end_process(str(error), "api")
 
 
 if __name__ == "__main__":

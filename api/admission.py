@@ -9,7 +9,7 @@ from scorepool.api.http import tasks
 from scorepool.api.http.errors import BadRequest, Forbidden, TooLarge
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
-from scorepool.api.repositories.quota import MAX_CONTEXT, reported_tokens
+from scorepool.api.repositories.quota import MAX_CONTEXT, report_size
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 
 CHARACTERS_PER_TOKEN = 4  # about, of text; its worker counts its tokens
@@ -82,8 +82,8 @@ class Admission:
 
 def _check_result(request: wire.Request, context_length: int, where: str) -> None:
     """Check how much a job may report, about: a worker holds all of it until the job ends."""
-    _, num_tokens = reported_tokens(request, context_length, CHARACTERS_PER_TOKEN)
-    if excess := wire.report_excess(request, num_tokens):
+    report = report_size(request, context_length, CHARACTERS_PER_TOKEN)
+    if excess := wire.report_excess(request, report.num_tokens, report.num_targets):
         field, sentence = excess
         raise TooLarge(f"{where}{field}: {sentence}", f"{where}{field}")
 
@@ -132,6 +132,13 @@ def _id_lists(request: wire.Request) -> Iterator[tuple[str, list[int]]]:
             yield f"items[{index}].prompt", item.prompt
         if isinstance(item.completion, list):
             yield f"items[{index}].completion", item.completion
+        for entry, ids in enumerate(item.target_lists or ()):
+            if ids:
+                yield f"items[{index}].targets[{entry}]", ids
+        if item.targets and not item.target_lists:
+            yield f"items[{index}].targets", [each for each in item.targets if isinstance(each, int)]
+    if not isinstance(request, wire.Tokenize) and request.targets:
+        yield "targets", request.targets
 
 
 def _lengths(request: wire.Request) -> Iterator[tuple[str, int]]:

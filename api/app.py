@@ -15,10 +15,14 @@ from scorepool.api.http import errors, openapi
 from scorepool.api.http.loopback import LoopbackOnly
 from scorepool.api.http.middleware import HeadAsGet, LingeringClose, RequestId, ShutdownMiddleware
 from scorepool.api.metrics.prometheus import MetricsMiddleware
+from scorepool.api.page import batches as batches_page
+from scorepool.api.page import compare, docs, login, overview, playground
+from scorepool.api.page import jobs as jobs_page
+from scorepool.api.page import models as models_page
+from scorepool.api.page.rendering import STATIC, PageFiles
 from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.api.routes import (
     batches,
-    docs,
     events,
     files,
     jobs,
@@ -31,6 +35,7 @@ from scorepool.api.routes import (
 )
 from scorepool.api.routes.dialects import router_of
 from scorepool.api.state import State
+from scorepool.api.trace_context import TraceContext
 from scorepool.store import Settings
 
 WEBHOOKS = (webhook_endpoints, webhook_secrets, webhook_deliveries)
@@ -56,6 +61,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.waiting.start()
+        state.history.start()
         driver.start()
         try:
             yield
@@ -72,8 +78,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.scorepool = state
-    for route in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations, docs):
+    app.state.overview_feed = overview.OverviewFeed(state.snapshots, state.models)
+    for route in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations):
         app.include_router(route.router)
+    for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
+        app.include_router(page.router)
+    app.include_router(playground.script_router)
+    app.include_router(batches_page.fragment_router)
+    app.mount("/static", PageFiles(directory=STATIC), "static")
     for dialect in DIALECTS:
         app.include_router(router_of(dialect))
     errors.install(app, WrongRedisType)
@@ -83,6 +95,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(ShutdownMiddleware)
     app.add_middleware(LingeringClose)
     app.add_middleware(MetricsMiddleware, metrics=state.metrics)
+    if state.tracer is not None:
+        app.add_middleware(TraceContext)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestId)  # the outermost
     return app

@@ -54,6 +54,15 @@ class Keyring:
         """True if the keys belong to more than one owner, who then share each queue."""
         return len({name for name, _ in self._entries}) > 1
 
+    @property
+    def owners(self) -> list[str]:
+        """The names of all keys."""
+        return sorted({name for name, _ in self._entries})
+
+    def holds(self, owner: str, digest: bytes) -> bool:
+        """True if a key of this owner has this digest."""
+        return any(name == owner and hmac.compare_digest(digest, known) for name, known in self._entries)
+
     def weight(self, owner: str) -> int:
         """Return how many jobs of this owner run for each job of an owner of weight 1, while both have waiting jobs."""
         return self._weights.get(owner, 1)
@@ -64,7 +73,7 @@ class Keyring:
             return LOCAL_OWNER
         if not key:
             raise Unauthorized("an API key is needed: send `Authorization: Bearer <key>`")
-        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        digest = digest_of(key)
         found = None
         for name, known in self._entries:
             if hmac.compare_digest(digest, known):
@@ -72,6 +81,11 @@ class Keyring:
         if found is None:
             raise Unauthorized("this API key is not known here")
         return found
+
+
+def digest_of(key: str) -> bytes:
+    """Return what is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _read(path: str, place: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Connect an API process to Redis, or to the master that Sentinel names if the URL names sentinels."""
 
+import logging
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -12,6 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool.store import SentinelUrl, SettingsError
+
+logger = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 4.0  # for a command, and for a free connection
 REDIS_CONNECT_TIMEOUT_S = 2.0
@@ -55,6 +58,7 @@ async def check_login(url: str) -> None:
         # redis-py wraps the AuthenticationError of a unix socket in a ConnectionError
         if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
             raise SettingsError("SCOREPOOL_REDIS_URL: Redis refuses the user or the password of the URL") from None
+        logger.warning("no Redis answers at SCOREPOOL_REDIS_URL; until one does, requests get 503: %s", error)
     except Exception as error:  # redis-py raises anything at replies that are none of Redis's
         raise SettingsError(f"SCOREPOOL_REDIS_URL: what answers at the URL is no Redis: {error!r}") from None
     finally:

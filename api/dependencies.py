@@ -19,14 +19,17 @@ from scorepool.api.auth import Keyring
 from scorepool.api.http import formats
 from scorepool.api.http.errors import BadRequest, NotAcceptable, Unauthorized
 from scorepool.api.http.large_replies import HeldResults, held_results
+from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories.batches import Batches
+from scorepool.api.repositories.decode import MAX_TIME_S
 from scorepool.api.repositories.files import Files
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.pages import CURSOR
 from scorepool.api.repositories.queue import Queue
+from scorepool.api.repositories.sessions import Sessions
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
@@ -68,6 +71,10 @@ async def snapshots(request: Request) -> QueueSnapshots:
     return _state(request).snapshots
 
 
+async def history(request: Request) -> History:
+    return _state(request).history
+
+
 async def models(request: Request) -> Models:
     return _state(request).models
 
@@ -98,6 +105,10 @@ async def files(request: Request) -> Files:
 
 async def batches(request: Request) -> Batches:
     return _state(request).batches
+
+
+async def sessions(request: Request) -> Sessions:
+    return _state(request).sessions
 
 
 async def submission(request: Request) -> Submission:
@@ -171,6 +182,7 @@ RedisDep = Annotated[Redis, Depends(redis)]
 WaitingDep = Annotated[Waiting, Depends(waiting)]
 MetricsDep = Annotated[Metrics, Depends(metrics)]
 SnapshotsDep = Annotated[QueueSnapshots, Depends(snapshots)]
+HistoryDep = Annotated[History, Depends(history)]
 ModelsDep = Annotated[Models, Depends(models)]
 JobsDep = Annotated[Jobs, Depends(jobs)]
 QueueDep = Annotated[Queue, Depends(queue)]
@@ -179,6 +191,7 @@ WebhookSecretsDep = Annotated[WebhookSecrets, Depends(webhook_secrets)]
 WebhookDeliveriesDep = Annotated[WebhookDeliveries, Depends(deliveries)]
 FilesDep = Annotated[Files, Depends(files)]
 BatchesDep = Annotated[Batches, Depends(batches)]
+SessionsDep = Annotated[Sessions, Depends(sessions)]
 SubmissionDep = Annotated[Submission, Depends(submission)]
 StreamingDep = Annotated[Streaming, Depends(streaming)]
 
@@ -201,4 +214,5 @@ WaitS = Annotated[
 Cursor = Annotated[
     str | None, Query(description="`next_cursor` of the previous page.", json_schema_extra={"pattern": CURSOR})
 ]
+UnixTime = Annotated[float | None, Query(ge=0, le=MAX_TIME_S, description="Unix time, in seconds.")]
 Limit = Annotated[int, Query(ge=1, le=200)]

@@ -4,20 +4,23 @@ import asyncio
 import logging
 import socket
 import time
+from http import HTTPStatus
 
 import uvicorn
 
 from scorepool.api.app import create_app
 from scorepool.api.connection import check_login
 from scorepool.api.http.loopback import is_loopback
+from scorepool.api.http.openapi import VERSION
 from scorepool.api.http.protocol import Protocol
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.state import State
 from scorepool.api.unix_socket import UnixSocket
-from scorepool.store import Settings, SettingsError
+from scorepool.store import Settings, SettingsError, logs
 
 logger = logging.getLogger(__name__)
 
+HEALTH_CHECKS = ("/healthz", "/readyz", "/health", "/metrics")
 ACCEPT_ERROR_INTERVAL_S = 10.0
 SHUTDOWN_GRACE_S = (
     8  # for bodies and replies under way, of 10 s in all; clients that wait for a job are answered at once
@@ -42,14 +45,18 @@ class Server(uvicorn.Server):
 def tidy_access_log(record: logging.LogRecord) -> bool:
     """Cut the query string off a line of uvicorn's access log, because a client may have put its key there.
 
-    False if the line is about a health check, of which there is one every few seconds.
+    A read that succeeds has level DEBUG, because clients poll jobs. So has every check of the health, which machines
+    poll. Return False if such lines are not logged.
     """
     if not (isinstance(record.args, tuple) and len(record.args) == 5):
         return True
-    client, method, target, *rest = record.args
+    client, method, target, version, status = record.args
     path = str(target).partition("?")[0]
-    record.args = (client, method, path, *rest)
-    return path not in ("/healthz", "/readyz", "/health", "/metrics")
+    record.args = (client, method, path, version, status)
+    is_read = method in ("GET", "HEAD") and isinstance(status, int) and status < HTTPStatus.BAD_REQUEST
+    if is_read or path in HEALTH_CHECKS:
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    return logging.getLogger(record.name).isEnabledFor(record.levelno)
 
 
 class AcceptErrorFilter(logging.Filter):
@@ -77,6 +84,21 @@ class AcceptErrorFilter(logging.Filter):
         return True
 
 
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listen on every address of the host. Raises SettingsError."""
+    listeners: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            listeners.append(socket.create_server(address[:2], family=family))
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        reason = error.strerror or error
+        raise SettingsError(f"cannot listen on SCOREPOOL_HOST={host!r}, SCOREPOOL_PORT={port}: {reason}") from None
+    return listeners
+
+
 def serve(settings: Settings) -> None:
     """Serve until the server is asked to stop. Raises SettingsError before it listens."""
     app = create_app(settings)
@@ -87,10 +109,9 @@ def serve(settings: Settings) -> None:
             "Set SCOREPOOL_API_KEYS or SCOREPOOL_API_KEYS_FILE (`scorepool key NAME` makes one), "
             "or listen on 127.0.0.1"
         )
+    logs.configure("api", settings.log_format, settings.log_level)
     asyncio.run(check_login(settings.redis_url))
-    # The level is set on our own logger only: at DEBUG the root logger would print every library's lines.
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("scorepool.api").setLevel(settings.log_level)
+    logger.info("scorepool %s starts", VERSION)
     logging.getLogger("uvicorn.access").addFilter(tidy_access_log)
     logging.getLogger("asyncio").addFilter(AcceptErrorFilter())
     config = uvicorn.Config(
@@ -99,12 +120,17 @@ def serve(settings: Settings) -> None:
         port=settings.port,
         http=Protocol,
         ws="none",
+        log_config=None,  # its lines go where ours go
         log_level=settings.log_level.lower(),
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )
     if not settings.uds:
-        Server(config, state.waiting, None).run()
+        listeners = listen(settings.host, settings.port)
+        for listener in listeners:
+            host, port, *_ = listener.getsockname()
+            logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        Server(config, state.waiting, None).run(sockets=listeners)
         return
     unix_socket = UnixSocket.listen(settings.uds)
     try:

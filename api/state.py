@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from scorepool.api.admission import Admission
 from scorepool.api.auth import Keyring
 from scorepool.api.connection import REDIS_TIMEOUT_S, connect
+from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories.batches import Batches
@@ -20,6 +21,7 @@ from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.quota import Quota
+from scorepool.api.repositories.sessions import Sessions
 from scorepool.api.repositories.waiting import BLOCK_S, Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
@@ -27,6 +29,7 @@ from scorepool.api.repositories.webhook_secrets import WebhookSecrets
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
 from scorepool.store import Settings
+from scorepool.store.traces import Tracer, open_tracer
 
 MAX_CONNECTIONS = 64
 LAST_READS_S = 0.05  # for clients that were answered as the server stops: each reads its job once more
@@ -43,6 +46,7 @@ class State:
     waiting: Waiting
     metrics: Metrics
     snapshots: QueueSnapshots
+    history: History
     # repositories
     models: Models
     jobs: Jobs
@@ -52,10 +56,12 @@ class State:
     deliveries: WebhookDeliveries
     files: Files
     batches: Batches
+    sessions: Sessions
     # what routes do with them
     admission: Admission
     submission: Submission
     streaming: Streaming
+    tracer: Tracer | None
 
     @classmethod
     def create(cls, settings: Settings) -> Self:
@@ -70,7 +76,9 @@ class State:
         quota = Quota.load(settings, keyring.has_several_owners)
         endpoints = WebhookEndpoints(redis, settings, quota.max_bytes)
         admission = Admission(settings, redis, models, endpoints)
-        submission = Submission(settings, admission, models, queue, jobs, waiting, metrics)
+        snapshots = QueueSnapshots(redis, models)
+        tracer = open_tracer(settings, "api")
+        submission = Submission(settings, admission, models, queue, jobs, waiting, metrics, tracer)
         return cls(
             settings=settings,
             keyring=keyring,
@@ -78,7 +86,8 @@ class State:
             stream_redis=stream_redis,
             waiting=waiting,
             metrics=metrics,
-            snapshots=QueueSnapshots(redis, models),
+            snapshots=snapshots,
+            history=History(redis, snapshots, models),
             models=models,
             jobs=jobs,
             queue=queue,
@@ -87,9 +96,11 @@ class State:
             deliveries=WebhookDeliveries(redis, settings),
             files=Files(redis, settings, quota),
             batches=Batches(redis, quota, settings.max_batches_per_key),
+            sessions=Sessions(redis),
             admission=admission,
             submission=submission,
             streaming=Streaming(submission, waiting, metrics),
+            tracer=tracer,
         )
 
     async def close(self) -> None:
@@ -98,7 +109,10 @@ class State:
         await self.waiting.close()
         if num_waiting:
             await asyncio.sleep(LAST_READS_S)
+        await self.history.close()
         await self.snapshots.close()
         await self.models.close()
         await self.stream_redis.aclose()
         await self.redis.aclose()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)

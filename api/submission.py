@@ -30,6 +30,8 @@ from scorepool.api.repositories.jobs import ENDED, Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.queue import Queue, Submitted, fingerprint
 from scorepool.api.repositories.waiting import Waiting
+from scorepool.api.trace_context import traced_submission
+from scorepool.store.traces import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class Submission:
         jobs: Jobs,
         waiting: Waiting,
         metrics: Metrics,
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._admission = admission
@@ -57,6 +60,7 @@ class Submission:
         self._jobs = jobs
         self._waiting = waiting
         self._metrics = metrics
+        self._tracer = tracer
 
     @property
     def time_limit_s(self) -> int:
@@ -113,7 +117,10 @@ class Submission:
         except ApiError:
             if idempotency_key is None or not await self._queue.was_submitted(requests, job_ids):
                 raise
-        return await self.enqueue(owner, requests, job_ids, fingerprint(requests), is_synchronous=is_synchronous)
+        submitted = await self.enqueue(owner, requests, job_ids, fingerprint(requests), is_synchronous=is_synchronous)
+        if len(submitted) == 1:
+            store.logs.set_about(job=submitted[0].id, model=requests[0].model)
+        return submitted
 
     async def enqueue(
         self,
@@ -132,16 +139,18 @@ class Submission:
         """
         named = self._models.resolve_aliases(requests)
         ttl_s = ANSWER_TTL_S if is_synchronous else None
-        submitted = await self._queue.submit(
-            owner,
-            named,
-            job_ids,
-            submission_fingerprint,
-            ttl_s,
-            batch_id,
-            context_lengths=self._models.context_lengths(),
-            is_synchronous=is_synchronous,
-        )
+        with traced_submission(self._tracer, named, job_ids) as traceparent:
+            submitted = await self._queue.submit(
+                owner,
+                named,
+                job_ids,
+                submission_fingerprint,
+                ttl_s,
+                batch_id,
+                context_lengths=self._models.context_lengths(),
+                is_synchronous=is_synchronous,
+                traceparent=traceparent,
+            )
         for job, request in zip(submitted, requests, strict=True):
             if job.is_replay:
                 self._metrics.replayed.inc()

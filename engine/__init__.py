@@ -4,6 +4,7 @@ Importing this package does not load mlx: an `Engine` loads it on its own thread
 knows nothing of jobs, queues or HTTP.
 """
 
+from scorepool.engine.control import SetBudget
 from scorepool.engine.engine import Engine
 from scorepool.engine.errors import (
     ContextLengthExceeded,
@@ -13,9 +14,11 @@ from scorepool.engine.errors import (
     InvalidRequest,
     LoadError,
     NonFiniteLogits,
+    ReloadError,
 )
 from scorepool.engine.model_info import ModelInfo, Verification
-from scorepool.engine.sequence import Sampling, Sequence, Share, TokenColumns
+from scorepool.engine.scheduling.stats import EngineStats
+from scorepool.engine.sequence import Sampling, Sequence, Share, Targets, TokenColumns
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
@@ -28,13 +31,17 @@ __all__ = [
     "EngineDeadError",
     "EngineError",
     "EngineSettings",
+    "EngineStats",
     "InvalidRequest",
     "LoadError",
     "ModelInfo",
     "NonFiniteLogits",
+    "ReloadError",
     "Sampling",
     "Sequence",
+    "SetBudget",
     "Share",
+    "Targets",
     "TokenColumns",
     "Tokenizer",
     "Verification",

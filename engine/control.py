@@ -31,6 +31,26 @@ class ClearPrefixCache:
         return 0 if core.prefix_cache is None else core.prefix_cache.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class DropWeights:
+    """Drop the weights and all caches while the engine has no group; the next group loads them again."""
+
+    def apply(self, core: EngineCore) -> None:
+        """Drop the weights. With a group, do nothing."""
+        core.drop_weights()
+
+
+@dataclass(frozen=True, slots=True)
+class SetBudget:
+    """Let steps use a share of the tokens and rows that the settings allow. What runs already goes on."""
+
+    share: float  # above 0, at most 1
+
+    def apply(self, core: EngineCore) -> None:
+        """Change the limits of the next steps."""
+        core.set_budget(self.share)
+
+
 @dataclass(eq=False, slots=True)
 class ControlCall(Generic[T]):
     """A control message that waits for its turn."""

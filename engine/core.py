@@ -10,12 +10,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scorepool.engine.errors import EngineError
+from scorepool.engine.errors import EngineError, LoadError, ReloadError, as_load_error
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefix_cache import PrefixCache
 from scorepool.engine.scheduling.scheduler import Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
+from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
@@ -41,6 +42,9 @@ class Runner(Protocol):
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences. One without a cache is ignored."""
 
+    def close(self) -> None:
+        """Drop the weights and all caches, for good. What describes the model stays."""
+
 
 @dataclass(eq=False, slots=True)
 class Group:
@@ -59,14 +63,18 @@ class Group:
 class EngineCore:
     """The loop body of the engine: schedule, run and commit steps. Must be used on the MLX thread."""
 
-    def __init__(self, runner: Runner, settings: EngineSettings) -> None:
-        """Start without sequences."""
-        self.runner = runner
+    def __init__(self, open_runner: Callable[[EngineSettings], Runner], settings: EngineSettings) -> None:
+        """Load the model, and start without sequences. Raises LoadError."""
+        self._open_runner = open_runner
+        self.runner = runner = self._open(settings)
+        self.is_loaded = True
         self.prefix_cache = PrefixCache(settings.prefix_cache_bytes) if runner.can_share else None
         kv_budget = KVBudget(settings.max_running_rows, runner.model_info.max_cached_tokens)
         self.scheduler = Scheduler(settings.max_batch_tokens, kv_budget, self.prefix_cache)
         self._groups: dict[Sequence, Group] = {}
         self._launched: Any = None  # the step that was launched and not read yet
+        self._settings = settings
+        self.stats = EngineStats()
 
     @property
     def has_work(self) -> bool:
@@ -110,6 +118,40 @@ class EngineCore:
         if output.is_empty and previous is None:
             self._wait_for_paused()
 
+    def set_budget(self, share: float) -> None:
+        """Schedule with a share of the settings' tokens and rows, at least one of each."""
+        rows = max(1, int(self._settings.max_running_rows * share))
+        self.scheduler.max_batch_tokens = max(1, int(self._settings.max_batch_tokens * share))
+        self.scheduler.kv_budget = KVBudget(rows, self.scheduler.kv_budget.max_cached_tokens)
+
+    def drop_weights(self) -> None:
+        """Drop the weights and all caches, unless there is a group."""
+        if not self.is_loaded or self._groups or self.has_work:
+            return
+        if self.prefix_cache is not None:
+            self.prefix_cache.clear()
+        self.runner.close()
+        self.is_loaded = False
+
+    def load_weights(self) -> None:
+        """Load weights that were dropped. Raises ReloadError."""
+        closed = self.runner
+        try:
+            runner = self._open(self._settings)
+        except LoadError as error:
+            raise ReloadError(f"the weights cannot be loaded again: {error.message}") from error
+        if changes := closed.model_info.changes_to(runner.model_info):
+            raise ReloadError(
+                f"the model {self._settings.model!r} changed while its weights were dropped: {', '.join(changes)}"
+            )
+        runner.tokenizer, runner.chat = closed.tokenizer, closed.chat  # those that the callers use
+        self.runner = runner
+        self.is_loaded = True
+
+    def _open(self, settings: EngineSettings) -> Runner:
+        with as_load_error(f"the model {settings.model!r} cannot be loaded"):
+            return self._open_runner(settings)
+
     def drain(self) -> None:
         """Commit the launched step, so that none is in flight."""
         previous, self._launched = self._launched, None
@@ -118,6 +160,7 @@ class EngineCore:
     def _launch(self, output: SchedulerOutput) -> Any:
         if output.is_empty:
             return None
+        self.stats = self.stats.after(output, self.scheduler.max_batch_tokens, self.scheduler.kv_budget.max_running)
         launched, paused = self.runner.launch(output)
         self.scheduler.pause(paused)
         self.runner.release([sequence for sequence in output.leaving if sequence not in paused])

@@ -12,15 +12,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from threading import Condition
 from typing import Any, TypeVar
 
 from scorepool.engine import mlx_thread
-from scorepool.engine.control import ClearPrefixCache, ControlCall, ControlMessage
+from scorepool.engine.control import ClearPrefixCache, ControlCall, ControlMessage, DropWeights
 from scorepool.engine.core import EngineCore, Group, Runner
-from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError, as_load_error
+from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError, ReloadError
 from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
@@ -52,6 +54,8 @@ class Engine:
         """Load the model and test it; raise LoadError if it cannot be served."""
         self.step_started_at: float | None = None  # time.monotonic() of the step that runs now; None while idle
         self.load = (0, 0)  # see EngineCore.load; as of the last step
+        self.stats = EngineStats()  # as of the last step
+        self.is_loaded = True  # False: the weights were dropped
         self._settings = settings
         self._changed = Condition()  # guards the four below
         self._arrivals: deque[Group] = deque()
@@ -111,6 +115,13 @@ class Engine:
         """Drop the KV caches of all shared prompts. The future gives the number of bytes freed."""
         return self.control(ClearPrefixCache())
 
+    def drop_weights(self) -> Future[None]:
+        """Free the memory of weights and caches, unless there is a group; the next group loads them again.
+
+        If that fails, or the weights are others now, the engine ends with ReloadError.
+        """
+        return self.control(DropWeights())
+
     def close(self) -> None:
         """End after the running step; groups that are not done get EngineClosed. Do not call it on the MLX thread."""
         atexit.unregister(self.close)
@@ -126,17 +137,17 @@ class Engine:
     def _main(self, open_runner: Callable[[EngineSettings], Runner], ready: Future[None]) -> None:
         """Load the model, serve it, and end the groups and messages that still wait. Runs on the MLX thread."""
         try:
-            with as_load_error(f"the model {self._settings.model!r} cannot be loaded"):
-                runner = open_runner(self._settings)
+            core = EngineCore(open_runner, self._settings)
         except EngineError as error:
             log.debug("the model cannot be loaded", exc_info=True)
             ready.set_exception(error)
             return
-        core = EngineCore(runner, self._settings)
-        self.model_info, self.tokenizer, self.chat = runner.model_info, runner.tokenizer, runner.chat
+        self.model_info, self.tokenizer, self.chat = core.runner.model_info, core.runner.tokenizer, core.runner.chat
         ready.set_result(None)
         try:
             self._serve(core)
+        except ReloadError as error:
+            self._end(core, error)
         except BaseException as error:
             log.exception("the engine failed in a step with %d groups", len(core.groups))
             self._end(core, EngineDeadError(f"the engine failed: {type(error).__name__}: {error}"))
@@ -149,8 +160,11 @@ class Engine:
             self.step_started_at = time.monotonic()
             self._take_arrivals(core)
             self._run_control_calls(core)
+            if core.has_work and not core.is_loaded:
+                self._load_weights(core)
             core.step()
-            self.load = core.load
+            core.stats = replace(core.stats, busy_s=core.stats.busy_s + time.monotonic() - self.step_started_at)
+            self.load, self.stats = core.load, core.stats
             self.step_started_at = None
 
     def _wait_for_work(self, core: EngineCore) -> bool:
@@ -181,6 +195,19 @@ class Engine:
             self._control_calls.popleft().run(core)
             self.model_info = core.runner.model_info
             self.step_started_at = time.monotonic()
+
+        if self.is_loaded and not core.is_loaded:
+            log.info("idle: dropped the weights, %.0f MiB", self.model_info.weights_bytes / 2**20)
+        self.is_loaded = core.is_loaded
+
+    def _load_weights(self, core: EngineCore) -> None:
+        """Load weights that were dropped. Raises ReloadError."""
+        self.step_started_at = None  # the watchdog times steps, and this may take longer
+        started_at = time.monotonic()
+        core.load_weights()
+        self.is_loaded, self.model_info = True, core.runner.model_info
+        self.step_started_at = time.monotonic()
+        log.info("loaded the weights again in %.1f s", self.step_started_at - started_at)
 
     def _end(self, core: EngineCore, reason: EngineError) -> None:
         """Refuse new work, and end every group and message that waits."""

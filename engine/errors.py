@@ -7,6 +7,7 @@ EngineError
 ├── NonFiniteLogits         the model computed NaN or infinite logits for a sequence; ends its group
 ├── EngineClosed            the engine was closed; ends every group and control message, later calls raise it
 └── EngineDeadError         the engine itself failed; as EngineClosed, and the process must end
+    └── ReloadError         weights that were dropped cannot be loaded again, or are others now
 """
 
 import traceback
@@ -46,6 +47,10 @@ class EngineClosed(EngineError):
 
 
 class EngineDeadError(EngineError):
+    pass
+
+
+class ReloadError(EngineDeadError):
     pass
 
 

@@ -33,3 +33,26 @@ class ModelInfo:
     weights_bytes: int = 0
     surveyed: bool = False  # the survey compared every setting of the model's type with transformers: see surveyed.py
     verification: Verification = field(default_factory=Verification)
+
+    def changes_to(self, other: "ModelInfo") -> list[str]:
+        """Name what is different of the other, as far as it decides about the numbers."""
+        names = ("fingerprint", "dtype", "quantization", "adapter", "mode", "backend")
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return [f"{name} was {before} and is {now}" for name, before, now in pairs if before != now]
+
+    def summary(self) -> str:
+        """Describe the model in one line, for logs."""
+        verified = self.verification.reason
+        return ", ".join(
+            (
+                f"{self.dtype}{f' ({self.quantization})' if self.quantization else ''}",
+                f"mode {self.mode}",
+                self.backend,
+                f"context of {self.context_length} tokens",
+                f"weights of {self.weights_bytes / 2**20:,.0f} MiB",
+                f"room for {self.max_cached_tokens:,} cached tokens",
+                f"self-test {self.self_test}",
+                "verified" if verified is None else f"unverified: {verified}",
+                f"fingerprint {self.fingerprint[:12]}",
+            )
+        )

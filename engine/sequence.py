@@ -67,6 +67,22 @@ class Constraint(Protocol):
         """Return one bit per token id, lowest id first, set if the token may follow `generated`. Waits for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Token ids whose logprobs are reported at every reported token, whatever token stands there."""
+
+    lists: list[Ids[int]]  # one for all tokens, or one for each reported token, possibly empty
+    is_shared: bool
+
+    def at(self, entry: int) -> Ids[int]:
+        """Return the ids for reported token number `entry`."""
+        return self.lists[0 if self.is_shared else entry]
+
+    def count(self, num_tokens: int) -> int:
+        """Return how many logprobs are reported of `num_tokens` tokens."""
+        return len(self.lists[0]) * num_tokens if self.is_shared else sum(map(len, self.lists))
+
+
 @dataclass(slots=True)
 class TokenColumns:
     """Values reported per token: one list per value, one entry per token, in the order of the tokens.
@@ -81,6 +97,7 @@ class TokenColumns:
     logprobs: list[float | None] = field(default_factory=list)  # natural log; None for position 0, which has none
     top_ids: list[Ids[int]] = field(default_factory=list)  # sorted by logprob, ties by token id
     top_logprobs: list[Ids[float]] = field(default_factory=list)
+    target_logprobs: list[Ids[float]] = field(default_factory=list)  # in the order of the sequence's targets
     ranks: list[int | None] = field(default_factory=list)
     entropies: list[float | None] = field(default_factory=list)  # nats
     sampled_logprobs: list[float] = field(default_factory=list)  # generated tokens only; 0 for greedy ones
@@ -125,6 +142,7 @@ class Sequence:
     token_ids: list[int]
     score_from: int | None = None  # None: no given token is reported
     top_logprobs: int = 0
+    targets: Targets | None = None
     rank: bool = False
     entropy: bool = False
     temperature: float = 1.0  # for the logprobs of given tokens; those of generated tokens are always at temperature 1
@@ -168,6 +186,11 @@ class Sequence:
         return self.num_input_tokens - 1 if is_score_only else self.num_input_tokens
 
     @property
+    def first_reported(self) -> int:
+        """The position of the first entry of `columns`."""
+        return self.num_input_tokens if self.score_from is None else self.score_from
+
+    @property
     def max_length(self) -> int:
         """The most tokens that the sequence can have: given ones and `max_tokens`."""
         return self.num_input_tokens + (self.sampling.max_tokens if self.sampling else 0)
@@ -202,6 +225,7 @@ class Sequence:
                 logprobs=[None],
                 top_ids=[[]] * bool(self.top_logprobs),
                 top_logprobs=[[]] * bool(self.top_logprobs),
+                target_logprobs=[[]] * (self.targets is not None),
                 ranks=[None] * self.rank,
                 entropies=[None] * self.entropy,
             )

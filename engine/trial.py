@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from scorepool.engine.errors import LoadError
+from scorepool.engine.local_folder import find_local_folder
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.versions import installed_version
 
@@ -31,7 +32,10 @@ _FILES = ("config.json", "model*.safetensors")
 
 
 class Trial:
-    """A context in which a model is loaded. Entering starts the trial if one is needed; leaving it marks the load."""
+    """A context in which a model is loaded. Entering starts the trial if one is needed; leaving it marks the load.
+
+    Entering raises LoadError if there is no such folder.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -41,6 +45,7 @@ class Trial:
         self._state = _describe_state(settings)
 
     def __enter__(self) -> Self:
+        find_local_folder(self._settings.model)  # a wrong path needs no trial
         if self._settings.tries_load and not self._take_mark():
             log.info("trying to load %s in a process of its own", self._settings.model)
             self._child = subprocess.Popen(

@@ -4,7 +4,7 @@ from math import inf, isfinite
 
 from scorepool.engine.errors import ContextLengthExceeded, InvalidRequest
 from scorepool.engine.model_info import ModelInfo
-from scorepool.engine.sequence import Sampling, Sequence
+from scorepool.engine.sequence import Sampling, Sequence, Targets
 
 
 def check(sequences: list[Sequence], model_info: ModelInfo) -> None:
@@ -44,8 +44,25 @@ def _check_report(sequence: Sequence, where: str, model_info: ModelInfo) -> None
         raise InvalidRequest(f"{where} has score_from {sequence.score_from}; expected 0 to {sequence.num_input_tokens}")
     if not 0 <= sequence.top_logprobs <= model_info.vocab_size:
         raise InvalidRequest(f"{where} has top_logprobs {sequence.top_logprobs}; expected 0 to {model_info.vocab_size}")
+    if sequence.targets is not None:
+        _check_targets(sequence, sequence.targets, where, model_info)
     if not 0 < sequence.temperature < inf:
         raise InvalidRequest(f"{where} has temperature {sequence.temperature}; expected a finite value above 0")
+
+
+def _check_targets(sequence: Sequence, targets: Targets, where: str, model_info: ModelInfo) -> None:
+    num_reported = sequence.num_input_tokens - sequence.first_reported
+    if not targets.is_shared and (sequence.sampling is not None or len(targets.lists) != num_reported):
+        raise InvalidRequest(
+            f"{where} has {len(targets.lists)} lists of targets; expected one for each of its {num_reported} reported "
+            "tokens, and none generated"
+        )
+    for entry, ids in enumerate(targets.lists):
+        if any(not 0 <= token_id < model_info.vocab_size for token_id in ids):
+            bad = next(token_id for token_id in ids if not 0 <= token_id < model_info.vocab_size)
+            raise InvalidRequest(
+                f"{where} has target {bad} in list {entry}; expected ids from 0 to {model_info.vocab_size - 1}"
+            )
 
 
 def _check_sampling(sampling: Sampling, where: str, model_info: ModelInfo) -> None:

@@ -26,6 +26,7 @@ class ScoreOptions(JobOptions, total=False):
 
     score: Literal["completion", "all"]
     top_logprobs: int
+    targets: list[int] | None
     temperature: float
     rank: bool
     entropy: bool
@@ -48,6 +49,7 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     prompt_logprobs: bool
     logprobs: bool
     top_logprobs: int
+    targets: list[int] | None
     rank: bool
     recompute: bool
     stream: bool

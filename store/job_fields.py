@@ -35,6 +35,7 @@ class JobField:
     WEBHOOK = "webhook"  # URL
     BATCH = "batch"  # the id of the batch whose line it is; of a delivery: of the batch that ended
     SYNCHRONOUS = "synchronous"  # "1": its client waits for the answer, so endpoints get no event
+    TRACEPARENT = "traceparent"  # of the submission's span, and in deliveries too; see traces.py
     CANCEL_REQUESTED = "cancel_requested"  # "1": its owner canceled it while it ran
     CRASHES = "crashes"  # deaths of workers that ran this job alone
     MAX_CONCURRENCY = "company"  # jobs in flight beside which it may run, itself included: it may kill its worker

@@ -27,6 +27,7 @@ def new_job(
     batch: str | None = None,
     *,
     is_synchronous: bool = False,
+    traceparent: str = "",
 ) -> list[str | bytes]:
     """Return the hash of the job that runs a request: name, value, name, value, ...
 
@@ -48,6 +49,8 @@ def new_job(
         flat += (field.BATCH, batch)
     if is_synchronous:
         flat += (field.SYNCHRONOUS, "1")
+    if traceparent:
+        flat += (field.TRACEPARENT, traceparent)
     return flat
 
 

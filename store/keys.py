@@ -64,6 +64,13 @@ class Keys:
     unserved = f"{PREFIX}:unserved"  # zset: queues that nobody serves, by their next check, see lua/unserved.lua
     recent_models = f"{PREFIX}:recent_models"  # zset: models by the time (unix, s) at which they were last served
 
+    history = f"{PREFIX}:history"  # list: the points of the last hour, see api/metrics/history.py; expires
+
+    @staticmethod
+    def history_slot(at: int) -> str:
+        """string: the point of this time (unix, s) was written; expires."""
+        return f"{PREFIX}:history:{at}"
+
     @staticmethod
     def ledger_of(owner: str) -> str:
         """zset: ids of what an owner has in Redis, by the time (unix, s) of the next check, see lua/ledger.lua."""
@@ -173,6 +180,11 @@ class Keys:
     def files_of(owner: str) -> str:
         """zset: ids of an owner's files by time of creation (unix, s)."""
         return f"{PREFIX}:files:{owner}"
+
+    @staticmethod
+    def sessions_of(owner: str) -> str:
+        """hash: who is logged in to the page with a key of an owner, see api/repositories/sessions.py."""
+        return f"{PREFIX}:sessions:{owner}"
 
     @staticmethod
     def jobs_of(owner: str) -> str:

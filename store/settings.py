@@ -6,12 +6,14 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_type_hints
 
 import msgspec
+import msgspec.inspect
 from msgspec import Meta, Struct
 
 from scorepool.store.keys import DEFAULT_PREFIX, WEBHOOKS_NAME
+from scorepool.store.logs import LogFormat
 from scorepool.wire.request import ModelName
 
 PREFIX = "SCOREPOOL_"
@@ -56,6 +58,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     redis_url_file: str = ""  # a file that holds the URL, instead of redis_url
     redis_prefix: RedisPrefix = DEFAULT_PREFIX
     log_level: LogLevel = "INFO"
+    log_format: LogFormat = "text"
+    traces: Literal["off", "otlp"] = "off"  # otlp: where the OTEL_EXPORTER_OTLP_* variables say
     redis_appendfsync: Literal["always", "everysec"] = "always"  # of the embedded Redis
     redis_maxmemory: Annotated[int, Meta(ge=0)] = (
         0  # of the embedded Redis, bytes; 0: a quarter of the machine's memory
@@ -75,6 +79,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     high_priority_keys: KeyNames = (
         ""  # comma-separated names of keys that may submit jobs of priority high; "": all may
     )
+    operator_keys: KeyNames = ""  # comma-separated names of keys that see the jobs of every name on the page
     max_body_bytes: Count = 32 * 2**20
     max_batches_per_key: Count = 1000  # that have not ended
     max_bulk_jobs: Count = 1000
@@ -103,6 +108,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32
     crosscheck: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of score jobs that a second worker computes too
+    idle_unload_s: Annotated[float, Meta(ge=0, le=YEAR_S)] = 0.0  # idle for so long, it drops its weights; 0: never
+    keep_awake: bool = True  # a Mac does not idle into sleep while it has jobs
+    adapt_budget: bool = True  # a Mac's heat, low memory and battery lower the batch budget
     lease_s: Interval = 20.0  # how long a silent worker keeps its jobs, on a good link
     drain_timeout_s: Seconds = 60.0
     model_grace_s: Annotated[int, Meta(ge=0, le=YEAR_S)] = (
@@ -180,15 +188,34 @@ class Settings(Struct, frozen=True, kw_only=True):
             given["redis_url"] = _read_redis_url(path)
         if "log_level" in given:
             given["log_level"] = given["log_level"].upper()
+        if "log_format" in given:
+            given["log_format"] = given["log_format"].lower()
         for name, value in given.items():
             try:
                 msgspec.convert({name: value}, cls, strict=False)
             except UnicodeEncodeError:
                 raise SettingsError(f"{PREFIX}{name.upper()}={value[:100]!r}: expected UTF-8") from None
             except msgspec.ValidationError as error:
-                expectation = str(error).partition(" - at")[0][:300]  # it may repeat the value
+                expectation = _expectation(name, error)
                 raise SettingsError(f"{PREFIX}{name.upper()}={value[:100]!r}: {expectation}") from None
         return msgspec.convert(given, cls, strict=False)
+
+
+def _expectation(name: str, error: msgspec.ValidationError) -> str:
+    """Say what would be right."""
+    kind = msgspec.inspect.type_info(get_type_hints(Settings, include_extras=True)[name])
+    match kind:
+        case msgspec.inspect.LiteralType(values=values):
+            return f"expected one of {', '.join(str(value) for value in values)}"
+        case msgspec.inspect.BoolType():
+            return "expected true or false"
+    expectation = str(error).partition(" - at")[0][:300]  # it may repeat the value
+    match kind:
+        case msgspec.inspect.IntType() if expectation.startswith("Expected `int`, got"):
+            return "expected a whole number"
+        case msgspec.inspect.FloatType() if expectation.startswith("Expected `float`, got"):
+            return "expected a number"
+    return expectation
 
 
 def _read_redis_url(path: str) -> str:

@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.model_info": set(),
     "engine.mlx_thread": set(),
     "engine.versions": set(),
-    "engine.trial": {"engine.errors", "engine.settings", "engine.versions"},
+    "engine.local_folder": {"engine.errors"},
+    "engine.trial": {"engine.errors", "engine.local_folder", "engine.settings", "engine.versions"},
     "engine.certificate": {"engine.model_info"},
     "engine.validation": {"engine.errors", "engine.model_info", "engine.sequence"},
     "engine.core": {
@@ -41,7 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.text.chat": {"engine.errors", "engine.text.tokenizer"},
     "engine.sampling": {"engine.sequence"},
     "engine.model": {
-        "engine.certificate", "engine.errors", "engine.model_info", "engine.sampling", "engine.scheduling",
+        "engine.certificate", "engine.errors", "engine.local_folder", "engine.model_info", "engine.sampling",
+        "engine.scheduling",
         "engine.sequence", "engine.settings", "engine.text", "engine.versions",
     },
     "engine.model.kv_cache": set(),
@@ -53,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker.machine": {"store"},
     "worker.redis_link": {"store"},
     "worker.claims": {"store", "wire", "worker.redis_link"},
-    "worker.rq": {"store", "wire", "worker.claims", "worker.machine", "worker.redis_link"},
+    "worker.rq": {"store", "wire", "worker.claims", "worker.machine", "worker.redis_link", "worker.version"},
     "worker.inference": {
         "engine", "store", "wire", "worker.claims", "worker.engine_settings", "worker.machine", "worker.redis_link",
         "worker.rq", "worker.version",
@@ -66,13 +68,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.http": {"wire"},
     "api.delta_order": {"wire"},
     "api.event_cursor": {"api.delta_order", "wire"},
+    "api.job_events": {"api.event_cursor", "api.http", "api.repositories", "wire"},
     "api.connection": {"store"},
     "api.auth": {"api.http", "store"},
     "api.dialects": {"wire"},
     "api.repositories": {"api.dialects", "api.http", "store", "wire"},
-    "api.metrics": {"api.repositories", "store", "wire"},
+    "api.metrics": {"api.http", "api.repositories", "store", "wire"},
     "api.admission": {"api.http", "api.repositories", "store", "wire"},
-    "api.submission": {"api.admission", "api.http", "api.metrics", "api.repositories", "store", "wire"},
+    "api.trace_context": {"store", "wire"},
+    "api.submission": {
+        "api.admission", "api.http", "api.metrics", "api.repositories", "api.trace_context", "store", "wire",
+    },
     "api.streaming": {
         "api.delta_order", "api.event_cursor", "api.http", "api.metrics", "api.repositories", "api.submission", "wire",
     },
@@ -87,9 +93,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api.auth", "api.http", "api.metrics", "api.repositories", "api.state", "api.streaming", "api.submission",
         "store", "wire",
     },
+    "api.page": {
+        "api.auth", "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.job_events", "api.metrics",
+        "api.repositories", "api.streaming", "api.submission", "store", "wire",
+    },
     "api.routes": {
-        "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.metrics", "api.repositories",
-        "api.streaming", "api.submission", "wire",
+        "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.job_events", "api.metrics",
+        "api.repositories", "api.streaming", "api.submission", "wire",
     },
     # the SDK and the command
     "scorepool": {"store", "wire"},
@@ -120,7 +130,7 @@ LIBRARIES: dict[str, set[str]] = {
     "wire.result": {"pandas", "pyarrow"},  # for type checkers only: see NEVER_LOADS
     "wire.arrays": {"numpy"},
     "wire.tables": {"pyarrow"},
-    "store": {"msgspec", "redis", "rq"},
+    "store": {"msgspec", "opentelemetry", "redis", "rq"},  # opentelemetry in otel.py only
     "engine": set(),
     "engine.mlx_thread": {"mlx"},
     "engine.model": {"huggingface_hub", "mlx", "mlx_lm"},
@@ -141,6 +151,7 @@ LIBRARIES: dict[str, set[str]] = {
         "starlette",
         "uvicorn",
     },
+    "api.page": {"jinja2"},
     "scorepool": {"httpx", "typer"},
     "scorepool.sdk": {"tenacity"},
     "scorepool.commands": {"msgspec", "prometheus_client", "rich"},

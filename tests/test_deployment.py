@@ -254,7 +254,8 @@ from scorepool.worker import Redis, WebhookWorker
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
 
 
-def test_the_launchd_job_reads_its_secrets_from_a_private_file(root: Path, tmp_path: Path):
+@pytest.mark.parametrize("installed_at", ["scorepool/.venv/bin", ".local/bin"])  # a checkout; pipx or uv
+def test_the_launchd_job_reads_its_settings_from_a_private_file(root: Path, tmp_path: Path, installed_at: str):
     plist = plistlib.loads((root / "deploy" / "com.scorepool.worker.plist").read_bytes())
     assert plist["Label"] == "com.scorepool.worker"
     assert plist["RunAtLoad"] is True
@@ -262,15 +263,18 @@ def test_the_launchd_job_reads_its_secrets_from_a_private_file(root: Path, tmp_p
     assert "EnvironmentVariables" not in plist
 
     (tmp_path / ".config/scorepool").mkdir(parents=True)
-    (tmp_path / ".config/scorepool/worker.env").write_text("SCOREPOOL_REDIS_URL=redis://:x@10.0.0.1:6379/0\n")
+    url = "redis://:x@10.0.0.1:6379/0?protocol=3&client_name=mac"
+    (tmp_path / ".config/scorepool/worker.env").write_text(
+        f"SCOREPOOL_REDIS_URL='{url}'\nSCOREPOOL_MODEL=\"demo=$HOME/model\"\n"
+    )
     (tmp_path / "Library/Logs").mkdir(parents=True)
-    fake_scorepool = tmp_path / "scorepool/.venv/bin/scorepool"
+    fake_scorepool = tmp_path / installed_at / "scorepool"
     fake_scorepool.parent.mkdir(parents=True)
-    fake_scorepool.write_text('#!/bin/sh\necho "$@" "$SCOREPOOL_REDIS_URL"\n')
+    fake_scorepool.write_text('#!/bin/sh\necho "$@" "$SCOREPOOL_MODEL" "$SCOREPOOL_REDIS_URL"\n')
     fake_scorepool.chmod(0o755)
-    subprocess.run(plist["ProgramArguments"], env={"HOME": str(tmp_path)}, check=True)
+    subprocess.run(plist["ProgramArguments"], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, check=True)
     log = (tmp_path / "Library/Logs/scorepool-worker.log").read_text()
-    assert log == f"worker --model demo={tmp_path}/scorepool/scorepool/models/demo redis://:x@10.0.0.1:6379/0\n"
+    assert log == f"worker demo={tmp_path}/model {url}\n"
 
 
 def test_the_launchd_job_does_not_start_without_its_settings(root: Path, tmp_path: Path):

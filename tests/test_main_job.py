@@ -131,7 +131,7 @@ def test_no_accepted_job_is_lost_when_redis_is_killed(stack: Stack, client: Clie
         assert_answers(request, client.result(job_id, timeout_s=200))
 
 
-def test_a_redis_that_does_not_start_is_retried(stack: Stack, client: Client, capfd):
+def test_a_redis_that_does_not_start_is_retried(stack: Stack, client: Client, caplog: pytest.LogCaptureFixture):
     job_id = client.submit(job_of_size(2, 0))
     assert_answers(job_of_size(2, 0), client.result(job_id))
     assert stack.redis is not None
@@ -140,7 +140,7 @@ def test_a_redis_that_does_not_start_is_retried(stack: Stack, client: Client, ca
     original = manifest.read_bytes()
     manifest.write_bytes(b"not a manifest")
     os.kill(stack.redis.process.pid, signal.SIGKILL)
-    wait_for(lambda: "redis does not start" in capfd.readouterr().err, "a start that fails")
+    wait_for(lambda: "redis does not start" in caplog.text, "a start that fails")
 
     manifest.write_bytes(original)
 

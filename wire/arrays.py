@@ -16,7 +16,11 @@ _VECTORS = {
     "ranks": np.float32,  # which can be NaN, and is exact for any vocabulary
     "entropies": np.float32,
 }
-_MATRICES = {"top_ids": (np.int64, -1), "top_logprobs": (np.float32, np.nan)}  # and what fills short rows
+_MATRICES = {  # and what fills short rows
+    "top_ids": (np.int64, -1),
+    "top_logprobs": (np.float32, np.nan),
+    "target_logprobs": (np.float32, np.nan),
+}
 
 
 def numpy_columns(sequence: StreamedColumns) -> dict[str, Array]:

@@ -88,6 +88,29 @@ class WorkerLink(Struct, frozen=True, kw_only=True):
     ] = None
 
 
+Strain = Literal["heat", "memory", "battery"]
+
+
+class EngineRates(Struct, frozen=True, kw_only=True):
+    """Show what a worker's engine computed in about the last 15 seconds."""
+
+    prompt_tokens_per_s: Annotated[float, Meta(description="Given tokens that went through the model.")]
+    cached_tokens_per_s: Annotated[float, Meta(description="Given tokens that a shared prefix had computed before.")]
+    scored_tokens_per_s: Annotated[float, Meta(description="Given tokens whose logprob was computed.")]
+    generated_tokens_per_s: float
+    steps_per_s: float
+    busy: Annotated[float, Meta(description="Share of the time in which a step ran, 0 to 1.")]
+    step_s: Annotated[float | None, Meta(description="Mean seconds of a step. null: there was none.")] = None
+    rows_per_step: Annotated[float | None, Meta(description="Mean sequences in a step. null: there was none.")] = None
+    batch_fill: Annotated[
+        float | None,
+        Meta(
+            description="Mean fill of a step, 0 to 1: its tokens of SCOREPOOL_MAX_BATCH_TOKENS, or its "
+            "generating sequences of SCOREPOOL_MAX_RUNNING_ROWS, whichever is more. null: there was none."
+        ),
+    ] = None
+
+
 class EngineLoad(Struct, frozen=True, kw_only=True):
     """Show how full a worker's batch and its memory for KV caches are."""
 
@@ -95,6 +118,21 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     max_running_rows: int
     cached_tokens: Annotated[int, Meta(description="Tokens of their KV caches: rows times the longest of them.")]
     max_cached_tokens: Annotated[int, Meta(description="Tokens of KV caches that fit into memory.")]
+    budget: Annotated[float, Meta(description="Share of the batch's tokens and rows that it may use, 0 to 1.")] = 1.0
+    strains: Annotated[list[Strain], Meta(description="Reasons why `budget` is below 1: the state of a Mac.")] = []
+    is_loaded: Annotated[
+        bool, Meta(description="false: the idle worker has dropped its weights, and loads them with its next job.")
+    ] = True
+    rates: Annotated[
+        EngineRates | None, Meta(description="null: the worker has just begun, or is of an older release.")
+    ] = None
+
+    @property
+    def state(self) -> str:
+        """Say what slows the next jobs, for people: `ok` if nothing does."""
+        if self.strains:
+            return f"slowed to {self.budget:.0%} by {', '.join(self.strains)}"
+        return "ok" if self.is_loaded else "idle, its weights dropped"
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):

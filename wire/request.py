@@ -31,9 +31,12 @@ MAX_LIST_LENGTH = 1_000_000  # of lists without another limit
 # an API process takes about 140 for a top logprob while it sends the result.
 MAX_REPORTED_TOKENS = 2**23
 MAX_TOP_LOGPROBS = 2**22
+MAX_TARGET_LOGPROBS = 2**25  # of 4 bytes each, packed
+MAX_TARGETS = 2**18  # at one position: as many as large vocabularies have
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
 AnyTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LIST_LENGTH)]  # possibly none
 Text = Annotated[str, Meta(max_length=8_000_000)]
+TargetIds = Annotated[list[TokenId], Meta(max_length=MAX_TARGETS)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=128, description="Most likely tokens to report at each position.")]
 # Parameters of sampling, also of the requests of other servers' APIs (api/dialects).
 MAX_SEED = 2**63 - 1
@@ -98,10 +101,32 @@ class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
 
     prompt: Text | TokenIds | None = None
     completion: Annotated[str, Meta(min_length=1, max_length=8_000_000)] | TokenIds
+    targets: (
+        Annotated[
+            list[TokenId | TargetIds],
+            Meta(
+                max_length=MAX_LIST_LENGTH,
+                description="Token ids whose logprobs are reported at each position: the same at all, or a list for "
+                "each reported token, if `completion` is token ids.",
+            ),
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         if self.prompt is not None and isinstance(self.prompt, str) != isinstance(self.completion, str):
             raise ValueError("`prompt` and `completion` must both be text or both be token ids")
+        num_lists = sum(isinstance(each, list) for each in self.targets or ())
+        if num_lists and num_lists != len(self.targets or ()):
+            raise ValueError("`targets` must be token ids, or a list of token ids for each token; found both")
+        if num_lists and isinstance(self.completion, str):
+            raise ValueError("`targets` with a list for each token needs a `completion` of token ids")
+
+    @property
+    def target_lists(self) -> list[list[int]] | None:
+        """The target ids of each reported token; None if `targets` are the same at all, or none."""
+        lists = [each for each in self.targets or () if isinstance(each, list)]
+        return lists or None
 
 
 class Score(Submission, tag="score", frozen=True, kw_only=True):
@@ -116,6 +141,13 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
         Meta(description="`all` also reports the prompt's tokens. The first token of a sequence has no logprob: null."),
     ] = "completion"
     top_logprobs: TopLogprobs = 0
+    targets: (
+        Annotated[
+            TargetIds,
+            Meta(description="Token ids whose logprobs are reported at every position. Items can have others."),
+        ]
+        | None
+    ) = None
     temperature: ScoreTemperature = 1.0
     rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
     entropy: Annotated[bool, Meta(description="Report the entropy, in nats, of each token's distribution.")] = False
@@ -127,6 +159,20 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
                 raise ValueError(f"`items[{index}].prompt` must be given, or `prompt` for all items, and not both")
             if self.prompt is not None and isinstance(self.prompt, str) != isinstance(item.completion, str):
                 raise ValueError(f"`items[{index}].completion` must be text if `prompt` is, and token ids otherwise")
+            if self.targets is not None and item.targets is not None:
+                raise ValueError(f"`items[{index}].targets` must not be given beside `targets` for all items")
+            self._check_num_targets(index, item)
+
+    def _check_num_targets(self, index: int, item: ScoreItem) -> None:
+        lists = item.target_lists
+        if lists is None:
+            return
+        prompt = (self.prompt or item.prompt or ()) if self.score == "all" else ()
+        num_tokens = len(prompt) + len(item.completion)
+        if len(lists) != num_tokens:
+            raise ValueError(
+                f"`items[{index}].targets` has {len(lists)} lists; expected {num_tokens}, one for each reported token"
+            )
 
     def pairs(self) -> Iterator[tuple[str | list[int], str | list[int]]]:
         """Yield the prompt and the completion of each item."""
@@ -199,8 +245,11 @@ def _inner(value: object, name: str) -> Collection[object]:
             raise ValueError(f"{name} hold a {type(value).__name__} that JSON cannot hold")
 
 
-def report_excess(request: "Score | Generate | Tokenize", num_tokens: int) -> tuple[str, str] | None:
-    """Return the field and the sentence that refuse a job whose result may report so many tokens; None if it fits."""
+def report_excess(request: "Score | Generate | Tokenize", num_tokens: int, num_targets: int) -> tuple[str, str] | None:
+    """Return the field and the sentence that refuse a job whose result may report so much; None if it fits.
+
+    `num_targets` counts the logprobs of targets at all tokens.
+    """
     if num_tokens > MAX_REPORTED_TOKENS:
         field = "items" if isinstance(request, Score) else "n" if isinstance(request, Generate) else "prompt"
         most = f"at most {MAX_REPORTED_TOKENS} in one job, send several"
@@ -209,6 +258,9 @@ def report_excess(request: "Score | Generate | Tokenize", num_tokens: int) -> tu
     if num_tokens * top_logprobs > MAX_TOP_LOGPROBS:
         most = f"at most {MAX_TOP_LOGPROBS} top logprobs in the result of one job, send several"
         return "top_logprobs", f"{num_tokens} tokens with {top_logprobs} each; expected {most}"
+    if num_targets > MAX_TARGET_LOGPROBS:
+        most = f"at most {MAX_TARGET_LOGPROBS} logprobs of targets in the result of one job, send several"
+        return "targets", f"the result may have {num_targets}; expected {most}"
     return None
 
 
@@ -303,6 +355,9 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     ] = False
     logprobs: bool = True
     top_logprobs: TopLogprobs = 0
+    targets: Annotated[TargetIds, Meta(description="Token ids whose logprobs are reported at every token.")] | None = (
+        None
+    )
     rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
     recompute: Annotated[
         bool,
@@ -324,7 +379,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         if self.chat_template_kwargs and self.messages is None:
             raise ValueError("`chat_template_kwargs` needs `messages`")
         check_json(self.json_schema, "the values of `json_schema`")
-        for name in ("top_logprobs", "rank", "recompute"):
+        for name in ("top_logprobs", "targets", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:
                 raise ValueError(f"`{name}` needs `logprobs`: true")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -95,6 +95,12 @@ class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=T
     recompute_gap: Annotated[
         float | None, Meta(description="Largest difference between `recomputed_logprobs` and `logprobs`, in nats.")
     ] = None
+    target_logprobs: Annotated[
+        list[Floats] | None,
+        Meta(
+            description="Logprobs of the request's `targets` at each token, in their order. Empty where there is none."
+        ),
+    ] = None
     ranks: Annotated[list[int | None] | None, Meta(description="1 is the most likely token.")] = None
     entropies: Annotated[Floats | None, Meta(description="Entropy of each token's distribution, in nats.")] = None
     logprob_sum: Annotated[float | None, Meta(description="Sum over the completion's tokens.")] = None
@@ -139,8 +145,8 @@ class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=T
         """Return the numeric columns that the sequence has, by name. Needs numpy.
 
         Columns of tokens have the shape [tokens]: `token_ids` are int64, the others float32 with NaN for a missing
-        value, also `ranks`. `top_ids` and `top_logprobs` have the shape [tokens, most of a token], filled up with -1
-        and NaN. Raises ImportError.
+        value, also `ranks`. `top_ids`, `top_logprobs` and `target_logprobs` have the shape [tokens, most of a token],
+        filled up with -1 and NaN. Raises ImportError.
         """
         columns: dict[str, Array] = import_for("numpy()", "scorepool.wire.arrays", "numpy").numpy_columns(self)
         return columns

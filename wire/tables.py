@@ -23,6 +23,7 @@ SCHEMA = pa.schema(
         ("top_bytes", pa.list_(_BYTES)),
         ("top_logprobs", pa.list_(_FLOATS)),
         ("sampled_logprobs", _FLOATS),
+        ("target_logprobs", pa.list_(_FLOATS)),
         ("recomputed_logprobs", _FLOATS),
         ("recompute_gap", pa.float64()),
         ("ranks", _INTS),

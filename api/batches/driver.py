@@ -9,6 +9,7 @@ from scorepool.api.batches.advance import advance
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.http import tasks
+from scorepool.store.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,14 @@ class Driver:
             await tasks.cancel_and_wait([self._task])
 
     async def _run(self) -> None:
+        outage = Outage(logger)
         while True:
             try:
                 lease = await BatchLease.claim(self._services.redis, self._services.settings.lease_s)
                 await (asyncio.sleep(POLL_S) if lease is None else self._advance(lease))
+                outage.ended("batches go on")
             except (RedisError, OSError) as error:
-                logger.warning("batches wait for Redis: %r", error)
+                outage.failed("batches wait for Redis: %s", error)
                 await asyncio.sleep(RETRY_S)
             except Exception:  # a fault of one batch or of its record does not stop the others
                 logger.exception("a batch failed to advance; it is due again after its lease")

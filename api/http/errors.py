@@ -266,7 +266,7 @@ def install(app: FastAPI, wrong_redis_type: type[RedisError]) -> None:
 
     @app.exception_handler(RedisError)
     async def on_redis_error(request: Request, error: RedisError) -> Response:
-        _log(request, f"Redis failed: {error!r}")
+        _log(request, f"Redis failed: {type(error).__name__}: {error}")
         is_full = isinstance(error, OutOfMemoryError)
         return error_response(request, redis_full() if is_full else redis_unanswered())
 

@@ -85,6 +85,12 @@ class HeldResults:
         self._held.add(len(response.body))
         return _in_pieces(response)
 
+    async def rendered(self, render: Callable[[], Response], *, is_large: bool) -> Response:
+        """Render a reply of the results, which its reader may take slowly. Raises TooManyResults."""
+        response = await self.run(render, is_large=is_large)
+        self._held.add(max(0, len(response.body) - self._held.num_bytes))
+        return _in_pieces(response)
+
 
 @contextlib.contextmanager
 def held_results(owner: str) -> Iterator[HeldResults]:

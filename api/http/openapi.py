@@ -1,6 +1,6 @@
 """Build the OpenAPI document: FastAPI's paths, schemas of the wire types, and every error answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from inspect import cleandoc
@@ -39,7 +39,7 @@ _REPLY_HEADERS: dict[int, dict[str, str]] = {
     503: {"Retry-After": "Seconds."},
 }
 
-_types: dict[str, Any] = {}  # every type that a route declares, by its repr
+_types: dict[str, Any] = {}  # every type that a route of any application in this process declares, by its repr
 
 
 def _floats(message_type: type) -> dict[str, Any]:
@@ -153,5 +153,24 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for schema in components.values():
         if "description" in schema:
             schema["description"] = cleandoc(schema["description"])
-    paths.setdefault("components", {})["schemas"] = components
+    paths.setdefault("components", {}).pop("schemas", None)  # of the 422
+    described: set[str] = set()  # what this application uses: `_types` has those of others in this process
+    pending: list[Any] = [paths]
+    while pending:
+        for name in references(pending.pop()):
+            if name not in described:
+                described.add(name)
+                pending.append(components[name])
+    paths["components"]["schemas"] = {name: components[name] for name in components if name in described}
     return paths
+
+
+def references(node: Any) -> Iterator[str]:
+    """Yield the names of the schemas that a part of a document refers to, in their order."""
+    if isinstance(node, dict):
+        if isinstance(reference := node.get("$ref"), str):
+            yield reference.rpartition("/")[2]
+        node = list(node.values())
+    if isinstance(node, list):
+        for value in node:
+            yield from references(value)

@@ -62,7 +62,7 @@ class EventStream(Response):
             await send(_error_event(error))
             return
         except RedisError as error:
-            logger.error("%s: Redis failed during a stream of events: %r", request_id(self._request), error)
+            logger.error("%s: Redis failed during a stream of events: %s", request_id(self._request), error)
             await send(_error_event(redis_unanswered()))
             return
         except Exception:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorepool import wire
+from scorepool.api.metrics.engine_gauges import engine_gauges
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot
 
 REPLY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -69,6 +70,7 @@ EMPTY = QueueSnapshot(
     heartbeat_age_s={},
     stopped={},
     links={},
+    engines={},
     crosschecks={},
     deliveries={},
     outcomes={},
@@ -97,6 +99,7 @@ class SnapshotCollector(Collector):
         yield _gauge("webhook_deliveries", "Webhook deliveries in Redis.", "state", self.snapshot.deliveries)
         yield _gauge("workers_stopped", "Live workers that a crosscheck has stopped.", "model", self.snapshot.stopped)
         yield from _link_gauges(self.snapshot.links)
+        yield from engine_gauges(self.snapshot.engines)
         # Redis keeps these counters for all processes together.
         yield _counter("outcomes", "Jobs that ended, by result or failure.", "code", self.snapshot.outcomes)
         yield _counter(

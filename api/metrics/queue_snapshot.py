@@ -32,6 +32,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
     heartbeat_age_s: dict[str, float]  # of the worker with the oldest heartbeat, by model
     stopped: dict[str, int]  # live workers that a crosscheck has stopped, by model
     links: dict[str, list[wire.WorkerLink]]  # what live workers measure, by model
+    engines: dict[tuple[str, str], list[wire.EngineLoad]]  # of live workers, by model and host
     crosschecks: dict[str, int]  # by outcome
     deliveries: dict[str, int]  # by state
     outcomes: dict[str, int]  # jobs that ended, by `result` or the failure's code
@@ -54,6 +55,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
             heartbeat_age_s=heartbeat_age_s,
             stopped={model: sum(one.id == model and not one.takes_jobs for one in live) for model in models},
             links={model: [one.link for one in live if one.id == model and one.link] for model in models},
+            engines=await _read_engines(redis, live),
             crosschecks={outcome: decode.number(checks.get(outcome.encode())) for outcome in CROSSCHECK_OUTCOMES},
             deliveries=await _read_deliveries(redis),
             outcomes={code: decode.number(counts.get(code.encode())) for code in OUTCOMES},
@@ -145,6 +147,19 @@ async def _read_workers(redis: Redis, names: Sequence[str], now: float) -> tuple
         if ages_s:
             heartbeat_age_s[name] = max(ages_s)
     return workers, heartbeat_age_s
+
+
+async def _read_engines(redis: Redis, live: Sequence[wire.ServedModel]) -> dict[tuple[str, str], list[wire.EngineLoad]]:
+    """Group what the engines of live workers show by model and by the host that RQ's registration names."""
+    async with redis.pipeline(transaction=False) as pipeline:
+        for one in live:
+            pipeline.hget(store.RqKeys.worker(one.worker), "hostname")
+        hosts = await decode.execute(pipeline)
+    engines: dict[tuple[str, str], list[wire.EngineLoad]] = {}
+    for one, host in zip(live, hosts, strict=True):
+        if one.load is not None:
+            engines.setdefault((one.id, decode.text(host)), []).append(one.load)
+    return engines
 
 
 async def _read_deliveries(redis: Redis) -> dict[str, int]:

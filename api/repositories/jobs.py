@@ -1,9 +1,11 @@
 """Read jobs and pages of jobs from RQ's hash and our outcome as `wire.Job`."""
 
+import logging
 import math
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from msgspec.structs import replace
@@ -17,6 +19,7 @@ from scorepool.api.repositories.pages import SCAN_SIZE, page_before
 from scorepool.store import JobField
 from scorepool.store.scripts import load
 
+logger = logging.getLogger(__name__)
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
 FIELDS = (
     *(JobField.OWNER, JobField.KIND, JobField.MODEL, JobField.STATUS),
@@ -109,6 +112,22 @@ def check_id(job_id: str) -> None:
         raise job_not_found(job_id)
 
 
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Say which jobs a list holds: those that have all that is not None. Times are unix times in seconds."""
+
+    status: wire.Status | None = None
+    model: str | None = None
+    kind: wire.Kind | None = None
+    created_from: float | None = None  # inclusive
+    created_before: float | None = None
+
+    def matches(self, job: wire.Job) -> bool:
+        """Say whether a job has the status, the model and the kind. The times are Redis's to compare."""
+        wanted = ((self.status, job.status), (self.model, job.model), (self.kind, job.kind))
+        return all(one in (None, found) for one, found in wanted)
+
+
 class JobRecord(NamedTuple):
     """What Redis holds of a job at one moment."""
 
@@ -163,28 +182,44 @@ class Jobs:
         fields, outcome_bytes, outcome = row
         return JobRecord(fields, outcome_bytes, outcome, decode.time_s(time))
 
-    async def page(
-        self, owner: str, status: wire.Status | None, model: str | None, cursor: str | None, limit: int
-    ) -> wire.JobPage:
+    async def read_request(self, owner: str, job_id: str) -> wire.Request | None:
+        """Read what was submitted; None if it is not kept any more. Raises NotFound."""
+        await self._read(owner, job_id, max_outcome_bytes=0)
+        found: Any = await self._redis.get(store.Keys.request(job_id))
+        if found is None:
+            return None
+        try:
+            return wire.decode_request(found)
+        except wire.Invalid:
+            logger.warning("the request of a job in Redis cannot be decoded")
+            return None
+
+    async def page(self, owner: str, cursor: str | None, limit: int, wanted: "JobFilter | None" = None) -> wire.JobPage:
         """Read a page of jobs, newest first. It may be short, even empty, if `next_cursor` is set.
 
         Raises BadRequest.
         """
+        wanted = wanted or JobFilter()
 
         async def scan(before: str | None) -> list[tuple[str, wire.Job | None]]:
             return [
-                (created, job if job and status in (None, job.status) and model in (None, job.model) else None)
-                for created, job in await self._scan(owner, before)
+                (created, job if job and wanted.matches(job) else None)
+                for created, job in await self._scan(owner, wanted, before)
             ]
 
         jobs, next_cursor = await page_before(cursor, limit, scan)
         return wire.JobPage(jobs=jobs, next_cursor=next_cursor)
 
-    async def _scan(self, owner: str, before: str | None) -> list[tuple[str, wire.Job | None]]:
+    async def _scan(self, owner: str, wanted: "JobFilter", before: str | None) -> list[tuple[str, wire.Job | None]]:
         """Read the next jobs of the owner, newest first, each with its cursor; None for a job that expired."""
-        newest = f"({before}" if before else "+inf"
+        newest = min((float(at) for at in (before, wanted.created_before) if at is not None), default=math.inf)
         entries: Any = await self._redis.zrevrangebyscore(
-            store.Keys.jobs_of(owner), newest, "-inf", start=0, num=SCAN_SIZE, withscores=True
+            store.Keys.jobs_of(owner),
+            f"({newest:.6f}",
+            "-inf" if wanted.created_from is None else f"{wanted.created_from:.6f}",
+            start=0,
+            num=SCAN_SIZE,
+            withscores=True,
         )
         async with self._redis.pipeline(transaction=False) as pipeline:
             for job_id, _ in entries:

@@ -65,6 +65,7 @@ class Queue:
         *,
         context_lengths: Mapping[str, int] | None = None,
         is_synchronous: bool = False,
+        traceparent: str = "",
     ) -> list[Submitted]:
         """Put all jobs on their queues or none, in one round trip.
 
@@ -82,7 +83,9 @@ class Queue:
         args += [self._quota.max_jobs, self._quota.max_bytes]
         weight = self._weight(owner)
         async for job_id, request in tasks.in_turns(zip(job_ids, requests, strict=True)):
-            fields = new_job(owner, weight, request, ttl_s, batch, is_synchronous=is_synchronous)
+            fields = new_job(
+                owner, weight, request, ttl_s, batch, is_synchronous=is_synchronous, traceparent=traceparent
+            )
             queue = store.queue_name(request.model, request.priority)
             body = wire.encode(request)
             is_unserved = context_lengths is not None and request.model not in context_lengths
@@ -250,6 +253,8 @@ def fingerprint(requests: Sequence[wire.Request]) -> str:
         fields = msgspec.structs.asdict(request)
         if isinstance(request, wire.Score) and request.prompt is None:
             del fields["prompt"]
+        if fields.get("targets", ()) is None:
+            del fields["targets"]
         body = wire.encode({"type": wire.kind_of(request), **fields})
         digest.update(len(body).to_bytes(8, "big") + body)
     return digest.hexdigest()

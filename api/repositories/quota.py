@@ -4,7 +4,7 @@ A job is admitted with the bytes that its result may take, so there is room for 
 accepted. When it ends, what it really takes is counted. Results are recorded in any case, also beyond the limit.
 """
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from msgspec import Struct
 
@@ -20,6 +20,7 @@ MAX_CONTEXT = MAX_NUM_TOKENS  # of a model that no worker serves yet
 SEQUENCE_BYTES = 512  # about, of a sequence in a result beside its tokens
 TOKEN_BYTES = 40  # of a reported token: id, text, bytes, logprobs, rank, entropy, channel
 TOP_TOKEN_BYTES = 16  # of one of the most likely tokens at a position
+TARGET_BYTES = 4  # of the logprob of a target at a position
 DEFAULT_MAX_TOKENS = 4096  # of a Generate without `max_tokens`
 
 
@@ -57,33 +58,47 @@ def job_bytes(request: wire.Request, body: bytes, context_length: int, is_of_bat
 
     A character of text counts as a token. The line of a batch is stored beside its jobs until they have ended.
     """
-    num_sequences, num_tokens = reported_tokens(request, context_length)
+    size = report_size(request, context_length)
     top_logprobs = 0 if isinstance(request, wire.Tokenize) else request.top_logprobs
-    result_bytes = num_sequences * SEQUENCE_BYTES + num_tokens * (TOKEN_BYTES + top_logprobs * TOP_TOKEN_BYTES)
+    token_bytes = size.num_tokens * (TOKEN_BYTES + top_logprobs * TOP_TOKEN_BYTES) + size.num_targets * TARGET_BYTES
+    result_bytes = size.num_sequences * SEQUENCE_BYTES + token_bytes
     webhook_bytes = store.DELIVERY_BYTES if request.webhook else 0  # the script adds those of endpoints
     return store.JOB_BYTES + webhook_bytes + len(body) * (2 if is_of_batch else 1) + result_bytes
 
 
-def reported_tokens(request: wire.Request, context_length: int, characters_per_token: int = 1) -> tuple[int, int]:
-    """Return the number of sequences in a result, and at most how many tokens it reports, about."""
+class ReportSize(NamedTuple):
+    """Say how much a result has."""
+
+    num_sequences: int
+    num_tokens: int
+    num_targets: int  # logprobs of targets, at all tokens
+
+
+def report_size(request: wire.Request, context_length: int, characters_per_token: int = 1) -> ReportSize:
+    """Return at most how much a result has, about."""
 
     def length(text: str | list[int] | None) -> int:
         return len(text or "") // (characters_per_token if isinstance(text, str) else 1)
 
     if isinstance(request, wire.Score):
         is_whole = request.score == "all"
-        lengths = (
-            length(item.completion) + (length(item.prompt or request.prompt) if is_whole else 0)
+        lengths = [
+            min(length(item.completion) + (length(item.prompt or request.prompt) if is_whole else 0), context_length)
             for item in request.items
+        ]
+        num_targets = sum(
+            sum(map(len, lists)) if (lists := item.target_lists) else len(item.targets or request.targets or ()) * each
+            for item, each in zip(request.items, lengths, strict=True)
         )
-        return len(request.items), sum(min(num_tokens, context_length) for num_tokens in lengths)
+        return ReportSize(len(request.items), sum(lengths), num_targets)
     if request.messages is not None:
         prompt_length = sum(length(message.content) for message in request.messages)
     else:
         prompt_length = length(request.prompt)
     prompt_length = min(prompt_length, context_length)
     if isinstance(request, wire.Tokenize):
-        return 1, prompt_length
+        return ReportSize(1, prompt_length, 0)
     wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     each = min(wanted, context_length) + (prompt_length if request.prompt_logprobs else 0)
-    return request.n, request.n * each
+    num_tokens = request.n * each
+    return ReportSize(request.n, num_tokens, num_tokens * len(request.targets or ()))

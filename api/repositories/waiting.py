@@ -182,7 +182,7 @@ class Waiting:
             except Exception as error:  # of any kind: without this reader no client is answered
                 if num_failures == 0:
                     is_of_redis = isinstance(error, (RedisError, OSError))
-                    message = "the stream of ended jobs cannot be read and is tried again: %r"
+                    message = "the stream of ended jobs cannot be read and is tried again: %s"
                     logger.warning(message, error, exc_info=None if is_of_redis else error)
                 self.is_connected = False  # /readyz reports it
                 await asyncio.sleep(RECONNECT_S[min(num_failures, len(RECONNECT_S) - 1)])

@@ -22,6 +22,7 @@ from scorepool.api.dependencies import (
     ReplyFormat,
     SettingsDep,
     SubmissionDep,
+    UnixTime,
     WaitS,
     known_query,
 )
@@ -29,7 +30,7 @@ from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body
 from scorepool.api.http.errors import TooLarge
 from scorepool.api.http.formats import reply
-from scorepool.api.repositories.jobs import ENDED
+from scorepool.api.repositories.jobs import ENDED, JobFilter
 from scorepool.api.repositories.queue import Submitted
 
 logger = logging.getLogger(__name__)
@@ -154,14 +155,19 @@ async def page(
     jobs: JobsDep,
     status: Annotated[wire.Status | None, Query()] = None,
     model: Annotated[str | None, Query(max_length=128)] = None,
+    kind: Annotated[wire.Kind | None, Query()] = None,
+    created_from: UnixTime = None,
+    created_before: UnixTime = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Response:
     """List your jobs, without results.
 
-    If few jobs match the filters, a page can be short or empty and still have a `next_cursor`.
+    Of those created from `created_from` on and before `created_before`. If few jobs match, a page can be short or
+    empty and still have a `next_cursor`.
     """
-    return reply(await jobs.page(owner, status, model, cursor, limit), reply_format)
+    wanted = JobFilter(status, model, kind, created_from, created_before)
+    return reply(await jobs.page(owner, cursor, limit, wanted), reply_format)
 
 
 @router.post(

@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from scorepool.engine.errors import LoadError, as_load_error, describe
+from scorepool.engine.local_folder import WEIGHTS, find_local_folder
 from scorepool.engine.model import activations, mends, packed_weights, rope
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
 from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
@@ -26,9 +27,8 @@ from scorepool.engine.text.chat.chat_format import ChatTags
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
-_WEIGHTS = "model*.safetensors"
 _CONTENT = (  # the files that the numbers depend on, and that are fetched from the hub
-    _WEIGHTS,
+    WEIGHTS,
     "config.json",
     "generation_config.json",
     "hf_quant_config.json",
@@ -51,14 +51,8 @@ _DEFAULT_CONTEXT_LENGTH = 32_768  # for recurrent models, which have no limit of
 
 def find_folder(model: str) -> Path:
     """Return the model's folder, or download the hub's snapshot."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        for needed in ("config.json", _WEIGHTS):
-            if not any(folder.glob(needed)):
-                raise LoadError(f"{folder} has no {needed}; a model folder in Hugging Face form has one")
+    if folder := find_local_folder(model):
         return folder
-    if folder.is_absolute() or model.startswith(("~", ".")) or model.count("/") != 1:
-        raise LoadError(f"there is no folder {model!r}; give a model folder, or a hub id such as owner/name")
     try:
         return Path(snapshot_download(model, allow_patterns=[*_CONTENT, _INDEX]))
     except Exception as error:  # any: HTTP, DNS, disk, authorisation; huggingface_hub has no common class
@@ -159,7 +153,7 @@ def _get_checked_classes(config: Config) -> tuple[Any, Any]:
 def stored_tensors(folder: Path) -> dict[str, mx.array]:
     """Return the tensors of the checkpoint by name. They are lazy: only the files' headers are read."""
     stored: dict[str, mx.array] = {}
-    for file in sorted(folder.glob(_WEIGHTS)):
+    for file in sorted(folder.glob(WEIGHTS)):
         stored |= mx.load(str(file))  # type: ignore[arg-type]
     return stored
 

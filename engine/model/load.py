@@ -65,7 +65,7 @@ def _open_model(settings: EngineSettings) -> ModelRunner:
         surveyed=is_surveyed,
     )
     model_info = replace(model_info, verification=_verify(model_info, folder, settings))
-    log.info("serving %s: %s", settings.model, model_info)
+    log.info("serves %s: %s", settings.model, model_info.summary())
     return ModelRunner(batch, split, model_info, chat.tokenizer, chat)
 
 

@@ -1,5 +1,6 @@
 """Compute how many tokens' keys and values fit into memory beside the weights."""
 
+import ctypes
 import os
 from typing import Any
 
@@ -35,6 +36,15 @@ def weights_bytes(model: Any) -> int:
     """Return the memory that the weights take."""
     arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
     return sum(array.nbytes for _, array in arrays)
+
+
+def return_free_memory() -> None:
+    """Give what MLX and the C library keep for reuse back to the system."""
+    mx.clear_cache()
+    if trim := getattr(
+        ctypes.CDLL(None), "malloc_trim", None
+    ):  # glibc's, which keeps large blocks once some were freed
+        trim(0)
 
 
 def _available_bytes() -> int:

@@ -7,11 +7,13 @@ slices ──batch──► hidden rows ──head──► logits [chunk of row
 token goes from step to step on the device.
 """
 
+import gc
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from scorepool.engine.errors import EngineError, NonFiniteLogits
+from scorepool.engine.model import memory_budget
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model_info import ModelInfo
@@ -111,6 +113,14 @@ class ModelRunner:
         self._batch.release(sequences)
         for sequence in sequences:
             self._paused_rows.pop(sequence, None)
+
+    def close(self) -> None:
+        """Drop the weights and all caches, for good. What describes the model stays."""
+        del self._batch, self._head, self._token_ids
+        self._sampled_rows.clear()
+        self._paused_rows.clear()
+        gc.collect()  # modules refer to each other
+        memory_budget.return_free_memory()
 
     def _pause(
         self, late: list[Sequence], queries: list[LogprobQuery], rows: mx.array

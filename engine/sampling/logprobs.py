@@ -1,7 +1,7 @@
 """Compute what is reported per token from rows of logits: launched first, read as Python numbers later.
 
-Every row has a token, given or sampled here, and its logprob. Rank, entropy and the most likely tokens are computed for
-the rows of sequences that ask for them, and for no others.
+Every row has a token, given or sampled here, and its logprob. Rank, entropy, the most likely tokens and those that the
+caller names are computed for the rows of sequences that ask for them, and for no others.
 
 To add a value per token, add a field to TokenColumns and a column in `compute_logprobs`.
 """
@@ -9,6 +9,7 @@ To add a value per token, add a field to TokenColumns and a column in `compute_l
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -87,7 +88,7 @@ class PendingLogprobs:
         """Wait for the device and return the values of each query."""
         found = [TokenLogprobs(query, TokenColumns()) for query in self.queries]
         for column in self.columns:
-            values: list[Any] = column.values.tolist()  # type: ignore[assignment]
+            values = _packed_rows(column.values) if column.name == "target_logprobs" else _python_values(column.values)
             start = 0
             for index, count in zip(column.indices, column.counts, strict=True):
                 setattr(found[index].columns, column.name, values[start : start + count])
@@ -102,6 +103,8 @@ class PendingLogprobs:
             one.non_finite_position = _first_non_finite(one, normalizers[start:stop])
             if one.columns.top_ids:
                 _sort_top(one.columns, one.query.sequence.top_logprobs)
+            if one.columns.target_logprobs:
+                _cut_targets(one)
             start = stop
         return found
 
@@ -169,6 +172,10 @@ def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLo
         columns.append(rows.column("top_ids", top_ids))
         values = scoring.logprobs_of_many(top_logits, rows.take(normalizers), top_ids)
         columns.append(rows.column("top_logprobs", values))
+    if rows := _select(queries, lambda sequence: sequence.targets is not None):
+        targets = _target_ids([queries[index] for index in rows.indices])
+        values = scoring.logprobs_of_many(rows.take(logits), rows.take(normalizers), targets)
+        columns.append(rows.column("target_logprobs", values))
     pending = PendingLogprobs(queries, token_ids, normalizers, columns)
     mx.async_eval(pending.arrays)
     return pending
@@ -201,6 +208,47 @@ def _select(queries: list[LogprobQuery], wants: Callable[[Sequence], object]) ->
     starts = list(accumulate((len(query.positions) for query in queries), initial=0))
     rows = [row for index in indices for row in range(starts[index], starts[index + 1])]
     return _Selection(indices, counts, rows)
+
+
+def _targets_of(query: LogprobQuery) -> Iterator[Ids[int]]:
+    """Yield the target ids of each of its positions."""
+    sequence = query.sequence
+    assert sequence.targets is not None
+    for position in query.positions:
+        yield sequence.targets.at(position - sequence.first_reported)
+
+
+def _target_ids(queries: list[LogprobQuery]) -> mx.array:
+    """Return [rows, most of a row] int: the target ids of every row, filled up with token 0."""
+    lists = [ids for query in queries for ids in _targets_of(query)]
+    most = max(1, max(map(len, lists), default=0))
+    flat = array("i")
+    for ids in lists:
+        flat.extend(ids)
+        flat.extend(_ZERO * (most - len(ids)))
+    return mx.array(memoryview(flat)).reshape(len(lists), most)  # type: ignore[arg-type]
+
+
+_ZERO = array("i", [0])
+
+
+def _python_values(values: mx.array) -> list[Any]:
+    return values.tolist()  # type: ignore[return-value]
+
+
+def _packed_rows(values: mx.array) -> list[Any]:
+    """Return the rows of a float32 matrix as arrays: lists would take eight times their memory, and more time."""
+    num_bytes = values.shape[1] * values.itemsize
+    data = memoryview(values).cast("B")  # type: ignore[arg-type]
+    return [array("f", data[start : start + num_bytes].tobytes()) for start in range(0, len(data), num_bytes)]
+
+
+def _cut_targets(found: TokenLogprobs) -> None:
+    """Keep as many logprobs of each row as it has targets."""
+    column = found.columns.target_logprobs
+    for entry, ids in enumerate(_targets_of(found.query)):
+        if len(ids) < len(column[entry]):
+            column[entry] = column[entry][: len(ids)]
 
 
 def _first_non_finite(found: TokenLogprobs, normalizers: list[float]) -> int | None:

@@ -22,13 +22,14 @@ def list_jobs(
     *,
     status: wire.Status | None,
     model: str | None,
+    kind: wire.Kind | None,
     cursor: str | None,
     limit: int,
     as_json: bool,
 ) -> int:
     """Print a page of jobs, newest first."""
     with connect(url, api_key) as client:
-        page = client.jobs(status=status, model=model, cursor=cursor, limit=limit)
+        page = client.jobs(status=status, model=model, kind=kind, cursor=cursor, limit=limit)
     if as_json:
         print_json(page)
         return 0

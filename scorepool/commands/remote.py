@@ -38,6 +38,7 @@ def jobs(
         Literal["queued", "started", "finished", "failed", "canceled"] | None, typer.Option(help="Only such jobs.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only jobs of this model.")] = None,
+    kind: Annotated[Literal["score", "generate", "tokenize"] | None, typer.Option(help="Only such jobs.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Jobs to list.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="List those after a page that ended with this cursor.")] = None,
     as_json: Json = False,
@@ -46,7 +47,7 @@ def jobs(
     run(
         "jobs",
         lambda: job_commands.list_jobs(
-            url, api_key, status=status, model=model, cursor=cursor, limit=limit, as_json=as_json
+            url, api_key, status=status, model=model, kind=kind, cursor=cursor, limit=limit, as_json=as_json
         ),
     )
 

@@ -133,4 +133,6 @@ def worker_state(worker: wire.ServedModel) -> str:
     """Return what hinders a worker, or `ok`."""
     if worker.crosscheck is not None and worker.crosscheck.stopped is not None:
         return f"stopped: {worker.crosscheck.stopped}"
-    return "ok" if worker.self_test == "passed" else worker.self_test
+    if worker.self_test != "passed":
+        return worker.self_test
+    return "ok" if worker.load is None else worker.load.state

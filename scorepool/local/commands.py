@@ -5,10 +5,11 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import NoReturn, ParamSpec, TypeVar
 
 from scorepool import store
 from scorepool import verify as verification
@@ -33,7 +34,27 @@ from scorepool.local.stack import (
 from scorepool.sdk import JobFailed, ScorepoolError, split_unix
 from scorepool.sdk.connection import DEFAULT_URL
 
+P = ParamSpec("P")
+T = TypeVar("T")
 DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
+
+
+def ends_in_log(process: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make the sentence that ends a process that logs JSON a line of JSON too."""
+
+    def decorate(command: Callable[P, T]) -> Callable[P, T]:
+        @wraps(command)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return command(*args, **kwargs)
+            except CommandError as error:
+                if store.logs.wants_json():
+                    store.logs.end_process(str(error), process)
+                raise
+
+        return run
+
+    return decorate
 
 
 def demo() -> int:
@@ -49,6 +70,7 @@ def demo() -> int:
     return 0
 
 
+@ends_in_log("serve")
 def serve(models: list[str] | None, environ: dict[str, str]) -> int:
     """Run every process until Ctrl-C."""
     settings = load_server_settings(environ)
@@ -64,6 +86,7 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
         check_url(url, "REDIS_URL")
     warn_of_password(environ)
     interrupt_on_sigterm()
+    store.logs.configure("serve", settings.log_format, settings.log_level)
     try:
         with Stack(specs, state=make_state_dir(settings), environ=environ, redis_url=url) as stack:
             print(f"ready {stack.url}", flush=True)  # noqa: T201
@@ -77,6 +100,7 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
         return 0
 
 
+@ends_in_log("api")
 def api(environ: dict[str, str]) -> NoReturn:
     """Replace this process with the API."""
     check_url(load_server_settings(environ).redis_url, must_answer=False)
@@ -84,6 +108,7 @@ def api(environ: dict[str, str]) -> NoReturn:
     replace_process(api_command(), environ)
 
 
+@ends_in_log("worker")
 def worker(environ: dict[str, str], rq_options: Sequence[str]) -> NoReturn:
     """Replace this process with the worker of one model."""
     settings = load_settings(environ)
@@ -94,6 +119,7 @@ def worker(environ: dict[str, str], rq_options: Sequence[str]) -> NoReturn:
     run_rq(worker_command(parse_model(settings.model)[0]), settings, environ, rq_options)
 
 
+@ends_in_log("webhooks")
 def webhook_worker(environ: dict[str, str], rq_options: Sequence[str]) -> NoReturn:
     """Replace this process with a webhook worker."""
     run_rq(webhook_command(), load_settings(environ), environ, rq_options)

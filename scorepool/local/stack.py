@@ -1,5 +1,6 @@
 """Run scorepool on one machine: Redis, the API, a worker per model and the webhook worker."""
 
+import logging
 import os
 import signal
 import socket
@@ -16,10 +17,12 @@ from urllib.parse import quote
 import httpx
 
 from scorepool import store
+from scorepool.local.child_output import ChildOutput
 from scorepool.local.child_reaper import ChildReaper
 from scorepool.local.redis_server import RedisServer, RedisServerError
 from scorepool.sdk import split_unix
 
+log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 90.0  # longer than a worker's drain
 READY_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
 RESTART_DELAY_S = 1.0
@@ -163,6 +166,7 @@ class Stack:
         self._open = ExitStack()
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._outputs: dict[str, ChildOutput] = {}  # without a log folder
         self._started_at: dict[str, float] = {}  # time.monotonic()
         self._restart_delay_s: dict[str, float] = {}  # before the next restart, of processes that ended early
 
@@ -202,17 +206,17 @@ class Stack:
     def restart_dead(self) -> None:
         """Restart every process that has died."""
         if self.redis is not None and self.redis.process is not None and self.redis.process.poll() is not None:
-            self._log("redis ended; restarting it")
+            log.warning("redis ended; restarting it")
             self._child_reaper.unwatch(self.redis.process.pid)
             try:
                 self.redis.start()
             except RedisServerError:  # for example a full disk: try again at the next call
-                self._log(f"redis does not start; see the end of {self.redis.log}")
+                log.warning("redis does not start; see the end of %s", self.redis.log)
             self._watch_redis()
         for name, process in list(self._processes.items()):
             if process.poll() is None or not self._is_due(name):
                 continue
-            self._log(f"{name} ended with {process.returncode}; restarting it")
+            log.warning("%s ended with %d; restarting it", name, process.returncode)
             self._child_reaper.unwatch(process.pid)
             self._start(name, *self._commands[name])
 
@@ -239,34 +243,47 @@ class Stack:
             **extra_environ,
         }
         # Each process has its own session, so that Ctrl-C reaches only this one, which stops them in order. Logs are
-        # appended to. Without a log folder they go to stderr; stdout is reserved for this process's messages.
+        # appended to. Without a log folder they are copied to stderr; stdout is reserved for this process's messages.
         with ExitStack() as files:
             process = subprocess.Popen(
                 command,
                 env=environ,
                 stdin=subprocess.DEVNULL,
-                stdout=files.enter_context(self._log_path(name).open("ab")) if self._logs else sys.stderr,
+                stdout=files.enter_context(self._log_path(name).open("ab")) if self._logs else subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        if process.stdout is not None:
+            self._outputs[name] = ChildOutput(process.stdout)
         self._processes[name] = process
         self._started_at[name] = time.monotonic()
         self._child_reaper.watch(process.pid)
 
     def _stop(self) -> None:
-        """Stop the workers first, so that they can still write results, and the API last."""
-        for name in sorted(self._processes, key="api".__eq__):
-            process = self._processes[name]
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+        """Stop the workers first, so that they can still write results, and the API last.
+
+        Ctrl-C, or a second SIGTERM, asks them again: a worker then puts its jobs back at once.
+        """
+        log.info(
+            "stopping: a worker may finish its jobs for %g s; Ctrl-C ends it sooner", self.settings.drain_timeout_s
+        )
+        self._terminate()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for process in self._processes.values():
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            while process.poll() is None:
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                except KeyboardInterrupt:
+                    log.info("asked to stop again: workers put their jobs back")
+                    self._terminate()
             self._child_reaper.unwatch(process.pid)
+
+    def _terminate(self) -> None:
+        for name in sorted(self._processes, key="api".__eq__):
+            if self._processes[name].poll() is None:
+                self._processes[name].send_signal(signal.SIGTERM)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -279,7 +296,7 @@ class Stack:
                 model = name.removeprefix("worker ")
                 if model == name or len(self.models) == 1:
                     raise StackError(ended)
-                self._log(f"{ended}; serving the other models without it")
+                log.warning("%s; serving the other models without it", ended)
                 self._child_reaper.unwatch(process.pid)
                 missing.discard(model)
                 del self.models[model], self._processes[name]
@@ -313,8 +330,5 @@ class Stack:
 
     def _log_tail(self, name: str) -> str:
         if self._logs is None:
-            return ""
+            return f": {self._outputs[name].last_line()}"
         return ":\n" + "\n".join(self._log_path(name).read_text(errors="replace").splitlines()[-15:])
-
-    def _log(self, message: str) -> None:
-        print(f"scorepool: {message}", file=sys.stderr, flush=True)  # noqa: T201

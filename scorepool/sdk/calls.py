@@ -97,8 +97,8 @@ def job(job_id: str, wait_s: float = 0.0) -> Call[wire.Job]:
     return Call("GET", f"/v1/jobs/{_part(job_id)}", decode, params=params, wait_s=wait_s, job_id=job_id)
 
 
-def jobs(status: wire.Status | None, model: str | None, cursor: str | None, limit: int) -> Call[wire.JobPage]:
-    return _call(wire.JobPage, "GET", "/v1/jobs", status=status, model=model, cursor=cursor, limit=limit)
+def jobs(**filters: str | int | float | None) -> Call[wire.JobPage]:
+    return _call(wire.JobPage, "GET", "/v1/jobs", **filters)
 
 
 def cancel(job_id: str) -> Call[wire.Job]:

@@ -152,11 +152,27 @@ class Client(Models, Batches, Webhooks):
         *,
         status: wire.Status | None = None,
         model: str | None = None,
+        kind: wire.Kind | None = None,
+        created_from: float | None = None,
+        created_before: float | None = None,
         cursor: str | None = None,
         limit: int = 50,
     ) -> wire.JobPage:
-        """Return a page of jobs, newest first, without results. Raises ScorepoolError, Unreachable."""
-        return self._run(self._async.jobs(status=status, model=model, cursor=cursor, limit=limit))
+        """Return a page of jobs, newest first, without results. Times are unix times, in seconds.
+
+        Raises ScorepoolError, Unreachable.
+        """
+        return self._run(
+            self._async.jobs(
+                status=status,
+                model=model,
+                kind=kind,
+                created_from=created_from,
+                created_before=created_before,
+                cursor=cursor,
+                limit=limit,
+            )
+        )
 
     def result(self, job: JobHandle | str, *, timeout_s: float | None = None) -> wire.Result:
         """Wait for the job's result, however often the API restarts meanwhile.

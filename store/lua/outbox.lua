@@ -9,6 +9,7 @@
 --   job | batch                the id of what ended; absent in a test event
 --   endpoint | url             the receiver: the id of an endpoint of the owner, or the URL that the job named
 --   since                      unix, s: the schedule of its attempts began
+--   traceparent                that of the job, if it is traced
 --   tries, attempts, reason    its attempts so far, written by worker/webhooks/webhook_worker.py
 
 local EVENTS = {finished = 'job.finished', failed = 'job.failed', canceled = 'job.canceled', stopped = 'job.canceled'}
@@ -64,8 +65,8 @@ end
 -- within a minute.
 local function report_end(id, ttl_s)
   local job = JOB_ .. id
-  local owner, url, status, model, ended_at, batch, is_synchronous =
-    unpack(redis.call('HMGET', job, F_OWNER, F_WEBHOOK, F_STATUS, F_MODEL, F_ENDED_AT, F_BATCH, F_SYNCHRONOUS), 1, 7)
+  local owner, url, status, model, ended_at, batch, is_synchronous, traceparent = unpack(redis.call('HMGET', job,
+    F_OWNER, F_WEBHOOK, F_STATUS, F_MODEL, F_ENDED_AT, F_BATCH, F_SYNCHRONOUS, F_TRACEPARENT), 1, 8)
   if batch then return end  -- the end of the batch is reported, not those of its lines, of which there may be 50,000
   owner = owner or ''
   local event = EVENTS[status]
@@ -77,8 +78,9 @@ local function report_end(id, ttl_s)
   local event_id = DELIVERY_ID_ .. id .. (num_ends > 1 and '-' .. num_ends or '')
   local ids = {}
   local function report(delivery_id, receiver, value)
-    create_delivery(delivery_id, owner, ttl_s,
-      {[F_EVENT] = event, [F_MODEL] = model or '', [F_EVENT_AT] = at, [F_JOB] = id, [receiver] = value})
+    local fields = {[F_EVENT] = event, [F_MODEL] = model or '', [F_EVENT_AT] = at, [F_JOB] = id, [receiver] = value}
+    if traceparent then fields[F_TRACEPARENT] = traceparent end
+    create_delivery(delivery_id, owner, ttl_s, fields)
     ids[#ids + 1] = delivery_id
   end
   if url then report(event_id, F_URL, url) end

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+from msgspec.structs import replace
 from redis import Redis
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
@@ -52,15 +53,17 @@ class FakeWorker:
         *,
         vocab_size: int = 1000,
         context_length: int = 64,
+        fingerprint: str = PROVENANCE.fingerprint,
         aliases: Sequence[str] = (),
         grace_s: int = 0,
         crosscheck: wire.CrosscheckStatus | None = None,
         link: wire.WorkerLink | None = None,
+        load: wire.EngineLoad | None = None,
     ) -> None:
         """Register as a live worker, and keep the model as a recent one for `grace_s` after `unregister`."""
         card = self.card = wire.ServedModel(
             id=self.model,
-            stamp=PROVENANCE,
+            stamp=replace(PROVENANCE, fingerprint=fingerprint),
             context_length=context_length,
             vocab_size=vocab_size,
             self_test="passed",
@@ -70,6 +73,7 @@ class FakeWorker:
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
             crosscheck=crosscheck,
             link=link,
+            load=load,
         )
         self.redis.set(store.Keys.served_model(self.name), wire.encode(card), ex=3600)
         self.redis.zadd(store.Keys.models, {self.name: time.time() + 3600})

@@ -343,6 +343,29 @@ async def test_the_list_is_filtered_by_status_and_model(serving: Serving, worker
         assert await ids(status="failed") == []
 
 
+async def test_the_list_is_filtered_by_kind_and_time(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        bodies = [score(), generate(), score(), generate(), score()]
+        accepted = [await submit(http, body) for body in bodies]
+        created = [(await http.get(f"/v1/jobs/{job_id}")).json()["created_at"] for job_id in accepted]
+
+        async def ids(**params: str) -> list[int]:
+            reply = await http.get("/v1/jobs", params=params)
+            return [accepted.index(job["id"]) for job in reply.json()["jobs"]]
+
+        assert await ids(kind="generate") == [3, 1]
+        assert await ids(created_from=str(created[1])) == [4, 3, 2, 1]
+        assert await ids(created_before=str(created[3])) == [2, 1, 0]
+        assert await ids(created_from=str(created[1]), created_before=str(created[4]), kind="score") == [2]
+        assert await ids(created_from=str(created[4] + 60)) == []
+        page = (await http.get("/v1/jobs", params={"limit": "2", "created_before": str(created[4])})).json()
+        rest = await ids(cursor=page["next_cursor"], created_before=str(created[4]))
+        assert [accepted.index(job["id"]) for job in page["jobs"]] + rest == [3, 2, 1, 0]
+        for name, value in [("kind", "sing"), ("created_from", "nan"), ("created_before", "-1"), ("created_from", "x")]:
+            reply = await http.get("/v1/jobs", params={name: value})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, name), value
+
+
 async def test_expired_jobs_leave_the_list_and_its_key_in_redis(serving: Serving, worker: FakeWorker, redis: Redis):
     async with serving() as http:
         first = (await http.post("/v1/jobs/bulk", json=[score()] * 50)).json()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from scorepool.api.serve import AcceptErrorFilter, tidy_access_log
+from scorepool.api.serve import AcceptErrorFilter, listen, tidy_access_log
+from scorepool.store import SettingsError
 
 
 @pytest.fixture
@@ -54,16 +55,26 @@ def test_exhausted_file_descriptors_are_logged_in_one_line(no_descriptors: None,
     assert "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("target", "line"),
-    [
-        ("/v1/jobs?api_key=hush&wait=5", '127.0.0.1:5 - "GET /v1/jobs HTTP/1.1" 401'),
-        ("/v1/jobs", '127.0.0.1:5 - "GET /v1/jobs HTTP/1.1" 401'),
-        ("/healthz?x", None),
-    ],
-)
-def test_the_access_log_has_no_query_strings_and_no_health_checks(target: str, line: str | None):
-    text = '%s - "%s %s HTTP/%s" %d'
-    record = logging.LogRecord("uvicorn.access", 20, "", 1, text, ("127.0.0.1:5", "GET", target, "1.1", 401), None)
-    assert tidy_access_log(record) == (line is not None)
-    assert line is None or record.getMessage() == line
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_the_access_log_has_no_query_strings_and_polls_at_debug_only(level: int, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(level, "uvicorn.access")
+
+    def lines(method: str, target: str, status: int) -> list[tuple[str, str]]:
+        args = ("127.0.0.1:5", method, target, "1.1", status)
+        record = logging.LogRecord("uvicorn.access", logging.INFO, "", 1, '%s - "%s %s HTTP/%s" %d', args, None)
+        return [(record.levelname, record.getMessage())] if tidy_access_log(record) else []
+
+    read = ("DEBUG", '127.0.0.1:5 - "GET /v1/jobs HTTP/1.1" 200')
+    assert lines("GET", "/v1/jobs?api_key=hush&wait=5", 200) == [read] * (level == logging.DEBUG)
+    assert len(lines("HEAD", "/v1/jobs", 204)) == len(lines("GET", "/readyz?x", 503)) == (level == logging.DEBUG)
+    assert lines("GET", "/v1/jobs?api_key=hush", 401) == [("INFO", '127.0.0.1:5 - "GET /v1/jobs HTTP/1.1" 401')]
+    assert lines("POST", "/v1/jobs", 202) == [("INFO", '127.0.0.1:5 - "POST /v1/jobs HTTP/1.1" 202')]
+
+
+def test_an_address_that_cannot_be_listened_on_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"SCOREPOOL_HOST='127.0.0.1', SCOREPOOL_PORT={port}: Address already"):
+            listen("127.0.0.1", port)
+    with pytest.raises(SettingsError, match=r"SCOREPOOL_HOST='no\.such\.invalid'"):
+        listen("no.such.invalid", 1)

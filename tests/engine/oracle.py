@@ -72,6 +72,7 @@ def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -
     assert len(sequence.columns.logprobs) == len(positions)
     for column in (sequence.columns.top_ids, sequence.columns.top_logprobs):
         assert len(column) == (len(positions) if sequence.top_logprobs else 0)
+    assert len(sequence.columns.target_logprobs) == (len(positions) if sequence.targets else 0)
     for entry, position in enumerate(positions):
         logprob = sequence.columns.logprobs[entry]
         if position == 0:
@@ -85,6 +86,10 @@ def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -
             assert np.abs(values - np.sort(row)[::-1][: len(ids)]).max() <= tolerance
             assert np.abs(values - row[ids]).max() <= tolerance
             assert_same_order(ids, row, tolerance)
+        if sequence.targets:
+            target_ids, values = sequence.targets.at(entry), sequence.columns.target_logprobs[entry]
+            assert np.abs(np.array(values) - row[list(target_ids)]).max(initial=0) <= tolerance
+            assert len(values) == len(target_ids)
         if sequence.rank:
             chosen = row[sequence.token_ids[position]]
             lowest, highest = ((row > chosen + margin).sum() + 1 for margin in (tolerance, -tolerance))

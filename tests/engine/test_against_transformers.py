@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from scorepool.engine import Engine, Sampling, Sequence
+from scorepool.engine import Engine, Sampling, Sequence, Targets
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE
 from tests.tiny_tokenizer import BOS
@@ -67,13 +67,16 @@ def test_scores_and_generation_in_one_batch_equal_transformers(
     name: str, tolerance: float, engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle]
 ):
     engine, oracle = engine_of(name, max_batch_tokens=200), oracle_of(name)
+    everything = Targets([list(range(VOCAB_SIZE))], is_shared=True)
+    two = Targets([[7, 3]], is_shared=True)
+    ragged = Targets([tokens(1 + entry % 5, entry)[1:] for entry in range(248)], is_shared=False)
     sequences = [
         Sequence(token_ids=tokens(5, 1), sampling=Sampling(max_tokens=40, temperature=0)),
-        Sequence(token_ids=tokens(60, 2), score_from=30, top_logprobs=5),
-        Sequence(token_ids=tokens(3, 3), score_from=1, temperature=0.7, rank=True),
+        Sequence(token_ids=tokens(60, 2), score_from=30, top_logprobs=5, targets=two),
+        Sequence(token_ids=tokens(3, 3), score_from=1, temperature=0.7, rank=True, targets=everything),
         Sequence(token_ids=tokens(33, 4), sampling=Sampling(max_tokens=9, seed=1), top_logprobs=3, entropy=True),
-        Sequence(token_ids=tokens(21, 5), score_from=0, sampling=Sampling(max_tokens=20, temperature=0)),
-        Sequence(token_ids=tokens(250, 6), score_from=2),  # longer than the budget, so in chunks
+        Sequence(token_ids=tokens(21, 5), score_from=0, sampling=Sampling(max_tokens=20, temperature=0), targets=two),
+        Sequence(token_ids=tokens(250, 6), score_from=2, targets=ragged),  # longer than the budget, so in chunks
         Sequence(token_ids=tokens(230, 7), sampling=Sampling(max_tokens=12, temperature=0)),
         Sequence(token_ids=tokens(2, 8), sampling=Sampling(max_tokens=30, temperature=0.5, top_k=20, seed=2)),
     ]

@@ -50,6 +50,7 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.released: list[Sequence] = []
+        self.is_closed = False
         self.may_step = threading.Event()
         self.may_step.set()
         self.in_step = threading.Event()
@@ -84,6 +85,9 @@ class FakeRunner:
 
     def release(self, sequences: list[Sequence]) -> None:
         self.released += sequences
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.fixture

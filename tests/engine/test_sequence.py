@@ -48,5 +48,7 @@ def test_the_first_token_has_an_entry_without_values_in_each_column_that_is_aske
     for sequence in (asks_for_all, asks_for_little):
         sequence.append_unpredicted()
 
-    assert asks_for_all.columns == TokenColumns([None], [[]], [[]], [None], [None], [])
+    assert asks_for_all.columns == TokenColumns(
+        logprobs=[None], top_ids=[[]], top_logprobs=[[]], ranks=[None], entropies=[None]
+    )
     assert asks_for_little.columns == TokenColumns(logprobs=[None])

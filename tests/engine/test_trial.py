@@ -130,3 +130,18 @@ def until(condition, timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "the folder"])
+def test_a_wrong_path_is_refused_before_anything_is_loaded(
+    settings: EngineSettings, tmp_path: Path, trials, missing: str
+):
+    folder = tmp_path / "model"
+    if missing != "the folder":
+        folder.mkdir()
+        for name in {"config.json", "model.safetensors"} - {missing}:
+            (folder / name).touch()
+    with pytest.raises(LoadError) as caught:
+        Trial(replace(settings, model=str(folder))).__enter__()
+    assert str(folder) in caught.value.message
+    assert trials() == 0

@@ -64,5 +64,6 @@ def test_a_worker_whose_heartbeats_take_longer_than_a_lease_keeps_its_jobs(tmp_p
         fleet.host("near")
         fleet.wait_until_done([job_id])
 
-        assert "was taken away" not in far.log
+        assert "goes to another worker" not in far.log
+        assert "its lease is lost" not in far.log
         assert fleet.fields(job_id)["worker_name"] == "far"

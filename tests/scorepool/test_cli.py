@@ -1,6 +1,8 @@
 """The command as a user runs it: processes, output, exit status, and nothing left behind."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,12 +67,37 @@ def test_serve_runs_until_it_is_stopped_and_logs_at_a_level_in_any_case(
 ):
     with serving(tmp_path, SCOREPOOL_LOG_LEVEL=level) as (serve, url):
         assert httpx.get(f"{url}/v1/models").json()["models"][0]["id"] == "demo"
+        assert httpx.post(f"{url}/v1/jobs", json={}).status_code == 400
         serve.send_signal(stop_signal)
         _, stderr = serve.communicate(timeout=60)
     assert serve.returncode == 0
     assert processes_of(tmp_path) == []
-    logged = ["Uvicorn running on" in stderr, "Listening on demo" in stderr, "GET /v1/models" in stderr]
+    logged = ["listening on http:" in stderr, "Listening on demo" in stderr, "POST /v1/jobs" in stderr]
     assert logged == [level == "Info"] * 3
+    assert "GET /v1/models" not in stderr  # nor any poll
+
+
+def test_a_second_ctrl_c_puts_the_jobs_back_at_once(tmp_path: Path):
+    job = {"type": "generate", "model": "demo", "prompt": "import", "max_tokens": 2000, "n": 32, "ignore_eos": True}
+    with serving(tmp_path) as (serve, url):
+        ids = [httpx.post(f"{url}/v1/jobs", json=job).json()["id"] for _ in range(4)]
+        while httpx.get(f"{url}/v1/jobs/{ids[0]}").json()["status"] != "started":
+            time.sleep(0.05)
+        serve.send_signal(signal.SIGINT)
+        time.sleep(1.2)  # two signals within a second count as one
+        serve.send_signal(signal.SIGINT)
+        _, stderr = serve.communicate(timeout=30)
+    assert serve.returncode == 0
+    assert re.search(r"asked to stop: finishes [1-4] jobs for up to \d+ s", stderr)
+    assert stderr.index("stopping: ") < stderr.index("asked to stop again: ") < stderr.index("jobs in flight put back")
+
+
+def test_the_last_line_of_a_failed_start_is_its_cause(tmp_path: Path):
+    environ = {"SCOREPOOL_STATE_DIR": str(tmp_path), "SCOREPOOL_LOG_FORMAT": "json"}
+    with serve_fails("--port", str(free_port()), "--model", "gone=/no/such/folder", **environ) as stderr:
+        cause = json.loads(stderr.splitlines()[-1])["message"]
+    assert cause.startswith("worker gone ended with 1 before it was ready: ")
+    assert cause.count("there is no folder '/no/such/folder'") == 1
 
 
 def test_serve_leaves_out_a_model_that_cannot_be_loaded(tmp_path: Path, root: Path):
@@ -82,8 +109,10 @@ def test_serve_leaves_out_a_model_that_cannot_be_loaded(tmp_path: Path, root: Pa
         time.sleep(3)  # three times the delay of a restart
         serve.terminate()
         _, stderr = serve.communicate(timeout=60)
-    assert stderr.count("there is no folder '/no/such/folder'") == 1
-    assert "worker gone ended with 1 before it was ready; serving the other models without it" in stderr
+    said = [line for line in stderr.splitlines() if "worker gone ended with 1 before it was ready: " in line]
+    assert len(said) == 1
+    assert "there is no folder '/no/such/folder'" in said[0]
+    assert said[0].endswith("; serving the other models without it")
     assert "Traceback" not in stderr
 
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "worker --webhooks": [BIN / "scorepool", "worker", "--webhooks"],
     "python -m scorepool.api": [sys.executable, "-m", "scorepool.api"],
 }
+OTHERS = ("nobody:right@", "")  # wrong credentials; the commands have one way to check them
 MALFORMED = ["redis://:secret@127.0.0.1:port/0", "redis://:secret@127.0.0.1:1?nonsense=1"]  # tests/store has many more
 
 
@@ -50,15 +51,17 @@ def stderr_of(command: str, redis_url: str, state: Path) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("credentials", [":wrong@", "nobody:right@", ""])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "credentials"), [*((command, ":wrong@") for command in COMMANDS), *(("api", one) for one in OTHERS)]
+)
 def test_a_wrong_password_stops_the_process(command: str, credentials: str, protected: str, tmp_path: Path):
     [line] = stderr_of(command, f"unix://{credentials}{protected}", tmp_path).splitlines()
     assert line.startswith("scorepool: SCOREPOOL_REDIS_URL: Redis refuses the user or the password of the URL")
 
 
-@pytest.mark.parametrize("url", MALFORMED)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "url"), [*((command, MALFORMED[0]) for command in COMMANDS), ("api", MALFORMED[1])]
+)
 def test_a_malformed_url_stops_the_process(command: str, url: str, tmp_path: Path):
     [line] = stderr_of(command, url, tmp_path).splitlines()
     assert line.startswith("scorepool: SCOREPOOL_REDIS_URL")

@@ -41,6 +41,9 @@ def best(client: Client) -> float | None:
 """
 
 
+SUFFIXES = (".py", ".lua", ".json", ".html", ".js", ".css", ".svg")
+
+
 @pytest.fixture(scope="session")
 def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build an sdist, and a wheel from the sdist, from the files that the image is built from, and the tests."""
@@ -133,7 +136,7 @@ def test_the_wheel_adds_one_package_with_real_files(root: Path, wheel: Path):
     assert {name.split("/")[0] for name in names} == {"scorepool"}
     assert len(licenses) == 1
     for room in ROOMS:
-        files = [path for path in (root / room).rglob("*") if path.suffix in (".py", ".lua", ".json")]
+        files = [path for path in (root / room).rglob("*") if path.suffix in SUFFIXES]
         assert {f"scorepool/{path.relative_to(root)}" for path in files} - names == set()
     data = ("py.typed", "cli.py", "local/stack.py", "models/demo/model.safetensors", "models/demo/tokenizer.json")
     assert {f"scorepool/{name}" for name in data} - names == set()

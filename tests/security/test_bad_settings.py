@@ -130,7 +130,7 @@ def test_a_redis_that_hangs_leaves_no_process_behind(tmp_path: Path):
         serve = start([SCOREPOOL, "serve"], hanging)
         webhooks = start(webhook_command(), hanging)
         running = [start(API, hanging), start(webhook_command(), url)]
-        running[0].wait_for("Uvicorn running")
+        running[0].wait_for("listening on http:")
         running[1].wait_for("Listening on webhooks")
         server.send_signal(signal.SIGSTOP)
         if Path("/proc").exists():
@@ -179,7 +179,7 @@ def test_every_process_obeys_sigterm_when_redis_begins_to_refuse(fault: str, tmp
     with redis_server(tmp_path / "redis") as (url, server):
         processes = [Process(command, url, tmp_path) for command in (API, webhook_command())]
         try:
-            processes[0].wait_for("Uvicorn running")
+            processes[0].wait_for("listening on http:")
             processes[1].wait_for("Listening on webhooks")
             with Redis.from_url(url) as redis:
                 for command in FAULTS[fault]:

@@ -1,6 +1,8 @@
 """Logs of real processes at INFO contain no prompt, completion, key, secret or query string of a URL."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,8 +22,8 @@ from tests.worker.receiver import receiver
 PROMPT, COMPLETION, CHAT = "what-the-prompt-says", "what-the-completion-says", "what-the-chat-says"
 
 
-@pytest.fixture
-def environ(redis_url: str, root: Path) -> dict[str, str]:
+@pytest.fixture(params=["text", "json"])
+def environ(request: pytest.FixtureRequest, redis_url: str, root: Path) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SCOREPOOL_", "RQ_"))},
         "PYTHONPATH": str(root),
@@ -31,6 +33,7 @@ def environ(redis_url: str, root: Path) -> dict[str, str]:
         "SCOREPOOL_API_KEYS": KEYS,
         "SCOREPOOL_WEBHOOK_SECRET": SECRET,
         "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "true",
+        "SCOREPOOL_LOG_FORMAT": request.param,
     }
 
 
@@ -47,8 +50,10 @@ def log(root: Path, environ: dict[str, str], tmp_path: Path) -> Iterator[Path]:
             process.wait(60)
 
 
-def test_logs_contain_no_secrets(redis: Redis, workers: Workers, environ: dict[str, str], log: Path):
-    workers.start(SCOREPOOL_LEASE_S="20")
+def test_logs_have_one_format_and_contain_no_secrets(
+    redis: Redis, workers: Workers, environ: dict[str, str], log: Path
+):
+    workers.start("--name", "mac", SCOREPOOL_LEASE_S="20", SCOREPOOL_LOG_FORMAT=environ["SCOREPOOL_LOG_FORMAT"])
     jobs = [
         score(items=[{"prompt": PROMPT, "completion": COMPLETION}]),
         {"type": "generate", "model": "demo", "prompt": PROMPT + "NAN", "max_tokens": 2},
@@ -75,5 +80,15 @@ def test_logs_contain_no_secrets(redis: Redis, workers: Workers, environ: dict[s
     assert len(ids) == 4
     assert "delivered to 127.0.0.1" in logged
     assert "POST /v1/jobs" in logged
+    if environ["SCOREPOOL_LOG_FORMAT"] == "json":
+        lines = [json.loads(line) for line in logged.splitlines()]
+        about = {(line["process"].partition("[")[0], line.get("worker", "") == "mac") for line in lines}
+        assert about == {("api", False), ("webhooks", False), ("worker", True)}
+        for job_id in ids:
+            said = [(line["process"][:3], line["message"][:5]) for line in lines if line.get("job") == job_id]
+            assert {("wor", "begin"), ("wor", "ends:"), ("api", "127.0")} <= set(said)
+    else:
+        line = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z (INFO|WARNING|ERROR) (api|worker|webhooks)\[\d+\][^:]*: |    ")
+        assert [text for text in logged.splitlines() if not line.match(text)] == []
     for secret in (PROMPT, COMPLETION, CHAT, ALICE, SECRET, registered["secret"], "hush", KEYS.partition(":")[2][:64]):
         assert secret not in logged

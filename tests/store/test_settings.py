@@ -12,10 +12,12 @@ def test_settings_are_read_from_their_variables_whatever_the_case_of_the_level()
     ("environ", "says"),
     [
         ({"SCOREPOOL_PROT": "1"}, "SCOREPOOL_PROT is not a setting; did you mean SCOREPOOL_PORT?"),
-        ({"SCOREPOOL_PORT": "x"}, "SCOREPOOL_PORT='x': Expected `int`"),
+        ({"SCOREPOOL_PORT": "x"}, "SCOREPOOL_PORT='x': expected a whole number"),
+        ({"SCOREPOOL_LEASE_S": "x"}, "SCOREPOOL_LEASE_S='x': expected a number"),
         ({"SCOREPOOL_PORT": "65536"}, "SCOREPOOL_PORT='65536': Expected `int` <= 65535"),
-        ({"SCOREPOOL_LOG_LEVEL": "loud"}, "SCOREPOOL_LOG_LEVEL='LOUD'"),
-        ({"SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "maybe"}, "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE='maybe'"),
+        ({"SCOREPOOL_LOG_LEVEL": "loud"}, "SCOREPOOL_LOG_LEVEL='LOUD': expected one of CRITICAL, DEBUG, "),
+        ({"SCOREPOOL_LOG_FORMAT": "yaml"}, "SCOREPOOL_LOG_FORMAT='yaml': expected one of json, text"),
+        ({"SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "maybe"}, "ALLOW_PRIVATE='maybe': expected true or false"),
         ({"SCOREPOOL_LEASE_S": "nan"}, "SCOREPOOL_LEASE_S='nan'"),
     ],
 )

@@ -21,12 +21,13 @@ from redis import Redis
 from rq import get_current_job
 
 import scorepool.store.clock
-from scorepool.engine import ChatCodec, Engine, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
+from scorepool.engine import ChatCodec, Engine, EngineStats, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
 from scorepool.engine.errors import EngineDeadError
 from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker import BatchWorker, Job, Queue, WebhookWorker
 from scorepool.worker.inference import crosschecker
 from scorepool.worker.inference.translate import Steps
+from scorepool.worker.machine import keep_awake
 from scorepool.worker.rq.clock import REDIS_CLOCK
 
 T = TypeVar("T")
@@ -128,6 +129,8 @@ class FakeEngine(Engine):
     )
     step_started_at: float | None = None
     load = (0, 0)
+    stats = EngineStats()
+    is_loaded = True
 
     def __init__(self) -> None:
         self.tokenizer = FakeTokenizer()
@@ -330,6 +333,14 @@ class LoggingEngineWorker(FakeWorker):
         log.info("the engine has started")
         log.warning("the engine has a warning")
         return super().start_engine(source)
+
+
+class MacWorker(FakeWorker):
+    """A worker that takes this machine for a Mac when it decides whether to keep it awake."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        keep_awake.sys = SimpleNamespace(platform="darwin")  # type: ignore[attr-defined]
+        super().__init__(*args, **kwargs)
 
 
 def note(job: Job, connection: Redis, *about: object) -> None:

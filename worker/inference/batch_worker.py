@@ -17,13 +17,17 @@ from scorepool.store import INFER
 from scorepool.wire import EngineLoad
 from scorepool.worker.claims.link_report import LinkReport
 from scorepool.worker.engine_settings import engine_settings
+from scorepool.worker.inference.budget import EVERY_S as BUDGET_EVERY_S
+from scorepool.worker.inference.budget import Budget
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
+from scorepool.worker.inference.engine_rates import RateWindow
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.registration import WorkerRegistration, configured_model, served_model_of
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.machine.periodic_tasks import PeriodicTask
 from scorepool.worker.machine.watchdog import WatchedOperations
 from scorepool.worker.rq.errors import StartError
 from scorepool.worker.rq.worker import Worker
@@ -32,16 +36,22 @@ from scorepool.worker.rq.worker import Worker
 class BatchWorker(Worker):
     takes_over = True
 
+    def log_fields(self) -> dict[str, str]:
+        return super().log_fields() | {"model": self.settings.model.partition("=")[0].partition(",")[0]}
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.engine: Engine | None = None
         self.inference: InferenceRunner | None = None
         self.registration: WorkerRegistration | None = None
         self.crosschecker: Crosschecker | None = None
+        self.budget: Budget | None = None
+        self._rate_window = RateWindow()
 
     def open(self) -> None:
         (model, *aliases), source = configured_model(self.settings, self.queue_names())
         self.engine = self.start_engine(source)
+        self.budget = Budget(self.engine) if self.settings.adapt_budget else None
         provenance = provenance_of(model, self.engine.model_info)
         served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
         link_report = LinkReport(self.plan, self.exchanger.link_speed, self.leases)
@@ -63,10 +73,31 @@ class BatchWorker(Worker):
             max_running_rows=self.settings.max_running_rows,
             cached_tokens=cached_tokens,
             max_cached_tokens=self.engine.model_info.max_cached_tokens,
+            budget=1.0 if self.budget is None else self.budget.share,
+            strains=[] if self.budget is None else sorted(self.budget.strains),
+            is_loaded=self.engine.is_loaded,
+            rates=self._rate_window.rates(self.engine.stats),
         )
 
     def num_wanted(self) -> int:
-        return self.plan.num_wanted(self.settings.max_running_rows)
+        share = 1.0 if self.budget is None else self.budget.share
+        return self.plan.num_wanted(max(1, int(self.settings.max_running_rows * share)))
+
+    def periodic_tasks(self) -> list[PeriodicTask]:
+        return [*super().periodic_tasks(), PeriodicTask(self._update_budget, every_s=BUDGET_EVERY_S)]
+
+    def _update_budget(self) -> None:
+        if self.budget is not None:
+            self.budget.update()
+
+    def rest(self, idle_s: float) -> None:
+        """Drop the weights after `idle_unload_s`. The engine does nothing while a crosscheck runs."""
+        limit_s = self.settings.idle_unload_s
+        if limit_s and idle_s >= limit_s and self.engine is not None and self.engine.is_loaded:
+            try:
+                self.engine.drop_weights()
+            except EngineDeadError as error:
+                raise map_engine_error(error) from error
 
     def excluded_owners(self) -> AbstractSet[str]:
         return frozenset() if self.inference is None else self.inference.tokenizing.crowded_owners

@@ -5,9 +5,10 @@ engine/sampling/logprobs.py, its field in SequenceResult (wire/result.py) or, if
 (wire/columns.py), and its entry in COLUMNS below.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
-from math import inf, isnan
+from math import inf, isfinite, isnan
 
 from scorepool import wire
 from scorepool.engine import Sampling, Sequence, TokenColumns
@@ -45,6 +46,8 @@ def _changes_distribution(sampling: Sampling) -> bool:
 
 
 def _each(values: Iterable[float | None], clamp: Clamp) -> Floats:
+    if isinstance(values, array) and isfinite(sum(values)):  # then each is, and there is nothing to clamp
+        return Floats.unpack(values.tobytes())
     return Floats(map(clamp, values))
 
 
@@ -55,6 +58,10 @@ COLUMNS = {  # by the name of the field
         _has_top, lambda columns, token_bytes, _: [[*map(token_bytes, top_ids)] for top_ids in columns.top_ids]
     ),
     "top_logprobs": Column(_has_top, lambda columns, _, clamp: [_each(top, clamp) for top in columns.top_logprobs]),
+    "target_logprobs": Column(
+        lambda sequence: sequence.targets is not None,
+        lambda columns, _, clamp: [_each(values, clamp) for values in columns.target_logprobs],
+    ),
     "ranks": Column(lambda sequence: sequence.rank, lambda columns, *_: columns.ranks),
     "entropies": Column(lambda sequence: sequence.entropy, lambda columns, _, clamp: _each(columns.entropies, clamp)),
     "sampled_logprobs": Column(

@@ -5,13 +5,20 @@ engine                                    worker.rq
 InvalidRequest                            JobError invalid
 ContextLengthExceeded                     JobError too_long
 NonFiniteLogits                           JobError numeric
+ReloadError                               StartError: the process ends, and its jobs go back
 EngineDeadError                           FatalError: the process ends
 any other error                           itself; the job fails with `internal`
 """
 
-from scorepool.engine.errors import ContextLengthExceeded, EngineDeadError, InvalidRequest, NonFiniteLogits
+from scorepool.engine.errors import (
+    ContextLengthExceeded,
+    EngineDeadError,
+    InvalidRequest,
+    NonFiniteLogits,
+    ReloadError,
+)
 from scorepool.wire import Failure
-from scorepool.worker.rq.errors import FatalError, JobError
+from scorepool.worker.rq.errors import FatalError, JobError, StartError
 
 
 def map_engine_error(error: BaseException) -> BaseException:
@@ -23,6 +30,8 @@ def map_engine_error(error: BaseException) -> BaseException:
             return JobError(Failure(code="too_long", message=message))
         case NonFiniteLogits(message=message):
             return JobError(Failure(code="numeric", message=message))
+        case ReloadError(message=message):
+            return StartError(message)
         case EngineDeadError(message=message):
             return FatalError(message)
         case _:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.engine import ChatCodec, Sampling, Sequence, Tokenizer
+from scorepool.engine import ChatCodec, Sampling, Sequence, Targets, Tokenizer
 from scorepool.engine.errors import ContextLengthExceeded
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
@@ -83,7 +83,13 @@ def to_sequences(
         prepared = yield from _to_scored(request, codec.tokenizer, context_length)
     else:
         prepared = yield from _to_generated(request, codec, context_length, owner)
-    if excess := wire.report_excess(request, sum(_num_reported(each.sequence) for each in prepared)):
+    num_tokens = [_num_reported(each.sequence) for each in prepared]
+    num_targets = sum(
+        each.sequence.targets.count(num)
+        for each, num in zip(prepared, num_tokens, strict=True)
+        if each.sequence.targets
+    )
+    if excess := wire.report_excess(request, sum(num_tokens), num_targets):
         raise _invalid(*excess)
     return prepared
 
@@ -100,6 +106,7 @@ def _to_scored(request: wire.Score, tokenizer: Tokenizer, context_length: int) -
         what = f"items[{index}]"
         each = yield from _to_scored_sequence(request, pair, tokenizer, context_length, what)
         check_num_tokens(len(each.sequence.token_ids), context_length, what)
+        each.sequence.targets = _targets(request, request.items[index])
         prepared.append(each)
     return prepared
 
@@ -129,6 +136,13 @@ def _to_scored_sequence(
         temperature=request.temperature,
     )
     return PreparedSequence(sequence, num_prompt_tokens, isinstance(prompt, str), bos_added)
+
+
+def _targets(request: wire.Score, item: wire.ScoreItem) -> Targets | None:
+    if lists := item.target_lists:
+        return Targets([*lists], is_shared=False)
+    ids = request.targets if item.targets is None else item.targets
+    return None if ids is None else Targets([[each for each in ids if isinstance(each, int)]], is_shared=True)
 
 
 def check_length(texts: Items[str], tokenizer: Tokenizer, max_tokens: int, what: str) -> Steps[None]:
@@ -168,6 +182,7 @@ def _to_generated(
             token_ids=list(prompt_ids),
             score_from=_score_from(request, len(prompt_ids), max_tokens),
             top_logprobs=request.top_logprobs,
+            targets=None if request.targets is None else Targets([request.targets], is_shared=True),
             rank=request.rank,
             sampling=_sampling(request, index, max_tokens) if max_tokens else None,
             constraint=constraint,

@@ -12,6 +12,7 @@ from types import TracebackType
 from redis.exceptions import RedisError
 
 from scorepool.store.clock import clock_s
+from scorepool.store.outage import Outage
 
 JOIN_S = 0.5  # a task that waits for a Redis that does not answer is not waited for
 MAX_WAIT_S = 1.0  # a longer wait would go on after a sleep, for what was left of it
@@ -22,6 +23,7 @@ class PeriodicTask:
     call: Callable[[], None]
     every_s: float
     due_at: float = 0.0  # clock_s()
+    outage: Outage | None = None  # of its Redis, since its first error
 
 
 class PeriodicTasks:
@@ -55,9 +57,14 @@ class PeriodicTasks:
 
     def _do(self, task: PeriodicTask) -> None:
         """Run a task and log its error; it runs again after its interval. The main thread handles a lost Redis."""
+        name = getattr(task.call, "__name__", "a task").strip("_").replace("_", " ")
         try:
             task.call()
         except RedisError as error:
-            self.log.warning("%s: %s", task.call.__qualname__, error)
+            task.outage = task.outage or Outage(self.log)
+            task.outage.failed("cannot %s: %s", name, error)
         except Exception:
-            self.log.exception("%s failed", task.call.__qualname__)
+            self.log.exception("cannot %s", name)
+        else:
+            if task.outage is not None:
+                task.outage.ended(f"can {name} again")

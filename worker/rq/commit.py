@@ -167,7 +167,7 @@ class ResultCommitter:
         if failure.code == "internal" and not isinstance(inflight.error, JobError):
             # The traceback without the message, which may quote the prompt.
             where = "".join(traceback.format_tb(inflight.error.__traceback__))
-            self.log.error("job %s: %s\n%s", job.id, type(inflight.error).__name__, where)
+            self.log.error("%s\n%s", type(inflight.error).__name__, where, extra={"job": job.id})
         inflight.error = inflight.error if isinstance(inflight.error, Stopped) else JobError(failure)
 
     def _decide_requested_retry(self, inflight: InFlightJob, retry: Retry) -> None:
@@ -186,7 +186,7 @@ class ResultCommitter:
             with inflight.job.as_current():
                 execute(self.death_penalty, *args)
         except Exception as error:
-            self.log.exception("job %s: its callback failed", inflight.job.id)
+            self.log.exception("its callback failed", extra={"job": inflight.job.id})
             inflight.error = inflight.error or error
 
     # Write: may run several times, so it changes nothing but the pipeline.

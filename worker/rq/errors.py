@@ -13,7 +13,7 @@ any other exception                       internal
 What ends the process:
 
 WorkerError
-├── StartError    the worker cannot start: its message is printed as one sentence, exit status 1
+├── StartError    the worker cannot start, or not again: its message is printed as one sentence, exit status 1
 └── FatalError    what runs the jobs has failed: the leases bring its jobs back
 
 Errors are recognised by their class, never by their text. A job function maps the errors of what it calls (an engine)
@@ -50,7 +50,7 @@ class WorkerError(Exception):
 
 
 class StartError(WorkerError):
-    """The worker cannot start. The message says why."""
+    """The worker cannot start, or load its weights again. The message says why. Its jobs go back with all retries."""
 
 
 class FatalError(WorkerError):

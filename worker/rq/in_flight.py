@@ -18,7 +18,7 @@ from rq.executions import Execution
 from rq.queue import Queue
 
 from scorepool.worker.claims.leases import ClaimedJob
-from scorepool.worker.rq.errors import FatalError, JobError
+from scorepool.worker.rq.errors import JobError, WorkerError
 from scorepool.worker.rq.job import Callback, Job
 
 
@@ -127,12 +127,12 @@ class InFlightJob:
             self.succeed(answer)
 
     def collect(self) -> None:
-        """Take the job's result or error from its future. Raise FatalError if the process must end."""
+        """Take the job's result or error from its future. Raise WorkerError if the process must end."""
         if self.is_over or self.async_result is None:
             return
         try:
             self.succeed(self.async_result.finish(self.async_result.future.result(timeout=0)))
-        except FatalError:
+        except WorkerError:
             raise
         except Exception as error:
             self.fail(error)

@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,6 +20,8 @@ from redis.exceptions import RedisError
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
+from scorepool.store.outage import Outage
+from scorepool.store.traces import Tracer
 from scorepool.worker.claims.claim_plan import ClaimPlan
 from scorepool.worker.claims.dead_workers import leases_of_dead
 from scorepool.worker.claims.heartbeat_clock import HeartbeatClock
@@ -31,6 +33,7 @@ from scorepool.worker.rq.commit import ResultCommitter
 from scorepool.worker.rq.errors import JobError, Stopped
 from scorepool.worker.rq.exchange import Exchange, Exchanged, Exchanger
 from scorepool.worker.rq.in_flight import InFlightJob
+from scorepool.worker.rq.job_spans import trace_job
 from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 
@@ -69,6 +72,8 @@ class JobHolder(WorkerProcess):
         self._has_reclaimed = False  # jobs of silent workers have been reclaimed once
         self._try_again_at = 0.0  # clock_s(): Redis was away, so no exchange before
         self._backoff_s = 0.1
+        self._outage = Outage(self.log)
+        self.tracer: Tracer | None = None  # set when the worker starts
 
     @cached_property
     def link(self) -> Link:
@@ -186,17 +191,20 @@ class JobHolder(WorkerProcess):
     def _take_exchanged(self, exchange: Exchange, exchanged: Exchanged) -> None:
         self._end_exchange(exchange)
         self._backoff_s = 0.1
+        self._outage.ended("Redis is back")
         for inflight in exchanged.recorded:
             self.in_flight.pop(inflight.lease_key, None)
             self._recorded_leases.append(inflight.lease_key)
             self.plan.end(inflight)
             level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
-            self.log.log(level, "job %s: %s", inflight.job.id, inflight.end)
+            if self.tracer is not None:
+                trace_job(self.tracer, inflight)
+            self.log.log(level, "ends: %s", inflight.end, extra={"job": inflight.job.id})
             if inflight.error is None and inflight.job.on_recorded is not None:
                 inflight.job.on_recorded()
         for inflight in exchanged.lost:
             self.in_flight.pop(inflight.lease_key, None)
-            self.log.warning("job %s: its lease was lost, so its end is not recorded here", inflight.job.id)
+            self.log.warning("its lease was lost, so its end is not recorded here", extra={"job": inflight.job.id})
         for inflight in exchange.ended:  # what is left waits for the link, and nobody needs to run it again
             if inflight.lease_key in self.in_flight and not inflight.has_begun:
                 inflight.has_begun = True
@@ -228,7 +236,11 @@ class JobHolder(WorkerProcess):
         """
         if not (isinstance(error, REDIS_UNAVAILABLE) or (isinstance(error, RedisError) and is_wrong_type(error))):
             raise error
-        self.log.error("Redis is away (%s); %d jobs are kept, trying again", error, len(self.in_flight))
+        self._outage.failed(
+            "Redis is away (%s); %d jobs are kept, trying again until it is back",
+            *(error, len(self.in_flight)),
+            level=logging.ERROR,
+        )
         self._reclaim_at = clock_s() + self.settings.lease_s
         self._try_again_at = clock_s() + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, 2.0)
@@ -263,7 +275,7 @@ class JobHolder(WorkerProcess):
     def _set_suspended(self, is_suspended: bool) -> None:
         if is_suspended != self._is_suspended:
             self._is_suspended = is_suspended
-            self.log.info("Worker %s: %s", self.name, "suspended, until `rq resume`" if is_suspended else "resumed")
+            self.log.info("%s", "suspended, until `rq resume`" if is_suspended else "resumed")
             awake = WorkerStatus.BUSY if self.in_flight else WorkerStatus.IDLE
             state = WorkerStatus.SUSPENDED if is_suspended else awake
             self.link.call(partial(self.set_state, state), lambda _: None, self._lose_redis)
@@ -279,16 +291,21 @@ class JobHolder(WorkerProcess):
     def _lose_messages(self) -> None:
         self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)
 
-    def _lose_leases(self, lost: Iterable[str]) -> None:
-        """Drop jobs whose lease was lost."""
-        for lease_key in lost:
-            if inflight := self.in_flight.pop(lease_key, None):
-                self.log.warning("job %s was taken away", inflight.job.id)
-                inflight.abandon()
+    def _yield_job(self, lease_key: str) -> None:
+        """Drop a job that an idle worker has taken: see docs/architecture.md, how workers share a queue."""
+        if inflight := self.in_flight.pop(lease_key, None):
+            self.log.info("goes to another worker, which was idle", extra={"job": inflight.job.id})
+            inflight.abandon()
 
     def _apply_lease_changes(self, lost: set[str], canceled: set[str]) -> None:
         """Drop jobs whose lease was lost; stop jobs that their owner canceled."""
-        self._lose_leases(lost)
+        for lease_key in lost:
+            if inflight := self.in_flight.pop(lease_key, None):
+                self.log.warning(
+                    "its lease is lost, so it stops here: another worker has it, or it was deleted",
+                    extra={"job": inflight.job.id},
+                )
+                inflight.abandon()
         for lease_key in canceled & self.in_flight.keys():
             self.in_flight[lease_key].fail(Stopped())
 
@@ -303,7 +320,7 @@ class JobHolder(WorkerProcess):
         self._post_call(self._show_stop)
 
     def _show_stop(self) -> None:
-        self.log.error("Worker %s claims no more jobs until it is restarted: %s", self.name, self._stopped_because)
+        self.log.error("claims no more jobs until it is restarted: %s", self._stopped_because)
         self.link.call(partial(self._write_stop, list(self.in_flight)), lambda _: None, self._lose_redis)
 
     def _write_stop(self, known: Sequence[str]) -> None:
@@ -328,7 +345,7 @@ class JobHolder(WorkerProcess):
         for inflight in jobs:
             del self.in_flight[inflight.lease_key]
             inflight.abandon()
-        self.log.warning("Worker %s: %d jobs in flight put back", self.name, len(jobs))
+        self.log.warning("%d jobs in flight put back", len(jobs))
         self.link.call(partial(self.leases.release, jobs), lambda _: None, self._lose_redis)
 
     def _report_death(self) -> None:
@@ -346,7 +363,7 @@ class JobHolder(WorkerProcess):
 
         def hand_back() -> None:
             self._is_going_to_sleep = True
-            self.log.info("Worker %s: the Mac goes to sleep", self.name)
+            self.log.info("the Mac goes to sleep")
             self._release()
             self.link.call(
                 partial(self.leases.leave, self.queues, list(self.in_flight)), lambda _: is_done.set(), self._lose_redis
@@ -360,7 +377,7 @@ class JobHolder(WorkerProcess):
 
         def resume() -> None:
             self._is_going_to_sleep = False
-            self.log.info("Worker %s: the Mac is awake", self.name)
+            self.log.info("the Mac is awake")
             self._lose_messages()
 
         self._post_call(resume)

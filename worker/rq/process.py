@@ -7,7 +7,8 @@ import logging
 import math
 import queue
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from types import FrameType
@@ -38,6 +39,7 @@ from scorepool.worker.rq.job import Job, Queue
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 from scorepool.worker.rq.scheduler import Scheduler
 
+PUBSUB_RETRY_S = 2.0
 RELEASE_S = 5.0  # at most, of the time to drain, to put jobs back; and as much again to unregister
 FORCED_END_S = 5.0  # from a second signal to the end
 
@@ -103,8 +105,8 @@ class WorkerProcess(BaseWorker):
         """Take a job that was leased to this worker without a claim."""
         raise NotImplementedError
 
-    def _lose_leases(self, lost: Iterable[str]) -> None:
-        """Drop the jobs of these leases, which another worker has."""
+    def _yield_job(self, lease_key: str) -> None:
+        """Drop the job of this lease, which an idle worker has taken."""
         raise NotImplementedError
 
     def _lose_messages(self) -> None:
@@ -163,12 +165,8 @@ class WorkerProcess(BaseWorker):
         with self.wrong_types.tolerate("set the time of the shutdown"):
             super().set_shutdown_requested_date()
 
-    def _share_log(self) -> None:
-        """Send the logs of our packages to the handlers that RQ's bootstrap has set up."""
-        for name in ("scorepool.engine", "scorepool.worker"):
-            log = logging.getLogger(name)
-            log.handlers = list(self.log.handlers)
-            log.setLevel(self.settings.log_level)
+    def handle_warm_shutdown_request(self) -> None:
+        """Log nothing: a signal may interrupt another line. `_show_shutdown` logs it."""
 
     def subscribe(self) -> None:
         """Subscribe to RQ's commands, and to the wake-up channels of our queues."""
@@ -193,13 +191,13 @@ class WorkerProcess(BaseWorker):
         try:
             match read_message(message["data"]) if is_own else []:
                 case [b"taken", lease_key]:
-                    self._post_call(partial(self._lose_leases, [as_text(lease_key)]))
+                    self._post_call(partial(self._yield_job, as_text(lease_key)))
                 case [b"leased", *strings]:
                     self._post_call(partial(self._take_leased, read_leased(strings, self.queues)))
                 case _:
                     self._post_call(self._wake_up)
         except ValueError as error:  # any client of Redis can publish any message
-            self.log.warning("Worker %s: a message that cannot be read: %s", self.name, error)
+            self.log.warning("a message that cannot be read: %s", error)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
         try:
@@ -209,20 +207,20 @@ class WorkerProcess(BaseWorker):
             else:
                 super().handle_payload(message)
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # any client can publish any message
-            self.log.warning("Worker %s: a message that is no command: %r", self.name, error)
+            self.log.warning("a message that is no command: %r", error)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Let RQ retry after every error, by passing it on as a ConnectionError, the only error that RQ retries.
+        """Return, so that the thread tries again, after every error.
 
-        RQ would end the thread, and the worker would miss all commands until it is restarted.
+        RQ would end the thread after most, and the worker would miss all commands until it is restarted.
         """
         self._post_call(self._lose_messages)
-        if isinstance(exc, RedisConnectionError):
-            super()._pubsub_exception_handler(exc, pubsub, pubsub_thread)
-            return
-        if not isinstance(exc, RedisTimeoutError) and pubsub.connection is not None:
+        is_away = isinstance(exc, (RedisConnectionError, RedisTimeoutError))
+        if not is_away and pubsub.connection is not None:
             pubsub.connection.disconnect()  # what follows on it may be the rest of a reply that cannot be read
-        super()._pubsub_exception_handler(RedisConnectionError(repr(exc)), pubsub, pubsub_thread)
+        # The loop logs that Redis is away, once; every other thread would say so again.
+        self.log.log(logging.DEBUG if is_away else logging.ERROR, "messages of Redis cannot be read: %r", exc)
+        time.sleep(PUBSUB_RETRY_S)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Drain. Only sets flags, because a signal can interrupt any statement."""
@@ -246,10 +244,9 @@ class WorkerProcess(BaseWorker):
         """Put everything back now. Two signals within a second count as one: `rq worker-pool` sends each twice."""
         if clock_s() - self._stop_requested_at < 1:
             return
-        self.log.warning("Worker %s: cold shut down", self.name)
         self._end_in(FORCED_END_S)
         self._release_at = clock_s()
-        self._post_call(lambda: None)
+        self._post_call(lambda: self.log.warning("asked to stop again: what is not over is put back now"))
         if self._is_interruptible:
             raise SystemExit
 

@@ -14,6 +14,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool.store import SettingsError
+from scorepool.store.logs import end_process
 from scorepool.worker.rq.errors import StartError
 
 # Redis is unavailable, or refuses commands for a while (connection.Refusing): jobs in flight are kept, and the command
@@ -34,6 +35,6 @@ def exit_with_message() -> Iterator[None]:
     try:
         yield
     except (SettingsError, StartError) as error:
-        raise SystemExit(f"scorepool: {error}") from None
+        end_process(str(error))
     except (*REDIS_UNAVAILABLE, NoPermissionError) as error:
-        raise SystemExit(f"scorepool: Redis (SCOREPOOL_REDIS_URL, or `rq worker --url`): {error}") from None
+        end_process(f"Redis (SCOREPOOL_REDIS_URL, or `rq worker --url`): {error}")

@@ -24,21 +24,25 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
+from scorepool.store import logs
+from scorepool.store.traces import open_tracer
 from scorepool.worker.claims.claim_plan import LOOK_S
 from scorepool.worker.claims.lease_length import BEATS_PER_LEASE
 from scorepool.worker.claims.leases import Claimed, ClaimedJob
+from scorepool.worker.machine.keep_awake import KeepAwake
 from scorepool.worker.machine.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.machine.sleep_hook import SleepHook
 from scorepool.worker.machine.watchdog import Watchdog, WatchedOperations
 from scorepool.worker.redis_link.progress_connection import socket_timeout
 from scorepool.worker.rq.clock import awake_s, clock_s
-from scorepool.worker.rq.errors import Expired, FatalError, Stopped
+from scorepool.worker.rq.errors import Expired, FatalError, StartError, Stopped, WorkerError
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import Callback, Job, Queue
 from scorepool.worker.rq.job_functions import function_of
 from scorepool.worker.rq.job_holder import JobHolder
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE, exit_with_message
 from scorepool.worker.rq.sweep import Sweep
+from scorepool.worker.version import VERSION
 
 MAINTENANCE_TIMEOUT_S = 2.0  # of RQ's own cleaners, which call callbacks and so need the main thread
 MAX_EARLY_STOPS = 256  # commands to stop jobs that may be in the reply to the claim under way
@@ -59,11 +63,20 @@ class Worker(JobHolder):
 
     # A subclass may override these.
 
+    process = "worker"  # its name in log lines
+
+    def log_fields(self) -> dict[str, str]:
+        """Return the fields of all its log lines: see store/logs.py."""
+        return {"worker": self.name}
+
     def open(self) -> None:
         """Get ready to work. Called once, after RQ's bootstrap, so never before a fork."""
 
     def close(self) -> None:
         """Release what `open` acquired. Also called when `open` failed."""
+
+    def rest(self, idle_s: float) -> None:
+        """Save what an idle worker need not hold. Called now and then while no job has been in flight for `idle_s`."""
 
     def periodic_tasks(self) -> list[PeriodicTask]:
         """Return more tasks to run beside the loop."""
@@ -94,6 +107,8 @@ class Worker(JobHolder):
         self._num_claimed = 0
         with exit_with_message(), ExitStack() as stack:
             logging_level = logging_level or self.settings.log_level  # RQ's own options take precedence
+            logs.configure(self.process, self.settings.log_format, logging_level.upper(), **self.log_fields())
+            self.log.info("scorepool %s starts", VERSION)  # RQ logs its own version, and the process's id
             watchdog = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self._report_death, self.log)
             heartbeat = PeriodicTask(self._send_heartbeat, every_s=self.settings.lease_s / BEATS_PER_LEASE)
             sweep = Sweep(self.connection, self.queue_names(), self.settings.lease_s * 3)
@@ -103,14 +118,20 @@ class Worker(JobHolder):
                 PeriodicTask(sweep.run, every_s=sweep.every_s, due_at=clock_s() + sweep.every_s),
                 *self.periodic_tasks(),
             ]
+            if self.settings.keep_awake:
+                keep_awake = KeepAwake(lambda: bool(self.in_flight), self.log)
+                tasks.append(PeriodicTask(keep_awake.update, every_s=1.0))
+                stack.callback(keep_awake.end)
             self.bootstrap(logging_level, date_format, log_format)
             stack.callback(self._say_goodbye)
-            self._share_log()
             self._install_signal_handlers()
             if with_scheduler:
                 self._start_scheduler(burst, logging_level, date_format, log_format)
                 if not burst:
                     tasks.append(PeriodicTask(self._tick_scheduler, every_s=1.0))
+            self.tracer = open_tracer(self.settings, self.process)
+            if self.tracer is not None:
+                stack.callback(self.tracer.close)
             stack.callback(self.close)
             stack.enter_context(PeriodicTasks(tasks, self.log))
             stack.enter_context(SleepHook(self.hand_back_for_sleep, self.resume_after_sleep, self.log))
@@ -121,7 +142,8 @@ class Worker(JobHolder):
             self.link.call(partial(self.set_state, WorkerStatus.IDLE), lambda _: None, self._lose_redis)
             try:
                 self._run(burst, math.inf if max_jobs is None else max_jobs, max_idle_time or math.inf)
-            except SystemExit:  # the second signal came while a job function ran on this thread
+            except (SystemExit, StartError):
+                # The second signal came while a job function ran on this thread, or the model is not to be had again.
                 self._release()
                 raise
             except FatalError:
@@ -139,6 +161,8 @@ class Worker(JobHolder):
             self._exchange(max_jobs)
             if self._should_quit(burst, max_jobs, max_idle_s):
                 return
+            if not self.in_flight and not self._is_claiming:
+                self.rest(awake_s() - self._idle_since)
             self._wait()
 
     def _commit_ended(self) -> None:
@@ -161,9 +185,7 @@ class Worker(JobHolder):
         """True if the worker ends now."""
         if self._drain_deadline is not None and clock_s() >= self._drain_deadline:
             if self.in_flight:
-                self.log.warning(
-                    "Worker %s: %d jobs come back when their leases expire", self.name, len(self.in_flight)
-                )
+                self.log.warning("%d jobs come back when their leases expire", len(self.in_flight))
             reason = "the time to drain is over"
         elif self.in_flight or self._is_claiming:
             return False
@@ -177,7 +199,7 @@ class Worker(JobHolder):
             reason = f"idle for {max_idle_s:g} seconds"
         else:
             return False
-        self.log.info("Worker %s: %s, quitting", self.name, reason)
+        self.log.info("%s, quitting", reason)
         return True
 
     def _wait(self) -> None:
@@ -221,7 +243,8 @@ class Worker(JobHolder):
         if job.id in self._early_stops:
             inflight.fail(Stopped())
             return
-        self.log.info("%s: %s (%s)", inflight.queue.name, job.description if self.log_job_description else "", job.id)
+        description = job.description if self.log_job_description else "a job"
+        self.log.info("begins %s, of queue %s", description, inflight.queue.name, extra={"job": job.id})
         timeout_s = max(0, int(job.timeout or Queue.DEFAULT_TIMEOUT))
         if timeout_s:
             error = JobTimeoutException(f"ran longer than its timeout of {job.timeout} s")
@@ -233,7 +256,7 @@ class Worker(JobHolder):
             death_penalty = self.death_penalty_class(timeout_s, JobTimeoutException, job_id=job.id)
             with self._interruptible(), job.as_current(), death_penalty:
                 inflight.run(function)
-        except FatalError:
+        except WorkerError:
             raise
         except Exception as error:
             inflight.fail(error)
@@ -254,6 +277,13 @@ class Worker(JobHolder):
     # The end.
 
     def _show_shutdown(self) -> None:
+        if self.in_flight:
+            self.log.info(
+                "asked to stop: finishes %d jobs for up to %.0f s, then puts the rest back; a second signal puts them "
+                "back at once",
+                len(self.in_flight),
+                max(0.0, self._release_at - clock_s()),
+            )
         self.link.call(partial(self._write_shutdown, list(self.in_flight)), lambda _: None, self._lose_redis)
 
     def _write_shutdown(self, known: Sequence[str]) -> None:
@@ -267,7 +297,7 @@ class Worker(JobHolder):
         timeout_s = max(SHORT_GOODBYE_S, min(timeout_s, self._end_at - clock_s() - 2 * SHORT_GOODBYE_S))
         self.link.call(self._unregister, lambda _: None, lambda _: None)
         if not self.link.wait(timeout_s):
-            self.log.warning("Worker %s: Redis does not answer, so what it holds of this worker expires", self.name)
+            self.log.warning("Redis does not answer, so what it holds of this worker expires")
 
     def _unregister(self) -> None:
         """Remove what Redis holds of this worker. Runs on the link, while the main thread waits."""

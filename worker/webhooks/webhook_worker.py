@@ -19,8 +19,10 @@ from typing import Any
 
 from redis import Redis
 from rq.job import Retry
+from rq.utils import as_text
 
-from scorepool.store import DELIVER, Settings, WebhookUrl
+from scorepool.store import DELIVER, JobField, Settings, WebhookUrl
+from scorepool.store.traces import Tracer
 from scorepool.wire import DeliveryAttempt
 from scorepool.worker.machine.periodic_tasks import PeriodicTask
 from scorepool.worker.rq.clock import REDIS_CLOCK
@@ -40,7 +42,7 @@ JITTER = 0.2  # largest random share added to each delay, so that retries do not
 MAX_DELIVERY_AGE_S = 4 * 86_400  # since the first attempt was due; ends a delivery that is postponed again and again
 GONE = 410
 
-log = logging.getLogger("rq.worker.webhook")  # a child of RQ's logger, which has the handlers
+log = logging.getLogger(__name__)
 
 
 class Undeliverable(Exception):
@@ -62,8 +64,9 @@ class Deliverer:
     Raises SettingsError if the operator's secrets are invalid.
     """
 
-    def __init__(self, settings: Settings, connection: Redis) -> None:
+    def __init__(self, settings: Settings, connection: Redis, tracer: Tracer | None = None) -> None:
         self._settings = settings
+        self._tracer = tracer
         self._sender = Sender(settings)
         self._limiter = ReceiverLimiter(settings.webhook_max_in_flight)
         self._subscribers = Subscribers(connection)
@@ -137,14 +140,16 @@ class Deliverer:
             "elapsed_ms": attempt.elapsed_ms,
         }
         job.extra_fields = record.fields_after(recorded)
+        if self._tracer is not None:
+            trace_attempt(self._tracer, job, record, number, recorded, attempt.host)
         if attempt.is_delivered:
-            log.info("%s: delivered to %s", job.id, attempt)
+            log.info("delivered to %s", attempt, extra={"job": job.id})
             return report
         if attempt.is_final or number > len(RETRY_DELAYS_S):
             why = "not to be tried again" if attempt.is_final else f"given up after {number} attempts"
             raise self._give_up(job, f"{why}: {attempt}")
         delay_s = retry_delay_s(number, attempt.retry_after_s)
-        log.warning("%s: attempt %d failed, the next in %d s: %s", job.id, number, delay_s, attempt)
+        log.warning("attempt %d failed, the next in %d s: %s", number, delay_s, attempt, extra={"job": job.id})
         return RetryLater(report | {"retry_in_s": delay_s}, delay_s)
 
     def _postpone(self, job: Job, record: DeliveryRecord, wait_s: float) -> RetryLater:
@@ -161,6 +166,27 @@ class Deliverer:
         return Undeliverable(reason)
 
 
+def trace_attempt(
+    tracer: Tracer, job: Job, record: DeliveryRecord, number: int, attempt: DeliveryAttempt, host: str
+) -> None:
+    """Make the span of an attempt, if the submission of its job was traced."""
+    parent = as_text(job.fields.get(JobField.TRACEPARENT, b""))
+    if not parent:
+        return
+    about: dict[str, str | int | float | bool] = {
+        "http.request.method": "POST",
+        "http.request.resend_count": number - 1,
+        "server.address": host,
+        "scorepool.job.id": record.job_id,
+        "scorepool.webhook.event": record.event,
+    }
+    span = tracer.begin("webhook", "client", parent, about, attempt.at)
+    is_delivered = attempt.status is not None and attempt.status // 100 == 2
+    error = None if is_delivered else "no_answer" if attempt.status is None else str(attempt.status)
+    answer = {} if attempt.status is None else {"http.response.status_code": attempt.status}
+    span.end(attempt.at + attempt.elapsed_ms / 1000, error, answer)
+
+
 def retry_delay_s(number: int, retry_after_s: int | None) -> int:
     """Return the seconds from failed attempt `number` (from 1) to the next, at least what the receiver asks for."""
     scheduled_s = RETRY_DELAYS_S[number - 1] * random.uniform(1, 1 + JITTER)  # noqa: S311 - not a secret
@@ -171,6 +197,7 @@ class WebhookWorker(Worker):
     """Serves the queue of deliveries in a process of its own, so that no worker with an engine waits for a receiver."""
 
     deliverer: Deliverer | None = None
+    process = "webhooks"
 
     @property
     def capacity(self) -> int:
@@ -179,13 +206,13 @@ class WebhookWorker(Worker):
 
     def open(self) -> None:
         """Register the job function; raise SettingsError if the secrets are invalid."""
-        self.deliverer = Deliverer(self.settings, self.connection)
+        self.deliverer = Deliverer(self.settings, self.connection, self.tracer)
         self.functions[DELIVER] = self.deliverer
 
     def handle_exception(self, job: Job, *exc_info: Any) -> None:  # type: ignore[override]
         """Log a delivery that is given up in one line: any client can cause thousands, by deleting an endpoint."""
         if isinstance(exc_info[1], Undeliverable):
-            log.warning("%s: %s", job.id, exc_info[1])
+            log.warning("%s", exc_info[1], extra={"job": job.id})
         else:
             super().handle_exception(job, *exc_info)
 

@@ -140,3 +140,10 @@ async def test_the_route_is_in_the_openapi_document():
 
     assert (operation["tags"], operation["operationId"]) == (["shout"], "shout_shout_post")
     assert set(operation["responses"]["200"]["content"]) >= {"application/json", "text/event-stream"}
+
+
+async def test_an_application_without_it_does_not_describe_it(monkeypatch: pytest.MonkeyPatch):
+    assert "ShoutReply" in create_app(Settings()).openapi()["components"]["schemas"]
+    monkeypatch.setattr(scorepool.api.app, "DIALECTS", DIALECTS)
+
+    assert "ShoutReply" not in create_app(Settings()).openapi()["components"]["schemas"]

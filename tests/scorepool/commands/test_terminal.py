@@ -23,6 +23,7 @@ from scorepool import Client, wire
 from scorepool.cli import app
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
+from tests.guides import run_guide
 
 SCOREPOOL = str(Path(sys.executable).with_name("scorepool"))
 OTHER_SCREEN, OWN_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -70,8 +71,15 @@ def on_terminal(*arguments: str, num_columns: int = 80) -> Iterator[Terminal]:
         os.close(terminal.master)
 
 
+def test_the_first_screen_of_the_readme(stack: Stack, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SCOREPOOL_URL", stack.url)
+    monkeypatch.setenv("COLUMNS", "80")
+    run_guide((root / "README.md").read_text().partition("\n## ")[0], stack.url, tmp_path)
+
+
 def test_the_file_of_the_readme_is_scored_as_it_says(stack: Stack, root: Path, tmp_path: Path):
-    block = (root / "README.md").read_text().partition("```console\n")[2].partition("```")[0]
+    section = (root / "README.md").read_text().partition("## Score a file\n")[2]
+    block = section.partition("```console\n")[2].partition("```")[0]
     shown = dict(re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE))
     (tmp_path / "pairs.jsonl").write_text(shown["cat pairs.jsonl"])
     [command] = [command for command in shown if "scorepool score" in command]

@@ -19,6 +19,12 @@ def folders(root: Path, tiny_models: TinyModels) -> dict[str, Path]:
 def stack(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     state = tmp_path_factory.mktemp("stack")
     models = [f"{name}={folder}" for name, folder in folders.items()]
-    environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_DTYPE": "float32"}
+    environ = {
+        "SCOREPOOL_PORT": str(free_port()),
+        "SCOREPOOL_DTYPE": "float32",
+        "SCOREPOOL_REDIS_APPENDFSYNC": "everysec",
+        "SCOREPOOL_WEBHOOK_SECRET": "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",
+        "SCOREPOOL_WEBHOOK_ALLOW_PRIVATE": "1",
+    }
     with Stack(models, state=state, environ=environ, logs=state / "logs") as stack:
         yield stack

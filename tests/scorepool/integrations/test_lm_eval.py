@@ -147,6 +147,12 @@ def test_a_task_of_the_harness(stack: Stack, tmp_path: Path):
         assert [job.created_at for job in client.jobs().jobs if job.created_at > began] == []  # they are deleted
 
 
+def test_the_example(stack: Stack, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", ["", stack.url])
+    runpy.run_path(str(root / "examples" / "lm_eval_task.py"))
+    assert "acc 1.0\nweights " in capsys.readouterr().out
+
+
 def test_a_model_that_nobody_serves(stack: Stack):
     with pytest.raises(ValueError, match=f"model=gpt-4: {stack.url} serves demo, llama"):
         ScorepoolLM(model="gpt-4", base_url=stack.url)

@@ -151,13 +151,13 @@ def test_a_message_that_comes_after_its_job_has_ended_runs_nothing(redis: Redis,
     until(lambda: redis.zcard("rq:wip:demo"))
     [lease_key] = redis.zrange("rq:wip:demo", 0, -1)
     strings = [b"leased", b"demo", *lease_key.split(b":"), b"%f" % time.time(), request, *flat]
-    until(lambda: f"job {job_id}: done" in workers.log)
+    until(lambda: f"job={job_id}: ends: done" in workers.log)
 
     redis.publish(store.Keys.wake("mac"), b"".join(b"%d:%s" % (len(text), text) for text in strings))
     submit(redis, generate())
     until(lambda: len(done(redis)) == 2)
 
-    assert workers.log.count(f"({done(redis)[0]})") == 1
+    assert workers.log.count(f"job={done(redis)[0]}: begins ") == 1
 
 
 def test_a_member_of_the_registry_that_is_no_lease_is_left_alone(redis: Redis, held: Leases):

@@ -1,10 +1,12 @@
 """The per-token values of the engine are the per-token fields of results and deltas."""
 
+from array import array
 from dataclasses import fields
+from math import inf
 
 from scorepool import wire
-from scorepool.engine import Sampling, Sequence, TokenColumns
-from scorepool.worker.inference.columns import COLUMNS, clamp_logprob, delta_columns, result_columns
+from scorepool.engine import Sampling, Sequence, Targets, TokenColumns
+from scorepool.worker.inference.columns import COLUMNS, MIN_LOGPROB, clamp_logprob, delta_columns, result_columns
 
 
 def token_bytes(token_id: int) -> bytes:
@@ -14,12 +16,14 @@ def token_bytes(token_id: int) -> bytes:
 def filled_sequence() -> Sequence:
     """Return a sequence of two generated tokens for which every per-token value was requested."""
     sampling = Sampling(max_tokens=2, temperature=0.5)
-    sequence = Sequence(token_ids=[1], top_logprobs=1, rank=True, entropy=True, sampling=sampling)
+    targets = Targets([[4, 5]], is_shared=True)
+    sequence = Sequence(token_ids=[1], top_logprobs=1, rank=True, entropy=True, sampling=sampling, targets=targets)
     sequence.token_ids += [2, 3]
     sequence.columns = TokenColumns(
         logprobs=[-1.0, -2.0],
         top_ids=[[2], [9]],
         top_logprobs=[[-1.0], [-0.5]],
+        target_logprobs=[array("f", [-3.0, -4.0]), array("f", [-inf, -0.5])],
         ranks=[1, 2],
         entropies=[0.5, 0.25],
         sampled_logprobs=[-0.125, -3.0],
@@ -47,5 +51,6 @@ def test_a_delta_has_the_values_of_the_result():
     whole = result_columns(sequence, 2, token_bytes, clamp_logprob)
     delta = delta_columns(sequence, sequence.columns, token_bytes)
 
+    assert whole["target_logprobs"] == [wire.Floats([-3.0, -4.0]), wire.Floats([MIN_LOGPROB, -0.5])]
     assert delta.keys() == {"logprobs", "top_ids", "top_bytes", "top_logprobs"}
     assert delta == {name: whole[name] for name in delta}

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from scorepool import wire
+from scorepool.engine import Targets
 from scorepool.engine.errors import ContextLengthExceeded
 from scorepool.worker.inference.translate import PreparedSequence, to_sequences, with_seed
 from scorepool.worker.rq.errors import JobError
@@ -58,6 +59,9 @@ def test_prompt_and_completion_are_encoded_jointly_and_scored_from_the_completio
         (score("a", "b" * 9, top_logprobs=10), None),
         (score("a", "b" * 11, top_logprobs=10), "top_logprobs"),
         (score("a" * 9, "b", top_logprobs=10, score="all"), "top_logprobs"),  # and BOS
+        (score("a", "b" * 10, targets=[5] * 10), None),
+        (score("a", "b" * 11, targets=[5] * 10), "targets"),
+        (generate(prompt="a", n=4, max_tokens=3, targets=[5] * 10), "targets"),
         (score("a", "b" * 101), "items"),
         (generate(prompt="a", n=5, max_tokens=2, top_logprobs=10), None),
         (generate(prompt="a", n=4, max_tokens=3, top_logprobs=10), "top_logprobs"),
@@ -68,6 +72,7 @@ def test_the_tokens_of_texts_are_counted_for_the_bound_of_a_result(
     request_: wire.Request, field: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(wire.request, "MAX_TOP_LOGPROBS", 100)
+    monkeypatch.setattr(wire.request, "MAX_TARGET_LOGPROBS", 100)
     monkeypatch.setattr(wire.request, "MAX_REPORTED_TOKENS", 100)
     if field is None:
         translate(request_)
@@ -82,6 +87,23 @@ def test_token_ids_pass_unchanged():
 
     assert each.sequence.token_ids == [5, 6, 7]
     assert (each.sequence.score_from, each.num_prompt_tokens, each.bos_added) == (2, 2, False)
+
+
+def test_targets_of_all_items_of_one_item_and_of_each_token():
+    items = [
+        wire.ScoreItem(prompt=[5], completion=[7, 8]),
+        wire.ScoreItem(prompt=[5], completion=[7, 8], targets=[4]),
+        wire.ScoreItem(prompt=[5], completion=[7, 8], targets=[[], [1, 2]]),
+    ]
+    assert [each.sequence.targets for each in translate(wire.Score(model="demo", items=items))] == [
+        None,
+        Targets([[4]], is_shared=True),
+        Targets([[], [1, 2]], is_shared=False),
+    ]
+    (shared,) = translate(wire.Score(model="demo", items=items[:1], targets=[9, 3]))
+    assert shared.sequence.targets == Targets([[9, 3]], is_shared=True)
+    (generated,) = translate(generate(prompt="a", targets=[9, 3]))
+    assert generated.sequence.targets == Targets([[9, 3]], is_shared=True)
 
 
 def test_n_completions_are_n_sequences_with_their_own_seeds():

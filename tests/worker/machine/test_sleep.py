@@ -127,7 +127,7 @@ def test_a_worker_goes_on_after_the_night(redis: Redis, workers: Workers):
     running = submit(redis, generate(max_tokens=100))
     expiring = submit(redis, generate(max_tokens=100_000), fields={"expires_at": repr(time.time() + 3600)})
     process = workers.start("--name", "mac", worker="SleepingWorker", **settings)
-    until(lambda: f"({running})" in workers.log and f"({expiring})" in workers.log)
+    until(lambda: all(f"job={one}: begins " in workers.log for one in (running, expiring)))
     until(lambda: status(redis, running) == status(redis, expiring) == "started")
     process.send_signal(signal.SIGUSR2)
 

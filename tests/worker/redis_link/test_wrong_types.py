@@ -196,7 +196,7 @@ def test_a_lease_of_a_wrong_type_is_replaced_by_its_worker(redis: Redis, workers
     until(lambda: all(outcome(redis, job_id) for job_id in ids))
 
     assert Counter(done(redis)) == Counter(ids)
-    assert "was taken away" not in workers.log
+    assert "its lease is lost" not in workers.log
 
 
 def test_a_lease_of_a_wrong_type_whose_worker_is_gone_ends(redis: Redis, workers: Workers):

@@ -81,7 +81,7 @@ def test_a_worker_whose_leases_expired_cannot_write_results(redis: Redis, worker
     written = [redis.get(store.Keys.outcome(job_id)) for job_id in ids]
 
     sleeper.send_signal(signal.SIGCONT)
-    until(lambda: "was taken away" in workers.log or "lease was lost" in workers.log)
+    until(lambda: "its lease is lost" in workers.log or "lease was lost" in workers.log)
     last = submit(redis, generate())
     until(lambda: outcome(redis, last))
 
@@ -119,7 +119,7 @@ def test_a_canceled_job_whose_worker_died_is_not_run_again(redis: Redis, workers
 def test_sigterm_drains_jobs_in_flight_and_claims_no_more(redis: Redis, workers: Workers):
     ids = [submit(redis, generate(max_tokens=150)) for _ in range(400)]
     worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="8")
-    until(lambda: workers.log.count(": generate demo (") >= 8)  # jobs that arrive after the signal are put back
+    until(lambda: workers.log.count(": begins generate demo") >= 8)  # jobs that arrive after the signal are put back
 
     worker.send_signal(signal.SIGTERM)
 

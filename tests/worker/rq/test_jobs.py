@@ -181,7 +181,7 @@ def test_a_job_that_is_deleted_while_it_runs_is_dropped(redis: Redis, workers: W
 
     redis.delete(f"rq:job:{job_id}", store.Keys.request(job_id))
 
-    until(lambda: "was taken away" in workers.log)
+    until(lambda: "its lease is lost" in workers.log)
     assert not redis.keys(f"*{job_id}*")
     assert redis.zcard("rq:wip:demo") == 0
 

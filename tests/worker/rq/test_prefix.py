@@ -26,7 +26,7 @@ async def main():
     request = wire.Generate(model="demo", prompt=store.Keys.models, max_tokens=2, webhook=webhook)
     [job_id] = await queue.job_ids("alice", "the same key", None)
     await queue.submit("alice", [request], [job_id])
-    page = await Jobs(redis).page("alice", None, None, None, 10)
+    page = await Jobs(redis).page("alice", None, 10)
     print(json.dumps({"id": job_id, "listed": [job.id for job in page.jobs]}))
 asyncio.run(main())
 """

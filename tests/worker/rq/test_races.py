@@ -81,7 +81,9 @@ def test_a_worker_that_drains_does_not_spin(redis: Redis, workers: Workers):
     worker = workers.start(SCOREPOOL_MAX_JOBS_IN_FLIGHT="1", FAKE_STEP_S="0.01")
     until(lambda: in_flight(redis) == 1)
     worker.send_signal(signal.SIGTERM)
-    until(lambda: "warm shut down" in workers.log)
+    until(
+        lambda: "asked to stop: finishes 1 jobs for up to 50 s, then puts the rest back; a second signal" in workers.log
+    )
     times = psutil.Process(worker.pid).cpu_times
 
     before = times()

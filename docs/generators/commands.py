@@ -10,8 +10,8 @@ import sys
 from html import unescape
 from pathlib import Path
 
-DOCUMENT = Path(__file__).with_name("commands.md")
-RECORDINGS = Path(__file__).with_name("recordings")
+DOCUMENT = Path(__file__).parents[1] / "commands.md"
+RECORDINGS = Path(__file__).parents[1] / "recordings"
 COMMAND = ("utils", "docs", "--name", "scorepool", "--title", "Commands")
 INTRODUCTION = """
 `scorepool COMMAND --help` shows the same: `make docs` writes this page from the parser. Commands that talk to an API

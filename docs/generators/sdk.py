@@ -19,7 +19,7 @@ from scorepool.sdk.batches import Batches
 from scorepool.sdk.models import Models
 from scorepool.sdk.webhooks import Webhooks
 
-DOCUMENT = Path(__file__).with_name("sdk.md")
+DOCUMENT = Path(__file__).parents[1] / "sdk.md"
 MARK = "<!-- `make docs` writes the rest. -->\n"
 ROOMS = {"Jobs": client.Client, "Models": Models, "Files and batches": Batches, "Webhooks": Webhooks}
 FUNCTIONS = (scorepool.score_file, scorepool.generate_file, scorepool.compare_file, scorepool.perplexity)
@@ -72,7 +72,7 @@ def _reference() -> Iterator[str]:
         yield _described(message.__name__, message)
         yield from _table(message.__struct_fields__, message)
         yield from _methods("result" if message is wire.Result else "sequence", message)
-    yield "## Errors\n"
+    yield "## Exceptions\n"
     for name, error in vars(errors).items():
         if inspect.isclass(error) and error.__module__ == errors.__name__ and not name.startswith("_"):
             yield _described(name, error)

@@ -1,4 +1,4 @@
-"""Record what the commands print, for docs/commands.md: `python docs/record.py`, then `make docs`.
+"""Record what the commands print, for docs/commands.md: `python docs/generators/record.py`, then `make docs`.
 
 The commands run in a new home folder beside a `scorepool serve` of its own on the default port, which serves the demo
 model and a quantised copy; the folder is shown as /home/ann.
@@ -20,8 +20,8 @@ from mlx_lm import convert
 
 from scorepool import Client, Generate, Score, ScoreItem
 
-ROOT = Path(__file__).parent.parent
-RECORDINGS = Path(__file__).with_name("recordings")
+ROOT = Path(__file__).parents[2]
+RECORDINGS = ROOT / "docs/recordings"
 SHOWN_HOME = "/home/ann"
 QUESTIONS = (
     "How do I open a file?",

@@ -1,0 +1,143 @@
+"""Show batches, one batch while it runs, and its files."""
+
+from contextlib import aclosing, suppress
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from scorepool import wire
+from scorepool.api.dependencies import BatchesDep, FilesDep
+from scorepool.api.dialects.openai.batch import LineError
+from scorepool.api.http.errors import NotFound
+from scorepool.api.http.file_reply import FileReply
+from scorepool.api.http.large_replies import HeldResults
+from scorepool.api.page.rendering import HEADERS, FragmentRoute, PageRoute, html
+from scorepool.api.page.viewer import OwnOrigin, ViewerDep, ViewerResultsDep
+from scorepool.api.repositories.batches import ALIVE
+from scorepool.api.repositories.files import Files, file_not_found
+from scorepool.wire.batch import Batch
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+fragment_router = APIRouter(route_class=FragmentRoute, include_in_schema=False)
+BATCHES_PER_PAGE = 50
+ENDS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
+
+MAX_FAILED_LINES, MAX_FAILED_BYTES = 20, 1 << 20  # of the file of errors; the rest is there to download
+
+BatchId = Annotated[str, Path(alias="id")]
+
+
+class RefusedReply(Struct, frozen=True):
+    """Read what a single request with the body of the line would have been answered."""
+
+    body: wire.ErrorReply
+
+
+class FailedLine(Struct, frozen=True):
+    """Read a line of a file of errors: it was answered with an error, or it was not run."""
+
+    custom_id: str
+    response: RefusedReply | None = None
+    error: LineError | None = None
+
+    @property
+    def fault(self) -> wire.ErrorBody | LineError | None:
+        return self.response.body.error if self.response else self.error
+
+
+_error_line = Decoder(FailedLine)
+
+
+@router.get("/batches")
+async def batches(
+    viewer: ViewerDep, batches: BatchesDep, after: Annotated[str | None, Query(max_length=64)] = None
+) -> Response:
+    """List batches, newest first."""
+    found, has_more = await batches.page(viewer.owner, after, BATCHES_PER_PAGE)
+    return html("batches.html", viewer=viewer, batches=found, has_more=has_more, is_first=after is None)
+
+
+@router.get("/batches/{id}")
+async def batch(
+    batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep, files: FilesDep, held: ViewerResultsDep
+) -> Response:
+    """Show a batch. The page asks for `live` while it runs."""
+    found = await batches.read(viewer.owner, batch_id)
+    failed = await _failed_lines(viewer.owner, found, files, held)
+    return html("batch.html", viewer=viewer, batch=found, failed_lines=failed, **_ending(found))
+
+
+@fragment_router.get("/batches/{id}/live")
+async def live(
+    batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep, files: FilesDep, held: ViewerResultsDep
+) -> Response:
+    """Show the part of the page that changes."""
+    found = await batches.read(viewer.owner, batch_id)
+    failed = await _failed_lines(viewer.owner, found, files, held)
+    return html("batch_live.html", viewer=viewer, batch=found, failed_lines=failed, **_ending(found))
+
+
+async def _failed_lines(owner: str, batch: Batch, files: Files, held: HeldResults) -> list[FailedLine]:
+    """Return the first lines that failed. Raises TooManyResults."""
+    if batch.error_file_id is None:
+        return []
+    try:
+        file = await files.read(owner, batch.error_file_id)
+    except NotFound:  # it has been deleted
+        return []
+    _, pieces = await files.content(file, 0, held)
+    text = b""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            text += piece
+            if text.count(b"\n") >= MAX_FAILED_LINES or len(text) > MAX_FAILED_BYTES:
+                break
+    *lines, _ = text.split(b"\n")
+    shown = []
+    for line in lines[:MAX_FAILED_LINES]:
+        with suppress(DecodeError):  # of another release
+            shown.append(_error_line.decode(line))
+    return shown
+
+
+def _ending(batch: Batch) -> dict[str, Any]:
+    ended_at = next((at for name in ENDS if (at := getattr(batch, name)) is not None), None)
+    return {
+        "ended_at": ended_at,
+        "has_ended": batch.status not in (*ALIVE, "cancelling"),
+        "can_cancel": batch.status in ALIVE,
+    }
+
+
+@router.get("/batches/{id}/files/{file_id}")
+async def download(
+    batch_id: BatchId,
+    file_id: Annotated[str, Path()],
+    request: Request,
+    viewer: ViewerDep,
+    batches: BatchesDep,
+    files: FilesDep,
+    held: ViewerResultsDep,
+) -> Response:
+    """Download a file of the batch. That of a running batch ends after the lines that are written so far."""
+    found = await batches.read(viewer.owner, batch_id)
+    if file_id not in (found.input_file_id, found.output_file_id, found.error_file_id):
+        raise file_not_found(file_id)
+    file = await files.read(viewer.owner, file_id)
+    num_bytes, pieces = await files.content(file, 0, held)
+    first = await anext(pieces, b"")  # while an error can have a status
+    if num_bytes and not first:
+        raise file_not_found(file_id)
+    headers = HEADERS | {"Content-Disposition": f'attachment; filename="{file_id}.jsonl"'}
+    return FileReply(request, first, pieces, num_bytes, headers)
+
+
+@router.post("/batches/{id}/cancel", dependencies=[OwnOrigin])
+async def cancel(batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep) -> Response:
+    """Cancel a batch."""
+    await batches.cancel(viewer.owner, batch_id)
+    return RedirectResponse(f"/batches/{batch_id}{viewer.query}", 303, HEADERS)

@@ -1,0 +1,143 @@
+"""Show jobs, one job with its tokens, and what can be done with it."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Literal, get_args
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Path, Query
+from starlette.responses import RedirectResponse, Response
+
+from scorepool import wire
+from scorepool.api.dependencies import Cursor, JobsDep, QueueDep, SubmissionDep, WebhookDeliveriesDep
+from scorepool.api.http.errors import BadRequest, NotFound
+from scorepool.api.page.rendering import HEADERS, PageRoute, html
+from scorepool.api.page.tokens import MAX_INLINE_TOKENS, MAX_SHOWN, Scale, show_sequence
+from scorepool.api.page.viewer import OwnOrigin, Viewer, ViewerDep, ViewerResultsDep
+from scorepool.api.repositories.jobs import ENDED, JobFilter
+from scorepool.store import Keys
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+JOBS_PER_PAGE = 50
+STATUSES: Sequence[wire.Status] = ("queued", "started", "finished", "failed", "canceled")
+MAX_SHOWN_REQUEST = 20_000  # characters of its JSON
+
+MinuteInUtc = Annotated[str, Query(max_length=32)]
+JobId = Annotated[str, Path(alias="id")]
+
+
+@router.get("/jobs")
+async def jobs(
+    viewer: ViewerDep,
+    jobs: JobsDep,
+    status: Annotated[wire.Status | Literal[""], Query()] = "",
+    model: Annotated[str, Query(max_length=128)] = "",
+    kind: Annotated[wire.Kind | Literal[""], Query()] = "",
+    created_from: MinuteInUtc = "",
+    created_before: MinuteInUtc = "",
+    cursor: Cursor = None,
+) -> Response:
+    """List jobs, newest first."""
+    times = _unix_s(created_from, "created_from"), _unix_s(created_before, "created_before")
+    wanted = JobFilter(status or None, model or None, kind or None, *times)
+    page = await jobs.page(viewer.owner, cursor, JOBS_PER_PAGE, wanted)
+    given = {"status": status, "model": model, "kind": kind, "created_from": created_from}
+    given |= {"created_before": created_before, "owner": viewer.owner if viewer.query else ""}
+    filters = {name: value for name, value in given.items() if value}
+    return html(
+        "jobs.html",
+        viewer=viewer,
+        page=page,
+        statuses=STATUSES,
+        kinds=get_args(wire.Kind),
+        filters=filters,
+        newest=urlencode(filters),
+        older=urlencode(filters | {"cursor": page.next_cursor or ""}),
+        is_first=cursor is None,
+    )
+
+
+def _unix_s(minute: str, field: str) -> float | None:
+    """Return the unix time that a field of a form gives in UTC; None if it is empty. Raises BadRequest."""
+    if not minute:
+        return None
+    try:
+        return datetime.fromisoformat(minute).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise BadRequest(f"{field}: expected a time as 2026-01-31T09:30, found {wire.quote(minute)}", field) from None
+
+
+@router.get("/jobs/{id}")
+async def job(
+    job_id: JobId,
+    viewer: ViewerDep,
+    jobs: JobsDep,
+    deliveries: WebhookDeliveriesDep,
+    held: ViewerResultsDep,
+    sequence: Annotated[int, Query(ge=0)] = 0,
+    start: Annotated[int, Query(ge=0)] = 0,
+    by: Annotated[Scale, Query()] = "logprob",
+) -> Response:
+    """Show a job: its request, its hops, its result, its webhook."""
+    found = await jobs.read(viewer.owner, job_id, held)
+    request = await jobs.read_request(viewer.owner, job_id)
+    try:
+        delivery = await deliveries.read(viewer.owner, Keys.delivery(job_id))
+    except NotFound:
+        delivery = None
+    sequences = found.result.sequences if found.result else []
+    if sequences and sequence >= len(sequences):
+        raise BadRequest(f"sequence: expected 0 to {len(sequences) - 1}, found {sequence}", "sequence")
+
+    def render() -> Response:
+        return html(
+            "job.html",
+            viewer=viewer,
+            job=found,
+            request=None if request is None else shown_request(request),
+            delivery=delivery,
+            has_ended=found.status in ENDED,
+            sequence_number=sequence,
+            num_sequences=len(sequences),
+            by=by,
+            shown=show_sequence(sequences[sequence], by, start) if sequences else None,
+            max_shown=MAX_SHOWN,
+        )
+
+    return await held.rendered(
+        render, is_large=bool(sequences) and len(sequences[sequence].token_ids) > MAX_INLINE_TOKENS
+    )
+
+
+def shown_request(request: wire.Request) -> str:
+    """Return a request as JSON, cut if it is long."""
+    text = wire.encode_json(request).decode()
+    return text if len(text) <= MAX_SHOWN_REQUEST else f"{text[:MAX_SHOWN_REQUEST]} ... ({len(text):,} characters)"
+
+
+@router.post("/jobs/{id}/cancel", dependencies=[OwnOrigin])
+async def cancel(job_id: JobId, viewer: ViewerDep, queue: QueueDep) -> Response:
+    """Cancel a job."""
+    await queue.cancel(viewer.owner, job_id)
+    return _see(f"/jobs/{job_id}", viewer)
+
+
+@router.post("/jobs/{id}/delete", dependencies=[OwnOrigin])
+async def delete(job_id: JobId, viewer: ViewerDep, queue: QueueDep) -> Response:
+    """Delete a job that has ended."""
+    await queue.delete(viewer.owner, job_id)
+    return _see("/jobs", viewer)
+
+
+@router.post("/jobs/{id}/retry", dependencies=[OwnOrigin])
+async def retry(job_id: JobId, viewer: ViewerDep, jobs: JobsDep, submission: SubmissionDep) -> Response:
+    """Submit the job's request again, as a new job."""
+    request = await jobs.read_request(viewer.owner, job_id)
+    if request is None:
+        raise NotFound("the request of this job is not kept any more", "id")
+    [submitted] = await submission.submit(viewer.owner, [request], None, is_bulk=False)
+    return _see(f"/jobs/{submitted.id}", viewer)
+
+
+def _see(path: str, viewer: Viewer) -> Response:
+    return RedirectResponse(path + viewer.query, 303, HEADERS)

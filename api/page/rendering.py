@@ -1,0 +1,114 @@
+"""Render templates as replies. No script but the files in static/ can run, and nothing comes from another host."""
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from redis.exceptions import RedisError
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from scorepool.api.http import openapi
+from scorepool.api.http.errors import ApiError, Unauthorized, redis_unanswered
+from scorepool.api.page import formatting
+
+STATIC = Path(__file__).with_name("static")
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers send forms with `Origin: null`
+    "Cache-Control": "no-store",
+}
+_environment = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters.update(formatting.FILTERS)
+_environment.globals["version"] = openapi.VERSION
+
+
+class PageFiles(StaticFiles):
+    """Serve the files of the pages under the same policy as pages. Browsers may keep them."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update({name: value for name, value in HEADERS.items() if name != "Cache-Control"})
+        return response
+
+
+class LoginNeeded(Exception):
+    """Nobody is logged in."""
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a rendered template."""
+    return _environment.get_template(template).render(values)
+
+
+def html(template: str, status_code: int = 200, **values: Any) -> Response:
+    """Reply with a rendered template."""
+    return HTMLResponse(render(template, **values), status_code, HEADERS)
+
+
+def error_page(status: int, message: str) -> Response:
+    """Reply with a page that says what is wrong."""
+    return html("error.html", status, viewer=None, title=HTTPStatus(status).phrase, message=message)
+
+
+class PageRoute(APIRoute):
+    """A route whose errors are pages, and which leads to the login if nobody is logged in."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        handle = super().get_route_handler()
+
+        async def handle_errors(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except LoginNeeded:
+                return self.login_reply()
+            except ApiError as error:
+                return error_page(error.status, error.message)
+            except RequestValidationError as error:
+                first = error.errors()[0]
+                return error_page(400, f"{first['loc'][-1]}: {first['msg']}")
+            except RedisError:
+                return error_page(503, redis_unanswered().message)
+
+        return handle_errors
+
+    def login_reply(self) -> Response:
+        """Reply to a browser that is not logged in."""
+        return RedirectResponse("/login", 303, HEADERS)
+
+
+class FragmentRoute(PageRoute):
+    """A route whose reply takes the place of a part of a page."""
+
+    def login_reply(self) -> Response:
+        return html("session_ended.html")
+
+
+class ScriptRoute(APIRoute):
+    """A route that the page's scripts call. Errors are those of the API, in JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        handle = super().get_route_handler()
+
+        async def handle_login(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except LoginNeeded:
+                raise Unauthorized("the session has ended: load the page again and log in") from None
+
+        return handle_login

@@ -1,0 +1,43 @@
+"""Count what the engine computes. Knows no clock: engine.py adds the time of a step."""
+
+from dataclasses import dataclass, replace
+
+from scorepool.engine.scheduling.slice import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the engine's start; the difference of two is what it computed between them."""
+
+    steps: int = 0
+    busy_s: float = 0.0  # spent in steps
+    prompt_tokens: int = 0  # given tokens that went through the model
+    cached_tokens: int = 0  # given tokens that sequences continued from instead
+    scored_tokens: int = 0  # given tokens whose logprob was computed
+    generated_tokens: int = 0  # sampled, with those that a stop string cuts off
+    rows: int = 0  # sequences in a step, added up over all steps
+    fill: float = 0.0  # how full a step was, 0 to 1, added up over all steps
+
+    def after(self, output: SchedulerOutput, max_batch_tokens: int, max_running_rows: int) -> "EngineStats":
+        """Return the counters with one step more. A step is full at its limit of tokens or of decoding sequences."""
+        prompt = cached = scored = generated = rows = decoding = 0
+        for slice_ in output.slices:
+            samples = slice_.sequence.sampling is not None and slice_.end >= slice_.sequence.num_prefill
+            generated += samples
+            decoding += slice_.is_decode
+            prompt += 0 if slice_.is_decode else slice_.num_tokens
+            if slice_.fills_prefix is None:
+                rows += 1
+                cached += slice_.cached_prefix.length if slice_.cached_prefix else 0
+                scored += len(slice_.predictors) - samples if slice_.sequence.score_from is not None else 0
+        fill = max((prompt + decoding) / max_batch_tokens, decoding / max_running_rows)
+        return replace(
+            self,
+            steps=self.steps + 1,
+            prompt_tokens=self.prompt_tokens + prompt,
+            cached_tokens=self.cached_tokens + cached,
+            scored_tokens=self.scored_tokens + scored,
+            generated_tokens=self.generated_tokens + generated,
+            rows=self.rows + rows,
+            fill=self.fill + min(1.0, fill),
+        )

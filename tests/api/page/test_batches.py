@@ -1,0 +1,107 @@
+"""Batches on the page: who sees which, and their files. tests/api/page/test_browser.py looks at them while they run."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+
+from scorepool import store
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer
+from tests.api.fake_worker import FakeWorker
+
+HOSTILE = "<script>alert(1)</script>\"'"
+ORIGIN = {"Origin": "http://127.0.0.1:8000"}
+
+
+def lines(number: int, max_tokens: int) -> bytes:
+    body = {"model": "demo", "prompt": "import", "max_tokens": max_tokens}
+    return b"".join(
+        json.dumps({"custom_id": f"{index}", "method": "POST", "url": "/v1/completions", "body": body}).encode() + b"\n"
+        for index in range(number)
+    )
+
+
+async def create(http: httpx.AsyncClient, content: bytes) -> dict[str, Any]:
+    upload = {"file": ("in.jsonl", content, "application/octet-stream"), "purpose": (None, "batch")}
+    file = (await http.post("/v1/files", files=upload, headers=bearer(ALICE))).json()
+    body = {
+        "input_file_id": file["id"],
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+        "metadata": {HOSTILE: HOSTILE},
+    }
+    reply = await http.post("/v1/batches", json=body, headers=bearer(ALICE))
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+@pytest.mark.anyio
+async def test_a_batch_is_shown_to_its_owner_and_to_operators(
+    serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scorepool.api.page.batches.BATCHES_PER_PAGE", 1)
+    async with serving(api_keys=KEYS, operator_keys="bob") as http:
+        first, second = [await create(http, lines(2, 1)) for _ in range(2)]
+        path, files = f"/batches/{first['id']}", f"/batches/{first['id']}/files"
+        assert (await http.get(path)).headers["Location"] == "/login"
+        stranger = await http.get(f"{path}/live")
+        assert "The session has ended" in stranger.text
+        assert first["id"] not in stranger.text
+
+        await http.post("/login", data={"key": ALICE}, headers=ORIGIN)
+        listed = (await http.get("/batches")).text
+        assert second["id"] in listed
+        assert f"/batches?after={second['id']}" in listed
+        assert first["id"] in (await http.get(f"/batches?after={second['id']}")).text
+        for shown in (path, f"{path}/live"):
+            reply = await http.get(shown)
+            assert "<script>alert" not in reply.text
+            assert "&lt;script&gt;alert" in reply.text
+        reply = await http.get(f"{files}/{first['input_file_id']}")
+        assert reply.content == lines(2, 1)
+        assert reply.headers["Content-Disposition"].startswith("attachment;")
+        assert reply.headers["X-Content-Type-Options"] == "nosniff"
+        assert (await http.get(f"{files}/{second['input_file_id']}")).status_code == 404
+        for unknown in ("/batches/x", "/batches/x/live", f"/batches/batch_{'0' * 32}", "/batches/%3Cscript%3Ealert(1)"):
+            assert (await http.get(unknown)).status_code == 404
+        assert (await http.get("/batches?after=x")).status_code == 400
+
+        await http.post("/login", data={"key": BOB}, headers=ORIGIN)
+        assert first["id"] not in (await http.get("/batches")).text
+        for each in (path, f"{path}/live", f"{files}/{first['input_file_id']}"):
+            assert (await http.get(each)).status_code == 404
+            assert (await http.get(f"{each}?owner=alice")).status_code == 200
+        assert (await http.post(f"{path}/cancel", headers=ORIGIN)).status_code == 404
+        assert (await http.post(f"{path}/cancel?owner=alice")).status_code == 403  # no Origin
+        reply = await http.post(f"{path}/cancel?owner=alice", headers=ORIGIN)
+        assert reply.headers["Location"] == f"{path}?owner=alice"
+        assert ">cancel" in (await http.get(f"{path}/live?owner=alice")).text
+
+
+@pytest.mark.anyio
+async def test_the_lines_that_failed_are_shown(serving: Serving, worker: FakeWorker, redis: Redis):
+    body = {"model": "demo", "prompt": "a", "max_tokens": 10**9}
+    content = b"".join(
+        json.dumps(
+            {"custom_id": f"{HOSTILE}{index}", "method": "POST", "url": "/v1/completions", "body": body}
+        ).encode()
+        + b"\n"
+        for index in range(25)
+    )
+    async with serving(api_keys=KEYS) as http:
+        await http.post("/login", data={"key": ALICE}, headers=ORIGIN)
+        batch = await create(http, content)
+        async with asyncio.timeout(60):
+            while "The first 20 lines that failed" not in (await http.get(f"/batches/{batch['id']}")).text:  # noqa: ASYNC110 - the batch changes
+                await asyncio.sleep(0.05)
+        for path in (f"/batches/{batch['id']}", f"/batches/{batch['id']}/live"):
+            text = (await http.get(path)).text
+            assert text.count("max_tokens: ") == 20
+            assert "<script>alert" not in text
+            assert "&lt;script&gt;alert(1)&lt;/script&gt;&#34;&#39;19" in text
+        found = (await http.get(f"/v1/batches/{batch['id']}", headers=bearer(ALICE))).json()
+        redis.delete(store.Keys.file_parts(found["error_file_id"]))
+        assert (await http.get(f"/batches/{batch['id']}")).status_code == 200

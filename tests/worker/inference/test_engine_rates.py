@@ -1,0 +1,37 @@
+"""A worker shows what its engine computed lately, not since its start."""
+
+import pytest
+
+from scorepool.engine import EngineStats
+from scorepool.worker.inference import engine_rates
+from scorepool.worker.inference.engine_rates import RateWindow
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(engine_rates, "awake_s", lambda: now[0])
+    return now
+
+
+def test_rates_are_those_of_the_last_seconds(clock: list[float]):
+    window = RateWindow()
+    assert window.rates(EngineStats(prompt_tokens=10**6)) is None
+    for at in range(4, 61, 4):  # 100 tokens/s until 40, then none
+        clock[0] = 100.0 + at
+        busy = EngineStats(
+            steps=10 * min(at, 40),
+            busy_s=0.5 * min(at, 40),
+            prompt_tokens=10**6 + 100 * min(at, 40),
+            generated_tokens=min(at, 40),
+            rows=40 * min(at, 40),
+            fill=2.5 * min(at, 40),
+        )
+        rates = window.rates(busy)
+        assert rates is not None
+        if at == 36:
+            assert (rates.prompt_tokens_per_s, rates.generated_tokens_per_s, rates.steps_per_s) == (100, 1, 10)
+            assert (rates.busy, rates.step_s, rates.rows_per_step, rates.batch_fill) == (0.5, 0.05, 4, 0.25)
+    assert (rates.prompt_tokens_per_s, rates.steps_per_s, rates.busy) == (0, 0, 0)
+    assert (rates.step_s, rates.rows_per_step, rates.batch_fill) == (None, None, None)
+    assert len(window._reads) <= 6

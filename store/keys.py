@@ -40,6 +40,8 @@ FILE_BYTES = 1024  # about, of a file beside its chunks
 BATCH_BYTES = 4096  # about, of a batch beside its lines
 DELIVERY_KEPT_S = 14 * 86_400  # a delivery that was given up, so that it can be replayed
 
+LATENCY_MS = "latency_ms"  # a field of Keys.outcome_counts
+
 _JOB = "rq:job:" if PREFIX == DEFAULT_PREFIX else f"rq:job:{PREFIX}:"
 
 
@@ -47,7 +49,8 @@ class Keys:
     """Our own keys."""
 
     models = f"{PREFIX}:models"  # zset: worker names by the time (unix, s) at which their ServedModel expires
-    outcome_counts = f"{PREFIX}:outcomes"  # hash: how many jobs ended, by `result` or the failure's code; permanent
+    outcome_counts = f"{PREFIX}:outcomes"  # hash: how many jobs ended, by `result` or the failure's code; permanent.
+    # LATENCY_MS has the sum of the times from submission to result.
     batches = f"{PREFIX}:batches"  # zset: batches that have not ended, by the time (unix, s) of their next turn
     batch_turns = (
         f"{PREFIX}:batch_turns"  # hash: drivers' time that each owner's batches have had, s (lua/claim_batch.lua)
@@ -340,6 +343,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "SPEEDS_": Keys.speeds(""),
     "DONE": DONE,
     "OUTCOME_COUNTS": Keys.outcome_counts,
+    "LATENCY_MS": LATENCY_MS,
     "SWEEP_SCHEDULE": Keys.sweep_schedule,
     "LEDGER_OF_": Keys.ledger_of(""),
     "SIZES_OF_": Keys.sizes_of(""),

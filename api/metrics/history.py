@@ -28,6 +28,7 @@ class Point(Struct, frozen=True, kw_only=True):
     num_results: int  # since the beginning of the deployment, as the next
     num_failures: int
     tokens_per_s: float  # read and generated
+    latency_ms: int = 0  # from submission to result, the sum since the beginning; 0 in points of an earlier release
 
 
 def tokens_per_s(served: wire.ServedModel) -> float:
@@ -80,6 +81,7 @@ class History:
             num_queued=sum(counts["queued"] for counts in jobs),
             num_running=sum(counts["started"] for counts in jobs),
             num_results=num_results,
+            latency_ms=snapshot.latency_ms,
             num_failures=sum(snapshot.outcomes.values()) - num_results,
             tokens_per_s=sum(map(tokens_per_s, await self._models.live())),
         )

@@ -36,6 +36,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
     crosschecks: dict[str, int]  # by outcome
     deliveries: dict[str, int]  # by state
     outcomes: dict[str, int]  # jobs that ended, by `result` or the failure's code
+    latency_ms: int = 0  # from submission to result, the sum of all that have one
 
     @classmethod
     async def read(cls, redis: Redis, live: Sequence[wire.ServedModel]) -> Self:
@@ -59,6 +60,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
             crosschecks={outcome: decode.number(checks.get(outcome.encode())) for outcome in CROSSCHECK_OUTCOMES},
             deliveries=await _read_deliveries(redis),
             outcomes={code: decode.number(counts.get(code.encode())) for code in OUTCOMES},
+            latency_ms=decode.number(counts.get(store.LATENCY_MS.encode())),
         )
 
 

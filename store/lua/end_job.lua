@@ -19,12 +19,16 @@ local function record_outcome(id, body, ttl_s, keep_request)
   end
   try('stream', 'XADD', DONE, 'MAXLEN', '~', 10000, '*', 'id', id)
   local code = 'result'
-  local status, owner = unpack(redis.call('HMGET', job, F_STATUS, F_OWNER), 1, 2)
+  local status, owner, created = unpack(redis.call('HMGET', job, F_STATUS, F_OWNER, F_CREATED), 1, 3)
   if status ~= 'finished' then
     local is_read, failure = pcall(cmsgpack.unpack, body)
     code = is_read and type(failure) == 'table' and failure.code or 'internal'
   end
   try('hash', 'HINCRBY', OUTCOME_COUNTS, code, 1)
+  if code == 'result' then
+    local latency_s = math.max(0, now - (tonumber(created or '') or now))
+    try('hash', 'HINCRBY', OUTCOME_COUNTS, LATENCY_MS, math.floor(1000 * latency_s))
+  end
   redis.call('HDEL', job, F_CANCEL_REQUESTED, F_CRASHES, F_MAX_CONCURRENCY)
   if not keep_request then
     redis.call('DEL', request)

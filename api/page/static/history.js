@@ -5,7 +5,7 @@ const sentence = document.getElementById("history-text");
 const charts = new Map();
 
 function columns(points) {
-  const at = [], tokens = [], ended = [], failed = [], queued = [];
+  const at = [], tokens = [], ended = [], failed = [], queued = [], latency = [];
   for (let i = 1; i < points.length; i++) {
     const [before, point] = [points[i - 1], points[i]];
     const minutes = (point.at - before.at) / 60;
@@ -14,8 +14,10 @@ function columns(points) {
     ended.push(Math.max(0, point.num_results - before.num_results) / minutes);
     failed.push(Math.max(0, point.num_failures - before.num_failures) / minutes);
     queued.push(point.num_queued);
+    const results = point.num_results - before.num_results;
+    latency.push(results > 0 && (before.latency_ms > 0 || before.num_results === 0) ? (point.latency_ms - before.latency_ms) / results / 1000 : null);
   }
-  return { at, tokens, ended, failed, queued };
+  return { at, tokens, ended, failed, queued, latency };
 }
 
 function color(name) {
@@ -40,19 +42,22 @@ function draw(id, label, data, series) {
 async function refresh() {
   const reply = await fetch("/overview/history");
   if (!reply.ok) return;
-  const { at, tokens, ended, failed, queued } = columns(await reply.json());
+  const { at, tokens, ended, failed, queued, latency } = columns(await reply.json());
   if (at.length < 2) {
     sentence.textContent = "The charts begin a minute after the server.";
     return;
   }
   draw("tokens-chart", "tokens/s", [at, tokens], [{ label: "tokens/s", stroke: color("--bar"), width: 2, points: { show: false } }]);
+  draw("latency-chart", "seconds", [at, latency], [
+    { label: "mean time from submission to result", stroke: color("--bar"), width: 2, points: { size: 4 } },
+  ]);
   draw("jobs-chart", "jobs", [at, ended, failed, queued], [
     { label: "done per minute", stroke: color("--bar"), width: 2, points: { show: false } },
     { label: "failed per minute", stroke: color("--bad"), width: 2, dash: [6, 3], points: { show: false } },
     { label: "waiting", stroke: color("--quiet"), width: 1.5, dash: [2, 3], points: { show: false } },
   ]);
   const last = [tokens, ended, failed, queued].map((column) => Math.round(column.at(-1)).toLocaleString("en"));
-  sentence.textContent = `Last: ${last[0]} tokens/s; per minute ${last[1]} jobs done and ${last[2]} failed; ${last[3]} waiting.`;
+  sentence.textContent = `Last: ${last[0]} tokens/s; per minute ${last[1]} jobs done and ${last[2]} failed; ${last[3]} waiting${latency.at(-1) === null ? "" : `; a result after ${latency.at(-1).toFixed(2)} s on average`}.`;
 }
 
 refresh();

@@ -368,6 +368,14 @@ async def test_the_history_has_a_point_per_slot_and_is_bounded(
         assert points[-1]["num_queued"] == 1
 
 
+async def test_the_history_has_the_latency_of_results(serving: Serving, redis: Redis):
+    redis.hset(store.Keys.outcome_counts, mapping={"result": 2, store.LATENCY_MS: 700})
+    async with serving() as http:
+        await http._transport.app.state.scorepool.history.write_point()  # type: ignore[attr-defined]
+        [*_, point] = (await http.get("/overview/history")).json()
+    assert (point["num_results"], point["latency_ms"]) == (2, 700)
+
+
 async def test_a_name_has_a_bounded_number_of_sessions(serving: Serving, redis: Redis, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
     async with serving(api_keys=KEYS) as http:

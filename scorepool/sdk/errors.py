@@ -14,7 +14,7 @@ InvalidUrl       the URL can never work
 from scorepool import wire
 
 _REMEDIES = {
-    401: "give a valid API key: Client(url, api_key=...)",
+    401: "give a valid API key: SCOREPOOL_API_KEY in the environment, or Client(url, api_key=...)",
     413: "divide it into several",
     429: "wait until jobs have ended, or submit fewer",
     500: "the API's log says more",

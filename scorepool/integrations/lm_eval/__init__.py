@@ -1,6 +1,7 @@
 """The model `scorepool` of lm-evaluation-harness. Importing this registers it.
 
     model.py        ScorepoolLM: requests of the harness to jobs, results of jobs to answers
+    arguments.py    its arguments are checked
     jobs.py         run jobs and delete them
     tokenizers.py   the model's tokenizer, loaded here or used through the server
     __main__.py     the command of lm_eval with this model registered

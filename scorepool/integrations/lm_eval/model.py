@@ -6,6 +6,8 @@ answers for the same weights.
     encode texts ──► token ids ──► truncate from the left ──► divide into jobs ──► gather ──► answers
 """
 
+import inspect
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -20,15 +22,18 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from scorepool import wire
+from scorepool.integrations.lm_eval.arguments import ArgumentError, check_names, number
 from scorepool.integrations.lm_eval.jobs import run
-from scorepool.integrations.lm_eval.tokenizers import LocalTokenizer, ServerTokenizer, Tokenizer
+from scorepool.integrations.lm_eval.tokenizers import LocalTokenizer, ServerTokenizer, Tokenizer, check_same
 from scorepool.options import JobOptions
 from scorepool.sdk import Client, MixedResults
 
+logger = logging.getLogger(__name__)
 ITEMS_PER_JOB = 256
 TOKENS_PER_JOB = 131_072  # minutes of work; a job that its worker loses begins again
 JOB_TIMEOUT_S = 86_400
 RETRY_S = 3600.0  # for which the API may be away
+TOKENS_SHOWN = 16  # of a context, in an error
 MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH = 64, 1024  # that a job takes
 SAMPLING = {
     *("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens"),
@@ -37,7 +42,7 @@ SAMPLING = {
 Window = tuple[list[int], list[int]]  # token ids of a context and of the continuation that is scored
 
 
-class NotServed(ValueError):
+class NotServed(ArgumentError):
     """No live worker serves the model."""
 
 
@@ -54,7 +59,7 @@ class ScorepoolLM(TemplateLM):
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
         tokenizer: str | None = None,
@@ -71,18 +76,26 @@ class ScorepoolLM(TemplateLM):
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
+        **unknown: Any,
     ) -> None:
-        """Raises NotServed if no live worker serves the model; Unreachable, ScorepoolError."""
+        """Raises ArgumentError; NotServed if no live worker serves the model; Unreachable, ScorepoolError."""
         super().__init__()
         del batch_size, max_batch_size, device
+        check_names(unknown, [name for name in inspect.signature(ScorepoolLM).parameters if name != "unknown"])
+        if model is None:
+            raise ArgumentError("model_args: expected model=NAME, a name that GET /v1/models lists")
+        number("retry_s", retry_s, 0)
+        number("max_in_flight", max_in_flight, 1)
+        number("max_gen_toks", max_gen_toks, 1)
         self._client = Client(base_url, api_key, retry_s=retry_s)
         served = self._find(model)
         self.model = model
         self.stamp = served[0].stamp
         self._max_in_flight = max_in_flight
         self._job_options = JobOptions(priority=priority, timeout_s=JOB_TIMEOUT_S, wait_for_model=True)
-        # The server counts the last token of a window too.
-        self.max_length = max_length or min(worker.context_length for worker in served) - 1
+        most = min(worker.context_length for worker in served) - 1  # the server counts the last token of a window too
+        self.max_length = most if max_length is None else max_length
+        number("max_length", self.max_length, 1, most)
         self.max_gen_toks = max_gen_toks
         self.tokenizer = self._load_tokenizer(tokenizer, add_bos_token)
         self._add_bos = True if add_bos_token is None else add_bos_token
@@ -103,10 +116,15 @@ class ScorepoolLM(TemplateLM):
     def _load_tokenizer(self, name: str | None, add_bos: bool | None) -> Tokenizer:
         if name is None:
             if add_bos:
-                raise ValueError("add_bos_token=True needs tokenizer=, a folder or an id of the hub")
-            return ServerTokenizer(self._client, self.model, self._job_options, self._max_in_flight)
+                raise ArgumentError("add_bos_token=True needs tokenizer=, a folder or an id of the hub")
+            return self._server_tokenizer()
         options = {} if add_bos is None else {"add_bos_token": add_bos}
-        return LocalTokenizer(name, **options)
+        tokenizer = LocalTokenizer(name, **options)
+        check_same(tokenizer, self._server_tokenizer())
+        return tokenizer
+
+    def _server_tokenizer(self) -> ServerTokenizer:
+        return ServerTokenizer(self._client, self.model, self._job_options, self._max_in_flight)
 
     # What the harness asks about a model.
 
@@ -163,7 +181,7 @@ class ScorepoolLM(TemplateLM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the logprob of each continuation, and whether it is the greedy one.
 
-        Raises ValueError for a continuation that has no token or more than `max_length`.
+        Raises ArgumentError for a continuation that has no token or more than `max_length`.
         """
         if self._thinking.get("enable_thinking"):
             raise ValueError("enable_thinking=True: the harness has no thinking in tasks that compare loglikelihoods")
@@ -203,6 +221,7 @@ class ScorepoolLM(TemplateLM):
         """Score windows. The first entry of a request is its key in the harness's cache; None: it has none."""
         answers: list[tuple[float, bool]] = []
         items = [self._item(context, continuation) for _, context, continuation in requests]
+        self._warn_of_cut([len(a) + len(b) for _, a, b in requests], self.max_length + 1)
         jobs = (wire.Score(model=self.model, items=chunk, rank=True, **self._job_options) for chunk in _divide(items))
         with tqdm(total=len(items), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
             for result in self._run(jobs):
@@ -217,13 +236,23 @@ class ScorepoolLM(TemplateLM):
 
     def _item(self, context: list[int], continuation: list[int]) -> wire.ScoreItem:
         if not 0 < len(continuation) <= self.max_length:
-            raise ValueError(
-                f"a continuation has {len(continuation)} tokens after the context ...{context[-8:]}: expected 1 to "
+            text = self.tokenizer.text(context[-TOKENS_SHOWN:])
+            raise ArgumentError(
+                f"a continuation has {len(continuation)} tokens after the context {text!r}: expected 1 to "
                 f"max_length, {self.max_length}"
             )
         ids = (context + continuation)[-(self.max_length + 1) :]
         start = len(ids) - len(continuation)
         return wire.ScoreItem(prompt=ids[:start], completion=ids[start:])
+
+    def _warn_of_cut(self, lengths: Sequence[int], most: int) -> None:
+        """Say how many contexts lose their beginning, as the HF model does for each."""
+        cut = [length for length in lengths if length > most]
+        if cut:
+            logger.warning(
+                "%d of %d requests have more than %d tokens, up to %d: their contexts lose the beginning (max_length)",
+                *(len(cut), len(lengths), most, max(cut)),
+            )
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the logprob of each text, in windows of `max_length` tokens."""
@@ -245,12 +274,15 @@ class ScorepoolLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the text that the model generates after each prompt, up to a stop string.
 
-        Raises ValueError for arguments of the generation that a job does not have.
+        Raises ArgumentError for arguments of the generation that a job does not have.
         """
         answers: list[str] = []
         prompts = self._encode([request.args[0] for request in requests])
         options = [dict(normalize_gen_kwargs(request.args[1], self.max_gen_toks)) for request in requests]
         eos = self.tokenizer.token(self.eot_token_id)
+        limits = [self.max_length - each["max_gen_toks"] for each in options]
+        if limits:
+            self._warn_of_cut(list(map(len, prompts)), max(1, min(limits)))
         stops = [handle_stop_sequences(each.pop("until"), eos) for each in options]
         jobs = map(self._generation, prompts, options, stops)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
@@ -267,12 +299,12 @@ class ScorepoolLM(TemplateLM):
         max_tokens, is_sampled = sampling.pop("max_gen_toks"), sampling.pop("do_sample")
         sampling.setdefault("temperature", 1.0 if is_sampled else 0.0)
         if unknown := sampling.keys() - SAMPLING:
-            raise ValueError(
+            raise ArgumentError(
                 f"generation arguments {', '.join(sorted(unknown))}: expected {', '.join(sorted(SAMPLING))}"
             )
         max_prompt = self.max_length - max_tokens
         if max_prompt < 1:
-            raise ValueError(f"max_gen_toks is {max_tokens}: expected less than max_length, {self.max_length}")
+            raise ArgumentError(f"max_gen_toks is {max_tokens}: expected less than max_length, {self.max_length}")
         # Reasoning may hold a stop string. The text is cut at each one, also at those that a job cannot take.
         sent = [] if self._think_end_token else [text for text in stop if 0 < len(text) <= MAX_STOP_STRING_LENGTH]
         return wire.Generate(

@@ -8,10 +8,16 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from scorepool import wire
+from scorepool.integrations.lm_eval.arguments import ArgumentError
 from scorepool.integrations.lm_eval.jobs import run
 from scorepool.options import JobOptions
 from scorepool.sdk import Client
 
+PROBE = (  # texts that two tokenizers rarely encode alike
+    "The value of x is 3.14159; été, naïve, Größe, 数値, صفر, Привет, 🙂.\n\n"
+    "    def __init__(self, name='a', *args):\n\treturn os.path.join(name, \"b\")  # see https://example.org/?q=1&r=20\n"
+    "Internationalisation, antidisestablishmentarianism and 1234567890 unbelievable circumstances happened.  \n"
+)
 SHOWN_FROM = 100  # texts: fewer are encoded before one could read a progress bar
 
 
@@ -29,6 +35,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str], add_bos: Sequence[bool]) -> list[list[int]]:
         """Return the token ids of each text, with the tokenizer's BOS before it where `add_bos` says so."""
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+
     def decode(self, generated: wire.SequenceResult) -> str:
         """Return a generated text without special tokens."""
 
@@ -40,7 +49,12 @@ class LocalTokenizer:
     """A tokenizer that transformers loads, from a folder or the hub."""
 
     def __init__(self, name: str, **options: Any) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+        """Raises ArgumentError if it cannot be loaded."""
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ArgumentError(f"tokenizer={name}: expected a folder or an id of the hub; {reason}") from error
         self.name = name
         self.bos_token_id: int | None = self._tokenizer.bos_token_id
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
@@ -48,6 +62,9 @@ class LocalTokenizer:
 
     def token(self, token_id: int) -> str:
         return str(self._tokenizer.decode(token_id))
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids)))
 
     def encode(self, texts: Sequence[str], add_bos: Sequence[bool]) -> list[list[int]]:
         return [
@@ -101,6 +118,9 @@ class ServerTokenizer:
                 bar.update()
         return [ids[key] for key in zip(texts, add_bos, strict=True)]
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self._client.detokenize(self.name, list(token_ids))
+
     def decode(self, generated: wire.SequenceResult) -> str:
         return generated.text
 
@@ -109,3 +129,16 @@ class ServerTokenizer:
         # Annotated as a string, it returns the texts and their masks.
         rendered: Any = render_jinja_template([messages], chat_template=self._info.chat_template, **options)
         return str(rendered[0][0])
+
+
+def check_same(tokenizer: LocalTokenizer, served: ServerTokenizer) -> None:
+    """Compare what both make of a text, because another tokenizer gives wrong numbers without an error.
+
+    Raises ArgumentError.
+    """
+    [found], [expected] = (each.encode([PROBE], [False]) for each in (tokenizer, served))
+    if found != expected:
+        raise ArgumentError(
+            f"tokenizer={tokenizer.name}: it is not that of {served.name} on the server, which encodes the same text "
+            "otherwise: give the folder or the id that the worker loaded, or leave tokenizer= out"
+        )

@@ -1,6 +1,7 @@
 """The model `scorepool` of lm-evaluation-harness agrees with the harness's HF model on the same weights."""
 
 import json
+import re
 import runpy
 import sys
 import time
@@ -22,6 +23,7 @@ with warnings.catch_warnings():
     from lm_eval.tasks import TaskManager
 
     from scorepool.integrations.lm_eval import ScorepoolLM
+    from scorepool.integrations.lm_eval.arguments import ArgumentError
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -188,6 +190,38 @@ def test_generation_arguments_that_no_job_has(served: ScorepoolLM, options: dict
 def test_a_continuation_that_cannot_be_scored(served: ScorepoolLM, continuation: str):
     with pytest.raises(ValueError, match=f"tokens after the context .*: expected 1 to max_length, {WINDOW}"):
         served.loglikelihood(instances("loglikelihood", [("import", continuation)]), disable_tqdm=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "model_args: expected model=NAME"),
+        ({"model": "demo", "pretrained": "demo"}, "model_args pretrained: expected model, base_url, "),
+        ({"model": "demo", "retry_s": "abc"}, "retry_s=abc: expected a number from 0 on"),
+        ({"model": "demo", "max_length": 99999}, "max_length=99999: expected 1 to 2047"),
+        ({"model": "demo", "max_length": 0}, "max_length=0: expected 1 to 2047"),
+        ({"model": "demo", "tokenizer": "/no/such"}, "tokenizer=/no/such: expected a folder or an id of the hub; "),
+        ({"model": "demo", "add_bos_token": True}, "add_bos_token=True needs tokenizer="),
+    ],
+)
+def test_a_wrong_argument_is_named(stack: Stack, arguments: dict[str, Any], message: str):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        ScorepoolLM(**{"base_url": stack.url} | arguments)
+
+
+def test_another_tokenizer_is_refused(stack: Stack, folders: dict[str, Path]):
+    """It would give other numbers, and no error."""
+    with pytest.raises(ArgumentError, match=f"tokenizer={folders['llama']}: it is not that of demo on the server"):
+        ScorepoolLM(model="demo", base_url=stack.url, tokenizer=str(folders["llama"]))
+
+
+def test_contexts_that_lose_their_beginning_are_counted(served: ScorepoolLM, caplog: pytest.LogCaptureFixture):
+    served.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)
+    [loglikelihood] = caplog.messages
+    assert loglikelihood.startswith(f"1 of {len(PAIRS)} requests have more than {WINDOW + 1} tokens, up to ")
+    caplog.clear()
+    served.generate_until(instances("generate_until", [(PROMPTS[0], {"max_gen_toks": 4})]), disable_tqdm=True)
+    assert caplog.messages == []
 
 
 def test_another_model_under_the_name_ends_the_evaluation(served: ScorepoolLM, monkeypatch: pytest.MonkeyPatch):

@@ -298,7 +298,10 @@ def test_a_wrong_key_is_refused_with_what_to_do():
     with (
         server(lambda: (401, {}, wire.encode(error))) as url,
         Client(url, "wrong") as sdk,
-        pytest.raises(ScorepoolError, match=r"no .*HTTP 401.*; give a valid API key: Client\(url, api_key=...\)"),
+        pytest.raises(
+            ScorepoolError,
+            match=r"no .*HTTP 401.*; give a valid API key: SCOREPOOL_API_KEY .*Client\(url, api_key=...\)",
+        ),
     ):
         sdk.models()
 

@@ -13,6 +13,7 @@ from scorepool.api.http import tasks
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
+from scorepool.store.outage import Outage
 
 logger = logging.getLogger(__name__)
 SLOT_S = 20
@@ -59,13 +60,15 @@ class History:
         return [point for each in found if (point := decode.message(each, Point))]
 
     async def _write_points(self) -> None:
+        outage = Outage(logger)
         while True:
             try:
                 now = await decode.now_s(self._redis)
                 await asyncio.sleep(SLOT_S - now % SLOT_S)
                 await self.write_point()
+                outage.ended("the history goes on")
             except RedisError as error:
-                logger.warning("the history has a hole: %s", type(error).__name__)
+                outage.failed("the history has a hole: %s", error)
                 await asyncio.sleep(SLOT_S)
 
     async def write_point(self) -> None:

@@ -1,7 +1,7 @@
 """Show batches, one batch while it runs, and its files."""
 
 from contextlib import aclosing, suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from msgspec import DecodeError, Struct
@@ -16,8 +16,8 @@ from scorepool.api.http.errors import NotFound
 from scorepool.api.http.file_reply import FileReply
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.page.rendering import HEADERS, FragmentRoute, PageRoute, html
-from scorepool.api.page.viewer import OwnOrigin, ViewerDep, ViewerResultsDep
-from scorepool.api.repositories.batches import ALIVE
+from scorepool.api.page.viewer import OwnOrigin, Viewer, ViewerDep, ViewerResultsDep
+from scorepool.api.repositories.batches import ALIVE, Batches
 from scorepool.api.repositories.files import Files, file_not_found
 from scorepool.wire.batch import Batch
 
@@ -66,9 +66,7 @@ async def batch(
     batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep, files: FilesDep, held: ViewerResultsDep
 ) -> Response:
     """Show a batch. The page asks for `live` while it runs."""
-    found = await batches.read(viewer.owner, batch_id)
-    failed = await _failed_lines(viewer.owner, found, files, held)
-    return html("batch.html", viewer=viewer, batch=found, failed_lines=failed, **_ending(found))
+    return await _show("batch.html", viewer, batch_id, batches, files, held)
 
 
 @fragment_router.get("/batches/{id}/live")
@@ -76,9 +74,22 @@ async def live(
     batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep, files: FilesDep, held: ViewerResultsDep
 ) -> Response:
     """Show the part of the page that changes."""
+    return await _show("batch_live.html", viewer, batch_id, batches, files, held)
+
+
+async def _show(
+    template: str, viewer: Viewer, batch_id: str, batches: Batches, files: Files, held: HeldResults
+) -> Response:
     found = await batches.read(viewer.owner, batch_id)
-    failed = await _failed_lines(viewer.owner, found, files, held)
-    return html("batch_live.html", viewer=viewer, batch=found, failed_lines=failed, **_ending(found))
+    return html(
+        template,
+        viewer=viewer,
+        batch=found,
+        failed_lines=await _failed_lines(viewer.owner, found, files, held),
+        ended_at=next((at for name in ENDS if (at := getattr(found, name)) is not None), None),
+        has_ended=found.status not in (*ALIVE, "cancelling"),
+        can_cancel=found.status in ALIVE,
+    )
 
 
 async def _failed_lines(owner: str, batch: Batch, files: Files, held: HeldResults) -> list[FailedLine]:
@@ -102,15 +113,6 @@ async def _failed_lines(owner: str, batch: Batch, files: Files, held: HeldResult
         with suppress(DecodeError):  # of another release
             shown.append(_error_line.decode(line))
     return shown
-
-
-def _ending(batch: Batch) -> dict[str, Any]:
-    ended_at = next((at for name in ENDS if (at := getattr(batch, name)) is not None), None)
-    return {
-        "ended_at": ended_at,
-        "has_ended": batch.status not in (*ALIVE, "cancelling"),
-        "can_cancel": batch.status in ALIVE,
-    }
 
 
 @router.get("/batches/{id}/files/{file_id}")

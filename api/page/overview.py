@@ -34,7 +34,6 @@ class QueueRow:
     queued: int
     running: int
     oldest_s: float | None
-    is_unserved: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +60,12 @@ class WorkerRow:
 
 def overview_of(snapshot: QueueSnapshot, live: Sequence[wire.ServedModel]) -> dict[str, Any]:
     """Return what the template shows."""
-    served = {queue for one in live for queue in store.queue_names(one.id)}
     queues = [
         QueueRow(
             name,
             counts["queued"],
             counts["started"],
             snapshot.oldest_s.get(name) if counts["queued"] else None,
-            name not in served and name != store.WEBHOOKS,
         )
         for name, counts in sorted(snapshot.jobs.items())
         if name != store.WEBHOOKS

@@ -78,8 +78,6 @@ class ShownSequence:
     unit: str
     missing: str  # the option of a job that adds the values of this scale; "": they are there
     bars: list[Bar]
-    has_ranks: bool
-    has_entropies: bool
 
 
 class TokenReader:
@@ -136,8 +134,6 @@ def show_sequence(sequence: wire.SequenceResult, by: Scale, start: int) -> Shown
         unit=_UNITS[by],
         missing="" if any(each is not None for each in reader.values) else _ADDED_BY.get(by, "logprobs"),
         bars=histogram([-(logprobs[index] or 0.0) for index in scored]),
-        has_ranks=sequence.ranks is not None,
-        has_entropies=sequence.entropies is not None,
     )
 
 

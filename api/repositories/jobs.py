@@ -194,7 +194,7 @@ class Jobs:
             logger.warning("the request of a job in Redis cannot be decoded")
             return None
 
-    async def page(self, owner: str, cursor: str | None, limit: int, wanted: "JobFilter | None" = None) -> wire.JobPage:
+    async def page(self, owner: str, cursor: str | None, limit: int, wanted: JobFilter | None = None) -> wire.JobPage:
         """Read a page of jobs, newest first. It may be short, even empty, if `next_cursor` is set.
 
         Raises BadRequest.
@@ -210,7 +210,7 @@ class Jobs:
         jobs, next_cursor = await page_before(cursor, limit, scan)
         return wire.JobPage(jobs=jobs, next_cursor=next_cursor)
 
-    async def _scan(self, owner: str, wanted: "JobFilter", before: str | None) -> list[tuple[str, wire.Job | None]]:
+    async def _scan(self, owner: str, wanted: JobFilter, before: str | None) -> list[tuple[str, wire.Job | None]]:
         """Read the next jobs of the owner, newest first, each with its cursor; None for a job that expired."""
         newest = min((float(at) for at in (before, wanted.created_before) if at is not None), default=math.inf)
         entries: Any = await self._redis.zrevrangebyscore(

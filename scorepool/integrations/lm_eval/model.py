@@ -221,7 +221,7 @@ class ScorepoolLM(TemplateLM):
         """Score windows. The first entry of a request is its key in the harness's cache; None: it has none."""
         answers: list[tuple[float, bool]] = []
         items = [self._item(context, continuation) for _, context, continuation in requests]
-        self._warn_of_cut([len(a) + len(b) for _, a, b in requests], self.max_length + 1)
+        _warn_of_cut([(len(a) + len(b), self.max_length + 1) for _, a, b in requests])
         jobs = (wire.Score(model=self.model, items=chunk, rank=True, **self._job_options) for chunk in _divide(items))
         with tqdm(total=len(items), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
             for result in self._run(jobs):
@@ -244,15 +244,6 @@ class ScorepoolLM(TemplateLM):
         ids = (context + continuation)[-(self.max_length + 1) :]
         start = len(ids) - len(continuation)
         return wire.ScoreItem(prompt=ids[:start], completion=ids[start:])
-
-    def _warn_of_cut(self, lengths: Sequence[int], most: int) -> None:
-        """Say how many contexts lose their beginning, as the HF model does for each."""
-        cut = [length for length in lengths if length > most]
-        if cut:
-            logger.warning(
-                "%d of %d requests have more than %d tokens, up to %d: their contexts lose the beginning (max_length)",
-                *(len(cut), len(lengths), most, max(cut)),
-            )
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the logprob of each text, in windows of `max_length` tokens."""
@@ -281,8 +272,7 @@ class ScorepoolLM(TemplateLM):
         options = [dict(normalize_gen_kwargs(request.args[1], self.max_gen_toks)) for request in requests]
         eos = self.tokenizer.token(self.eot_token_id)
         limits = [self.max_length - each["max_gen_toks"] for each in options]
-        if limits:
-            self._warn_of_cut(list(map(len, prompts)), max(1, min(limits)))
+        _warn_of_cut([(len(ids), limit) for ids, limit in zip(prompts, limits, strict=True) if limit > 0])
         stops = [handle_stop_sequences(each.pop("until"), eos) for each in options]
         jobs = map(self._generation, prompts, options, stops)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
@@ -332,6 +322,16 @@ class ScorepoolLM(TemplateLM):
                     differences = "; ".join(wire.stamp_differences(self.stamp, result.stamp))
                     raise MixedResults(f"{self.model} has changed since the evaluation began: {differences}")
                 yield result
+
+
+def _warn_of_cut(lengths: Sequence[tuple[int, int]]) -> None:
+    """Say how many contexts lose their beginning, as the HF model does for each. Given are tokens, and their limit."""
+    cut = [length for length, limit in lengths if length > limit]
+    if cut:
+        logger.warning(
+            "%d of %d requests have more tokens than fit (max_length), up to %d: their contexts lose the beginning",
+            *(len(cut), len(lengths), max(cut)),
+        )
 
 
 def _divide(items: Iterable[wire.ScoreItem]) -> Iterator[list[wire.ScoreItem]]:

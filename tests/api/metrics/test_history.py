@@ -29,3 +29,5 @@ async def test_it_ends_though_a_cancellation_is_lost():
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
         await history.close()
+    assert history._task is not None
+    assert history._task.done()

@@ -218,7 +218,7 @@ def test_another_tokenizer_is_refused(stack: Stack, folders: dict[str, Path]):
 def test_contexts_that_lose_their_beginning_are_counted(served: ScorepoolLM, caplog: pytest.LogCaptureFixture):
     served.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)
     [loglikelihood] = caplog.messages
-    assert loglikelihood.startswith(f"1 of {len(PAIRS)} requests have more than {WINDOW + 1} tokens, up to ")
+    assert loglikelihood.startswith(f"1 of {len(PAIRS)} requests have more tokens than fit (max_length), up to ")
     caplog.clear()
     served.generate_until(instances("generate_until", [(PROMPTS[0], {"max_gen_toks": 4})]), disable_tqdm=True)
     assert caplog.messages == []

@@ -100,10 +100,7 @@ class BatchStore:
             error_bytes=progress.error_bytes + len(errors),
         )
         if ended:
-            after = replace(after, first_ended_at=after.first_ended_at or now, last_ended_at=now)
-            if now <= (after.first_ended_at or now) + FIRST_S:
-                counts = batch.request_counts
-                after = replace(after, first_group_ended_at=now, num_first_ended=counts.completed + counts.failed)
+            after = with_marks(after, now)
         files = output_files(after, now, "uploaded")
 
         def write(pipeline: Pipeline) -> None:
@@ -174,4 +171,23 @@ def _add_counts(counts: RequestCounts, ended: Sequence[EndedLine]) -> RequestCou
         total=counts.total,
         completed=counts.completed + num_completed,
         failed=counts.failed + len(ended) - num_completed,
+    )
+
+
+def with_marks(progress: BatchProgress, now: float) -> BatchProgress:
+    """Note that lines have ended, and move the marks between which the pace is measured."""
+    counts = progress.batch.request_counts
+    num_ended = counts.completed + counts.failed
+    after = replace(progress, first_ended_at=progress.first_ended_at or now, last_ended_at=now)
+    if now <= (after.first_ended_at or now) + FIRST_S:
+        return replace(after, mark_at=now, num_at_mark=num_ended)
+    num_at_next_mark = after.num_at_next_mark or after.num_at_mark
+    if num_ended < 2 * num_at_next_mark:
+        return after
+    return replace(
+        after,
+        mark_at=after.next_mark_at or after.mark_at,
+        num_at_mark=num_at_next_mark,
+        next_mark_at=now,
+        num_at_next_mark=num_ended,
     )

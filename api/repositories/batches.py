@@ -37,6 +37,8 @@ _STORED_NAMES = {
     "num_started": "num_taken",
     "output_chunks": "output_parts",
     "error_chunks": "error_parts",
+    "mark_at": "first_group_ended_at",
+    "num_at_mark": "num_first_ended",
 }
 
 
@@ -55,8 +57,12 @@ class BatchProgress(Struct, frozen=True, kw_only=True, rename=_STORED_NAMES):
     error_chunks: int = 0
     error_bytes: int = 0
     first_ended_at: float | None = None  # when the first line ended, unix, s
-    first_group_ended_at: float | None = None  # and the last of those that ended soon after it
-    num_first_ended: int = 0  # lines of that group
+    # From which the pace is measured: the end of the first group of lines, later a time at which a quarter to half of
+    # the lines that have ended now had ended.
+    mark_at: float | None = None
+    num_at_mark: int = 0
+    next_mark_at: float | None = None  # takes its place when as many again have ended
+    num_at_next_mark: int = 0
     last_ended_at: float | None = None
 
 
@@ -203,23 +209,24 @@ def _to_batch(row: Row | None, now: float) -> Batch | None:
 
 
 def estimate_end(progress: BatchProgress, now: float) -> int | None:
-    """Estimate when the last line ends, unix, s, rounded up, from the pace so far; None without a pace.
+    """Estimate when the last line ends, unix, s, rounded up, from the pace of late; None without a pace.
 
-    The time until the first lines ended tells little about the others: it is left out once others have. So is the time
-    since the last ones ended: answers come in groups, and workers that stop do not make the lines slower. But after
-    STALLED_S without an end, there is no pace.
+    The time until the first lines ended tells little about the others, and a worker that has just started is slower for
+    some seconds: both are left out as the batch goes on. So is the time since the last ones ended: answers come in
+    groups, and workers that stop do not make the lines slower. But after STALLED_S without an end, there is no pace.
     """
     batch, counts = progress.batch, progress.batch.request_counts
     num_ended = counts.completed + counts.failed
     if batch.status != "in_progress" or batch.in_progress_at is None or num_ended == 0:
         return None
     pace_s = (now - batch.in_progress_at) / num_ended  # per line
-    began_at = progress.first_group_ended_at or progress.first_ended_at
-    if began_at is not None and num_ended > progress.num_first_ended:
+    began_at = progress.mark_at or progress.first_ended_at
+    if began_at is not None and num_ended > progress.num_at_mark:
         last_ended_at = progress.last_ended_at or now  # an earlier release wrote no such times
-        if now - last_ended_at > max(STALLED_S, STALLED_PACES * (last_ended_at - began_at)):
+        lasted_s = last_ended_at - (progress.first_ended_at or began_at)
+        if now - last_ended_at > max(STALLED_S, STALLED_PACES * lasted_s):
             return None
-        pace_s = (last_ended_at - began_at) / (num_ended - progress.num_first_ended)
+        pace_s = (last_ended_at - began_at) / (num_ended - progress.num_at_mark)
     return min(batch.expires_at, ceil(now + max(0.0, pace_s * (counts.total - num_ended))))
 
 

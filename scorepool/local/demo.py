@@ -23,6 +23,9 @@ PROMPT = "If the file does not exist,"
 COMPLETIONS = (" an instance of the class.", " an error is raised.", " the number of bytes.", " a list of strings.")
 QUESTION = "What does os.listdir do?"
 WEBHOOK_TIMEOUT_S = 30.0
+PORTS = range(10_000, 32_000)  # systems give higher ones to connections: Linux from 32,768 on, macOS from 49,152 on
+
+_given_ports: set[int] = set()
 
 
 def run(folder: str, state: Path) -> None:
@@ -133,12 +136,17 @@ def quote(token_bytes: bytes) -> str:
 
 
 def free_port() -> int:
-    """Return a free port that the system assigns to no other process for a minute.
+    """Return a free port that this process has not been given before.
 
-    A connection to it has just ended (TIME_WAIT). A server can still listen on the port by its number.
+    It is below those that systems give to connections, so that none takes it before a server listens on it.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()
-        with socket.create_connection(address):
-            server.accept()[0].close()
-        return int(address[1])
+    while True:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        if port in _given_ports:
+            continue
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        _given_ports.add(port)
+        return port

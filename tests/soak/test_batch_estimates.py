@@ -1,4 +1,7 @@
-"""The estimated end of a batch, once a tenth of its lines have ended: with lines of equal and of mixed lengths."""
+"""The estimated end of a batch, once a tenth of its lines have ended: with lines of equal and of mixed lengths.
+
+The first batch meets a worker that has just started and is slower for some seconds. So it lasts minutes.
+"""
 
 import json
 import os
@@ -13,7 +16,7 @@ from scorepool import Client
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 
-NUM_LINES = int(os.environ.get("SOAK_ESTIMATED_LINES", "3000"))
+NUM_LINES = int(os.environ.get("SOAK_ESTIMATED_LINES", "9000"))
 MAX_TOKENS = {"equal": [16], "mixed": [4, 16, 60]}  # of a line, drawn
 MAX_WRONG_TOTAL = 0.2  # share of the batch's whole time
 ESTIMATES_FROM = 0.1  # share of the lines

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 
 from scorepool import store, wire
@@ -67,8 +68,8 @@ def test_the_rest_of_a_batch_takes_as_long_as_the_lines_before(
         batch=batch,
         output_ttl_s=1,
         first_ended_at=1010.0 if last else first_ended_at,
-        first_group_ended_at=first_ended_at if last else None,
-        num_first_ended=num_first_ended,
+        mark_at=first_ended_at if last else None,
+        num_at_mark=num_first_ended,
         last_ended_at=last,
     )
     assert estimate_end(progress, 1100.0) == expected
@@ -86,14 +87,39 @@ async def test_the_lines_of_the_first_group_tell_no_pace(
             worker.end(job_id_of(batch_id, number, 0), COMPLETED)
             await until(http, batch_id, lambda batch, n=number: batch["request_counts"]["completed"] == n)
         group = read(redis, batch_id)
-        assert group.num_first_ended == 4
-        assert group.first_ended_at < group.first_group_ended_at == group.last_ended_at
+        assert group.num_at_mark == 4
+        assert group.first_ended_at < group.mark_at == group.last_ended_at
         monkeypatch.setattr(batch_store, "FIRST_S", 0.0)
         worker.end(job_id_of(batch_id, 5, 0), COMPLETED)
         await until(http, batch_id, lambda batch: batch["request_counts"]["completed"] == 5)
         later = read(redis, batch_id)
-        assert (later.num_first_ended, later.first_group_ended_at) == (4, group.first_group_ended_at)
+        assert (later.num_at_mark, later.mark_at) == (4, group.mark_at)
         assert later.last_ended_at > group.last_ended_at
         assert estimate_end(later, time.time()) == pytest.approx(
             time.time() + 15 * (later.last_ended_at - group.last_ended_at), abs=2
         )
+
+
+def test_the_slow_start_of_a_worker_is_forgotten():
+    """Of 1,000 lines, 100 take a second each and the others a tenth."""
+    batch = wire.Batch(
+        id="",
+        endpoint="/v1/completions",
+        input_file_id="",
+        completion_window="24h",
+        status="in_progress",
+        created_at=1000,
+        in_progress_at=1000,
+        expires_at=10_000,
+        request_counts=wire.RequestCounts(total=1000),
+    )
+    progress = BatchProgress(batch=batch, output_ttl_s=1)
+    at, end_at = 1000.0, 1000 + 100 + 90
+    for number in range(1, 1001):
+        at += 1.0 if number <= 100 else 0.1
+        counts = wire.RequestCounts(total=1000, completed=number)
+        progress = batch_store.with_marks(replace(progress, batch=replace(batch, request_counts=counts)), at)
+        if 50 <= number < 100:  # it cannot know yet
+            assert estimate_end(progress, at) == pytest.approx(2000, abs=2)
+        if number >= 410:
+            assert estimate_end(progress, at) == pytest.approx(end_at, abs=2), number

@@ -11,6 +11,7 @@ chunks of a body, and the time for which a reply is kept for a client that does 
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import h11
@@ -20,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD_TIMEOUT_S = 20.0  # from the connection, or from the end of the last response, to the end of the next head
 READ_TIMEOUT_S = 20.0  # in which a client that is slow to read must take READ_BYTES_PER_S
 READ_BYTES_PER_S = 4 * 1024
+LINGER_S = 10.0  # for which the rest of a body is dropped before its connection is closed
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 MAX_CHUNK_LINE_BYTES = 256
@@ -43,10 +45,12 @@ class Protocol(H11Protocol):
         self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(LingeringTransport(transport, self._is_amid_request, self.loop))  # type: ignore[arg-type]
         self._limit_head()
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         super().data_received(data)
         self._limit_head()
 
@@ -80,6 +84,10 @@ class Protocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
+    def _is_amid_request(self) -> bool:
+        """Tell whether the client has begun a request and may still be sending it."""
+        return self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+
     def _limit_head(self) -> None:
         """Run the timer while the client has a head to send, or the rest of a body that nobody reads."""
         if self.conn.their_state is not h11.IDLE and self.conn.our_state is not h11.DONE:
@@ -108,6 +116,40 @@ class Protocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class LingeringTransport:
+    """A transport that ends its connection without a reset for a client that is still sending.
+
+    Args:
+        transport: The connection.
+        is_amid_request: Tells whether more of a request may come.
+        loop: The event loop of the transport.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, is_amid_request: Callable[[], bool], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._transport = transport
+        self._is_amid_request = is_amid_request
+        self._loop = loop
+        self._is_lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Send what is buffered, then close: now, or when the client has closed, at most LINGER_S later."""
+        if self.is_closing() or not self._is_amid_request() or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._is_lingering = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(LINGER_S, self._transport.close)
 
 
 class StrictConnection(h11.Connection):

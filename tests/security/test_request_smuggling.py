@@ -68,6 +68,7 @@ def talk(address: tuple[str, int], sent: bytes) -> bytes:
 
 POST = b"POST /first HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+UNREAD = b"POST /unread HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 99999999\r\n\r\n"
 REFUSED = {
     "both lengths": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "both lengths, reversed": POST + b"Transfer-Encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
@@ -165,6 +166,38 @@ def test_a_body_that_breaks_off_after_its_reply_is_not_answered_twice(address: t
     for rest in (b"zz\r\n", b"5;a\rb\r\n", b"0\r\nX: 1\n\r\n"):
         answer = talk(address, CHUNKED.replace(b"/first", b"/unread") + b"1\r\na\r\n" + rest + SECOND)
         assert answer.count(b"HTTP/1.1 ") <= 1
+
+
+@pytest.mark.parametrize("name", ["refused", "unread"])
+def test_a_client_that_is_still_sending_reads_the_whole_reply(name: str, address: tuple[str, int]):
+    """The kernel answers bytes for a closed socket with a reset, and drops what the client has not read."""
+    with socket.create_connection(address, timeout=30) as connection:
+        connection.sendall(UNREAD if name == "unread" else REFUSED["both lengths"])
+        assert connection.recv(1, socket.MSG_PEEK) == b"H"  # the server has answered
+        for _ in range(3):
+            time.sleep(0.05)  # in which a reset would come
+            connection.sendall(b"a" * 2**20)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    status, body = (b"200", b"0") if name == "unread" else (b"400", b"exclude each other.")
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert answer.endswith(body)
+
+
+def test_a_client_that_never_ends_its_body_is_closed(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "LINGER_S", 0.2)
+    with socket.create_connection(address, timeout=30) as connection:
+        connection.sendall(UNREAD)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            drip(connection)
+
+
+def drip(connection: socket.socket) -> None:
+    """Send a little at a time until the server closes the connection."""
+    while True:
+        connection.sendall(b"a" * 1000)
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

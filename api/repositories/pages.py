@@ -31,6 +31,12 @@ def add_to_list(pipeline: Pipeline, key: str, item_id: str, created_at: float, t
     pipeline.expire(key, ttl_s, gt=True)
 
 
+def check_cursor(cursor: str | None) -> None:
+    """Check the form of a cursor. Raises BadRequest."""
+    if cursor is not None and not re.fullmatch(CURSOR, cursor):
+        raise BadRequest(f"cursor: expected the `next_cursor` of an earlier page, found {wire.quote(cursor)}", "cursor")
+
+
 async def page_before(
     cursor: str | None, limit: int, scan: Callable[[str | None], Awaitable[Sequence[tuple[str, T | None]]]]
 ) -> tuple[list[T], str | None]:
@@ -39,8 +45,7 @@ async def page_before(
     `scan` returns the next SCAN_SIZE items before a cursor, each with its own cursor; None stands for an item that has
     expired or does not match. The page may be short, even empty, if it has a next one. Raises BadRequest.
     """
-    if cursor is not None and not re.fullmatch(CURSOR, cursor):
-        raise BadRequest(f"cursor: expected the `next_cursor` of an earlier page, found {wire.quote(cursor)}", "cursor")
+    check_cursor(cursor)
     found: list[T] = []
     for _ in range(MAX_SCANNED // SCAN_SIZE):
         scanned = await scan(cursor)

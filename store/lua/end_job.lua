@@ -5,11 +5,12 @@
 -- RQ's own methods, which end the other jobs, set status and registry themselves and call `record_outcome`.
 
 local now_s = math.floor(now)
+local SMALL_REQUEST_BYTES = 16 * 1024  -- kept with the outcome, so that one can look at it and submit it again
 local REGISTRIES = {finished = FINISHED_, failed = FAILED_, canceled = CANCELED_}
 
 -- Write the outcome of a job whose status is set, count it, wake the clients that wait for it, and report it by webhooks.
 -- `ttl_s` 0 keeps the outcome for ever. Nothing is written twice: an outcome that exists is that of this run, because a
--- claim deletes the outcome of an earlier run.
+-- claim deletes the outcome of an earlier run. `keep_request` keeps a request that is not small, too.
 local function record_outcome(id, body, ttl_s, keep_request)
   local job, outcome, request = JOB_ .. id, OUTCOME_ .. id, REQUEST_ .. id
   local expiry = ttl_s > 0 and {'EX', ttl_s} or {}
@@ -30,12 +31,14 @@ local function record_outcome(id, body, ttl_s, keep_request)
     try('hash', 'HINCRBY', OUTCOME_COUNTS, LATENCY_MS, math.floor(1000 * latency_s))
   end
   redis.call('HDEL', job, F_CANCEL_REQUESTED, F_CRASHES, F_MAX_CONCURRENCY)
-  if not keep_request then
+  local request_bytes = try('string', 'STRLEN', request) or 0
+  if not keep_request and request_bytes > SMALL_REQUEST_BYTES then
     redis.call('DEL', request)
+    request_bytes = 0
   elseif ttl_s > 0 then
     redis.call('EXPIRE', request, ttl_s)
   end
-  local num_bytes = JOB_BYTES + #body + (keep_request and try('string', 'STRLEN', request) or 0)
+  local num_bytes = JOB_BYTES + #body + request_bytes
   write_size(owner or '', id, num_bytes, ttl_s > 0 and now_s + ttl_s + 1 or later(now_s), true)
   report_end(id, ttl_s > 0 and ttl_s or DELIVERY_KEPT_S)
 end

@@ -2,14 +2,18 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from redis import Redis
+from redis.client import Pipeline
 from rq.job import JobStatus
 
 from scorepool import store, wire
+from scorepool.api.repositories.jobs import MAX_SLICES, SLICE_SIZE
 from tests.api.conftest import Serving, eventually, generate, score
 from tests.api.fake_worker import RESULT, FakeWorker
 
@@ -199,11 +203,19 @@ async def test_a_queued_job_is_canceled_at_once_and_its_webhook_sent(
     assert canceled.json()["ended_at"] is not None
     assert redis.llen("rq:queue:demo") == 0
     assert redis.zscore("rq:canceled:demo", id_) is not None
-    assert redis.get(store.Keys.request(id_)) is None
+    assert 0 < redis.ttl(store.Keys.request(id_)) <= redis.ttl(f"rq:job:{id_}")
     assert redis.ttl(f"rq:job:{id_}") > 0
     assert redis.lrange("rq:queue:webhooks", 0, -1) == [store.Keys.delivery(id_).encode()]
     assert worker.job(store.Keys.delivery(id_)).get_status() == JobStatus.QUEUED
     assert worker.job(id_).get_status() == JobStatus.CANCELED
+
+
+async def test_a_large_request_is_not_kept_after_a_cancellation(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        id_ = await submit(http, score(items=[{"prompt": "a", "completion": "b" * 20_000}]))
+        assert (await http.post(f"/v1/jobs/{id_}/cancel")).json()["status"] == "canceled"
+
+    assert redis.exists(store.Keys.request(id_)) == 0
 
 
 async def test_canceling_a_running_job_marks_it_and_notifies_its_worker(
@@ -399,3 +411,67 @@ async def test_a_model_is_accepted_as_soon_as_its_worker_is_live(serving: Servin
     assert (refused.status_code, accepted.status_code) == (404, 202)
     assert refused.json()["error"]["field"] == "model"
     assert "no worker is live" in refused.json()["error"]["message"]
+
+
+async def test_a_filter_finds_a_few_jobs_among_many(serving: Serving, redis: Redis):
+    """A finished job without an outcome has failed, and so has a waiting job after its `expires_at`."""
+    rare = {
+        "failed": {"status": "failed"},
+        "lost": {"status": "finished"},
+        "expired": {"status": "queued", "expires_at": "1.5"},
+        "of a later release": {"status": "dancing"},
+        "waiting": {"status": "queued"},
+        "running": {"status": "started"},
+        "of another model": {"status": "finished", "model": "other"},
+        "a generation": {"status": "finished", "kind": "generate"},
+    }
+    ids = {name: f"{number:032x}" for number, name in enumerate(rare)}
+    with redis.pipeline(transaction=False) as pipeline:
+        for number in range(MAX_SLICES * SLICE_SIZE // 10):
+            add_job(pipeline, f"{number + 1000:032x}", 2_000_000.0 + number, {"status": "finished"}, has_outcome=True)
+        for number, (name, fields) in enumerate(rare.items()):
+            add_job(
+                pipeline,
+                ids[name],
+                1_000_000.0 + number,
+                fields,
+                has_outcome=name in ("of another model", "a generation"),
+            )
+        pipeline.set(store.RqKeys.job("f" * 32), "a string")
+        pipeline.zadd(store.Keys.jobs_of("local"), {"f" * 32: 1.0})
+        pipeline.execute()
+
+    async with serving() as http:
+        for query, names in [
+            ("status=failed", ["of a later release", "expired", "lost", "failed"]),
+            ("status=queued", ["waiting"]),
+            ("status=started", ["running"]),
+            ("model=other", ["of another model"]),
+            ("kind=generate&status=finished", ["a generation"]),
+            ("status=canceled", []),
+        ]:
+            page = (await http.get(f"/v1/jobs?{query}")).json()
+            assert [job["id"] for job in page["jobs"]] == [ids[name] for name in names]
+            assert page.get("next_cursor") is None
+        two, rest = [page["jobs"] async for page in pages(http, "/v1/jobs?status=failed&limit=2")][:2]
+        assert [job["id"] for job in two + rest] == [
+            ids[name] for name in ["of a later release", "expired", "lost", "failed"]
+        ]
+
+
+def add_job(pipeline: Pipeline, job_id: str, created_at: float, fields: dict[str, str], has_outcome: bool) -> None:
+    """Write a job as Redis holds it when it is listed."""
+    known = {"owner": "local", "model": "demo", "kind": "score", "created": str(created_at)}
+    pipeline.hset(store.RqKeys.job(job_id), mapping=known | fields)
+    pipeline.zadd(store.Keys.jobs_of("local"), {job_id: created_at})
+    if has_outcome:
+        pipeline.set(store.Keys.outcome(job_id), b"")
+
+
+async def pages(http: httpx.AsyncClient, path: str) -> AsyncIterator[dict[str, Any]]:
+    """Yield the pages of a list."""
+    cursor = ""
+    while cursor is not None:
+        page = (await http.get(path + cursor)).json()
+        yield page
+        cursor = None if page["next_cursor"] is None else f"&cursor={page['next_cursor']}"

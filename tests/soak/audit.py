@@ -138,14 +138,14 @@ class Audit:
                 pipeline.get(store.Keys.outcome(job_id))
                 pipeline.xlen(f"rq:results:{job_id}")
                 pipeline.ttl(f"rq:job:{job_id}")
-                pipeline.exists(store.Keys.request(job_id))
+                pipeline.ttl(store.Keys.request(job_id))
             replies = iter(pipeline.execute())
-        for job_id, fields, outcome, num_results, ttl_s, has_request in zip(job_ids, *[replies] * 5, strict=True):
+        for job_id, fields, outcome, num_results, ttl_s, request_ttl_s in zip(job_ids, *[replies] * 5, strict=True):
             texts = [value.decode() if value else "" for value in fields]
-            self._check_job(job_id, texts, outcome, num_results, ttl_s, bool(has_request))
+            self._check_job(job_id, texts, outcome, num_results, ttl_s, request_ttl_s)
 
     def _check_job(
-        self, job_id: str, fields: list[str], outcome: bytes | None, num_results: int, ttl_s: int, has_request: bool
+        self, job_id: str, fields: list[str], outcome: bytes | None, num_results: int, ttl_s: int, request_ttl_s: int
     ) -> None:
         if job_id in self._lost:
             return
@@ -168,8 +168,9 @@ class Audit:
             self.findings["failed or canceled without a reason"].append(f"{job_id}: {end}")
         if num_results > 1:
             self.findings["recorded more than once"].append(f"{job_id}: {num_results} results")
-        if any(leftovers) or ttl_s <= 0 or has_request != (status == "failed"):
-            self.findings["leftovers of the run"].append(f"{job_id}: {leftovers}, ttl {ttl_s}, request {has_request}")
+        is_request_lost = request_ttl_s == -2 and status == "failed"
+        if any(leftovers) or ttl_s <= 0 or request_ttl_s == -1 or is_request_lost:
+            self.findings["leftovers of the run"].append(f"{job_id}: {leftovers}, TTLs {ttl_s}, {request_ttl_s}")
         if job_id in self._ends and self._ends[job_id].status != status:
             self.findings["ended otherwise than it was read"].append(
                 f"{job_id}: read {self._ends[job_id]}, is {status}"

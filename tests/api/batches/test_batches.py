@@ -561,13 +561,11 @@ async def test_jobs_of_a_written_line_expire_soon(serving: Serving, worker: Fake
         assert (await http.get("/v1/jobs")).json()["jobs"][0]["status"] == "queued"
         good, bad = job_id_of(batch_id, 1, 0), job_id_of(batch_id, 2, 0)
         worker.end(good, COMPLETED)
-        worker.end(
-            bad, wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED
-        )  # RQ keeps the request of a failed job
+        worker.end(bad, wire.Failure(code="numeric", message="NaN"), JobStatus.FAILED)
         await until(http, batch_id, has("completed"))
-    for key in (f"rq:job:{good}", store.Keys.outcome(good), store.Keys.outcome(bad), store.Keys.request(bad)):
-        assert 0 < redis.ttl(key) <= 60
-    assert redis.exists(store.Keys.request(good)) == 0
+    for job_id in (good, bad):
+        for key in (f"rq:job:{job_id}", store.Keys.outcome(job_id), store.Keys.request(job_id)):
+            assert 0 < redis.ttl(key) <= 60
     assert redis.exists(store.Keys.batch_lines(batch_id)) == 0
     assert redis.zcard(store.Keys.batches) == 0
 

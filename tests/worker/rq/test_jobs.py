@@ -38,13 +38,14 @@ def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(red
         f"rq:job:{job_id}",
         f"rq:results:{job_id}",
         "rq:finished:demo",
+        f"scorepool:request:{job_id}",
         f"scorepool:outcome:{job_id}",
         "scorepool:done",
         "scorepool:outcomes",
     }
     assert status(redis, job_id) == "finished"
     assert redis.hget(f"rq:job:{job_id}", "meta") is None
-    assert 0 < redis.ttl(store.Keys.outcome(job_id)) <= 3600
+    assert 0 < redis.ttl(store.Keys.request(job_id)) <= redis.ttl(store.Keys.outcome(job_id)) <= 3600
     result = outcome(redis, job_id)
     assert isinstance(result, wire.Result)
     assert result.sequences[0].text == "xxx"
@@ -158,7 +159,7 @@ def test_a_stop_command_cancels_one_running_job(redis: Redis, workers: Workers):
     until(lambda: outcome(redis, long) and outcome(redis, other))
     assert failure(redis, long).code == "canceled"
     assert status(redis, long) == "stopped"
-    assert redis.exists(store.Keys.request(long)) == 0
+    assert 0 < redis.ttl(store.Keys.request(long)) <= redis.ttl(store.Keys.outcome(long))
     assert isinstance(outcome(redis, other), wire.Result)
 
 

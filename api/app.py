@@ -13,12 +13,13 @@ from scorepool.api.batches.services import BatchServices
 from scorepool.api.dialects import openai, sglang, trl
 from scorepool.api.http import errors, openapi
 from scorepool.api.http.loopback import LoopbackOnly
-from scorepool.api.http.middleware import HeadAsGet, LingeringClose, RequestId, ShutdownMiddleware
+from scorepool.api.http.middleware import HeadAsGet, RequestId, ShutdownMiddleware
 from scorepool.api.metrics.prometheus import MetricsMiddleware
 from scorepool.api.page import batches as batches_page
 from scorepool.api.page import compare, docs, login, overview, playground
 from scorepool.api.page import jobs as jobs_page
 from scorepool.api.page import models as models_page
+from scorepool.api.page.live import LiveFragments
 from scorepool.api.page.rendering import STATIC, PageFiles
 from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.api.routes import (
@@ -78,13 +79,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.scorepool = state
-    app.state.overview_feed = overview.OverviewFeed(state.snapshots, state.models)
+    app.state.live_fragments = LiveFragments()
     for route in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
         app.include_router(page.router)
     app.include_router(playground.script_router)
-    app.include_router(batches_page.fragment_router)
     app.mount("/static", PageFiles(directory=STATIC), "static")
     for dialect in DIALECTS:
         app.include_router(router_of(dialect))
@@ -93,7 +93,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     if not state.keyring:
         app.add_middleware(LoopbackOnly)
     app.add_middleware(ShutdownMiddleware)
-    app.add_middleware(LingeringClose)
     app.add_middleware(MetricsMiddleware, metrics=state.metrics)
     if state.tracer is not None:
         app.add_middleware(TraceContext)

@@ -1,4 +1,4 @@
-"""Wrap the whole application: request ids, HEAD, replies of a stopping server, refused bodies.
+"""Wrap the whole application: request ids, HEAD, replies of a stopping server.
 
 All are plain ASGI middleware. `app.py` decides their order.
 """
@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from scorepool.api.http.errors import error_response, server_stopping
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # what is taken over from a client
-LINGER_S = 10.0  # how long the rest of a refused body is read and discarded
 
 
 class RequestId:
@@ -59,47 +58,6 @@ class HeadAsGet:
             await send(message)
 
         await self._app({**scope, "method": "GET"}, receive, send_without_body)
-
-
-class LingeringClose:
-    """Read on for at most LINGER_S after a 413, so that the client is not cut off before it reads the reply.
-
-    A connection that is closed while the client still sends is reset, and the client reports a network error instead
-    of the 413.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_refused = is_at_end = False
-
-        async def watch_body() -> Message:
-            nonlocal is_at_end
-            message = await receive()
-            is_at_end = message["type"] == "http.disconnect" or not message.get("more_body", False)
-            return message
-
-        async def send_and_linger(message: Message) -> None:
-            nonlocal is_refused
-            if message["type"] == "http.response.start":
-                is_refused = message["status"] == 413
-            if not is_refused or is_at_end or message["type"] != "http.response.body" or message.get("more_body"):
-                await send(message)
-                return
-            await send({**message, "more_body": True})
-            await discard_body()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-        async def discard_body() -> None:
-            try:
-                async with asyncio.timeout(LINGER_S):
-                    while not is_at_end:
-                        await watch_body()
-            except TimeoutError:
-                pass
-
-        await self._app(scope, watch_body, send_and_linger)
 
 
 class ShutdownMiddleware:

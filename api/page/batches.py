@@ -1,7 +1,7 @@
 """Show batches, one batch while it runs, and its files."""
 
 from contextlib import aclosing, suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 from msgspec import DecodeError, Struct
@@ -14,15 +14,15 @@ from scorepool.api.dependencies import BatchesDep, FilesDep
 from scorepool.api.dialects.openai.batch import LineError
 from scorepool.api.http.errors import NotFound
 from scorepool.api.http.file_reply import FileReply
-from scorepool.api.http.large_replies import HeldResults
-from scorepool.api.page.rendering import HEADERS, FragmentRoute, PageRoute, html
-from scorepool.api.page.viewer import OwnOrigin, Viewer, ViewerDep, ViewerResultsDep
+from scorepool.api.http.large_replies import HeldResults, held_results
+from scorepool.api.page.live import LiveDep, live_reply
+from scorepool.api.page.rendering import HEADERS, PageRoute, html, render
+from scorepool.api.page.viewer import OwnOrigin, SessionCheckDep, ViewerDep, ViewerResultsDep
 from scorepool.api.repositories.batches import ALIVE, Batches
 from scorepool.api.repositories.files import Files, file_not_found
 from scorepool.wire.batch import Batch
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-fragment_router = APIRouter(route_class=FragmentRoute, include_in_schema=False)
 BATCHES_PER_PAGE = 50
 ENDS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
 
@@ -65,31 +65,42 @@ async def batches(
 async def batch(
     batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep, files: FilesDep, held: ViewerResultsDep
 ) -> Response:
-    """Show a batch. The page asks for `live` while it runs."""
-    return await _show("batch.html", viewer, batch_id, batches, files, held)
+    """Show a batch."""
+    return html("batch.html", viewer=viewer, **await _values(viewer.owner, batch_id, batches, files, held))
 
 
-@fragment_router.get("/batches/{id}/live")
-async def live(
-    batch_id: BatchId, viewer: ViewerDep, batches: BatchesDep, files: FilesDep, held: ViewerResultsDep
+@router.get("/batches/{id}/events")
+async def events(
+    batch_id: BatchId,
+    request: Request,
+    viewer: ViewerDep,
+    batches: BatchesDep,
+    files: FilesDep,
+    live: LiveDep,
+    session_goes_on: SessionCheckDep,
 ) -> Response:
-    """Show the part of the page that changes."""
-    return await _show("batch_live.html", viewer, batch_id, batches, files, held)
+    """Send the part of the page that changes until the batch has ended."""
+    await batches.read(viewer.owner, batch_id)  # while an error can have a status
+
+    async def fragment() -> tuple[str, bool]:
+        with held_results(viewer.owner) as held:
+            values = await _values(viewer.owner, batch_id, batches, files, held)
+        return render("batch_live.html", viewer=viewer, **values), values["has_ended"]
+
+    key = (batch_id, viewer.owner, viewer.query)
+    return live_reply(request, live.changes("batch", key, fragment, session_goes_on))
 
 
-async def _show(
-    template: str, viewer: Viewer, batch_id: str, batches: Batches, files: Files, held: HeldResults
-) -> Response:
-    found = await batches.read(viewer.owner, batch_id)
-    return html(
-        template,
-        viewer=viewer,
-        batch=found,
-        failed_lines=await _failed_lines(viewer.owner, found, files, held),
-        ended_at=next((at for name in ENDS if (at := getattr(found, name)) is not None), None),
-        has_ended=found.status not in (*ALIVE, "cancelling"),
-        can_cancel=found.status in ALIVE,
-    )
+async def _values(owner: str, batch_id: str, batches: Batches, files: Files, held: HeldResults) -> dict[str, Any]:
+    """Return what the templates show. Raises NotFound, TooManyResults."""
+    found = await batches.read(owner, batch_id)
+    return {
+        "batch": found,
+        "failed_lines": await _failed_lines(owner, found, files, held),
+        "ended_at": next((at for name in ENDS if (at := getattr(found, name)) is not None), None),
+        "has_ended": found.status not in (*ALIVE, "cancelling"),
+        "can_cancel": found.status in ALIVE,
+    }
 
 
 async def _failed_lines(owner: str, batch: Batch, files: Files, held: HeldResults) -> list[FailedLine]:

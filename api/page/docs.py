@@ -4,11 +4,12 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from scorepool.api.page.rendering import PageRoute, html
+from scorepool.api.page.viewer import VisitorDep
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.get("/docs")
-async def docs() -> Response:
-    """Show the page."""
-    return html("docs.html", viewer=None)
+async def docs(visitor: VisitorDep) -> Response:
+    """Show the page, with the menu for those who are logged in."""
+    return html("docs.html", viewer=visitor)

@@ -1,29 +1,24 @@
 """Show queues, workers, failures and webhooks, live."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool import store, wire
-from scorepool.api.dependencies import HistoryDep
-from scorepool.api.http.errors import TooManyEvents
-from scorepool.api.http.sse import EventStream
+from scorepool.api.dependencies import HistoryDep, ModelsDep, SnapshotsDep
 from scorepool.api.metrics.history import tokens_per_s
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot, QueueSnapshots
 from scorepool.api.page.formatting import percent
+from scorepool.api.page.live import LiveDep, LiveFragments, live_reply
 from scorepool.api.page.rendering import HEADERS, PageRoute, html, render
 from scorepool.api.page.viewer import SessionCheck, SessionCheckDep, ViewerDep
 from scorepool.api.repositories.models import Models
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-REFRESH_S = 2.0
-MAX_OPEN = 2000  # pages that one process keeps up to date
-RETRY_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,70 +85,36 @@ def state_of(served: wire.ServedModel) -> str:
     return "ok" if served.load is None else served.load.state
 
 
-class OverviewFeed:
-    """The fragment of the page that changes, rendered once for all who look."""
-
-    def __init__(self, snapshots: QueueSnapshots, models: Models) -> None:
-        self._snapshots, self._models = snapshots, models
-        self._rendered: tuple[QueueSnapshot, str] | None = None
-        self._num_open = 0
-
-    async def values(self) -> dict[str, Any]:
-        """Return what the fragment shows, from the latest snapshot. Raises RedisError."""
-        return overview_of(await self._snapshots.latest(), await self._models.live())
-
-    async def _fragment(self) -> str:
-        snapshot = await self._snapshots.latest()
-        if self._rendered is None or self._rendered[0] is not snapshot:
-            values = overview_of(snapshot, await self._models.live())
-            self._rendered = snapshot, render("overview_live.html", **values)
-        return self._rendered[1]
-
-    async def changes(self, session_goes_on: SessionCheck) -> AsyncGenerator[bytes | None]:
-        """Yield an event whenever the fragment changes, until the session ends. Who reads slowly misses some."""
-        if self._num_open >= MAX_OPEN:
-            raise TooManyEvents(f"{MAX_OPEN} pages of this server are open", RETRY_S)
-        self._num_open += 1
-        shown = ""
-        try:
-            while True:
-                if not await session_goes_on():
-                    yield event("overview", render("session_ended.html")) + event("ended", "session")
-                    return
-                fragment = await self._fragment()
-                yield None if fragment == shown else event("overview", fragment)
-                shown = fragment
-                await asyncio.sleep(REFRESH_S)
-        finally:
-            self._num_open -= 1
-
-
-def event(name: str, text: str) -> bytes:
-    """Encode a server-sent event, whose data may have several lines."""
-    lines = "".join(f"data: {line}\n" for line in text.splitlines())
-    return f"event: {name}\n{lines}\n".encode()
-
-
-async def feed(request: Request) -> OverviewFeed:
-    """Return the feed of this process."""
-    return request.app.state.overview_feed  # type: ignore[no-any-return]
-
-
-FeedDep = Annotated[OverviewFeed, Depends(feed)]
-
-
 @router.get("/")
-async def overview(viewer: ViewerDep, feed: FeedDep) -> Response:
+async def overview(viewer: ViewerDep, snapshots: SnapshotsDep, models: ModelsDep) -> Response:
     """Show the page."""
-    return html("overview.html", viewer=viewer, **await feed.values())
+    values = overview_of(await snapshots.latest(), await models.live())
+    return html("overview.html", viewer=viewer, **values)
 
 
 @router.get("/overview/events")
-async def events(request: Request, _: ViewerDep, feed: FeedDep, session_goes_on: SessionCheckDep) -> Response:
+async def events(
+    request: Request,
+    _: ViewerDep,
+    snapshots: SnapshotsDep,
+    models: ModelsDep,
+    live: LiveDep,
+    session_goes_on: SessionCheckDep,
+) -> Response:
     """Send the part of the page that changes."""
-    stream = EventStream(request, feed.changes(session_goes_on), last=b"")
-    stream.headers.update(HEADERS)
-    return stream
+    return live_reply(request, changes(live, snapshots, models, session_goes_on))
+
+
+def changes(
+    live: LiveFragments, snapshots: QueueSnapshots, models: Models, session_goes_on: SessionCheck
+) -> AsyncGenerator[bytes | None]:
+    """Yield the part of the page that changes, whenever it has, as events."""
+
+    async def fragment() -> tuple[str, bool]:
+        values = overview_of(await snapshots.latest(), await models.live())
+        return render("overview_live.html", **values), False
+
+    return live.changes("overview", "overview", fragment, session_goes_on)
 
 
 @router.get("/overview/history")

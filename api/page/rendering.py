@@ -76,7 +76,7 @@ class PageRoute(APIRoute):
             try:
                 return await handle(request)
             except LoginNeeded:
-                return self.login_reply()
+                return RedirectResponse("/login", 303, HEADERS)
             except ApiError as error:
                 return error_page(error.status, error.message)
             except RequestValidationError as error:
@@ -86,17 +86,6 @@ class PageRoute(APIRoute):
                 return error_page(503, redis_unanswered().message)
 
         return handle_errors
-
-    def login_reply(self) -> Response:
-        """Reply to a browser that is not logged in."""
-        return RedirectResponse("/login", 303, HEADERS)
-
-
-class FragmentRoute(PageRoute):
-    """A route whose reply takes the place of a part of a page."""
-
-    def login_reply(self) -> Response:
-        return html("session_ended.html")
 
 
 class ScriptRoute(APIRoute):

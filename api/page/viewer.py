@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends
+from redis.exceptions import RedisError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -54,6 +55,13 @@ async def viewer(
     if owner is not None and owner not in owners:
         raise Forbidden("your key shows your own jobs; those of others need a key that SCOREPOOL_OPERATOR_KEYS names")
     return Viewer(name, owner or name, owners, has_login=True)
+
+
+async def visitor(request: Request, keyring: KeyringDep, sessions: SessionsDep, settings: SettingsDep) -> Viewer | None:
+    """Return who looks at a page that needs no login; None for a stranger, and while Redis does not answer."""
+    with suppress(LoginNeeded, RedisError):
+        return await viewer(request, keyring, sessions, settings)
+    return None
 
 
 async def _logged_in(request: Request, keyring: Keyring, sessions: Sessions) -> str | None:
@@ -136,6 +144,7 @@ def set_cookie(response: Response, request: Request, settings: Settings, value: 
 
 
 ViewerDep = Annotated[Viewer, Depends(viewer)]
+VisitorDep = Annotated[Viewer | None, Depends(visitor)]
 SessionCheckDep = Annotated[SessionCheck, Depends(session_check)]
 
 

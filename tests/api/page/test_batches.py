@@ -38,6 +38,28 @@ async def create(http: httpx.AsyncClient, content: bytes) -> dict[str, Any]:
     return dict(reply.json())
 
 
+async def first_event(http: httpx.AsyncClient, path: str, query: str = "") -> str:
+    """Return the first event of an open batch page. httpx waits for the end of a reply from an application."""
+    cookie = f"scorepool_session={http.cookies['scorepool_session']}".encode()
+    scope = {"type": "http", "method": "GET", "path": f"{path}/events", "query_string": query.encode()}
+    arrived: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    requests = iter([{"type": "http.request", "body": b""}])
+
+    async def receive() -> dict[str, Any]:
+        if (request := next(requests, None)) is not None:
+            return request
+        await arrived
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message.get("body") and not arrived.done():
+            arrived.set_result(message["body"])
+
+    app = http._transport.app  # type: ignore[attr-defined]
+    await app(scope | {"headers": [(b"cookie", cookie), (b"host", b"localhost")]}, receive, send)
+    return arrived.result().decode()
+
+
 @pytest.mark.anyio
 async def test_a_batch_is_shown_to_its_owner_and_to_operators(
     serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch
@@ -47,38 +69,36 @@ async def test_a_batch_is_shown_to_its_owner_and_to_operators(
         first, second = [await create(http, lines(2, 1)) for _ in range(2)]
         path, files = f"/batches/{first['id']}", f"/batches/{first['id']}/files"
         assert (await http.get(path)).headers["Location"] == "/login"
-        stranger = await http.get(f"{path}/live")
-        assert "The session has ended" in stranger.text
-        assert first["id"] not in stranger.text
+        assert (await http.get(f"{path}/events")).headers["Location"] == "/login"
 
         await http.post("/login", data={"key": ALICE}, headers=ORIGIN)
         listed = (await http.get("/batches")).text
         assert second["id"] in listed
         assert f"/batches?after={second['id']}" in listed
         assert first["id"] in (await http.get(f"/batches?after={second['id']}")).text
-        for shown in (path, f"{path}/live"):
-            reply = await http.get(shown)
-            assert "<script>alert" not in reply.text
-            assert "&lt;script&gt;alert" in reply.text
+        for text in ((await http.get(path)).text, await first_event(http, path)):
+            assert "<script>alert" not in text
+            assert "&lt;script&gt;alert" in text
         reply = await http.get(f"{files}/{first['input_file_id']}")
         assert reply.content == lines(2, 1)
         assert reply.headers["Content-Disposition"].startswith("attachment;")
         assert reply.headers["X-Content-Type-Options"] == "nosniff"
         assert (await http.get(f"{files}/{second['input_file_id']}")).status_code == 404
-        for unknown in ("/batches/x", "/batches/x/live", f"/batches/batch_{'0' * 32}", "/batches/%3Cscript%3Ealert(1)"):
-            assert (await http.get(unknown)).status_code == 404
+        for unknown in ("x", "x/events", f"batch_{'0' * 32}", "%3Cscript%3Ealert(1)"):
+            assert (await http.get(f"/batches/{unknown}")).status_code == 404
         assert (await http.get("/batches?after=x")).status_code == 400
 
         await http.post("/login", data={"key": BOB}, headers=ORIGIN)
         assert first["id"] not in (await http.get("/batches")).text
-        for each in (path, f"{path}/live", f"{files}/{first['input_file_id']}"):
+        for each in (path, f"{files}/{first['input_file_id']}"):
             assert (await http.get(each)).status_code == 404
             assert (await http.get(f"{each}?owner=alice")).status_code == 200
         assert (await http.post(f"{path}/cancel", headers=ORIGIN)).status_code == 404
         assert (await http.post(f"{path}/cancel?owner=alice")).status_code == 403  # no Origin
         reply = await http.post(f"{path}/cancel?owner=alice", headers=ORIGIN)
         assert reply.headers["Location"] == f"{path}?owner=alice"
-        assert ">cancel" in (await http.get(f"{path}/live?owner=alice")).text
+        assert (await http.get(f"{path}/events")).status_code == 404
+        assert ">cancel" in await first_event(http, path, "owner=alice")
 
 
 @pytest.mark.anyio
@@ -97,8 +117,8 @@ async def test_the_lines_that_failed_are_shown(serving: Serving, worker: FakeWor
         async with asyncio.timeout(60):
             while "The first 20 lines that failed" not in (await http.get(f"/batches/{batch['id']}")).text:  # noqa: ASYNC110 - the batch changes
                 await asyncio.sleep(0.05)
-        for path in (f"/batches/{batch['id']}", f"/batches/{batch['id']}/live"):
-            text = (await http.get(path)).text
+        path = f"/batches/{batch['id']}"
+        for text in ((await http.get(path)).text, await first_event(http, path)):
             assert text.count("max_tokens: ") == 20
             assert "<script>alert" not in text
             assert "&lt;script&gt;alert(1)&lt;/script&gt;&#34;&#39;19" in text

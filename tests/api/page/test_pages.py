@@ -1,6 +1,7 @@
 """The page over HTTP: who sees what, what the forms do, and that nothing in it can run."""
 
 import re
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
@@ -13,8 +14,8 @@ from starlette.requests import Request
 
 from scorepool import store, wire
 from scorepool.api.auth import Keyring
-from scorepool.api.page.overview import OverviewFeed
-from scorepool.api.page.viewer import session_check
+from scorepool.api.page import overview
+from scorepool.api.page.viewer import SessionCheck, session_check
 from scorepool.api.repositories import sessions
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, generate, score
 from tests.api.fake_worker import RESULT, FakeWorker
@@ -119,7 +120,7 @@ async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(serving: Se
 async def test_the_overviews_events_end_with_the_session(
     serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch, end: str
 ):
-    monkeypatch.setattr("scorepool.api.page.overview.REFRESH_S", 0.01)
+    monkeypatch.setattr("scorepool.api.page.live.REFRESH_S", 0.01)
     monkeypatch.setattr("scorepool.api.page.viewer.SESSION_CHECK_S", 0.0)
     async with serving(api_keys=KEYS) as http:
         await log_in(http)
@@ -130,7 +131,7 @@ async def test_the_overviews_events_end_with_the_session(
         holds = [True]
         monkeypatch.setattr(Keyring, "holds", lambda *args, real=Keyring.holds: holds[0] and real(*args))
         goes_on = await session_check(request, keyring, state.scorepool.sessions)
-        changes = state.overview_feed.changes(goes_on)
+        changes = overview_changes(state, goes_on)
         assert b"<dt>waiting</dt>" in (await anext(changes) or b"")
         assert [await anext(changes) for _ in range(3)] == [None] * 3
         if end == "logout":
@@ -319,6 +320,15 @@ async def test_texts_of_clients_are_escaped_everywhere(serving: Serving, worker:
             assert "unsafe" not in policy
 
 
+async def test_the_api_page_needs_no_login_and_has_the_menu_after_one(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS) as http:
+        stranger = await http.get("/docs")
+        assert stranger.status_code == 200
+        assert "<nav" not in stranger.text
+        await log_in(http)
+        assert '<a href="/docs" aria-current="page">' in (await http.get("/docs")).text
+
+
 async def test_pages_load_nothing_from_other_hosts(serving: Serving, worker: FakeWorker):
     async with serving() as http:
         for page in ("/", "/jobs", "/playground", "/docs"):
@@ -328,14 +338,20 @@ async def test_pages_load_nothing_from_other_hosts(serving: Serving, worker: Fak
                 assert (await http.get(path)).status_code == 200, path
 
 
+def overview_changes(state: Any, session_goes_on: SessionCheck) -> AsyncGenerator[bytes | None]:
+    """Return the events of an open overview."""
+    pool = state.scorepool
+    return overview.changes(state.live_fragments, pool.snapshots, pool.models, session_goes_on)
+
+
 async def test_the_overview_changes_and_is_rendered_once_for_all(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("scorepool.api.page.overview.REFRESH_S", 0.01)
+    monkeypatch.setattr("scorepool.api.page.live.REFRESH_S", 0.01)
     monkeypatch.setattr("scorepool.api.metrics.queue_snapshot.FRESH_S", 0.0)
     async with serving() as http:
-        feed: OverviewFeed = http._transport.app.state.overview_feed  # type: ignore[attr-defined]
-        changes = feed.changes(always)
+        state = http._transport.app.state  # type: ignore[attr-defined]
+        changes = overview_changes(state, always)
         first = await anext(changes)
         assert first is not None
         assert first.startswith(b"event: overview\ndata: ")
@@ -345,9 +361,9 @@ async def test_the_overview_changes_and_is_rendered_once_for_all(
             second = await anext(changes)
         assert b"<dt>waiting</dt><dd>1</dd>" in second
         await changes.aclose()
-        monkeypatch.setattr("scorepool.api.page.overview.MAX_OPEN", 0)
+        monkeypatch.setattr("scorepool.api.page.live.MAX_OPEN", 0)
         with pytest.raises(Exception, match="0 pages of this server are open"):
-            await anext(feed.changes(always))
+            await anext(overview_changes(state, always))
 
 
 async def test_the_history_has_a_point_per_slot_and_is_bounded(

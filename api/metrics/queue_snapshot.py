@@ -23,6 +23,14 @@ CROSSCHECK_OUTCOMES = ("agreed", "differed", "stopped")
 OUTCOMES = ("result", *get_args(wire.FailureCode))
 
 
+class LiveWorker(Struct, frozen=True):
+    """Name what a live worker serves, and what RQ's registration says of it."""
+
+    served: wire.ServedModel
+    host: str  # empty if it has just left
+    heartbeat_age_s: float | None
+
+
 class QueueSnapshot(Struct, frozen=True, kw_only=True):
     """Hold the state of queues, workers and deliveries at one moment. Only queues with a live worker are named."""
 
@@ -32,11 +40,20 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
     heartbeat_age_s: dict[str, float]  # of the worker with the oldest heartbeat, by model
     stopped: dict[str, int]  # live workers that a crosscheck has stopped, by model
     links: dict[str, list[wire.WorkerLink]]  # what live workers measure, by model
-    engines: dict[tuple[str, str], list[wire.EngineLoad]]  # of live workers, by model and host
+    live: list[LiveWorker]  # by host, model and name
     crosschecks: dict[str, int]  # by outcome
     deliveries: dict[str, int]  # by state
     outcomes: dict[str, int]  # jobs that ended, by `result` or the failure's code
     latency_ms: int = 0  # from submission to result, the sum of all that have one
+
+    @property
+    def engines(self) -> dict[tuple[str, str], list[wire.EngineLoad]]:
+        """What the engines of live workers show, by model and host."""
+        engines: dict[tuple[str, str], list[wire.EngineLoad]] = {}
+        for worker in self.live:
+            if worker.served.load is not None:
+                engines.setdefault((worker.served.id, worker.host), []).append(worker.served.load)
+        return engines
 
     @classmethod
     async def read(cls, redis: Redis, live: Sequence[wire.ServedModel]) -> Self:
@@ -56,7 +73,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
             heartbeat_age_s=heartbeat_age_s,
             stopped={model: sum(one.id == model and not one.takes_jobs for one in live) for model in models},
             links={model: [one.link for one in live if one.id == model and one.link] for model in models},
-            engines=await _read_engines(redis, live),
+            live=await _read_live(redis, live, now),
             crosschecks={outcome: decode.number(checks.get(outcome.encode())) for outcome in CROSSCHECK_OUTCOMES},
             deliveries=await _read_deliveries(redis),
             outcomes={code: decode.number(counts.get(code.encode())) for code in OUTCOMES},
@@ -151,17 +168,16 @@ async def _read_workers(redis: Redis, names: Sequence[str], now: float) -> tuple
     return workers, heartbeat_age_s
 
 
-async def _read_engines(redis: Redis, live: Sequence[wire.ServedModel]) -> dict[tuple[str, str], list[wire.EngineLoad]]:
-    """Group what the engines of live workers show by model and by the host that RQ's registration names."""
+async def _read_live(redis: Redis, live: Sequence[wire.ServedModel], now: float) -> list[LiveWorker]:
     async with redis.pipeline(transaction=False) as pipeline:
         for one in live:
-            pipeline.hget(store.RqKeys.worker(one.worker), "hostname")
-        hosts = await decode.execute(pipeline)
-    engines: dict[tuple[str, str], list[wire.EngineLoad]] = {}
-    for one, host in zip(live, hosts, strict=True):
-        if one.load is not None:
-            engines.setdefault((one.id, decode.text(host)), []).append(one.load)
-    return engines
+            pipeline.hmget(store.RqKeys.worker(one.worker), "hostname", "last_heartbeat")
+        known = [fields or (None, None) for fields in await decode.execute(pipeline)]
+    workers = [
+        LiveWorker(one, decode.text(host), _age_s(heartbeat, now) if heartbeat else None)
+        for one, (host, heartbeat) in zip(live, known, strict=True)
+    ]
+    return sorted(workers, key=lambda worker: (worker.host, worker.served.id, worker.served.worker))
 
 
 async def _read_deliveries(redis: Redis) -> dict[str, int]:

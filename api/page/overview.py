@@ -1,6 +1,6 @@
 """Show queues, workers, failures and webhooks, live."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool import store, wire
-from scorepool.api.dependencies import HistoryDep, ModelsDep, SnapshotsDep
+from scorepool.api.dependencies import HistoryDep, SnapshotsDep
 from scorepool.api.metrics.history import tokens_per_s
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot, QueueSnapshots
-from scorepool.api.page.formatting import percent
+from scorepool.api.page.formatting import percent, seconds
 from scorepool.api.page.live import LiveDep, LiveFragments, live_reply
 from scorepool.api.page.rendering import HEADERS, PageRoute, html, render
 from scorepool.api.page.viewer import SessionCheck, SessionCheckDep, ViewerDep
-from scorepool.api.repositories.models import Models
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+FRESH_HEARTBEAT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,12 @@ class WorkerRow:
     """A worker as the table shows it."""
 
     served: wire.ServedModel
-    state: str
+    host: str
+    heartbeat: str
+
+    @property
+    def state(self) -> str:
+        return state_of(self.served)
 
     @property
     def batch(self) -> str:
@@ -53,7 +58,7 @@ class WorkerRow:
         return percent(load.cached_tokens, load.max_cached_tokens) if load else "–"
 
 
-def overview_of(snapshot: QueueSnapshot, live: Sequence[wire.ServedModel]) -> dict[str, Any]:
+def overview_of(snapshot: QueueSnapshot) -> dict[str, Any]:
     """Return what the template shows."""
     queues = [
         QueueRow(
@@ -68,14 +73,21 @@ def overview_of(snapshot: QueueSnapshot, live: Sequence[wire.ServedModel]) -> di
     failures = {code: number for code, number in snapshot.outcomes.items() if code != "result" and number}
     return {
         "queues": queues,
-        "workers": [WorkerRow(one, state_of(one)) for one in live],
+        "workers": [WorkerRow(one.served, one.host, heartbeat(one.heartbeat_age_s)) for one in snapshot.live],
         "num_queued": sum(row.queued for row in queues),
         "num_running": sum(row.running for row in queues),
         "num_results": snapshot.outcomes.get("result", 0),
         "failures": failures,
         "deliveries": snapshot.deliveries,
-        "tokens_per_s": sum(map(tokens_per_s, live)),
+        "tokens_per_s": sum(tokens_per_s(one.served) for one in snapshot.live),
     }
+
+
+def heartbeat(age_s: float | None) -> str:
+    """Say how old a heartbeat is, if it is not fresh: the page would change with each."""
+    if age_s is None:
+        return "–"
+    return f"< {FRESH_HEARTBEAT_S:.0f} s ago" if age_s < FRESH_HEARTBEAT_S else f"{seconds(age_s)} ago"
 
 
 def state_of(served: wire.ServedModel) -> str:
@@ -86,9 +98,9 @@ def state_of(served: wire.ServedModel) -> str:
 
 
 @router.get("/")
-async def overview(viewer: ViewerDep, snapshots: SnapshotsDep, models: ModelsDep) -> Response:
+async def overview(viewer: ViewerDep, snapshots: SnapshotsDep) -> Response:
     """Show the page."""
-    values = overview_of(await snapshots.latest(), await models.live())
+    values = overview_of(await snapshots.latest())
     return html("overview.html", viewer=viewer, **values)
 
 
@@ -97,21 +109,20 @@ async def events(
     request: Request,
     _: ViewerDep,
     snapshots: SnapshotsDep,
-    models: ModelsDep,
     live: LiveDep,
     session_goes_on: SessionCheckDep,
 ) -> Response:
     """Send the part of the page that changes."""
-    return live_reply(request, changes(live, snapshots, models, session_goes_on))
+    return live_reply(request, changes(live, snapshots, session_goes_on))
 
 
 def changes(
-    live: LiveFragments, snapshots: QueueSnapshots, models: Models, session_goes_on: SessionCheck
+    live: LiveFragments, snapshots: QueueSnapshots, session_goes_on: SessionCheck
 ) -> AsyncGenerator[bytes | None]:
     """Yield the part of the page that changes, whenever it has, as events."""
 
     async def fragment() -> tuple[str, bool]:
-        values = overview_of(await snapshots.latest(), await models.live())
+        values = overview_of(await snapshots.latest())
         return render("overview_live.html", **values), False
 
     return live.changes("overview", "overview", fragment, session_goes_on)

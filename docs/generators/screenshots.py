@@ -28,7 +28,7 @@ SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 HEIGHT = 900
 CODE = " os\nimport sys\n\ndef main():\n    return os.path.join('a', 'b')\n"
 KEY = "the key of ann"
-LOAD_S = 20.0  # of work, so that the charts have lines
+LOAD_S = 150.0  # of work, so that the charts have lines
 
 
 def main() -> None:
@@ -65,6 +65,8 @@ def pages_with_work(client: Client) -> Mapping[str, str]:
         client.gather([Generate(model="demo", prompt=f"import {number}", max_tokens=32) for number in range(40)])
     client.wait_for_batch(create_batch(client, 8))
     running = create_batch(client, 2000)
+    urgent = [Score(model="demo", items=items[:number], priority="high") for number in (1, 2, 1, 2, 1)]
+    list(client.as_completed([client.submit(each).detach() for each in urgent]))
     return {
         "overview": "/",
         "jobs": "/jobs",

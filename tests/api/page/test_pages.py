@@ -10,6 +10,7 @@ import anyio
 import httpx
 import pytest
 from redis import Redis
+from rq.utils import utcformat
 from starlette.requests import Request
 
 from scorepool import store, wire
@@ -338,10 +339,24 @@ async def test_pages_load_nothing_from_other_hosts(serving: Serving, worker: Fak
                 assert (await http.get(path)).status_code == 200, path
 
 
+async def test_workers_are_shown_by_host_with_their_last_heartbeat(serving: Serving, redis: Redis):
+    for name, host, age_s in (("w1", "studio", 0), ("w2", "mini", 95)):
+        FakeWorker(redis, name=name).register()
+        beat = datetime.now(UTC) - timedelta(seconds=age_s)
+        redis.hset(store.RqKeys.worker(name), mapping={"hostname": host, "last_heartbeat": utcformat(beat)})
+    async with serving() as http:
+        page = (await http.get("/")).text
+        rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr>(<td>(?:mini|studio)<.*)</tr>", page)]
+    assert [(row[0], row[1], row[-2]) for row in rows] == [
+        ("mini", "w2", "1 min 35 s ago"),
+        ("studio", "w1", "&lt; 30 s ago"),
+    ]
+
+
 def overview_changes(state: Any, session_goes_on: SessionCheck) -> AsyncGenerator[bytes | None]:
     """Return the events of an open overview."""
     pool = state.scorepool
-    return overview.changes(state.live_fragments, pool.snapshots, pool.models, session_goes_on)
+    return overview.changes(state.live_fragments, pool.snapshots, session_goes_on)
 
 
 async def test_the_overview_changes_and_is_rendered_once_for_all(

@@ -62,14 +62,17 @@ def pages_with_work(client: Client) -> Mapping[str, str]:
     list(client.as_completed([first, second, too_long]))
     until = time.monotonic() + LOAD_S
     while time.monotonic() < until:
-        client.gather([Generate(model="demo", prompt=f"import {number}", max_tokens=32) for number in range(40)])
+        for _ in client.gather([Generate(model="demo", prompt=f"import {n}", max_tokens=32) for n in range(40)]):
+            pass
+    more = [Score(model="demo", items=items * number) for number in range(1, 9)]
+    client.result(client.submit(more.pop()).detach())
+    for each in more:
+        client.submit(each).detach()
     client.wait_for_batch(create_batch(client, 8))
     running = create_batch(client, 2000)
-    urgent = [Score(model="demo", items=items[:number], priority="high") for number in (1, 2, 1, 2, 1)]
-    list(client.as_completed([client.submit(each).detach() for each in urgent]))
     return {
         "overview": "/",
-        "jobs": "/jobs",
+        "jobs": "/jobs?kind=score",
         "tokens": f"/jobs/{first.id}",
         "compare": f"/jobs/{first.id}/compare?with={second.id}",
         "batches": "/batches",

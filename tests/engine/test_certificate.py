@@ -233,7 +233,10 @@ def test_a_load_finds_the_certificate_that_fits(folder: Path, certified: Callabl
     [
         (None, NO_CERTIFICATE),
         ({"fingerprint": "cd" * 32}, "certificate.json is of other weights"),
-        ({"versions": VERSIONS | {"mlx": "0.1"}}, "certificate.json is for mlx 0.1"),
+        (
+            {"versions": {name: installed_version(name) for name in VERSIONS} | {"mlx": "0.1"}},
+            "certificate.json is for mlx 0.1",
+        ),
         ({"max_error_nats": 0.5}, "its largest error is 0.5 nats"),
     ],
 )

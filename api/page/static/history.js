@@ -24,6 +24,10 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+function utc(at, hasSeconds) {  // as everywhere on the pages
+  return new Date(at * 1000).toISOString().slice(11, hasSeconds ? 19 : 16);
+}
+
 function draw(id, label, data, series) {
   const place = document.getElementById(id);
   const axis = { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
@@ -34,14 +38,16 @@ function draw(id, label, data, series) {
     height: HEIGHT,
     cursor: { y: false },
     scales: { y: { range } },
-    axes: [axis, { ...axis, label, size: 70 }],
-    series: [{}, ...series],
+    tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "UTC"),
+    padding: [null, 32, null, null],  // for the last time
+    axes: [{ ...axis, space: 70, values: (_, ticks, __, ___, step_s) => ticks.map((at) => utc(at, step_s < 60)) }, { ...axis, label, size: 70 }],
+    series: [{ label: "UTC", value: (_, at) => (at === null ? "–" : utc(at, true)) }, ...series],
   }, data, place));
 }
 
 async function refresh() {
-  const reply = await fetch("/overview/history");
-  if (!reply.ok) return;
+  const reply = await fetch("/overview/history").catch(() => null);  // the server restarts
+  if (!reply?.ok) return;
   const { at, tokens, ended, failed, queued, latency } = columns(await reply.json());
   if (at.length < 2) {
     sentence.textContent = "The charts begin a minute after the server.";

@@ -81,7 +81,7 @@ class PageRoute(APIRoute):
                 return error_page(error.status, error.message)
             except RequestValidationError as error:
                 first = error.errors()[0]
-                return error_page(400, f"{first['loc'][-1]}: {first['msg']}")
+                return error_page(400, f"{first['loc'][1]}: {first['msg']}")
             except RedisError:
                 return error_page(503, redis_unanswered().message)
 

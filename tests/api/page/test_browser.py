@@ -148,6 +148,17 @@ def test_pages_are_accessible_and_fit(url: str, job_id: str, browser: "playwrigh
     page.close()
 
 
+def test_a_page_says_that_the_server_does_not_answer(url: str, browser: "playwright.Browser"):
+    page = browser.new_page()
+    page.route("**/overview/events", lambda route: route.abort())
+    page.goto(url)
+    notice = page.get_by_text("The server does not answer")
+    playwright.expect(notice).to_be_visible()
+    page.unroute("**/overview/events")
+    playwright.expect(notice).to_be_hidden(timeout=60_000)
+    page.close()
+
+
 def test_a_batch_is_live_and_its_output_is_downloaded(url: str, browser: "playwright.Browser"):
     page = browser.new_page(viewport={"width": 375, "height": 800}, color_scheme="dark")
     with Client(url) as client:

@@ -253,6 +253,7 @@ async def test_jobs_are_filtered_and_paged(serving: Serving, worker: FakeWorker,
         canceled = (await http.get("/jobs?status=canceled&model=demo")).text
         assert re.findall(r'href="/jobs/([0-9a-f]{32})"', canceled) == [ids[0]]
         assert "No such jobs" in (await http.get("/jobs?model=other")).text
+        assert "<p>status: Input should be" in (await http.get("/jobs?status=other")).text
         [entry] = (await http.get("/v1/jobs?limit=1")).json()["jobs"]
         minute = datetime.fromtimestamp(entry["created_at"], UTC)
         before, after = (f"{minute + timedelta(minutes=each):%Y-%m-%dT%H:%M}" for each in (-1, 2))

@@ -1,0 +1,4 @@
+// Says so while the server does not answer, because what is shown may then be old.
+const notice = document.getElementById("offline");
+document.addEventListener("htmx:sseError", () => (notice.hidden = false));
+document.addEventListener("htmx:sseOpen", () => (notice.hidden = true));

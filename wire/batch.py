@@ -13,7 +13,7 @@ from scorepool.wire.result import Result
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
-LineEndpoint = Literal["/v1/completions", "/v1/chat/completions"]
+LineEndpoint = Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"]
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
@@ -76,6 +76,7 @@ class InputTokensDetails(Struct, frozen=True, kw_only=True):
     """Divide input tokens. Results do not say how many of their tokens came from the KV cache."""
 
     cached_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
+    cache_write_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
 
 
 class OutputTokensDetails(Struct, frozen=True, kw_only=True):

@@ -70,7 +70,10 @@ def beginning(text: bytes) -> tuple[bytes, ...]:
     """Return what sorts lines by what their prompts begin with, without building their jobs."""
     line = decode.message(text, Line, "json")
     found = decode.message(bytes(line.body), LineBeginning, "json") if line else None
-    return tuple(map(bytes, (found.model, found.tools, found.messages, found.prompt))) if found else ()
+    if found is None:
+        return ()
+    prompt = (found.instructions, found.messages, found.input, found.prompt)
+    return tuple(map(bytes, (found.model, found.tools, *prompt)))
 
 
 class LineCall(NamedTuple):

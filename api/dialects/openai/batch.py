@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS
+from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, RESPONSES
 from scorepool.api.dialects.protocol import Endpoint
 from scorepool.wire.batch import LineEndpoint
 from scorepool.wire.request import ModelName
@@ -37,7 +37,9 @@ class LineBeginning(Struct, frozen=True):
 
     model: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
 
 
@@ -65,4 +67,8 @@ class BatchOutputLine(Struct, frozen=True, kw_only=True):
     error: LineError | None = None
 
 
-LINE_ENDPOINTS: dict[LineEndpoint, Endpoint[Any]] = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT}
+LINE_ENDPOINTS: dict[LineEndpoint, Endpoint[Any]] = {
+    "/v1/completions": COMPLETIONS,
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
+}

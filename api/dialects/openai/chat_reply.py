@@ -185,7 +185,9 @@ def to_chunk(body: ChatRequest, delta: Delta) -> ChatChoiceChunk:
             reasoning_content=delta.reasoning or UNSET,
             tool_calls=calls or UNSET,
         ),
-        logprobs=ChatLogprobs(content=_token_logprobs(body, delta)) if body.logprobs else None,
+        logprobs=ChatLogprobs(content=token_logprobs(delta, bool(body.return_tokens_as_token_ids)))
+        if body.logprobs
+        else None,
         finish_reason=_finish_reason(body, delta),
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
         token_ids=delta.sequence.token_ids if body.return_token_ids else UNSET,
@@ -201,7 +203,9 @@ def _to_choice(body: ChatRequest, delta: Delta) -> ChatChoice:
             reasoning_content=delta.reasoning or UNSET,
             tool_calls=calls or UNSET,
         ),
-        logprobs=ChatLogprobs(content=_token_logprobs(body, delta)) if body.logprobs else None,
+        logprobs=ChatLogprobs(content=token_logprobs(delta, bool(body.return_tokens_as_token_ids)))
+        if body.logprobs
+        else None,
         finish_reason=_finish_reason(body, delta) or "length",
         stop_reason=delta.stop_reason,
         token_ids=delta.sequence.token_ids if body.return_token_ids else UNSET,
@@ -223,8 +227,14 @@ def _finish_reason(body: ChatRequest, delta: Delta) -> FinishReason | None:
     return "tool_calls" if delta.finish_reason == "stop" and has_calls else delta.finish_reason
 
 
-def _token_logprobs(body: ChatRequest, delta: Delta) -> list[TokenLogprob]:
-    as_ids = bool(body.return_tokens_as_token_ids)
+def _logprobs(body: ChatRequest, delta: Delta) -> ChatLogprobs | None:
+    if not body.logprobs:
+        return None
+    return ChatLogprobs(content=token_logprobs(delta, bool(body.return_tokens_as_token_ids)))
+
+
+def token_logprobs(delta: Delta, as_ids: bool) -> list[TokenLogprob]:
+    """Return the tokens of a delta with their logprobs. `as_ids` names them `token_id:5`."""
     new = delta.sequence
     assert new.logprobs is not None
     columns = zip(new.token_ids, new.token_bytes, delta.contents, new.logprobs.values(), delta.channels, strict=True)

@@ -6,7 +6,7 @@ To add one that batches may use too, list it in LINE_ENDPOINTS of batch.py.
 from collections.abc import Iterable, Sequence
 
 from scorepool import wire
-from scorepool.api.dialects.openai import chat, completions, foreign_fields
+from scorepool.api.dialects.openai import chat, completions, foreign_fields, responses
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chat_reply import ChatChunk, ChatChunkWriter, ChatCompletion, to_chat_completion
 from scorepool.api.dialects.openai.completion_reply import (
@@ -16,6 +16,8 @@ from scorepool.api.dialects.openai.completion_reply import (
     to_completion,
 )
 from scorepool.api.dialects.openai.completions import CompletionRequest
+from scorepool.api.dialects.openai.responses import ResponseRequest
+from scorepool.api.dialects.openai.responses_reply import ResponseEvent, ResponseObject, ResponseWriter, to_response
 from scorepool.api.dialects.openai.tokens import (
     DetokenizeReply,
     DetokenizeRequest,
@@ -83,6 +85,36 @@ class ChatEndpoint(Endpoint[ChatRequest]):
         return chat.field_name(field)
 
 
+class ResponsesEndpoint(Endpoint[ResponseRequest]):
+    name = "respond"
+    path = "/v1/responses"
+    summary = "Answer a conversation"
+    description = (
+        "OpenAI's newer route. Responses are not kept: send the items of earlier answers in `input`. A client that "
+        "disconnects cancels its job. With `stream`: ResponseEvents as server-sent events."
+    )
+    body_type = ResponseRequest
+    reply_type = ResponseObject
+    chunk_type = ResponseEvent
+    foreign_fields = foreign_fields.CHAT
+
+    def to_requests(self, body: ResponseRequest, context: Context) -> Sequence[wire.Request]:
+        return [responses.to_request(body, context.timeout_s)]
+
+    def to_reply(self, body: ResponseRequest, results: Sequence[wire.Result], context: Context) -> ResponseObject:
+        [result] = results
+        return to_response(body, result, context.unique_id, context.created)
+
+    def is_streamed(self, body: ResponseRequest) -> bool:
+        return bool(body.stream)
+
+    def to_events(self, body: ResponseRequest, job_ids: Sequence[str], context: Context) -> ResponseWriter:
+        return ResponseWriter(body, context.unique_id, context.created)
+
+    def field_name(self, body: ResponseRequest, field: str) -> str:
+        return responses.field_name(field)
+
+
 class TokenizeEndpoint(Endpoint[TokenizeRequest]):
     name = "tokenize"
     path = "/tokenize"
@@ -136,5 +168,6 @@ class DetokenizeEndpoint(Endpoint[DetokenizeRequest]):
 
 COMPLETIONS = CompletionsEndpoint()
 CHAT = ChatEndpoint()
+RESPONSES = ResponsesEndpoint()
 TOKENIZE = TokenizeEndpoint()
 DETOKENIZE = DetokenizeEndpoint()

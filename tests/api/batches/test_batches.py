@@ -330,7 +330,7 @@ async def test_usage_counts_the_reasoning_of_chats(serving: Serving, worker: Fak
         batch = await until(http, batch_id, has("completed"))
     assert batch["usage"] == {
         "input_tokens": 10,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": 6,
         "output_tokens_details": {"reasoning_tokens": 4},
         "total_tokens": 16,

@@ -7,10 +7,11 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import chat_completion_message_param
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from scorepool import wire
 from scorepool.api.dialects.openai import foreign_fields
-from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, TOKENIZE
+from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, RESPONSES, TOKENIZE
 from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.api.dialects.sglang import generate
 from scorepool.api.dialects.sglang.generate import GENERATE
@@ -23,6 +24,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments":
 NAMES = {
     "completions": set(completion_create_params.CompletionCreateParamsBase.__annotations__) - {"prompt"},
     "chat": set(chat_create_params.CompletionCreateParamsBase.__annotations__) - {"messages"},
+    "responses": set(response_create_params.ResponseCreateParamsBase.__annotations__) - {"input"},
 }
 # Values that clients send by default, or that change nothing in an answer.
 BOTH: list[dict[str, Any]] = [
@@ -47,6 +49,13 @@ CHAT_ONLY: list[dict[str, Any]] = [
     {"add_generation_prompt": True, "continue_final_message": False, "skip_special_tokens": True},
     {"separate_reasoning": True, "include_reasoning": True, "documents": None, "chat_template": None, "best_of": 1},
 ]
+RESPONSES_ONLY: list[dict[str, Any]] = [
+    {"previous_response_id": None, "conversation": None, "prompt": None, "background": False, "truncation": "disabled"},
+    {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "safety_identifier": "a", "prompt_cache_key": "a"},
+    {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "include": [], "max_output_tokens": None},
+    {"reasoning": {"effort": None, "summary": "auto"}, "tools": [], "tool_choice": "auto", "max_tool_calls": 3},
+    {"instructions": None, "parallel_tool_calls": True, "top_logprobs": 0, "include": ["reasoning.encrypted_content"]},
+]
 COMPLETIONS_ONLY: list[dict[str, Any]] = [
     {"best_of": 1, "echo": False, "logprobs": None, "suffix": None, "max_tokens": None},
     {"prompt_logprobs": None, "add_special_tokens": True, "skip_special_tokens": True},
@@ -54,7 +63,12 @@ COMPLETIONS_ONLY: list[dict[str, Any]] = [
 
 
 def parse(kind: str, options: dict[str, Any]) -> list[wire.Generate]:
-    endpoint, body = (CHAT, CHAT_BODY) if kind == "chat" else (COMPLETIONS, COMPLETION_BODY)
+    endpoint: Endpoint[Any]
+    endpoint, body = {
+        "chat": (CHAT, CHAT_BODY),
+        "responses": (RESPONSES, {"model": "demo", "input": "Hi"}),
+        "completions": (COMPLETIONS, COMPLETION_BODY),
+    }[kind]
     parsed = endpoint.parse(json.dumps(body | options).encode())
     return list(endpoint.to_requests(parsed, Context(unique_id="u", timeout_s=60, created=0)))
 
@@ -72,7 +86,11 @@ def test_no_parameter_of_the_sdk_is_ignored(kind: str, name: str):
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("chat", one) for one in [*BOTH, *CHAT_ONLY]] + [("completions", one) for one in [*BOTH, *COMPLETIONS_ONLY]],
+    [
+        (kind, one)
+        for kind, own in [("chat", CHAT_ONLY), ("completions", COMPLETIONS_ONLY), ("responses", RESPONSES_ONLY)]
+        for one in [*BOTH, *own]
+    ],
 )
 def test_defaults_change_nothing(kind: str, options: dict[str, Any]):
     shown = {name: value for name, value in options.items() if name in ("stream", "max_tokens") and value}

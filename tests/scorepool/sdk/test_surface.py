@@ -22,6 +22,7 @@ LEFT_OUT = {
     "GET /readyz": "for load balancers: wait_until_ready() asks /health, which also needs a model",
     "POST /v1/completions": "OpenAI's: for OpenAI's SDK",
     "POST /v1/chat/completions": "OpenAI's: for OpenAI's SDK",
+    "POST /v1/responses": "OpenAI's: for OpenAI's SDK",
     "POST /tokenize": "vLLM's: tokenize() submits a job",
     "POST /detokenize": "vLLM's: detokenize() submits a job",
     "POST /get_sequence_logprobs/": "TRL's",

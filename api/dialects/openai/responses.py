@@ -1,0 +1,318 @@
+"""Read the body of `/v1/responses`, and translate it to one wire.Generate. Pure.
+
+A response is not kept: a client sends the whole conversation with each request, as the items of earlier answers.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr, replace
+
+from scorepool import wire
+from scorepool.api.dialects.fields import map_field
+from scorepool.api.dialects.openai.messages import MAX_PARTS, ROLES, FunctionDefinition, PastFunctionCall
+from scorepool.api.dialects.openai.sampling import NoEffect, SamplingRequest, sampling_fields
+from scorepool.api.dialects.openai.structured_outputs import JsonObjectFormat, TextFormat
+from scorepool.api.dialects.unsupported import check_supported
+from scorepool.wire.batch import Metadata
+from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, Text, check_json
+
+MAX_ITEMS = 4096
+LOGPROBS = "message.output_text.logprobs"
+_field_name = map_field(
+    {
+        "json_schema": "text.format",
+        "max_tokens": "max_output_tokens",
+        "chat_template_kwargs.reasoning_effort": "reasoning.effort",
+        "allowed_tools": "tool_choice",
+    }
+)
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+# The one value that is supported, by field.
+_SUPPORTED = {"n": 1, "background": False, "truncation": "disabled"}
+
+
+class ContentPart(Struct, frozen=True, kw_only=True):
+    """Give a part of an item's content. Unknown fields are ignored, as `annotations` of an earlier answer."""
+
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal"]
+    text: Text | None = None
+    refusal: Text | None = None
+
+    def __post_init__(self) -> None:
+        if self.string is None:
+            raise ValueError(f"a part of type {wire.quote(self.type)} needs `{self._field}`")
+
+    @property
+    def _field(self) -> str:
+        return "refusal" if self.type == "refusal" else "text"
+
+    @property
+    def string(self) -> str | None:
+        """The text, or the refusal that stands for it."""
+        return self.refusal if self.type == "refusal" else self.text
+
+
+Role = Literal["system", "developer", "user", "assistant"]
+Parts = Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
+Content = Text | Parts
+
+
+class InputItem(Struct, frozen=True, kw_only=True):
+    """Give one item of the conversation: a message, a call of an earlier answer, its output, or reasoning.
+
+    Unknown fields are ignored: clients send back the items of earlier answers as they came.
+    """
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"] | None, Meta(description="The author of a message.")
+    ] = None
+    content: Annotated[Content | None, Meta(description="The text of a message or of reasoning.")] = None
+    summary: Annotated[Parts | None, Meta(description="The text of reasoning that has no `content`.")] = None
+    call_id: Annotated[str | None, Meta(description="Names a call, and belongs to its output.")] = None
+    name: Annotated[str | None, Meta(description="Names the function that was called.")] = None
+    arguments: Annotated[
+        str | dict[str, Any] | None, Meta(description="The arguments of a call: JSON, or the object.")
+    ] = None
+    output: Annotated[Content | None, Meta(description="The output of a call.")] = None
+
+    def __post_init__(self) -> None:
+        needed = {
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name", "arguments"),
+            "function_call_output": ("call_id", "output"),
+            "reasoning": (),
+        }
+        for name in needed[self.type]:
+            if getattr(self, name) is None:
+                raise ValueError(f"an item of type {wire.quote(self.type)} needs `{name}`")
+        if self.type == "function_call":
+            assert self.name is not None
+            assert self.arguments is not None
+            call = PastFunctionCall(name=self.name, arguments=self.arguments)
+            force_setattr(self, "arguments", call.arguments)
+
+
+class FunctionTool(FunctionDefinition, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Offer a function that the answer may call."""
+
+    type: Literal["function"]
+
+    def to_wire(self) -> wire.Tool:
+        """Translate the function."""
+        return wire.Tool(
+            name=self.name, description=self.description, parameters=self.parameters, strict=bool(self.strict)
+        )
+
+
+class FunctionName(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="function"):
+    """Name one of the `tools`: as a choice, ask for one call of it."""
+
+    name: str
+
+
+class AllowedFunctions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="allowed_tools"):
+    """Allow calls of some of the `tools` only; with `required`, one must be called. The model sees all of them."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionName], Meta(min_length=1, max_length=128)]
+
+
+ToolChoice = Literal["none", "auto", "required"] | FunctionName | AllowedFunctions
+
+
+class SchemaFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_schema"):
+    """Ask for JSON that follows a schema."""
+
+    name: str
+    schema: Annotated[dict[str, Any], Meta(description="JSON Schema.")]
+    description: str | None = None
+    strict: Annotated[bool | None, Meta(description="The answer is constrained, whatever this says.")] = None
+
+    def __post_init__(self) -> None:
+        check_json(self.schema, "the values of `schema`")
+
+
+class TextOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Choose the form of the answer."""
+
+    format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+    @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """The schema that the answer must follow; None leaves it free."""
+        if isinstance(self.format, SchemaFormat):
+            return self.format.schema
+        return {"type": "object"} if isinstance(self.format, JsonObjectFormat) else None
+
+
+class ReasoningOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Say how much a model that reasons does so."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: NoEffect[Literal["auto", "concise", "detailed"]] | None = None
+    generate_summary: NoEffect[Literal["auto", "concise", "detailed"]] | None = None
+
+
+class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
+    """Answer a conversation. A field that is null has its default."""
+
+    input: Text | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS)]
+    instructions: Annotated[Text | None, Meta(description="The system message, before `input`.")] = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_NUM_TOKENS)] | None = None
+    include: (
+        Annotated[
+            list[Included],
+            Meta(max_length=16, description=f"`{LOGPROBS}`: the tokens with logprobs. Reasoning always comes as text."),
+        ]
+        | None
+    ) = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="false: an answer holds at most one call.")] = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    previous_response_id: Annotated[None, Meta(description="Responses are not kept: send their items in `input`.")] = (
+        None
+    )
+    conversation: Annotated[None, Meta(description="Not kept: send its items in `input`.")] = None
+    prompt: None = None
+    background: Annotated[bool | None, Meta(description="Only false: for true, submit a native job or a batch.")] = None
+    store: NoEffect[bool] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    max_tool_calls: NoEffect[int] | None = None
+    metadata: Metadata | None = None
+    service_tier: NoEffect[Literal["auto", "default", "flex", "priority"]] | None = None
+    prompt_cache_key: NoEffect[str] | None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
+    safety_identifier: NoEffect[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_supported(self, _SUPPORTED)
+        if self.top_logprobs and not self.has_logprobs:
+            raise ValueError(f'`top_logprobs` needs "{LOGPROBS}" in `include`')
+        effort = self.reasoning.effort if self.reasoning else None
+        if effort is not None and "reasoning_effort" in (self.chat_template_kwargs or {}):
+            raise ValueError("`reasoning.effort` is in `chat_template_kwargs` too: give one of them")
+        if self.json_schema is not None and (self.ignore_eos or self.min_tokens):
+            raise ValueError("`text.format` ends the answer: it goes with neither `ignore_eos` nor `min_tokens`")
+        if self.tool_choice not in (None, "auto", "none") and not self.tools:
+            raise ValueError("`tool_choice` needs `tools`")
+        offered = {tool.name for tool in self.tools or ()}
+        for name in self.allowed_tools:
+            if name not in offered:
+                raise ValueError(f"`tool_choice` names {wire.quote(name)}, which is none of the `tools`")
+
+    @property
+    def has_logprobs(self) -> bool:
+        """True if the answer has the logprobs of its tokens."""
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """The schema that the answer must follow; None leaves it free."""
+        return self.text.json_schema if self.text else None
+
+    @property
+    def allowed_tools(self) -> list[str]:
+        """The names of the tools that may be called; an empty list allows all."""
+        match self.tool_choice:
+            case FunctionName():
+                return [self.tool_choice.name]
+            case AllowedFunctions():
+                return [tool.name for tool in self.tool_choice.tools]
+            case _:
+                return []
+
+
+def field_name(field: str) -> str:
+    """Map a field of the job to one of the body. Items and messages have no common numbers."""
+    return "input" if field.startswith("messages") else _field_name(field)
+
+
+def to_request(body: ResponseRequest, timeout_s: int) -> wire.Generate:
+    """Build the job of a response, which may run for `timeout_s`."""
+    effort = body.reasoning.effort if body.reasoning else None
+    return wire.Generate(
+        **sampling_fields(body, timeout_s),
+        messages=to_messages(body),
+        tools=[tool.to_wire() for tool in body.tools or ()],
+        tool_choice=_tool_choice_mode(body.tool_choice),
+        allowed_tools=body.allowed_tools,
+        parallel_tool_calls=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, FunctionName),
+        chat_template_kwargs={
+            **(body.chat_template_kwargs or {}),
+            **({} if effort is None else {"reasoning_effort": effort}),
+        },
+        json_schema=body.json_schema,
+        max_tokens=body.max_output_tokens,
+        logprobs=body.has_logprobs,
+        top_logprobs=body.top_logprobs or 0,
+    )
+
+
+def to_messages(body: ResponseRequest) -> list[wire.Message]:
+    """Translate instructions and items to messages.
+
+    The items of one answer come apart: its reasoning, its text and each of its calls. Templates want one message.
+    """
+    items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    messages = [] if body.instructions is None else [wire.Message(role="system", content=body.instructions)]
+    answer: wire.Message | None = None  # the last message, while items may still belong to it
+    for item in items:
+        if item.type in ("reasoning", "function_call") or item.role == "assistant":
+            if answer is not None and _continues(answer, item):
+                messages.pop()
+            else:
+                answer = wire.Message(role="assistant", content="")
+            answer = _with_item(answer, item)
+            messages.append(answer)
+            continue
+        answer = None
+        if item.type == "function_call_output":
+            messages.append(wire.Message(role="tool", content=_string(item.output), tool_call_id=item.call_id))
+        else:
+            assert item.role is not None
+            messages.append(wire.Message(role=ROLES[item.role], content=_string(item.content)))
+    return messages
+
+
+def _continues(answer: wire.Message, item: InputItem) -> bool:
+    """True if the item follows what the answer has: reasoning comes first, then text, then calls."""
+    if item.type == "function_call":
+        return True
+    has_text = bool(answer.content or answer.tool_calls)
+    return not has_text and (item.type == "message" or answer.reasoning_content is None)
+
+
+def _with_item(answer: wire.Message, item: InputItem) -> wire.Message:
+    match item.type:
+        case "reasoning":
+            return replace(answer, reasoning_content=_string(item.content or item.summary or "") or None)
+        case "function_call":
+            assert isinstance(item.arguments, dict)
+            assert item.name is not None
+            call = wire.ToolCall(id=item.call_id or "", name=item.name, arguments=item.arguments)
+            return replace(answer, tool_calls=[*answer.tool_calls, call])
+        case _:
+            return replace(answer, content=_string(item.content))
+
+
+def _string(content: str | Sequence[ContentPart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.string or "" for part in content or ())
+
+
+def _tool_choice_mode(choice: ToolChoice | None) -> Literal["none", "auto", "required"]:
+    match choice:
+        case FunctionName():
+            return "required"
+        case AllowedFunctions():
+            return choice.mode
+        case _:
+            return choice or "auto"

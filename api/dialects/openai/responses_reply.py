@@ -1,0 +1,310 @@
+"""Build the replies of `/v1/responses`: a response with its output items, whole or as events. Pure.
+
+A whole response is what the events of one delta add up to, so both have the same items.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
+
+from scorepool import wire
+from scorepool.api.dialects.deltas import ChoiceStream, Delta
+from scorepool.api.dialects.openai.chat_reply import TokenLogprob, token_logprobs
+from scorepool.api.dialects.openai.responses import (
+    FunctionTool,
+    ReasoningOptions,
+    ResponseRequest,
+    TextOptions,
+    ToolChoice,
+)
+from scorepool.api.dialects.openai.structured_outputs import TextFormat
+from scorepool.api.dialects.protocol import StreamEvent
+from scorepool.wire.batch import BatchUsage, Metadata
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Struct, frozen=True, kw_only=True, tag="output_text"):
+    """Give the text of an answer."""
+
+    text: str
+    annotations: Annotated[list[str], Meta(max_length=0)] = []
+    logprobs: Annotated[
+        list[TokenLogprob],
+        Meta(description="The tokens of the text, if they are in `include`: their `bytes` joined are the text."),
+    ] = []
+
+
+class ReasoningText(Struct, frozen=True, kw_only=True, tag="reasoning_text"):
+    """Give the text of a reasoning."""
+
+    text: str
+
+
+class MessageItem(Struct, frozen=True, kw_only=True, tag="message"):
+    """Give the answer of the model."""
+
+    id: str
+    role: Literal["assistant"] = "assistant"
+    status: ItemStatus
+    content: list[OutputText]
+
+
+class ReasoningItem(Struct, frozen=True, kw_only=True, tag="reasoning"):
+    """Give what the model reasoned before its answer."""
+
+    id: str
+    status: ItemStatus
+    summary: Annotated[list[str], Meta(max_length=0)] = []
+    content: list[ReasoningText]
+    encrypted_content: None = None
+
+
+class FunctionCallItem(Struct, frozen=True, kw_only=True, tag="function_call"):
+    """Give a call of the answer."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: Annotated[str, Meta(description="JSON.")]
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem
+
+
+class IncompleteDetails(Struct, frozen=True, kw_only=True):
+    """Say why an answer ended early."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(Struct, frozen=True, kw_only=True):
+    """Answer a conversation. What the request chose is repeated."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: Annotated[int, Meta(description="Unix time in seconds.")]
+    status: Literal["in_progress", "completed", "incomplete"]
+    background: Literal[False] = False
+    error: None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: Metadata
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: ReasoningOptions
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: Annotated[Literal[False], Meta(description="Responses are not kept.")] = False
+    temperature: float
+    text: TextOptions
+    tool_choice: ToolChoice
+    tools: list[FunctionTool]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: Annotated[BatchUsage | None, Meta(description="null until the end.")] = None
+    user: str | None
+
+
+class ResponseEvent(Struct, frozen=True, kw_only=True):
+    """Stream a part of a response. `type` says which of the fields are present."""
+
+    type: str
+    sequence_number: int
+    response: ResponseObject | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    part: OutputText | ReasoningText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
+
+
+def to_response(body: ResponseRequest, result: wire.Result, unique_id: str, created: int) -> ResponseObject:
+    """Build the reply. `created` is in unix s."""
+    writer = ResponseWriter(body, unique_id, created)
+    writer.add_delta(ChoiceStream(0).end(result.sequences[0]))
+    return writer.ended(result)
+
+
+class ResponseWriter:
+    """Translate the events of a response's job to its events."""
+
+    def __init__(self, body: ResponseRequest, unique_id: str, created: int) -> None:
+        self._body, self._unique_id, self._created = body, unique_id, created
+        self._choice = ChoiceStream(0)
+        self._items: list[OutputItem] = []  # the last one may be open
+        self._is_begun = self._is_open = False
+        self._result: wire.Result | None = None
+        self._num_events = 0
+
+    def add(self, event: StreamEvent) -> list[object]:
+        """Return the events that follow. Raise Diverged if a job ran again and generated other tokens."""
+        events = [] if self._is_begun else self._begin()
+        if isinstance(event, wire.TokenDelta):
+            delta = self._choice.add(event)
+        else:
+            self._result = event.result
+            assert event.result is not None
+            delta = self._choice.end(event.result.sequences[0])
+        return events + (self.add_delta(delta) if delta is not None else [])
+
+    def end(self) -> list[object]:
+        """Return the events that close the response."""
+        assert self._result is not None
+        response = self.ended(self._result)
+        return [self._event(f"response.{response.status}", response=response)]
+
+    def ended(self, result: wire.Result) -> ResponseObject:
+        """Return the whole response, after its last delta."""
+        is_cut = result.sequences[0].finish_reason == "length"
+        return replace(
+            self._response(),
+            status="incomplete" if is_cut else "completed",
+            incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
+            usage=BatchUsage.of_results([result]),
+        )
+
+    def add_delta(self, delta: Delta) -> list[object]:
+        """Return the events of new tokens, and of the end of the answer with its last ones."""
+        events: list[object] = []
+        if delta.reasoning:
+            events += self._open(ReasoningItem) + self._add_reasoning(delta.reasoning)
+        logprobs = self._logprobs(delta)
+        if delta.text or logprobs:
+            events += self._open(MessageItem) + self._add_text(delta.text, logprobs)
+        for call in delta.tool_calls:
+            events += self._add_call(call)
+        if delta.finish_reason is not None:
+            if not self._items:
+                events += self._open(MessageItem)
+            events += self._close("incomplete" if delta.finish_reason == "length" else "completed")
+        return events
+
+    def _begin(self) -> list[object]:
+        self._is_begun = True
+        response = self._response()
+        return [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
+
+    def _logprobs(self, delta: Delta) -> list[TokenLogprob]:
+        if not self._body.has_logprobs:
+            return []
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        return [one for one in token_logprobs(delta, as_ids) if one.channel == "content"]
+
+    def _open(self, kind: type[MessageItem | ReasoningItem]) -> list[object]:
+        """Begin an item, unless one of this kind is open."""
+        if self._is_open and isinstance(self._items[-1], kind):
+            return []
+        events = self._close("completed")
+        part: OutputText | ReasoningText = OutputText(text="") if kind is MessageItem else ReasoningText(text="")
+        prefix = "msg" if kind is MessageItem else "rs"
+        self._items.append(kind(id=self._item_id(prefix), status="in_progress", content=[part]))  # type: ignore[list-item]
+        self._is_open = True
+        announced = replace(self._items[-1], content=[])
+        return [
+            *events,
+            self._event("response.output_item.added", output_index=self._index, item=announced),
+            self._part_event("response.content_part.added", part=part),
+        ]
+
+    def _add_reasoning(self, text: str) -> list[object]:
+        item = self._items[-1]
+        assert isinstance(item, ReasoningItem)
+        self._items[-1] = replace(item, content=[ReasoningText(text=item.content[0].text + text)])
+        return [self._part_event("response.reasoning_text.delta", delta=text)]
+
+    def _add_text(self, text: str, logprobs: list[TokenLogprob]) -> list[object]:
+        item = self._items[-1]
+        assert isinstance(item, MessageItem)
+        [part] = item.content
+        part = replace(part, text=part.text + text, logprobs=part.logprobs + logprobs)
+        self._items[-1] = replace(item, content=[part])
+        return [self._part_event("response.output_text.delta", delta=text, logprobs=logprobs)]
+
+    def _add_call(self, call: wire.ToolCallResult) -> list[object]:
+        """Return the events of a whole call: its tokens are held back until it can be read."""
+        events = self._close("completed")
+        item = FunctionCallItem(
+            id=self._item_id("fc"), status="completed", call_id=call.id, name=call.name, arguments=call.arguments
+        )
+        self._items.append(item)
+        place = {"output_index": self._index, "item_id": item.id}
+        begun = replace(item, status="in_progress", arguments="")
+        return [
+            *events,
+            self._event("response.output_item.added", output_index=self._index, item=begun),
+            self._event("response.function_call_arguments.delta", **place, delta=call.arguments),
+            self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
+            self._event("response.output_item.done", output_index=self._index, item=item),
+        ]
+
+    def _close(self, status: ItemStatus) -> list[object]:
+        """End the item that is open, if any."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        item = self._items[-1] = replace(self._items[-1], status=status)
+        assert not isinstance(item, FunctionCallItem)
+        [part] = item.content
+        if isinstance(part, OutputText):
+            done = self._part_event("response.output_text.done", text=part.text, logprobs=part.logprobs)
+        else:
+            done = self._part_event("response.reasoning_text.done", text=part.text)
+        return [
+            done,
+            self._part_event("response.content_part.done", part=part),
+            self._event("response.output_item.done", output_index=self._index, item=item),
+        ]
+
+    @property
+    def _index(self) -> int:
+        return len(self._items) - 1
+
+    def _item_id(self, prefix: str) -> str:
+        return f"{prefix}_{self._unique_id}_{len(self._items)}"
+
+    def _part_event(self, kind: str, **fields: object) -> bytes:
+        return self._event(kind, item_id=self._items[-1].id, output_index=self._index, content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        event = ResponseEvent(type=kind, sequence_number=self._num_events, **fields)  # type: ignore[arg-type]
+        self._num_events += 1
+        return b"event: " + kind.encode() + b"\ndata: " + wire.encode_json(event) + b"\n\n"
+
+    def _response(self) -> ResponseObject:
+        body = self._body
+        return ResponseObject(
+            id=f"resp_{self._unique_id}",
+            created_at=self._created,
+            status="in_progress",
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
+            metadata=body.metadata or {},
+            model=body.model,
+            output=list(self._items),
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            prompt_cache_key=body.prompt_cache_key,
+            reasoning=body.reasoning or ReasoningOptions(),
+            safety_identifier=body.safety_identifier,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            text=body.text if body.text and body.text.format else TextOptions(format=TextFormat()),
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            top_logprobs=body.top_logprobs or 0,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            user=body.user,
+        )

@@ -4,7 +4,7 @@ A request is written without the fields that have their default, so that a relea
 reads every request that does not use it. Decoding is strict: an unknown field is refused.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from math import isfinite
 from typing import Annotated, Any, Literal, TypedDict
@@ -275,11 +275,11 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omi
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOL_CALLS)] = []
 
 
-def check_num_calls(messages: list[Message] | None) -> None:
-    """Check how many tool calls a chat has; raise ValueError if they are too many."""
-    num_calls = sum(len(message.tool_calls) for message in messages or ())
+def check_num_calls(numbers: Iterable[int], field: str = "messages") -> None:
+    """Check how many tool calls a chat has, given those of each message; raise ValueError if they are too many."""
+    num_calls = sum(numbers)
     if num_calls > MAX_TOOL_CALLS:
-        raise ValueError(f"`messages` have {num_calls} tool calls in all; expected at most {MAX_TOOL_CALLS}")
+        raise ValueError(f"`{field}` has {num_calls} tool calls in all; expected at most {MAX_TOOL_CALLS}")
 
 
 class Generate(Submission, tag="generate", frozen=True, kw_only=True):
@@ -369,7 +369,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         super().__post_init__()
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
-        check_num_calls(self.messages)
+        check_num_calls(len(message.tool_calls) for message in self.messages or ())
         if self.tools and self.messages is None:
             raise ValueError("`tools` needs `messages`")
         if self.tool_choice == "required" and not self.tools:
@@ -423,7 +423,7 @@ class Tokenize(Submission, tag="tokenize", frozen=True, kw_only=True):
         super().__post_init__()
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
-        check_num_calls(self.messages)
+        check_num_calls(len(message.tool_calls) for message in self.messages or ())
 
 
 Request = Score | Generate | Tokenize

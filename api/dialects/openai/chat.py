@@ -18,7 +18,7 @@ from scorepool.api.dialects.openai.structured_outputs import (
 )
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.batch import Metadata
-from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs
+from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, check_num_calls
 
 MaxTokens = Annotated[int, Meta(ge=1, le=MAX_NUM_TOKENS)]
 field_name = map_field(
@@ -79,6 +79,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_supported(self, _SUPPORTED)
+        check_num_calls(len(message.tool_calls or ()) for message in self.messages)
         if self.top_logprobs and not self.logprobs:
             raise ValueError("`top_logprobs` needs `logprobs`: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:

@@ -13,10 +13,10 @@ from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.messages import MAX_PARTS, ROLES, FunctionDefinition, PastFunctionCall
 from scorepool.api.dialects.openai.sampling import NoEffect, SamplingRequest, sampling_fields
-from scorepool.api.dialects.openai.structured_outputs import JsonObjectFormat, TextFormat
+from scorepool.api.dialects.openai.structured_outputs import JsonObjectFormat, NamedSchema, TextFormat
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.batch import Metadata
-from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, Text, check_json
+from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, Text, check_num_calls
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -123,16 +123,8 @@ class AllowedFunctions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 ToolChoice = Literal["none", "auto", "required"] | FunctionName | AllowedFunctions
 
 
-class SchemaFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_schema"):
+class SchemaFormat(NamedSchema, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_schema"):
     """Ask for JSON that follows a schema."""
-
-    name: str
-    schema: Annotated[dict[str, Any], Meta(description="JSON Schema.")]
-    description: str | None = None
-    strict: Annotated[bool | None, Meta(description="The answer is constrained, whatever this says.")] = None
-
-    def __post_init__(self) -> None:
-        check_json(self.schema, "the values of `schema`")
 
 
 class TextOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -195,6 +187,8 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_supported(self, _SUPPORTED)
+        if not isinstance(self.input, str):
+            check_num_calls((item.type == "function_call" for item in self.input), "input")
         if self.top_logprobs and not self.has_logprobs:
             raise ValueError(f'`top_logprobs` needs "{LOGPROBS}" in `include`')
         effort = self.reasoning.effort if self.reasoning else None

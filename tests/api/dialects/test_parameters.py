@@ -127,6 +127,12 @@ def test_defaults_change_nothing(kind: str, options: dict[str, Any]):
             "ends the answer",
         ),
         ("chat", {"response_format": {"type": "json_object"}, "min_tokens": 1}, "response_format", "nor `min_tokens`"),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "tool_calls": [CALL] * 600}] * 2},
+            "messages",
+            "has 1200 tool calls",
+        ),
         ("chat", {"max_tokens": 5, "min_tokens": 6}, "min_tokens", "at most `max_completion_tokens`, 5"),
         ("completions", {"min_tokens": 17}, "min_tokens", "at most `max_tokens`, 16"),
         ("completions", {"min_tokens": -1}, "min_tokens", ">= 0"),

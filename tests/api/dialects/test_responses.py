@@ -175,6 +175,7 @@ def test_the_items_of_an_answer_are_sent_back(scripted_sdk: OpenAI):
     assert "function_call" not in [item.type for item in chosen.output]
 
 
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"place":"Z"}'}
 PARTS = [{"type": "input_text", "text": "Is it "}, {"type": "input_text", "text": "there?"}]
 SAID = {"type": "output_text", "text": "One moment", "annotations": []}
 PICTURE = {"type": "input_image", "image_url": "x"}
@@ -193,7 +194,7 @@ ITEMS = [
         "status": "completed",
         "content": [SAID],
     },
-    {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": '{"place":"Z"}'},
+    CALL | {"id": "fc_1"},
     {"type": "function_call", "call_id": "c2", "name": "look", "arguments": ""},
     {"type": "function_call_output", "call_id": "c1", "output": "Yes."},
     {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "No."}]},
@@ -280,7 +281,7 @@ def test_items_become_the_job_that_the_same_chat_becomes():
             "input_image",
         ),
         (
-            {"input": [{"type": "function_call", "call_id": "a", "name": "look", "arguments": "[1]"}]},
+            {"input": [CALL | {"arguments": "[1]"}]},
             "input[0].arguments",
             "no JSON object",
         ),
@@ -291,6 +292,7 @@ def test_items_become_the_job_that_the_same_chat_becomes():
         ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call.results"),
         ({"max_output_tokens": 10**6}, "max_output_tokens", "tokens"),
         ({"nonsense": 1}, "", "nonsense"),
+        ({"input": [CALL] * 1025}, "", "`input` has 1025 tool calls in all; expected at most 1024"),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(sdk: OpenAI, changes: dict[str, Any], field: str, says: str):

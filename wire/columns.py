@@ -4,9 +4,11 @@ import sys
 from array import array
 from collections.abc import Iterable
 from math import isnan, nan
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from msgspec import Meta, Struct
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]  # of the model itself; of what tokens are sampled from
 
 
 class Floats(array):  # type: ignore[type-arg]
@@ -56,6 +58,12 @@ class StreamedColumns(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
     top_bytes: list[list[bytes]] | None = None
     top_logprobs: list[Floats] | None = None
+    target_logprobs: Annotated[
+        list[Floats] | None,
+        Meta(
+            description="Logprobs of the request's `targets` at each token, in their order. Empty where there is none."
+        ),
+    ] = None
 
     def columns(self, start: int = 0, end: int | None = None) -> dict[str, Any]:
         """Copy the columns of tokens [start, end), by name."""

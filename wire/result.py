@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from scorepool.wire.columns import Floats, StreamedColumns
+from scorepool.wire.columns import Floats, LogprobsMode, StreamedColumns
 from scorepool.wire.extras import import_for
 
 if TYPE_CHECKING:
@@ -95,11 +95,8 @@ class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=T
     recompute_gap: Annotated[
         float | None, Meta(description="Largest difference between `recomputed_logprobs` and `logprobs`, in nats.")
     ] = None
-    target_logprobs: Annotated[
-        list[Floats] | None,
-        Meta(
-            description="Logprobs of the request's `targets` at each token, in their order. Empty where there is none."
-        ),
+    target_bytes: Annotated[
+        list[bytes] | None, Meta(description="Bytes of the request's `targets`, in their order, if it asked for them.")
     ] = None
     ranks: Annotated[list[int | None] | None, Meta(description="1 is the most likely token.")] = None
     entropies: Annotated[Floats | None, Meta(description="Entropy of each token's distribution, in nats.")] = None
@@ -161,11 +158,12 @@ class Result(Struct, tag="result", frozen=True, kw_only=True):
     ]
     temperature: Annotated[
         float,
-        Meta(
-            description="The request's. The logprobs of a score job are those at this temperature; of a generate "
-            "job, only its `sampled_logprobs` are."
-        ),
+        Meta(description="The request's. Processed logprobs, and `sampled_logprobs`, are those at this temperature."),
     ]
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Meta(description="The mode of the logprobs: of a score job processed_logprobs if its `temperature` is not 1."),
+    ] = "raw_logprobs"
     usage: Usage
     stamp: Provenance
 

@@ -41,12 +41,16 @@ class PreparedSequence:
     bos_added: bool
     chat_prompt: ChatPrompt | None = None  # of a sequence that answers a chat
     skipped_ids: AbstractSet[int] = frozenset()  # tokens that the text leaves out
+    names_targets: bool = False  # the result has the bytes of its targets
     recomputed: Sequence | None = None  # the generated tokens, to be scored again
 
     def with_recompute(self) -> "PreparedSequence":
         sequence = self.sequence
         recomputed = Sequence(
-            token_ids=list(sequence.token_ids), score_from=sequence.num_input_tokens, share=sequence.share
+            token_ids=list(sequence.token_ids),
+            score_from=sequence.num_input_tokens,
+            temperature=sequence.temperature,
+            share=sequence.share,
         )
         return dataclasses.replace(self, recomputed=recomputed)
 
@@ -176,6 +180,7 @@ def _to_generated(
     _check_min_tokens(request, max_tokens, codec.tokenizer)
     is_text = not isinstance(request.prompt, list)
     skipped_ids = codec.tokenizer.special_token_ids if request.skip_special_tokens else frozenset()
+    is_processed = request.logprobs and request.logprobs_mode == "processed_logprobs"
     prepared = []
     for index, constraint in enumerate(constraints_of(request, chat_prompt, codec, owner)):
         sequence = Sequence(
@@ -184,10 +189,16 @@ def _to_generated(
             top_logprobs=request.top_logprobs,
             targets=None if request.targets is None else Targets([request.targets], is_shared=True),
             rank=request.rank,
+            temperature=request.temperature if is_processed else 1.0,
+            processed=is_processed,
             sampling=_sampling(request, index, max_tokens) if max_tokens else None,
             constraint=constraint,
         )
-        prepared.append(PreparedSequence(sequence, len(prompt_ids), is_text, bos_added, chat_prompt, skipped_ids))
+        prepared.append(
+            PreparedSequence(
+                sequence, len(prompt_ids), is_text, bos_added, chat_prompt, skipped_ids, request.target_bytes
+            )
+        )
     return prepared
 
 

@@ -7,17 +7,21 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream, Delta
-from scorepool.api.dialects.detokenizer import token_text, top_tokens
+from scorepool.api.dialects.detokenizer import token_text
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chunks import ChunkWriter
 from scorepool.api.dialects.openai.messages import ChatToolCall, FunctionCall
+from scorepool.api.dialects.openai.responses import ResponseRequest
 from scorepool.api.dialects.openai.sampling import (
     ChunkUsage,
     CompletionUsage,
+    LastModeIfLogprobs,
     LastPromptTokenIds,
     LastStopReason,
+    ModeIfLogprobs,
     StopReason,
     TokenIdsIfAsked,
+    reported_tokens,
     system_fingerprint,
     usage_of_results,
 )
@@ -38,7 +42,9 @@ class TopLogprob(Struct, frozen=True, kw_only=True):
 class TokenLogprob(TopLogprob, frozen=True, kw_only=True):
     """Report a generated token. `bytes` are what it adds to its channel: none for markup or after a stop string."""
 
-    top_logprobs: Annotated[list[TopLogprob], Meta(description="Most likely first.")]
+    top_logprobs: Annotated[
+        list[TopLogprob], Meta(description="Most likely first, or those of `logprob_token_ids` in their order.")
+    ]
     channel: Annotated[wire.Channel, Meta(description=CHANNELS)]
 
 
@@ -82,6 +88,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: CompletionUsage
     system_fingerprint: str
+    logprobs_mode: ModeIfLogprobs = UNSET
     prompt_token_ids: TokenIdsIfAsked = UNSET
 
 
@@ -120,6 +127,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoiceChunk]
     usage: ChunkUsage = UNSET
+    logprobs_mode: LastModeIfLogprobs = UNSET
     prompt_token_ids: LastPromptTokenIds = UNSET
 
 
@@ -133,6 +141,7 @@ def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str, cr
         choices=[_to_choice(body, delta) for delta in deltas],
         usage=usage_of_results([result]),
         system_fingerprint=system_fingerprint(result.stamp),
+        logprobs_mode=result.logprobs_mode if body.has_logprobs else UNSET,
         prompt_token_ids=(result.sequences[0].prompt_token_ids or []) if body.return_token_ids else UNSET,
     )
 
@@ -185,9 +194,7 @@ def to_chunk(body: ChatRequest, delta: Delta) -> ChatChoiceChunk:
             reasoning_content=delta.reasoning or UNSET,
             tool_calls=calls or UNSET,
         ),
-        logprobs=ChatLogprobs(content=token_logprobs(delta, bool(body.return_tokens_as_token_ids)))
-        if body.logprobs
-        else None,
+        logprobs=_logprobs(body, delta),
         finish_reason=_finish_reason(body, delta),
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
         token_ids=delta.sequence.token_ids if body.return_token_ids else UNSET,
@@ -203,9 +210,7 @@ def _to_choice(body: ChatRequest, delta: Delta) -> ChatChoice:
             reasoning_content=delta.reasoning or UNSET,
             tool_calls=calls or UNSET,
         ),
-        logprobs=ChatLogprobs(content=token_logprobs(delta, bool(body.return_tokens_as_token_ids)))
-        if body.logprobs
-        else None,
+        logprobs=_logprobs(body, delta),
         finish_reason=_finish_reason(body, delta) or "length",
         stop_reason=delta.stop_reason,
         token_ids=delta.sequence.token_ids if body.return_token_ids else UNSET,
@@ -230,11 +235,12 @@ def _finish_reason(body: ChatRequest, delta: Delta) -> FinishReason | None:
 def _logprobs(body: ChatRequest, delta: Delta) -> ChatLogprobs | None:
     if not body.logprobs:
         return None
-    return ChatLogprobs(content=token_logprobs(delta, bool(body.return_tokens_as_token_ids)))
+    return ChatLogprobs(content=token_logprobs(body, delta))
 
 
-def token_logprobs(delta: Delta, as_ids: bool) -> list[TokenLogprob]:
-    """Return the tokens of a delta with their logprobs. `as_ids` names them `token_id:5`."""
+def token_logprobs(body: ChatRequest | ResponseRequest, delta: Delta) -> list[TokenLogprob]:
+    """Return the tokens of a delta with their logprobs, and what is reported beside each."""
+    as_ids = bool(body.return_tokens_as_token_ids)
     new = delta.sequence
     assert new.logprobs is not None
     columns = zip(new.token_ids, new.token_bytes, delta.contents, new.logprobs.values(), delta.channels, strict=True)
@@ -248,7 +254,9 @@ def token_logprobs(delta: Delta, as_ids: bool) -> list[TokenLogprob]:
                 bytes=list(content),
                 top_logprobs=[
                     TopLogprob(token=token_text(top_id, top_bytes, as_ids), logprob=value, bytes=list(top_bytes))
-                    for top_id, top_bytes, value in top_tokens(new, entry)
+                    for top_id, top_bytes, value in reported_tokens(
+                        new, entry, body.logprob_token_ids, body.top_logprobs or 0
+                    )
                     if value is not None
                 ],
                 channel=channel,

@@ -26,6 +26,7 @@ _field_name = map_field(
         "max_tokens": "max_output_tokens",
         "chat_template_kwargs.reasoning_effort": "reasoning.effort",
         "allowed_tools": "tool_choice",
+        "targets": "logprob_token_ids",
     }
 )
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -204,7 +205,7 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
                 raise ValueError(f"`tool_choice` names {wire.quote(name)}, which is none of the `tools`")
 
     @property
-    def has_logprobs(self) -> bool:
+    def has_token_logprobs(self) -> bool:
         """True if the answer has the logprobs of its tokens."""
         return LOGPROBS in (self.include or ())
 
@@ -247,7 +248,7 @@ def to_request(body: ResponseRequest, timeout_s: int) -> wire.Generate:
         json_schema=body.json_schema,
         max_tokens=body.max_output_tokens,
         logprobs=body.has_logprobs,
-        top_logprobs=body.top_logprobs or 0,
+        top_logprobs=0 if body.logprob_token_ids else body.top_logprobs or 0,
     )
 
 

@@ -18,6 +18,7 @@ from scorepool.api.dialects.openai.responses import (
     TextOptions,
     ToolChoice,
 )
+from scorepool.api.dialects.openai.sampling import ModeIfLogprobs
 from scorepool.api.dialects.openai.structured_outputs import TextFormat
 from scorepool.api.dialects.protocol import StreamEvent
 from scorepool.wire.batch import BatchUsage, Metadata
@@ -112,6 +113,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     usage: Annotated[BatchUsage | None, Meta(description="null until the end.")] = None
     user: str | None
+    logprobs_mode: ModeIfLogprobs = UNSET
 
 
 class ResponseEvent(Struct, frozen=True, kw_only=True):
@@ -175,6 +177,7 @@ class ResponseWriter:
             status="incomplete" if is_cut else "completed",
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
             usage=BatchUsage.of_results([result]),
+            logprobs_mode=result.logprobs_mode if self._body.has_logprobs else UNSET,
         )
 
     def add_delta(self, delta: Delta) -> list[object]:
@@ -201,8 +204,7 @@ class ResponseWriter:
     def _logprobs(self, delta: Delta) -> list[TokenLogprob]:
         if not self._body.has_logprobs:
             return []
-        as_ids = bool(self._body.return_tokens_as_token_ids)
-        return [one for one in token_logprobs(delta, as_ids) if one.channel == "content"]
+        return [one for one in token_logprobs(self._body, delta) if one.channel == "content"]
 
     def _open(self, kind: type[MessageItem | ReasoningItem]) -> list[object]:
         """Begin an item, unless one of this kind is open."""

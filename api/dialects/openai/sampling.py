@@ -8,9 +8,12 @@ from msgspec import Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from scorepool import wire
+from scorepool.api.dialects.detokenizer import target_tokens, top_tokens
 from scorepool.api.dialects.unsupported import check_supported
+from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.request import (
     MAX_SEED,
+    MAX_SHOWN_TARGETS,
     LogitBias,
     MinP,
     ModelName,
@@ -22,6 +25,7 @@ from scorepool.wire.request import (
     StopStrings,
     StopTokenIds,
     Temperature,
+    TokenId,
     TopP,
 )
 
@@ -71,6 +75,28 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    logprobs_mode: (
+        Annotated[
+            LogprobsMode,
+            Meta(
+                description="An addition. raw_logprobs: of the model's own distribution. processed_logprobs: "
+                "`temperature` divides the logits of the prompt, and generated tokens have the logprobs of the "
+                "distribution that they are sampled from. null: the server's default, SCOREPOOL_LOGPROBS_MODE."
+            ),
+        ]
+        | None
+    ) = None
+    logprob_token_ids: (
+        Annotated[
+            list[TokenId],
+            Meta(
+                max_length=MAX_SHOWN_TARGETS,
+                description="Token ids to report at each generated token, in place of the most likely ones. Needs "
+                "`logprobs`.",
+            ),
+        ]
+        | None
+    ) = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
@@ -89,11 +115,23 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         check_supported(self, _SUPPORTED)
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` needs `stream`: true")
+        if self.logprob_token_ids and not self.has_token_logprobs:
+            raise ValueError("`logprob_token_ids` needs `logprobs`")
 
     @property
     def num_choices(self) -> int:
         """Return the number of choices per prompt."""
         return self.n or 1
+
+    @property
+    def has_token_logprobs(self) -> bool:
+        """True if the reply has the logprobs of generated tokens."""
+        raise NotImplementedError
+
+    @property
+    def has_logprobs(self) -> bool:
+        """True if the reply has logprobs."""
+        return self.has_token_logprobs
 
 
 class SamplingFields(wire.SamplingOptions):
@@ -101,6 +139,9 @@ class SamplingFields(wire.SamplingOptions):
 
     model: str
     timeout_s: int
+    logprobs_mode: LogprobsMode | None
+    targets: list[int] | None
+    target_bytes: bool
     stream: bool
 
 
@@ -109,6 +150,9 @@ def sampling_fields(body: SamplingRequest, timeout_s: int) -> SamplingFields:
     return SamplingFields(
         model=body.model,
         timeout_s=timeout_s,
+        logprobs_mode=body.logprobs_mode,
+        targets=body.logprob_token_ids or None,
+        target_bytes=bool(body.logprob_token_ids),
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
@@ -141,6 +185,12 @@ StopReason = Annotated[
 LastStopReason = Annotated[
     int | str | UnsetType | None, Meta(description="The `stop_reason` of the choice, in its last chunk.")
 ]
+ModeIfLogprobs = Annotated[
+    LogprobsMode | UnsetType, Meta(description="The mode of the logprobs. Present if there are any.")
+]
+LastModeIfLogprobs = Annotated[
+    LogprobsMode | UnsetType, Meta(description="The mode of the logprobs, in the last chunk of a choice.")
+]
 TokenIdsIfAsked = Annotated[list[int] | UnsetType, Meta(description="Present with `return_token_ids`.")]
 LastPromptTokenIds = Annotated[
     list[int] | UnsetType, Meta(description="Present with `return_token_ids`, in the last chunk of a choice.")
@@ -152,6 +202,13 @@ ChunkUsage = Annotated[
         "`continuous_usage_stats`: the usage so far in every chunk."
     ),
 ]
+
+
+def reported_tokens(
+    sequence: wire.SequenceResult, entry: int, target_ids: list[int] | None, num_top: int
+) -> list[tuple[int, bytes, float | None]]:
+    """Return what is reported beside a token: the targets, or the most likely tokens if there are no targets."""
+    return target_tokens(sequence, entry, target_ids) if target_ids else top_tokens(sequence, entry)[:num_top]
 
 
 def usage_of_results(results: Sequence[wire.Result]) -> CompletionUsage:

@@ -118,6 +118,20 @@ def without_ids(response: Any) -> dict[str, Any]:
     return found
 
 
+def test_the_callers_token_ids_at_a_temperature(sdk: OpenAI):
+    chosen = {"logprob_token_ids": [40, 50], "logprobs_mode": "processed_logprobs", "seed": 1}
+    response = respond(sdk, include=LOGPROBS, temperature=0.5, extra_body=chosen, max_output_tokens=4)
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    completion = sdk.chat.completions.create(
+        model="demo", messages=messages, logprobs=True, temperature=0.5, max_tokens=4, extra_body=chosen
+    )
+
+    assert response.model_extra["logprobs_mode"] == completion.model_extra["logprobs_mode"] == "processed_logprobs"
+    shown = [[top.logprob for top in one.top_logprobs] for one in response.output[0].content[0].logprobs]
+    assert shown == [[top.logprob for top in one.top_logprobs] for one in completion.choices[0].logprobs.content]
+    assert {len(values) for values in shown} == {2}
+
+
 def test_a_schema_is_parsed(sdk: OpenAI):
     response = sdk.responses.parse(model="demo", input="Name a city.", text_format=City, max_output_tokens=500)
 

@@ -5,12 +5,13 @@
 -- RQ's own methods, which end the other jobs, set status and registry themselves and call `record_outcome`.
 
 local now_s = math.floor(now)
-local SMALL_REQUEST_BYTES = 16 * 1024  -- kept with the outcome, so that one can look at it and submit it again
+local SMALL_REQUEST_BYTES = 16 * 1024  -- of a finished job, kept with its outcome, to be looked at and submitted again
 local REGISTRIES = {finished = FINISHED_, failed = FAILED_, canceled = CANCELED_}
 
 -- Write the outcome of a job whose status is set, count it, wake the clients that wait for it, and report it by webhooks.
 -- `ttl_s` 0 keeps the outcome for ever. Nothing is written twice: an outcome that exists is that of this run, because a
--- claim deletes the outcome of an earlier run. `keep_request` keeps a request that is not small, too.
+-- claim deletes the outcome of an earlier run. `keep_request` keeps the request, too; else only a small one of
+-- a finished job is kept: who cancels a job makes room.
 local function record_outcome(id, body, ttl_s, keep_request)
   local job, outcome, request = JOB_ .. id, OUTCOME_ .. id, REQUEST_ .. id
   local expiry = ttl_s > 0 and {'EX', ttl_s} or {}
@@ -32,7 +33,7 @@ local function record_outcome(id, body, ttl_s, keep_request)
   end
   redis.call('HDEL', job, F_CANCEL_REQUESTED, F_CRASHES, F_MAX_CONCURRENCY)
   local request_bytes = try('string', 'STRLEN', request) or 0
-  if not keep_request and request_bytes > SMALL_REQUEST_BYTES then
+  if not keep_request and (status ~= 'finished' or request_bytes > SMALL_REQUEST_BYTES) then
     redis.call('DEL', request)
     request_bytes = 0
   elseif ttl_s > 0 then

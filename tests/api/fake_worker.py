@@ -126,7 +126,10 @@ class FakeWorker:
             pipeline.lrem(f"rq:queue:{job.origin}", 1, job_id)
             pipeline.zrem(f"rq:wip:{job.origin}", f"{job_id}:execution")
             pipeline.zadd(f"rq:{REGISTRIES[status]}:{job.origin}", {job_id: time.time() + 86_400})
-            pipeline.expire(store.Keys.request(job_id), 100)
+            if status in (JobStatus.FINISHED, JobStatus.FAILED):
+                pipeline.expire(store.Keys.request(job_id), 100)
+            else:
+                pipeline.delete(store.Keys.request(job_id))
             pipeline.set(store.Keys.outcome(job_id), wire.encode(outcome), ex=100)
             pipeline.xadd(f"rq:results:{job_id}", {"type": "1"})
             pipeline.xadd(store.DONE, {"id": job_id}, maxlen=10_000)

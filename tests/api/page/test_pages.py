@@ -341,17 +341,16 @@ async def test_pages_load_nothing_from_other_hosts(serving: Serving, worker: Fak
 
 
 async def test_workers_are_shown_by_host_with_their_last_heartbeat(serving: Serving, redis: Redis):
-    for name, host, age_s in (("w1", "studio", 0), ("w2", "mini", 95)):
+    for name, host, age_s in (("w1", "studio", 0), ("w2", "mini", 70)):
         FakeWorker(redis, name=name).register()
         beat = datetime.now(UTC) - timedelta(seconds=age_s)
         redis.hset(store.RqKeys.worker(name), mapping={"hostname": host, "last_heartbeat": utcformat(beat)})
     async with serving() as http:
         page = (await http.get("/")).text
         rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr>(<td>(?:mini|studio)<.*)</tr>", page)]
-    assert [(row[0], row[1], row[-2]) for row in rows] == [
-        ("mini", "w2", "1 min 35 s ago"),
-        ("studio", "w1", "&lt; 30 s ago"),
-    ]
+    assert [(row[0], row[1]) for row in rows] == [("mini", "w2"), ("studio", "w1")]
+    assert re.fullmatch("1 min [0-9]+ s ago", rows[0][-2])
+    assert rows[1][-2] == "&lt; 30 s ago"
 
 
 def overview_changes(state: Any, session_goes_on: SessionCheck) -> AsyncGenerator[bytes | None]:

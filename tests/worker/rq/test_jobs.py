@@ -4,6 +4,7 @@ import pickle
 import time
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 from rq import Callback, Repeat, Retry
 from rq.command import send_stop_job_command
@@ -50,6 +51,17 @@ def test_a_finished_job_leaves_the_keys_that_stock_rq_leaves_and_its_outcome(red
     assert isinstance(result, wire.Result)
     assert result.sequences[0].text == "xxx"
     assert result.stamp.model == "demo"
+
+
+def test_a_large_request_is_kept_only_while_its_job_can_run_again(redis: Redis, workers: Workers):
+    stop = [f"{number}" * 500 for number in range(40, 80)]  # 40 KB in all
+    good, bad = [submit(redis, replace(generate(prompt, max_tokens=3), stop=stop)) for prompt in ("hello", "NAN")]
+
+    workers.start("--burst").wait(timeout=60)
+
+    assert (status(redis, good), status(redis, bad)) == ("finished", "failed")
+    assert redis.exists(store.Keys.request(good)) == 0
+    assert 0 < redis.ttl(store.Keys.request(bad)) <= redis.ttl(store.Keys.outcome(bad))
 
 
 def test_a_job_that_ends_releases_its_webhook_in_the_same_transaction(redis: Redis, workers: Workers):
@@ -159,7 +171,7 @@ def test_a_stop_command_cancels_one_running_job(redis: Redis, workers: Workers):
     until(lambda: outcome(redis, long) and outcome(redis, other))
     assert failure(redis, long).code == "canceled"
     assert status(redis, long) == "stopped"
-    assert 0 < redis.ttl(store.Keys.request(long)) <= redis.ttl(store.Keys.outcome(long))
+    assert redis.exists(store.Keys.request(long)) == 0
     assert isinstance(outcome(redis, other), wire.Result)
 
 

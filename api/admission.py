@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from scorepool import store, wire
@@ -63,9 +64,17 @@ class Admission:
         if not served and not request.wait_for_model:
             raise self._models.not_served(request.model, f"{where}model")
         self._check_size(request, where)
+        self._check_mode(request, where)
         _check_result(request, max((model.context_length for model in served), default=MAX_CONTEXT), where)
         if served:
             _check_tokens(request, served, where)
+
+    def _check_mode(self, request: wire.Request, where: str) -> None:
+        """Check that a generation can report the logprobs of its mode."""
+        request = with_default_mode(request, self._settings)
+        if isinstance(request, wire.Generate) and (conflict := wire.mode_conflict(request)):
+            field, sentence = conflict
+            raise BadRequest(f"{where}{field}: {sentence}", f"{where}{field}")
 
     def _check_size(self, request: wire.Request, where: str) -> None:
         """Check the size of a job whose items share a prompt as if each had it: the worker encodes it for each."""
@@ -78,6 +87,14 @@ class Admission:
                 "together (SCOREPOOL_MAX_BODY_BYTES); send several jobs",
                 f"{where}prompt",
             )
+
+
+def with_default_mode(request: wire.Request, settings: store.Settings) -> wire.Request:
+    """Give a generation that chooses no mode of logprobs that of the server: its worker has other settings."""
+    is_open = isinstance(request, wire.Generate) and request.logprobs and request.logprobs_mode is None
+    if not is_open or settings.logprobs_mode == "raw_logprobs":  # which is what null is for a worker
+        return request
+    return replace(request, logprobs_mode=settings.logprobs_mode)
 
 
 def _check_result(request: wire.Request, context_length: int, where: str) -> None:

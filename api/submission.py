@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from starlette.requests import Request
 
 from scorepool import store, wire
-from scorepool.api.admission import Admission
+from scorepool.api.admission import Admission, with_default_mode
 from scorepool.api.http import tasks
 from scorepool.api.http.bodies import while_connected
 from scorepool.api.http.errors import (
@@ -137,7 +137,8 @@ class Submission:
         The client of a synchronous request waits, so its results are kept for ANSWER_TTL_S only, and no event goes to
         registered webhook endpoints. Raises Conflict, QueueFull, TooLarge, Unavailable.
         """
-        named = self._models.resolve_aliases(requests)
+        with_modes = [with_default_mode(request, self._settings) for request in requests]
+        named = self._models.resolve_aliases(with_modes)
         ttl_s = ANSWER_TTL_S if is_synchronous else None
         with traced_submission(self._tracer, named, job_ids) as traceparent:
             submitted = await self._queue.submit(

@@ -29,7 +29,7 @@ class Sampling:
     ignore_eos: bool = False  # the tokenizer's own end tokens do not end the text
     min_tokens: int = 0  # nothing ends the text before this many tokens are generated
     include_stop: bool = False  # the stop string or token is part of the text
-    # These change the logits before the temperature and the filters; reported logprobs stay the model's own.
+    # These change the logits before the temperature and the filters.
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
     presence_penalty: float = 0.0  # subtracted once from every token that was generated
     frequency_penalty: float = 0.0  # subtracted once for each time that the token was generated
@@ -145,9 +145,11 @@ class Sequence:
     targets: Targets | None = None
     rank: bool = False
     entropy: bool = False
-    temperature: float = 1.0  # for the logprobs of given tokens; those of generated tokens are always at temperature 1
+    temperature: float = 1.0  # for the logprobs of given tokens
+    # Generated tokens have the logprobs of the distribution that they are sampled from, not those of the model's own.
+    processed: bool = False
     sampling: Sampling | None = None  # None: score only
-    constraint: Constraint | None = None  # applies to sampling; reported logprobs stay the model's own
+    constraint: Constraint | None = None  # of what is sampled
     share: Share = Share()
     num_input_tokens: int = field(init=False)
 

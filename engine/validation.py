@@ -48,6 +48,8 @@ def _check_report(sequence: Sequence, where: str, model_info: ModelInfo) -> None
         _check_targets(sequence, sequence.targets, where, model_info)
     if not 0 < sequence.temperature < inf:
         raise InvalidRequest(f"{where} has temperature {sequence.temperature}; expected a finite value above 0")
+    if sequence.processed and sequence.sampling is not None and not sequence.sampling.temperature:
+        raise InvalidRequest(f"{where} has processed logprobs and sampling temperature 0; expected one above 0")
 
 
 def _check_targets(sequence: Sequence, targets: Targets, where: str, model_info: ModelInfo) -> None:

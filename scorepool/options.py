@@ -6,7 +6,7 @@ names and types.
 
 from typing import Any, Literal, TypedDict
 
-from scorepool.wire import Message, Priority, SamplingOptions, Tool
+from scorepool.wire import LogprobsMode, Message, Priority, SamplingOptions, Tool
 
 
 class JobOptions(TypedDict, total=False):
@@ -48,6 +48,7 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     add_bos: bool
     prompt_logprobs: bool
     logprobs: bool
+    logprobs_mode: LogprobsMode | None
     top_logprobs: int
     targets: list[int] | None
     rank: bool

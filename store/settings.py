@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from scorepool.store.keys import DEFAULT_PREFIX, WEBHOOKS_NAME
 from scorepool.store.logs import LogFormat
+from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.request import ModelName
 
 PREFIX = "SCOREPOOL_"
@@ -94,6 +95,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         100  # of models that no worker serves, of one name
     )
     max_unserved_queues: Annotated[int, Meta(ge=0, le=2**48)] = 1000  # the same, of all names together
+    logprobs_mode: LogprobsMode = "raw_logprobs"  # of generations that choose none
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400
 

@@ -37,7 +37,7 @@ from scorepool.wire.codec import (
     on_one_line,
     parse,
 )
-from scorepool.wire.columns import Floats, StreamedColumns
+from scorepool.wire.columns import Floats, LogprobsMode, StreamedColumns
 from scorepool.wire.comparison import (
     Comparison,
     ScoredSequence,
@@ -83,6 +83,7 @@ from scorepool.wire.request import (
     Tool,
     ToolCall,
     kind_of,
+    mode_conflict,
     report_excess,
 )
 from scorepool.wire.result import (
@@ -171,6 +172,7 @@ __all__ = [
     "JobWebhookSecret",
     "Kind",
     "LineEndpoint",
+    "LogprobsMode",
     "Message",
     "MissingTokens",
     "Model",
@@ -226,6 +228,7 @@ __all__ = [
     "encode",
     "encode_json",
     "kind_of",
+    "mode_conflict",
     "on_one_line",
     "parse",
     "quote",

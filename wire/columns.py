@@ -4,9 +4,11 @@ import sys
 from array import array
 from collections.abc import Iterable
 from math import isnan, nan
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from msgspec import Meta, Struct
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]  # of the model itself; of what tokens are sampled from
 
 
 class Floats(array):  # type: ignore[type-arg]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from msgspec import Meta, Struct, msgpack
 from msgspec.structs import fields, force_setattr
 
+from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.quote import quote
 
 Priority = Literal["high", "normal", "low"]
@@ -43,8 +44,11 @@ MAX_SEED = 2**63 - 1
 MAX_NUM_TOKENS = 131_072  # to generate
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_NUM_TOKENS)]
 NumChoices = Annotated[int, Meta(ge=1, le=128)]
+MIN_DIVIDING_TEMPERATURE = 1e-9  # a smaller divisor overflows float32 logits
 Temperature = Annotated[float, Meta(ge=0, le=100)]
-ScoreTemperature = Annotated[float, Meta(ge=1e-9, le=100, description="Divides the logits before the softmax.")]
+ScoreTemperature = Annotated[
+    float, Meta(ge=MIN_DIVIDING_TEMPERATURE, le=100, description="Divides the logits before the softmax.")
+]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
@@ -341,8 +345,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     json_schema: Annotated[
         dict[str, Any] | None,
         Meta(
-            description="Generate only JSON that follows this schema, after any reasoning. Logprobs are those of the "
-            "unconstrained distribution."
+            description="Generate only JSON that follows this schema, after any reasoning. Raw logprobs are those of "
+            "the unconstrained distribution."
         ),
     ] = None
     add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS if the model uses it.")] = True
@@ -354,6 +358,14 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         ),
     ] = False
     logprobs: bool = True
+    logprobs_mode: Annotated[
+        LogprobsMode | None,
+        Meta(
+            description="raw_logprobs: of the model's own distribution. processed_logprobs: `temperature` divides the "
+            "logits of the prompt, and generated tokens have the logprobs of the distribution that they are sampled "
+            "from. null: the server's default, SCOREPOOL_LOGPROBS_MODE."
+        ),
+    ] = None
     top_logprobs: TopLogprobs = 0
     targets: Annotated[TargetIds, Meta(description="Token ids whose logprobs are reported at every token.")] | None = (
         None
@@ -388,6 +400,31 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError("`json_schema` decides where the text ends: it excludes `ignore_eos` and `min_tokens`")
         if self.max_tokens == 0 and not self.prompt_logprobs:
             raise ValueError("`max_tokens` 0 generates nothing: set `prompt_logprobs` to true, or ask for more tokens")
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if tokens may be sampled from another distribution than the model's at the temperature."""
+        filters = (self.top_p != 1, self.top_k, self.min_p, self.logit_bias, self.min_tokens)
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty != 1)
+        grammars = (self.json_schema is not None, self.tools and self.tool_choice != "none")
+        return any((*filters, *penalties, *grammars))
+
+
+def mode_conflict(request: Generate) -> tuple[str, str] | None:
+    """Return the field and the sentence that refuse a generation for its `logprobs_mode`; None if it fits."""
+    if request.logprobs_mode != "processed_logprobs" or not request.logprobs:
+        return None
+    if request.temperature < MIN_DIVIDING_TEMPERATURE:
+        return "temperature", (
+            f"expected at least {MIN_DIVIDING_TEMPERATURE:g} with `logprobs_mode` processed_logprobs, which divides by "
+            f"it, found {request.temperature:g}; raw_logprobs goes with 0"
+        )
+    if request.recompute and request.is_filtered:
+        return "recompute", (
+            "with `logprobs_mode` processed_logprobs it scores at the temperature alone: it goes with none of "
+            "`top_p` and other filters, penalties, `min_tokens`, `json_schema` and `tools`"
+        )
+    return None
 
 
 class SamplingOptions(TypedDict, total=False):

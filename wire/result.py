@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from scorepool.wire.columns import Floats, StreamedColumns
+from scorepool.wire.columns import Floats, LogprobsMode, StreamedColumns
 from scorepool.wire.extras import import_for
 
 if TYPE_CHECKING:
@@ -161,11 +161,12 @@ class Result(Struct, tag="result", frozen=True, kw_only=True):
     ]
     temperature: Annotated[
         float,
-        Meta(
-            description="The request's. The logprobs of a score job are those at this temperature; of a generate "
-            "job, only its `sampled_logprobs` are."
-        ),
+        Meta(description="The request's. Processed logprobs, and `sampled_logprobs`, are those at this temperature."),
     ]
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Meta(description="The mode of the logprobs: of a score job processed_logprobs if its `temperature` is not 1."),
+    ] = "raw_logprobs"
     usage: Usage
     stamp: Provenance
 

@@ -45,7 +45,10 @@ class LogprobQuery:
 
     @property
     def temperatures(self) -> list[float]:
-        """The temperature of each reported logprob: 1 for a sampled token, which reports the model's own."""
+        """The temperature that divides each row of the model's logits: 1 for a token that is sampled now.
+
+        Its row is the model's own, or is replaced by the logits that it was sampled from.
+        """
         num_input = len(self.positions) - self.samples
         return [self.sequence.temperature] * num_input + [1.0] * self.samples
 
@@ -151,17 +154,15 @@ def find_late(queries: list[LogprobQuery]) -> list[Sequence]:
 
 def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:
     """Launch the computation. logits [rows, vocab] float32 of the model, one row per position of the queries."""
-    token_ids, sampled_logprobs = _tokens(queries, logits)
-    if any(query.sequence.temperature != 1 for query in queries):
-        temperatures = [temperature for query in queries for temperature in query.temperatures]
-        logits = logits / mx.array(temperatures)[:, None]
+    token_ids, sampled = _tokens(queries, logits)
+    logits = _reported_logits(queries, logits, sampled)
     normalizers = scoring.log_normalizer(logits)
     columns: list[PendingColumn] = []
     if rows := _select(queries, lambda sequence: True):
         columns.append(rows.column("logprobs", scoring.logprobs(logits, normalizers, token_ids)))
-    if sampled_logprobs is not None:
+    if sampled is not None:
         indices = [index for index, query in enumerate(queries) if query.samples]
-        columns.append(PendingColumn("sampled_logprobs", indices, [1] * len(indices), sampled_logprobs))
+        columns.append(PendingColumn("sampled_logprobs", indices, [1] * len(indices), sampled.logprobs))
     if rows := _select(queries, lambda sequence: sequence.rank):
         columns.append(rows.column("ranks", scoring.ranks(rows.take(logits), rows.take(token_ids))))
     if rows := _select(queries, lambda sequence: sequence.entropy):
@@ -179,6 +180,24 @@ def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLo
     pending = PendingLogprobs(queries, token_ids, normalizers, columns)
     mx.async_eval(pending.arrays)
     return pending
+
+
+def _reported_logits(queries: list[LogprobQuery], logits: mx.array, sampled: sample.Sampled | None) -> mx.array:
+    """Return [rows, vocab]: the logits of the distributions whose logprobs are reported."""
+    if any(query.sequence.temperature != 1 for query in queries):
+        temperatures = [temperature for query in queries for temperature in query.temperatures]
+        logits = logits / mx.array(temperatures)[:, None]
+    if sampled is None:
+        return logits
+    last_rows = accumulate(len(query.positions) for query in queries)
+    sampling = [(query, stop - 1) for query, stop in zip(queries, last_rows, strict=True) if query.samples]
+    processed = [(row, drawn) for drawn, (query, row) in enumerate(sampling) if query.sequence.processed]
+    if not processed:
+        return logits
+    if len(processed) == logits.shape[0]:  # a step that only decodes
+        return sampled.logits
+    rows, drawn_rows = zip(*processed, strict=True)
+    return sample.replace_rows(logits, mx.array(rows), sampled.logits[mx.array(drawn_rows)])
 
 
 @dataclass(slots=True)
@@ -272,8 +291,8 @@ def _sort_top(columns: TokenColumns, num_top: int) -> None:
         columns.top_logprobs[entry] = array("f", [value for _, value in top])
 
 
-def _tokens(queries: list[LogprobQuery], logits: mx.array) -> tuple[mx.array, mx.array | None]:
-    """Return the token of every row, and the logprobs of sampled ones under the distribution they are sampled from."""
+def _tokens(queries: list[LogprobQuery], logits: mx.array) -> tuple[mx.array, sample.Sampled | None]:
+    """Return the token of every row, and those that are sampled now, in the order of the queries."""
     given: list[int] = []
     rows: list[int] = []  # that sample
     sampling: list[LogprobQuery] = []
@@ -288,14 +307,16 @@ def _tokens(queries: list[LogprobQuery], logits: mx.array) -> tuple[mx.array, mx
     if not sampling:
         return mx.array(given, dtype=mx.int32), None
     if len(rows) == num_rows:  # a step that only decodes
-        return _sample(sampling, logits)
+        sampled = _sample(sampling, logits)
+        return sampled.token_ids, sampled
     token_ids, index = mx.array(given, dtype=mx.int32), mx.array(rows)
-    token_ids[index], logprobs = _sample(sampling, logits[index])
-    return token_ids, logprobs
+    sampled = _sample(sampling, logits[index])
+    token_ids[index] = sampled.token_ids
+    return token_ids, sampled
 
 
-def _sample(queries: list[LogprobQuery], logits: mx.array) -> tuple[mx.array, mx.array]:
-    """Sample the token at each query's last position from its row of logits; return tokens and their logprobs."""
+def _sample(queries: list[LogprobQuery], logits: mx.array) -> sample.Sampled:
+    """Sample the token at each query's last position from its row of logits."""
     samplings, keys = [], []
     for query in queries:
         sequence = query.sequence

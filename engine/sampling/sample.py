@@ -7,6 +7,7 @@ Filters apply in transformers' order: temperature, top-k, top-p of the probabili
 """
 
 from hashlib import blake2b
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -22,11 +23,18 @@ def noise_key(seed: int, index: int) -> int:
     return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little")
 
 
-def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple[mx.array, mx.array]:
-    """Return token ids [rows] int32 and their logprobs [rows] under the sampled distribution: 0 for a greedy row.
+class Sampled(NamedTuple):
+    """Tokens that were drawn, and the distributions that they were drawn from."""
 
-    logits [rows, vocab] float32; one Sampling and one noise key per row. A row with NaN returns some token and the
-    logprob NaN, or 0 if it is greedy.
+    token_ids: mx.array  # [rows] int32
+    logprobs: mx.array  # [rows] under the sampled distribution: 0 for a greedy row
+    logits: mx.array  # [rows, vocab] of the sampled distribution; as given for a greedy row
+
+
+def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> Sampled:
+    """Draw a token for each row of logits [rows, vocab] float32; one Sampling and one noise key per row.
+
+    A row with NaN returns some token and the logprob NaN, or 0 if it is greedy.
     """
     rows = [row for row, sampling in enumerate(samplings) if sampling.temperature]
     if len(rows) == len(samplings):
@@ -35,16 +43,24 @@ def sample(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tupl
     if rows:
         index = mx.array(rows)
         drawn = _draw(logits[index], [samplings[row] for row in rows], [keys[row] for row in rows])
-        token_ids[index], logprobs[index] = drawn
-    return token_ids, logprobs
+        token_ids[index], logprobs[index] = drawn.token_ids, drawn.logprobs
+        logits = replace_rows(logits, index, drawn.logits)
+    return Sampled(token_ids, logprobs, logits)
 
 
-def _draw(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> tuple[mx.array, mx.array]:
+def replace_rows(array: mx.array, index: mx.array, rows: mx.array) -> mx.array:
+    """Return a copy of an array [n, ...] with other rows at `index`. It is computed if somebody reads it."""
+    copied = mx.array(array)
+    copied[index] = rows
+    return copied
+
+
+def _draw(logits: mx.array, samplings: list[Sampling], keys: list[int]) -> Sampled:
     scaled = filter_logits(logits, samplings)
     noise = mx.stack([mx.random.gumbel(logits.shape[-1:], key=mx.random.key(key)) for key in keys])
     token_ids = mx.argmax(scaled + noise, axis=-1).astype(mx.int32)
     chosen = mx.take_along_axis(scaled, token_ids[:, None], axis=-1)[:, 0]
-    return token_ids, chosen - scoring.log_normalizer(scaled)
+    return Sampled(token_ids, chosen - scoring.log_normalizer(scaled), scaled)
 
 
 def filter_logits(logits: mx.array, samplings: list[Sampling]) -> mx.array:

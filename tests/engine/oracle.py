@@ -79,6 +79,9 @@ def assert_agrees(sequence: Sequence, oracle: Oracle, tolerance: float = 1e-4) -
             assert logprob is None
             continue
         row = (unscaled if position >= sequence.num_input_tokens else scaled)[position - 1]
+        if sequence.processed and position >= sequence.num_input_tokens:
+            assert sequence.sampling
+            row = filter_as_transformers(unscaled[position - 1], sequence.sampling)
         assert abs(logprob - row[sequence.token_ids[position]]) <= tolerance, (entry, position)
         if sequence.top_logprobs:
             ids, values = sequence.columns.top_ids[entry], np.array(sequence.columns.top_logprobs[entry])

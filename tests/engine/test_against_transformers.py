@@ -79,6 +79,20 @@ def test_scores_and_generation_in_one_batch_equal_transformers(
         Sequence(token_ids=tokens(250, 6), score_from=2, targets=ragged),  # longer than the budget, so in chunks
         Sequence(token_ids=tokens(230, 7), sampling=Sampling(max_tokens=12, temperature=0)),
         Sequence(token_ids=tokens(2, 8), sampling=Sampling(max_tokens=30, temperature=0.5, top_k=20, seed=2)),
+        Sequence(
+            token_ids=tokens(29, 9),
+            score_from=0,
+            temperature=0.6,
+            processed=True,
+            sampling=Sampling(max_tokens=11, temperature=0.6, seed=3),
+            top_logprobs=3,
+            targets=two,
+            rank=True,
+            entropy=True,
+        ),
+        Sequence(
+            token_ids=tokens(4, 10), processed=True, sampling=Sampling(max_tokens=8, temperature=1.4, top_k=9, seed=4)
+        ),
     ]
 
     futures = [engine.add([sequence]) for sequence in sequences]

@@ -32,12 +32,19 @@ def to_result(
             for each in prepared
         ],
         temperature=request.temperature,
+        logprobs_mode=_logprobs_mode(request),
         usage=wire.Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=sum(len(each.sequence.token_ids) - each.num_prompt_tokens for each in prepared),
         ),
         stamp=provenance,
     )
+
+
+def _logprobs_mode(request: wire.Score | wire.Generate) -> wire.LogprobsMode:
+    if isinstance(request, wire.Generate):
+        return request.logprobs_mode or "raw_logprobs"
+    return "raw_logprobs" if request.temperature == 1 else "processed_logprobs"
 
 
 def _to_tokenized(prepared: PreparedSequence, tokenizer: Tokenizer, provenance: wire.Provenance) -> wire.Result:

@@ -46,7 +46,10 @@ class PreparedSequence:
     def with_recompute(self) -> "PreparedSequence":
         sequence = self.sequence
         recomputed = Sequence(
-            token_ids=list(sequence.token_ids), score_from=sequence.num_input_tokens, share=sequence.share
+            token_ids=list(sequence.token_ids),
+            score_from=sequence.num_input_tokens,
+            temperature=sequence.temperature,
+            share=sequence.share,
         )
         return dataclasses.replace(self, recomputed=recomputed)
 
@@ -176,6 +179,7 @@ def _to_generated(
     _check_min_tokens(request, max_tokens, codec.tokenizer)
     is_text = not isinstance(request.prompt, list)
     skipped_ids = codec.tokenizer.special_token_ids if request.skip_special_tokens else frozenset()
+    is_processed = request.logprobs and request.logprobs_mode == "processed_logprobs"
     prepared = []
     for index, constraint in enumerate(constraints_of(request, chat_prompt, codec, owner)):
         sequence = Sequence(
@@ -184,6 +188,8 @@ def _to_generated(
             top_logprobs=request.top_logprobs,
             targets=None if request.targets is None else Targets([request.targets], is_shared=True),
             rank=request.rank,
+            temperature=request.temperature if is_processed else 1.0,
+            processed=is_processed,
             sampling=_sampling(request, index, max_tokens) if max_tokens else None,
             constraint=constraint,
         )

@@ -97,6 +97,11 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
                 raise ValueError(f"`tool_choice` names {wire.quote(name)}, which is none of the `tools`")
 
     @property
+    def has_logprobs(self) -> bool:
+        """True if the reply has logprobs."""
+        return bool(self.logprobs)
+
+    @property
     def max_new_tokens(self) -> int | None:
         """Return how many tokens an answer may have; None: what fits, at most 4096."""
         return self.max_completion_tokens or self.max_tokens

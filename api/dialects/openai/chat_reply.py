@@ -14,8 +14,10 @@ from scorepool.api.dialects.openai.messages import ChatToolCall, FunctionCall
 from scorepool.api.dialects.openai.sampling import (
     ChunkUsage,
     CompletionUsage,
+    LastModeIfLogprobs,
     LastPromptTokenIds,
     LastStopReason,
+    ModeIfLogprobs,
     StopReason,
     TokenIdsIfAsked,
     system_fingerprint,
@@ -82,6 +84,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: CompletionUsage
     system_fingerprint: str
+    logprobs_mode: ModeIfLogprobs = UNSET
     prompt_token_ids: TokenIdsIfAsked = UNSET
 
 
@@ -120,6 +123,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoiceChunk]
     usage: ChunkUsage = UNSET
+    logprobs_mode: LastModeIfLogprobs = UNSET
     prompt_token_ids: LastPromptTokenIds = UNSET
 
 
@@ -133,6 +137,7 @@ def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str, cr
         choices=[_to_choice(body, delta) for delta in deltas],
         usage=usage_of_results([result]),
         system_fingerprint=system_fingerprint(result.stamp),
+        logprobs_mode=result.logprobs_mode if body.has_logprobs else UNSET,
         prompt_token_ids=(result.sequences[0].prompt_token_ids or []) if body.return_token_ids else UNSET,
     )
 

@@ -23,6 +23,7 @@ class ChunkWriter(ABC, Generic[Chunk]):
         n = body.num_choices
         self.created = created  # unix, s
         self._options = body.stream_options or StreamOptions()
+        self._has_logprobs = body.has_logprobs
         self._choices = {job_id: [ChoiceStream(job * n + i) for i in range(n)] for job, job_id in enumerate(job_ids)}
         self._num_prompt_tokens: dict[str, int | None] = {}  # by id of a job that began; None: not known yet
         self._is_open = False
@@ -55,7 +56,10 @@ class ChunkWriter(ABC, Generic[Chunk]):
         self._count_prompt(event)
         chunks = [] if self._is_open else [self._with_usage(chunk) for chunk in self.opening()]
         self._is_open = True
-        return chunks + [self._with_usage(self.to_chunk(delta)) for delta in self._deltas(event)]
+        new = [self.to_chunk(delta) for delta in self._deltas(event)]
+        if isinstance(event, wire.Job) and event.result is not None and self._has_logprobs:
+            new = [replace(chunk, logprobs_mode=event.result.logprobs_mode) for chunk in new]
+        return chunks + [self._with_usage(chunk) for chunk in new]
 
     def end(self) -> list[object]:
         """Return the usage, if it is asked for, and the end of the stream."""

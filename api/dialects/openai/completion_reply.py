@@ -21,8 +21,10 @@ from scorepool.api.dialects.openai.completions import CompletionRequest
 from scorepool.api.dialects.openai.sampling import (
     ChunkUsage,
     CompletionUsage,
+    LastModeIfLogprobs,
     LastPromptTokenIds,
     LastStopReason,
+    ModeIfLogprobs,
     StopReason,
     TokenIdsIfAsked,
     system_fingerprint,
@@ -88,6 +90,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     usage: CompletionUsage
     system_fingerprint: str
+    logprobs_mode: ModeIfLogprobs = UNSET
 
 
 class CompletionChunk(Struct, frozen=True, kw_only=True):
@@ -99,6 +102,7 @@ class CompletionChunk(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoiceChunk]
     usage: ChunkUsage = UNSET
+    logprobs_mode: LastModeIfLogprobs = UNSET
 
 
 def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply_id: str, created: int) -> Completion:
@@ -114,6 +118,7 @@ def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply
         choices=choices,
         usage=usage_of_results(results),
         system_fingerprint=system_fingerprint(results[0].stamp),
+        logprobs_mode=results[0].logprobs_mode if body.has_logprobs else UNSET,
     )
 
 

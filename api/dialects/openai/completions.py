@@ -61,6 +61,11 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return self.prompt  # type: ignore[return-value]
 
     @property
+    def has_logprobs(self) -> bool:
+        """True if the reply has logprobs."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
+    @property
     def echoes_in_stream(self) -> bool:
         """True if each prompt has a job of its own, which reports the prompt before the generated tokens come."""
         return bool(self.stream and self.echo) and self.max_new_tokens > 0
@@ -80,7 +85,7 @@ def _generates(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Generat
     """Build the request that generates, for each prompt."""
     top_logprobs = max(body.logprobs or 0, body.prompt_logprobs or 0)
     num_sequences = max(body.num_choices, body.best_of or 1)
-    wants_logprobs = body.logprobs is not None or body.prompt_logprobs is not None or num_sequences > body.num_choices
+    wants_logprobs = body.has_logprobs or num_sequences > body.num_choices
     for prompt in body.prompts:
         yield wire.Generate(
             **sampling_fields(body, timeout_s),
@@ -104,7 +109,9 @@ def _prompt_request(generate: wire.Generate) -> wire.Generate:
         prompt=generate.prompt,
         add_bos=generate.add_bos,
         max_tokens=0,
+        temperature=generate.temperature,
         prompt_logprobs=True,
+        logprobs_mode=generate.logprobs_mode,
         logprobs=generate.logprobs,
         top_logprobs=generate.top_logprobs,
     )

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.dialects.unsupported import check_supported
+from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.request import (
     MAX_SEED,
     LogitBias,
@@ -71,6 +72,17 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    logprobs_mode: (
+        Annotated[
+            LogprobsMode,
+            Meta(
+                description="An addition. raw_logprobs: of the model's own distribution. processed_logprobs: "
+                "`temperature` divides the logits of the prompt, and generated tokens have the logprobs of the "
+                "distribution that they are sampled from. null: the server's default, SCOREPOOL_LOGPROBS_MODE."
+            ),
+        ]
+        | None
+    ) = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
@@ -95,12 +107,18 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Return the number of choices per prompt."""
         return self.n or 1
 
+    @property
+    def has_logprobs(self) -> bool:
+        """True if the reply has logprobs."""
+        raise NotImplementedError
+
 
 class SamplingFields(wire.SamplingOptions):
     """Type the fields of a wire.Generate that `sampling_fields` sets."""
 
     model: str
     timeout_s: int
+    logprobs_mode: LogprobsMode | None
     stream: bool
 
 
@@ -109,6 +127,7 @@ def sampling_fields(body: SamplingRequest, timeout_s: int) -> SamplingFields:
     return SamplingFields(
         model=body.model,
         timeout_s=timeout_s,
+        logprobs_mode=body.logprobs_mode,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
@@ -140,6 +159,12 @@ StopReason = Annotated[
 ]
 LastStopReason = Annotated[
     int | str | UnsetType | None, Meta(description="The `stop_reason` of the choice, in its last chunk.")
+]
+ModeIfLogprobs = Annotated[
+    LogprobsMode | UnsetType, Meta(description="The mode of the logprobs. Present if there are any.")
+]
+LastModeIfLogprobs = Annotated[
+    LogprobsMode | UnsetType, Meta(description="The mode of the logprobs, in the last chunk of a choice.")
 ]
 TokenIdsIfAsked = Annotated[list[int] | UnsetType, Meta(description="Present with `return_token_ids`.")]
 LastPromptTokenIds = Annotated[

@@ -14,6 +14,7 @@ from scorepool.api.dialects.detokenizer import generated_text, token_text, top_t
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
+from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.request import (
     MAX_LIST_LENGTH,
     MinP,
@@ -84,6 +85,15 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     top_logprobs_num: TopLogprobs | None = 0
     return_text_in_logprobs: bool = False
     token_ids_logprob: Annotated[None, Meta(description="Not supported; /v1/score is.")] = None
+    logprobs_mode: (
+        Annotated[
+            LogprobsMode,
+            Meta(
+                description="An addition, as in /v1/completions. null: the server's default, SCOREPOOL_LOGPROBS_MODE."
+            ),
+        ]
+        | None
+    ) = None
     stream: bool = False
     model: Annotated[ModelName | None, Meta(description="An addition. Needed if several models are served.")] = None
 
@@ -137,6 +147,7 @@ class MetaInfo(Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    logprobs_mode: Annotated[LogprobsMode | UnsetType, Meta(description="The mode of the logprobs.")] = UNSET
     input_token_logprobs: list[TokenEntry] | UnsetType = UNSET
     output_token_logprobs: list[TokenEntry] | UnsetType = UNSET
     input_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
@@ -155,6 +166,7 @@ def field_name(body: GenerateRequest, field: str) -> str:
     """Map a field of the requests to a field of the body."""
     names = {
         "prompt": "text" if body.input_ids is None else "input_ids",
+        "temperature": "sampling_params.temperature",
         "max_tokens": "sampling_params.max_new_tokens",
         "min_tokens": "sampling_params.min_new_tokens",
         "stop_token_ids": "sampling_params.stop_token_ids",
@@ -188,6 +200,7 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[w
             n=params.num_choices,
             prompt_logprobs=params.max_new_tokens == 0 or (bool(body.return_logprob) and body.start >= 0),
             logprobs=bool(body.return_logprob),
+            logprobs_mode=body.logprobs_mode,
             top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else 0,
         )
 
@@ -199,15 +212,17 @@ def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id:
         for sequence in result.sequences:
             prompt_ids = prompt if isinstance(prompt, list) else sequence.prompt_token_ids or []
             answer_id = f"{unique_id}-{len(answers)}" if body.is_list else unique_id
-            answers.append(_to_answer(body, sequence, prompt_ids, answer_id))
+            answers.append(_to_answer(body, sequence, prompt_ids, answer_id, result.logprobs_mode))
     return answers
 
 
 def _to_answer(
-    body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], answer_id: str
+    body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], answer_id: str, mode: LogprobsMode
 ) -> GenerateReply:
     output_ids = sequence.token_ids[sequence.num_reported_prompt_tokens :]
-    logprobs: dict[str, Any] = _logprobs(body, sequence, prompt_ids) if body.return_logprob else {}
+    logprobs: dict[str, Any] = {}
+    if body.return_logprob:
+        logprobs = _logprobs(body, sequence, prompt_ids) | {"logprobs_mode": mode}
     return GenerateReply(
         text=generated_text(sequence),
         output_ids=output_ids,

@@ -17,7 +17,7 @@ LOGITS = RANDOM.normal(0, 2, VOCAB_SIZE).astype(np.float32)
 
 def draw(sampling: Sampling, count: int, logits: np.ndarray = LOGITS) -> tuple[np.ndarray, np.ndarray]:
     rows = mx.array(np.broadcast_to(logits, (count, len(logits))))
-    token_ids, logprobs = sample(rows, [sampling] * count, [noise_key(1, index) for index in range(count)])
+    token_ids, logprobs, _ = sample(rows, [sampling] * count, [noise_key(1, index) for index in range(count)])
     return np.array(token_ids), np.array(logprobs)
 
 
@@ -78,7 +78,7 @@ def test_the_filtered_distribution_equals_that_of_transformers():
     rows = np.stack([RANDOM.normal(0, random.choice([0.1, 1, 4]), VOCAB_SIZE) for _ in samplings]).astype(np.float32)
 
     filtered = np.array(filter_logits(mx.array(rows), samplings))
-    token_ids, logprobs = map(np.array, sample(mx.array(rows), samplings, list(range(len(samplings)))))
+    token_ids, logprobs, _ = map(np.array, sample(mx.array(rows), samplings, list(range(len(samplings)))))
 
     for row, sampling, token_id, logprob, found in zip(rows, samplings, token_ids, logprobs, filtered, strict=True):
         right = filter_as_transformers(row, sampling)
@@ -110,7 +110,7 @@ def test_a_row_samples_the_same_alone_and_in_a_batch():
     keys = [noise_key(row, 3) for row in range(5)]
     rows = mx.array(RANDOM.normal(0, 1, (5, VOCAB_SIZE)).astype(np.float32))
 
-    together, _ = sample(rows, samplings, keys)
+    together, *_ = sample(rows, samplings, keys)
     alone = [sample(rows[row : row + 1], samplings[row : row + 1], keys[row : row + 1])[0].item() for row in range(5)]
 
     assert together.tolist() == alone

@@ -56,6 +56,18 @@ def test_a_score_jobs_result_reports_its_tokens_logprobs_usage_and_provenance():
     assert result.stamp.versions.keys() == {"scorepool", "mlx", "mlx-lm"}
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_result_names_the_mode_of_its_logprobs(temperature: float):
+    request = score("a", "b", temperature=temperature)
+    prepared = translate(request)
+    prepared[0].sequence.columns = TokenColumns(logprobs=[-0.5])
+
+    result = to_result(request, prepared, CODEC, PROVENANCE)
+
+    expected = "raw_logprobs" if temperature == 1 else "processed_logprobs"
+    assert (result.temperature, result.logprobs_mode) == (temperature, expected)
+
+
 def test_score_all_reports_the_prompt_and_null_for_the_first_token():
     request = score("a", "b", score="all", top_logprobs=1)
     prepared = translate(request)

@@ -89,6 +89,24 @@ def test_token_ids_pass_unchanged():
     assert (each.sequence.score_from, each.num_prompt_tokens, each.bos_added) == (2, 2, False)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (1.0, False)),
+        ({"logprobs_mode": "raw_logprobs"}, (1.0, False)),
+        ({"logprobs_mode": "processed_logprobs"}, (0.5, True)),
+        ({"logprobs_mode": "processed_logprobs", "logprobs": False}, (1.0, False)),
+    ],
+)
+def test_processed_logprobs_are_at_the_temperature(options: dict[str, Any], expected: tuple[float, bool]):
+    (each,) = translate(generate(prompt="a", temperature=0.5, **options))
+
+    assert (each.sequence.temperature, each.sequence.processed) == expected
+    recomputed = each.with_recompute().recomputed
+    assert recomputed is not None
+    assert recomputed.temperature == expected[0]
+
+
 def test_targets_of_all_items_of_one_item_and_of_each_token():
     items = [
         wire.ScoreItem(prompt=[5], completion=[7, 8]),

@@ -51,6 +51,7 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     logprobs_mode: LogprobsMode | None
     top_logprobs: int
     targets: list[int] | None
+    target_bytes: bool
     rank: bool
     recompute: bool
     stream: bool

@@ -58,6 +58,12 @@ class StreamedColumns(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
     top_bytes: list[list[bytes]] | None = None
     top_logprobs: list[Floats] | None = None
+    target_logprobs: Annotated[
+        list[Floats] | None,
+        Meta(
+            description="Logprobs of the request's `targets` at each token, in their order. Empty where there is none."
+        ),
+    ] = None
 
     def columns(self, start: int = 0, end: int | None = None) -> dict[str, Any]:
         """Copy the columns of tokens [start, end), by name."""

@@ -34,6 +34,7 @@ MAX_REPORTED_TOKENS = 2**23
 MAX_TOP_LOGPROBS = 2**22
 MAX_TARGET_LOGPROBS = 2**25  # of 4 bytes each, packed
 MAX_TARGETS = 2**18  # at one position: as many as large vocabularies have
+MAX_SHOWN_TARGETS = 1024  # in streams, and in replies that show their text
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
 AnyTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_LIST_LENGTH)]  # possibly none
 Text = Annotated[str, Meta(max_length=8_000_000)]
@@ -262,8 +263,11 @@ def report_excess(request: "Score | Generate | Tokenize", num_tokens: int, num_t
     if num_tokens * top_logprobs > MAX_TOP_LOGPROBS:
         most = f"at most {MAX_TOP_LOGPROBS} top logprobs in the result of one job, send several"
         return "top_logprobs", f"{num_tokens} tokens with {top_logprobs} each; expected {most}"
-    if num_targets > MAX_TARGET_LOGPROBS:
-        most = f"at most {MAX_TARGET_LOGPROBS} logprobs of targets in the result of one job, send several"
+    max_targets = MAX_TARGET_LOGPROBS
+    if isinstance(request, Generate) and request.target_bytes:
+        max_targets = MAX_TOP_LOGPROBS  # replies that show their text are as large as those of top logprobs
+    if num_targets > max_targets:
+        most = f"at most {max_targets} logprobs of targets in the result of one job, send several"
         return "targets", f"the result may have {num_targets}; expected {most}"
     return None
 
@@ -370,6 +374,9 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     targets: Annotated[TargetIds, Meta(description="Token ids whose logprobs are reported at every token.")] | None = (
         None
     )
+    target_bytes: Annotated[bool, Meta(description="Report the bytes of `targets` too, once for each completion.")] = (
+        False
+    )
     rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
     recompute: Annotated[
         bool,
@@ -394,6 +401,10 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         for name in ("top_logprobs", "targets", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:
                 raise ValueError(f"`{name}` needs `logprobs`: true")
+        if self.target_bytes and self.targets is None:
+            raise ValueError("`target_bytes` needs `targets`")
+        if self.stream and len(self.targets or ()) > MAX_SHOWN_TARGETS:
+            raise ValueError(f"`targets` of a `stream` can be at most {MAX_SHOWN_TARGETS}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError("`min_tokens` must be at most `max_tokens`")
         if self.json_schema is not None and (self.ignore_eos or self.min_tokens):

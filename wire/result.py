@@ -95,11 +95,8 @@ class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=T
     recompute_gap: Annotated[
         float | None, Meta(description="Largest difference between `recomputed_logprobs` and `logprobs`, in nats.")
     ] = None
-    target_logprobs: Annotated[
-        list[Floats] | None,
-        Meta(
-            description="Logprobs of the request's `targets` at each token, in their order. Empty where there is none."
-        ),
+    target_bytes: Annotated[
+        list[bytes] | None, Meta(description="Bytes of the request's `targets`, in their order, if it asked for them.")
     ] = None
     ranks: Annotated[list[int | None] | None, Meta(description="1 is the most likely token.")] = None
     entropies: Annotated[Floats | None, Meta(description="Entropy of each token's distribution, in nats.")] = None

@@ -24,6 +24,7 @@ SCHEMA = pa.schema(
         ("top_logprobs", pa.list_(_FLOATS)),
         ("sampled_logprobs", _FLOATS),
         ("target_logprobs", pa.list_(_FLOATS)),
+        ("target_bytes", _BYTES),
         ("recomputed_logprobs", _FLOATS),
         ("recompute_gap", pa.float64()),
         ("ranks", _INTS),

@@ -30,6 +30,10 @@ class TokenDelta(StreamedColumns, frozen=True, kw_only=True, omit_defaults=True)
     num_prompt_tokens: Annotated[int | None, Meta(description="Present with the first entries of a sequence only.")] = (
         None
     )
+    target_bytes: Annotated[
+        list[bytes] | None,
+        Meta(description="Bytes of the request's `targets`. Present with the first entries of a sequence only."),
+    ] = None
     skipped: Annotated[
         list[int], Meta(description="Indices of generated special tokens that the text leaves out, of these entries.")
     ] = field(default_factory=list)

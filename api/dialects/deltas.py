@@ -48,6 +48,7 @@ class ChoiceStream:
         self._text = IncrementalDetokenizer()
         self._reasoning = IncrementalDetokenizer()
         self._num_calls = 0
+        self._target_bytes: list[bytes] | None = None
 
     @property
     def num_sent(self) -> int:
@@ -65,7 +66,11 @@ class ChoiceStream:
         if len(tokens.token_ids) <= overlap:
             return None
         sequence = wire.SequenceResult(
-            text="", channels=tokens.channels, tool_calls=tokens.tool_calls, **tokens.columns()
+            text="",
+            channels=tokens.channels,
+            tool_calls=tokens.tool_calls,
+            target_bytes=tokens.target_bytes,
+            **tokens.columns(),
         )
         return self._delta(sequence, emitted_bytes(tokens), overlap)
 
@@ -90,7 +95,8 @@ class ChoiceStream:
     def _delta(self, sequence: wire.SequenceResult, contents: list[bytes], start: int) -> Delta:
         """Build the delta of the tokens from number `start` on."""
         calls = [call for call in sequence.tool_calls if call.entry >= len(self._sent)]
-        new = columns_from(sequence, start)
+        self._target_bytes = sequence.target_bytes or self._target_bytes  # deltas after the first have none
+        new = replace(columns_from(sequence, start), target_bytes=self._target_bytes)
         self._sent += new.token_ids
         added = contents[start:]
         channels = new.channels or ["content"] * len(added)
@@ -120,4 +126,5 @@ def _only_channel(name: wire.Channel, contents: list[bytes], channels: list[wire
 def columns_from(sequence: wire.SequenceResult, start: int, end: int | None = None) -> wire.SequenceResult:
     """Return the columns of tokens [start, end), without a text."""
     channels = None if sequence.channels is None else sequence.channels[start:end]
-    return wire.SequenceResult(text="", channels=channels, **sequence.columns(start, end))
+    columns = sequence.columns(start, end)
+    return wire.SequenceResult(text="", channels=channels, target_bytes=sequence.target_bytes, **columns)

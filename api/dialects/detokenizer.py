@@ -1,7 +1,7 @@
 """Convert tokens to strings, and compute the position of each token in a text. Pure."""
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scorepool.wire import SequenceResult, TokenDelta
 
@@ -74,6 +74,16 @@ def top_tokens(sequence: SequenceResult, entry: int) -> list[tuple[int, bytes, f
     if sequence.top_ids is None or sequence.top_bytes is None or sequence.top_logprobs is None:
         return []
     columns = (sequence.top_ids[entry], sequence.top_bytes[entry], sequence.top_logprobs[entry].values())
+    return list(zip(*columns, strict=True))
+
+
+def target_tokens(
+    sequence: SequenceResult, entry: int, target_ids: Sequence[int]
+) -> list[tuple[int, bytes, float | None]]:
+    """Return the ids, bytes and logprobs of the targets at an entry, in their order; empty if not reported."""
+    if sequence.target_bytes is None or sequence.target_logprobs is None or not sequence.target_logprobs[entry]:
+        return []
+    columns = (target_ids, sequence.target_bytes, sequence.target_logprobs[entry].values())
     return list(zip(*columns, strict=True))
 
 

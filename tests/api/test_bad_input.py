@@ -89,6 +89,8 @@ BODIES: list[tuple[Any, str | None]] = [
     (item(prompt=[1], completion=[1, 2], targets=[[1]] * 2) | {"score": "all"}, "items[0].targets"),
     (item(targets=[1]) | {"targets": [1]}, "items[0].targets"),
     (generate(targets=[1000]), "targets[0]"),
+    (generate(target_bytes=True), "target_bytes"),
+    (generate(targets=[1] * 1025, stream=True), "targets"),
     (generate(logprobs_mode="processed"), "logprobs_mode"),
     (generate(logprobs_mode="raw_logits"), "logprobs_mode"),
     (generate(logprobs_mode="processed_logprobs", temperature=0), "temperature"),

@@ -67,6 +67,7 @@ def test_a_slice_has_the_entries_of_its_tokens_in_every_streamed_column():
         "top_ids": [[], [2], [4]],
         "top_bytes": [[], [b"b"], [b"d"]],
         "top_logprobs": [wire.Floats(), wire.Floats([-0.5]), wire.Floats([-0.25])],
+        "target_logprobs": [wire.Floats(), wire.Floats([-2.5]), wire.Floats([-3.5])],
     }
     assert columns.keys() == set(wire.StreamedColumns.__struct_fields__)
     delta = wire.TokenDelta(id="j", sequence=0, first=0, **columns)

@@ -18,11 +18,12 @@ from scorepool import wire
 from scorepool.engine import ChatCodec, Sequence, TokenColumns
 from scorepool.worker.inference.chat_answer import ParsedSlice, channels_and_calls
 from scorepool.worker.inference.columns import delta_columns
-from scorepool.worker.inference.result import indices_of
+from scorepool.worker.inference.result import indices_of, target_bytes
 from scorepool.worker.inference.translate import PreparedSequence
 
 TOKEN_BYTES = 24  # of a token in a delta, about, without its top logprobs
 TOP_LOGPROB_BYTES = 16  # of one of them, about
+TARGET_BYTES = 4  # of the logprob of a target
 
 
 class PartialStop:
@@ -77,7 +78,10 @@ class SequenceStream:
         self.index = index
         self.chat_prompt = chat_prompt
         self.skipped_ids = prepared.skipped_ids
-        self.bytes_per_token = TOKEN_BYTES + with_logprobs * TOP_LOGPROB_BYTES * prepared.sequence.top_logprobs
+        num_targets = prepared.sequence.targets.count(1) if prepared.sequence.targets else 0
+        logprobs_bytes = TOP_LOGPROB_BYTES * prepared.sequence.top_logprobs + TARGET_BYTES * num_targets
+        self.bytes_per_token = TOKEN_BYTES + with_logprobs * logprobs_bytes
+        self.target_bytes = target_bytes(prepared, codec.tokenizer) if with_logprobs else None
         self.num_taken = 0
         self._with_logprobs = with_logprobs
         self._token_ids: list[int] = []  # those that may be taken
@@ -211,6 +215,7 @@ class JobStream:
             token_ids=taken.token_ids,
             token_bytes=[token_bytes(token_id) for token_id in taken.token_ids],
             num_prompt_tokens=None if taken.first else stream.sequence.num_input_tokens,
+            target_bytes=None if taken.first else stream.target_bytes,
             skipped=[taken.first + index for index in indices_of(stream.skipped_ids, taken.token_ids)],
             **fields,  # type: ignore[arg-type]
         )

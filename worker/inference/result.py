@@ -97,6 +97,7 @@ def _to_sequence_result(
         clamp = CountingClamp()
         fields |= result_columns(sequence, len(token_ids), tokenizer.token_bytes, clamp)
         fields["clamped"] = clamp.count
+        fields["target_bytes"] = target_bytes(prepared, tokenizer)
         fields |= _summary(sequence, fields["logprobs"], num_reported_prompt_tokens)  # type: ignore[arg-type]
         if prepared.recomputed is not None:
             fields |= _recomputed(sequence, prepared.recomputed)
@@ -129,6 +130,14 @@ def _without_skipped(skipped_ids: AbstractSet[int], token_ids: Items[int], text:
 def indices_of(wanted_ids: AbstractSet[int], token_ids: Items[int]) -> list[int]:
     """Return the indices of the tokens that are in the set."""
     return [index for index, token_id in enumerate(token_ids) if token_id in wanted_ids]
+
+
+def target_bytes(prepared: PreparedSequence, tokenizer: Tokenizer) -> list[bytes] | None:
+    """Return the bytes of the targets of all tokens, if the result has them."""
+    targets = prepared.sequence.targets
+    if targets is None or not prepared.names_targets:
+        return None
+    return [tokenizer.token_bytes(token_id) for token_id in targets.at(0)]
 
 
 def _summary(sequence: Sequence, logprobs: Floats, num_prompt_entries: int) -> dict[str, object]:

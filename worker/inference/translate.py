@@ -41,6 +41,7 @@ class PreparedSequence:
     bos_added: bool
     chat_prompt: ChatPrompt | None = None  # of a sequence that answers a chat
     skipped_ids: AbstractSet[int] = frozenset()  # tokens that the text leaves out
+    names_targets: bool = False  # the result has the bytes of its targets
     recomputed: Sequence | None = None  # the generated tokens, to be scored again
 
     def with_recompute(self) -> "PreparedSequence":
@@ -193,7 +194,11 @@ def _to_generated(
             sampling=_sampling(request, index, max_tokens) if max_tokens else None,
             constraint=constraint,
         )
-        prepared.append(PreparedSequence(sequence, len(prompt_ids), is_text, bos_added, chat_prompt, skipped_ids))
+        prepared.append(
+            PreparedSequence(
+                sequence, len(prompt_ids), is_text, bos_added, chat_prompt, skipped_ids, request.target_bytes
+            )
+        )
     return prepared
 
 

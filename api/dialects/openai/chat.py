@@ -26,6 +26,7 @@ field_name = map_field(
         "json_schema": "response_format",
         "chat_template_kwargs.reasoning_effort": "reasoning_effort",
         "allowed_tools": "tool_choice",
+        "targets": "logprob_token_ids",
     }
 )
 # The one value that is supported, by field.
@@ -97,8 +98,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
                 raise ValueError(f"`tool_choice` names {wire.quote(name)}, which is none of the `tools`")
 
     @property
-    def has_logprobs(self) -> bool:
-        """True if the reply has logprobs."""
+    def has_token_logprobs(self) -> bool:
+        """True if the reply has the logprobs of generated tokens."""
         return bool(self.logprobs)
 
     @property
@@ -122,7 +123,7 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
         skip_special_tokens=False if body.skip_special_tokens is False else None,
         n=body.num_choices,
         logprobs=bool(body.logprobs),
-        top_logprobs=body.top_logprobs or 0,
+        top_logprobs=0 if body.logprob_token_ids else body.top_logprobs or 0,
     )
 
 

@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream, Delta
-from scorepool.api.dialects.detokenizer import token_text, top_tokens
+from scorepool.api.dialects.detokenizer import token_text
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chunks import ChunkWriter
 from scorepool.api.dialects.openai.messages import ChatToolCall, FunctionCall
@@ -20,6 +20,7 @@ from scorepool.api.dialects.openai.sampling import (
     ModeIfLogprobs,
     StopReason,
     TokenIdsIfAsked,
+    reported_tokens,
     system_fingerprint,
     usage_of_results,
 )
@@ -40,7 +41,9 @@ class TopLogprob(Struct, frozen=True, kw_only=True):
 class TokenLogprob(TopLogprob, frozen=True, kw_only=True):
     """Report a generated token. `bytes` are what it adds to its channel: none for markup or after a stop string."""
 
-    top_logprobs: Annotated[list[TopLogprob], Meta(description="Most likely first.")]
+    top_logprobs: Annotated[
+        list[TopLogprob], Meta(description="Most likely first, or those of `logprob_token_ids` in their order.")
+    ]
     channel: Annotated[wire.Channel, Meta(description=CHANNELS)]
 
 
@@ -243,7 +246,9 @@ def _token_logprobs(body: ChatRequest, delta: Delta) -> list[TokenLogprob]:
                 bytes=list(content),
                 top_logprobs=[
                     TopLogprob(token=token_text(top_id, top_bytes, as_ids), logprob=value, bytes=list(top_bytes))
-                    for top_id, top_bytes, value in top_tokens(new, entry)
+                    for top_id, top_bytes, value in reported_tokens(
+                        new, entry, body.logprob_token_ids, body.top_logprobs or 0
+                    )
                     if value is not None
                 ],
                 channel=channel,

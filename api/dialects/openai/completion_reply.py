@@ -27,6 +27,7 @@ from scorepool.api.dialects.openai.sampling import (
     ModeIfLogprobs,
     StopReason,
     TokenIdsIfAsked,
+    reported_tokens,
     system_fingerprint,
     usage_of_results,
 )
@@ -195,7 +196,8 @@ def to_chunk(body: CompletionRequest, delta: Delta, echo_length: int = 0) -> Com
     """Build the chunk of one delta. Its offsets begin after the `echo_length` characters of an echoed prompt."""
     logprobs = None
     if body.logprobs is not None:
-        logprobs = _to_logprobs(body, delta.sequence, [echo_length + offset for offset in delta.text_offset])
+        offsets = [echo_length + offset for offset in delta.text_offset]
+        logprobs = _to_logprobs(body, delta.sequence, offsets, body.logprob_token_ids)
     prompt_token_ids: list[int] | UnsetType = UNSET
     if body.return_token_ids and delta.finish_reason is not None:
         prompt_token_ids = _prompt_ids(body.prompts[delta.index // body.num_choices], delta.prompt_token_ids)
@@ -231,7 +233,8 @@ def _to_choice(
     if body.logprobs is not None:
         tokens = echoed_bytes(sequence, prompt if isinstance(prompt, str) else None)[split:]
         offsets = [len(echo) + offset for offset in text_offsets(tokens)]
-        logprobs = _join_logprobs(echo_logprobs, _to_logprobs(body, columns_from(sequence, split), offsets))
+        generated = _to_logprobs(body, columns_from(sequence, split), offsets, body.logprob_token_ids)
+        logprobs = _join_logprobs(echo_logprobs, generated)
     return CompletionChoice(
         index=index,
         text=echo + text,
@@ -253,7 +256,7 @@ def _echoed_prompt(
     text = b"".join(tokens).decode(errors="replace")
     if body.logprobs is None:
         return text, None
-    return text, _to_logprobs(body, columns_from(sequence, 0, split), text_offsets(tokens))
+    return text, _to_logprobs(body, columns_from(sequence, 0, split), text_offsets(tokens), target_ids=None)
 
 
 def _without_prompt(sequence: wire.SequenceResult) -> wire.SequenceResult:
@@ -284,7 +287,13 @@ def _join_logprobs(first: CompletionLogprobs | None, second: CompletionLogprobs)
     )
 
 
-def _to_logprobs(body: CompletionRequest, sequence: wire.SequenceResult, offsets: list[int]) -> CompletionLogprobs:
+def _to_logprobs(
+    body: CompletionRequest,
+    sequence: wire.SequenceResult,
+    offsets: list[int],
+    target_ids: list[int] | None,
+) -> CompletionLogprobs:
+    """Report tokens, each beside the targets, or the most likely ones if there are no targets."""
     as_ids = bool(body.return_tokens_as_token_ids)
     assert sequence.logprobs is not None
     logprobs = sequence.logprobs.values()
@@ -294,8 +303,8 @@ def _to_logprobs(body: CompletionRequest, sequence: wire.SequenceResult, offsets
         if logprob is None:
             by_text.append(None)
             continue
-        top = top_tokens(sequence, entry)[: body.logprobs or 0]
-        by_text.append(logprobs_by_text([*top, (*token, logprob)], as_ids))
+        beside = reported_tokens(sequence, entry, target_ids, body.logprobs or 0)
+        by_text.append(logprobs_by_text([*beside, (*token, logprob)], as_ids))
     return CompletionLogprobs(
         tokens=[token_text(*token, as_ids) for token in tokens],
         token_logprobs=logprobs,

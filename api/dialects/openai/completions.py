@@ -15,7 +15,7 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import SamplingRequest, sampling_fields
 from scorepool.wire.request import MAX_LIST_LENGTH, NumChoices, NumTokens, Text, TokenId, TokenIds
 
-_field_name = map_field({"prompt": "prompt"}, list_field="prompt")
+_field_name = map_field({"prompt": "prompt", "targets": "logprob_token_ids"}, list_field="prompt")
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -43,6 +43,8 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError(f"`min_tokens` must be at most `max_tokens`, {self.max_new_tokens}")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise ValueError("`max_tokens` 0 generates nothing: it needs `echo`: true or `prompt_logprobs`")
+        if self.max_tokens == 0 and self.logprob_token_ids:
+            raise ValueError("`logprob_token_ids` are reported at generated tokens: `max_tokens` must be above 0")
         if self.stream and (self.prompt_logprobs is not None or (self.best_of or 1) > self.num_choices):
             raise ValueError("`prompt_logprobs` and a `best_of` above `n` cannot be streamed")
 
@@ -59,6 +61,11 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         if isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
         return self.prompt  # type: ignore[return-value]
+
+    @property
+    def has_token_logprobs(self) -> bool:
+        """True if the reply has the logprobs of generated tokens."""
+        return self.logprobs is not None
 
     @property
     def has_logprobs(self) -> bool:
@@ -83,7 +90,8 @@ def to_requests(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Genera
 
 def _generates(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Generate]:
     """Build the request that generates, for each prompt."""
-    top_logprobs = max(body.logprobs or 0, body.prompt_logprobs or 0)
+    num_top = 0 if body.logprob_token_ids and not body.echo else body.logprobs or 0
+    top_logprobs = max(num_top, body.prompt_logprobs or 0)
     num_sequences = max(body.num_choices, body.best_of or 1)
     wants_logprobs = body.has_logprobs or num_sequences > body.num_choices
     for prompt in body.prompts:

@@ -8,10 +8,12 @@ from msgspec import Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from scorepool import wire
+from scorepool.api.dialects.detokenizer import target_tokens, top_tokens
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.request import (
     MAX_SEED,
+    MAX_SHOWN_TARGETS,
     LogitBias,
     MinP,
     ModelName,
@@ -23,6 +25,7 @@ from scorepool.wire.request import (
     StopStrings,
     StopTokenIds,
     Temperature,
+    TokenId,
     TopP,
 )
 
@@ -83,6 +86,17 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         ]
         | None
     ) = None
+    logprob_token_ids: (
+        Annotated[
+            list[TokenId],
+            Meta(
+                max_length=MAX_SHOWN_TARGETS,
+                description="Token ids to report at each generated token, in place of the most likely ones. Needs "
+                "`logprobs`.",
+            ),
+        ]
+        | None
+    ) = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
@@ -101,6 +115,8 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         check_supported(self, _SUPPORTED)
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` needs `stream`: true")
+        if self.logprob_token_ids and not self.has_token_logprobs:
+            raise ValueError("`logprob_token_ids` needs `logprobs`")
 
     @property
     def num_choices(self) -> int:
@@ -108,9 +124,14 @@ class SamplingRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.n or 1
 
     @property
+    def has_token_logprobs(self) -> bool:
+        """True if the reply has the logprobs of generated tokens."""
+        raise NotImplementedError
+
+    @property
     def has_logprobs(self) -> bool:
         """True if the reply has logprobs."""
-        raise NotImplementedError
+        return self.has_token_logprobs
 
 
 class SamplingFields(wire.SamplingOptions):
@@ -119,6 +140,8 @@ class SamplingFields(wire.SamplingOptions):
     model: str
     timeout_s: int
     logprobs_mode: LogprobsMode | None
+    targets: list[int] | None
+    target_bytes: bool
     stream: bool
 
 
@@ -128,6 +151,8 @@ def sampling_fields(body: SamplingRequest, timeout_s: int) -> SamplingFields:
         model=body.model,
         timeout_s=timeout_s,
         logprobs_mode=body.logprobs_mode,
+        targets=body.logprob_token_ids or None,
+        target_bytes=bool(body.logprob_token_ids),
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
@@ -177,6 +202,13 @@ ChunkUsage = Annotated[
         "`continuous_usage_stats`: the usage so far in every chunk."
     ),
 ]
+
+
+def reported_tokens(
+    sequence: wire.SequenceResult, entry: int, target_ids: list[int] | None, num_top: int
+) -> list[tuple[int, bytes, float | None]]:
+    """Return what is reported beside a token: the targets, or the most likely tokens if there are no targets."""
+    return target_tokens(sequence, entry, target_ids) if target_ids else top_tokens(sequence, entry)[:num_top]
 
 
 def usage_of_results(results: Sequence[wire.Result]) -> CompletionUsage:

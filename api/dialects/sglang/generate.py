@@ -4,19 +4,22 @@ Each list of logprobs has `[logprob, token id, text or null]` per token. The inp
 the logprob of its first entry is null.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.api.dialects.detokenizer import generated_text, token_text, top_tokens
+from scorepool.api.dialects.detokenizer import generated_text, target_tokens, token_text, top_tokens
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
 from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.request import (
     MAX_LIST_LENGTH,
+    MAX_SHOWN_TARGETS,
     MinP,
     ModelName,
     NumChoices,
@@ -84,7 +87,17 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     ) = -1
     top_logprobs_num: TopLogprobs | None = 0
     return_text_in_logprobs: bool = False
-    token_ids_logprob: Annotated[None, Meta(description="Not supported; /v1/score is.")] = None
+    token_ids_logprob: (
+        Annotated[
+            list[TokenId | Annotated[list[TokenId], Meta(max_length=MAX_SHOWN_TARGETS)]],
+            Meta(
+                max_length=MAX_LIST_LENGTH,
+                description="Token ids whose logprobs are reported at each token: at most 1024, or a list for each "
+                "prompt. Needs `return_logprob`.",
+            ),
+        ]
+        | None
+    ) = None
     logprobs_mode: (
         Annotated[
             LogprobsMode,
@@ -102,8 +115,29 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ValueError("give exactly one of `text` and `input_ids`")
         if self.input_ids is not None and len({type(prompt) for prompt in self.input_ids}) > 1:
             raise ValueError("`input_ids` is a list of token ids, or a list of such lists")
+        self._check_targets()
         if self.stream:
             raise ValueError("`stream` is not supported here; /v1/completions streams")
+
+    def _check_targets(self) -> None:
+        """Check the form of `token_ids_logprob`; raise ValueError."""
+        targets = self.token_ids_logprob or []
+        num_lists = sum(isinstance(each, list) for each in targets)
+        if num_lists not in (0, len(targets)):
+            raise ValueError("`token_ids_logprob` is a list of token ids, or a list of such lists")
+        if num_lists and num_lists != len(self.prompts):
+            raise ValueError(f"`token_ids_logprob` has {num_lists} lists; expected {len(self.prompts)}, one per prompt")
+        if not num_lists and len(targets) > MAX_SHOWN_TARGETS:
+            raise ValueError(f"`token_ids_logprob` has {len(targets)} ids; expected at most {MAX_SHOWN_TARGETS}")
+        if targets and not self.return_logprob:
+            raise ValueError("`token_ids_logprob` needs `return_logprob`: true")
+
+    @property
+    def targets(self) -> list[list[int]]:
+        """Return the token ids to report, for each prompt."""
+        given = self.token_ids_logprob or []
+        shared = [each for each in given if isinstance(each, int)]
+        return [each for each in given if isinstance(each, list)] or [shared] * len(self.prompts)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -152,6 +186,11 @@ class MetaInfo(Struct, frozen=True, kw_only=True):
     output_token_logprobs: list[TokenEntry] | UnsetType = UNSET
     input_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
     output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
+    input_token_ids_logprobs: Annotated[
+        list[list[TokenEntry] | None] | UnsetType,
+        Meta(description="Present with `token_ids_logprob`, whose order it has at each token."),
+    ] = UNSET
+    output_token_ids_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
 
 
 class GenerateReply(Struct, frozen=True, kw_only=True):
@@ -171,13 +210,17 @@ def field_name(body: GenerateRequest, field: str) -> str:
         "min_tokens": "sampling_params.min_new_tokens",
         "stop_token_ids": "sampling_params.stop_token_ids",
     }
-    return map_field(names, list_field="prompt")(field)
+    targets = re.fullmatch(r"(?:\[(\d+)\]\.)?targets(.*)", field)
+    if targets is None:
+        return map_field(names, list_field="prompt")(field)
+    is_nested = any(isinstance(each, list) for each in body.token_ids_logprob or ())
+    return "token_ids_logprob" + (f"[{targets[1] or 0}]" if is_nested else "") + targets[2]
 
 
 def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[wire.Generate]:
     """Build one request per prompt, so that the workers of a model share the prompts."""
     params = body.params
-    for prompt in body.prompts:
+    for prompt, targets in zip(body.prompts, body.targets, strict=True):
         yield wire.Generate(
             model=model,
             timeout_s=timeout_s,
@@ -202,27 +245,31 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[w
             logprobs=bool(body.return_logprob),
             logprobs_mode=body.logprobs_mode,
             top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else 0,
+            targets=targets or None,
+            target_bytes=bool(targets),
         )
 
 
 def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id: str) -> list[GenerateReply]:
     """Build the outputs; those of a prompt are adjacent. Raise wire.Invalid if `logprob_start_len` is too large."""
     answers: list[GenerateReply] = []
-    for prompt, result in zip(body.prompts, results, strict=True):
+    for prompt, targets, result in zip(body.prompts, body.targets, results, strict=True):
         for sequence in result.sequences:
             prompt_ids = prompt if isinstance(prompt, list) else sequence.prompt_token_ids or []
             answer_id = f"{unique_id}-{len(answers)}" if body.is_list else unique_id
-            answers.append(_to_answer(body, sequence, prompt_ids, answer_id, result.logprobs_mode))
+            answer = _to_answer(body, sequence, prompt_ids, answer_id)
+            if body.return_logprob:
+                logprobs = _logprobs(body, sequence, prompt_ids, targets)
+                info = replace(answer.meta_info, logprobs_mode=result.logprobs_mode, **logprobs)
+                answer = replace(answer, meta_info=info)
+            answers.append(answer)
     return answers
 
 
 def _to_answer(
-    body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], answer_id: str, mode: LogprobsMode
+    body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], answer_id: str
 ) -> GenerateReply:
     output_ids = sequence.token_ids[sequence.num_reported_prompt_tokens :]
-    logprobs: dict[str, Any] = {}
-    if body.return_logprob:
-        logprobs = _logprobs(body, sequence, prompt_ids) | {"logprobs_mode": mode}
     return GenerateReply(
         text=generated_text(sequence),
         output_ids=output_ids,
@@ -231,7 +278,6 @@ def _to_answer(
             finish_reason=_finish_reason(sequence, output_ids),
             prompt_tokens=len(prompt_ids),
             completion_tokens=len(output_ids),
-            **logprobs,
         ),
     )
 
@@ -242,7 +288,9 @@ def _finish_reason(sequence: wire.SequenceResult, output_ids: list[int]) -> Fini
     return FinishReason(type="stop", matched=output_ids[-1] if sequence.stop_reason is None else sequence.stop_reason)
 
 
-def _logprobs(body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int]) -> dict[str, Any]:
+def _logprobs(
+    body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], target_ids: list[int]
+) -> dict[str, Any]:
     start = len(prompt_ids) - 1 if body.start < 0 else body.start
     if start >= len(prompt_ids):
         field = "logprob_start_len"
@@ -255,8 +303,16 @@ def _logprobs(body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: 
         "output_token_logprobs": entries[split:],
     }
     if body.top_logprobs_num:
-        top = [_top_entries(sequence, entry, with_text) for entry in range(len(sequence.token_ids))]
+        top = [_entries(top_tokens(sequence, entry), with_text) for entry in range(len(sequence.token_ids))]
         logprobs |= {"input_top_logprobs": [None, *top[start + 1 : split]], "output_top_logprobs": top[split:]}
+    if target_ids:
+        of_ids = [
+            _entries(target_tokens(sequence, entry, target_ids), with_text) for entry in range(len(sequence.token_ids))
+        ]
+        logprobs |= {
+            "input_token_ids_logprobs": [None, *of_ids[start + 1 : split]],
+            "output_token_ids_logprobs": of_ids[split:],
+        }
     return logprobs
 
 
@@ -267,10 +323,10 @@ def _token_entry(sequence: wire.SequenceResult, entry: int, with_text: bool) -> 
     return [sequence.logprobs[entry], token_id, text]
 
 
-def _top_entries(sequence: wire.SequenceResult, entry: int, with_text: bool) -> list[TokenEntry]:
+def _entries(tokens: Iterable[tuple[int, bytes, float | None]], with_text: bool) -> list[TokenEntry]:
     return [
         [logprob, token_id, token_text(token_id, token_bytes) if with_text else None]
-        for token_id, token_bytes, logprob in top_tokens(sequence, entry)
+        for token_id, token_bytes, logprob in tokens
     ]
 
 

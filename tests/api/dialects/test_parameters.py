@@ -115,7 +115,7 @@ def test_defaults_change_nothing(kind: str, options: dict[str, Any]):
         ("completions", {"stop_token_ids": [-5]}, "stop_token_ids[0]", ">= 0"),
         ("completions", {"bad_words": ["no"]}, "bad_words", "expected []"),
         ("completions", {"allowed_token_ids": [5]}, "allowed_token_ids", "not supported here"),
-        ("completions", {"logprob_token_ids": [5]}, "logprob_token_ids", "unknown field"),
+        ("completions", {"logprob_token_ids": [5]}, "logprob_token_ids", "needs `logprobs`"),
         ("completions", {"best_of": 1, "n": 2}, "best_of", "`best_of` must be at least `n`"),
     ],
 )

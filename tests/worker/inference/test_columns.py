@@ -52,5 +52,5 @@ def test_a_delta_has_the_values_of_the_result():
     delta = delta_columns(sequence, sequence.columns, token_bytes)
 
     assert whole["target_logprobs"] == [wire.Floats([-3.0, -4.0]), wire.Floats([MIN_LOGPROB, -0.5])]
-    assert delta.keys() == {"logprobs", "top_ids", "top_bytes", "top_logprobs"}
+    assert delta.keys() == {"logprobs", "top_ids", "top_bytes", "top_logprobs", "target_logprobs"}
     assert delta == {name: whole[name] for name in delta}

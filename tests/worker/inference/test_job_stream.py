@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorepool import wire
-from scorepool.engine import Sampling, Sequence
+from scorepool.engine import Sampling, Sequence, Targets
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.job_stream import JobStream, PartialStop
 from scorepool.worker.inference.translate import PreparedSequence
@@ -48,6 +48,23 @@ def test_each_step_emits_its_token_with_its_logprobs():
     assert (second.first, second.token_bytes) == (1, [b"b"])
     assert first.logprobs.values() == [-2.0]  # the prompt's entry is not emitted
     assert (second.top_ids, second.top_bytes, second.top_logprobs[0].values()) == ([[1]], [[b"\x01"]], [-0.5])
+
+
+def test_targets_are_emitted_and_named_with_the_first_token():
+    sequence = sequence_of()
+    sequence.targets = Targets([[100, 101]], is_shared=True)
+    sequence.append_unpredicted()
+    stream = JobStream("j", [PreparedSequence(sequence, 1, False, False, names_targets=True)], True, CODEC)
+
+    deltas = []
+    for token in (b"a", b"b"):
+        sequence.columns.target_logprobs.append([-1.5, -2.5])
+        deltas += step(stream, sequence, token)
+    stream.rewind(0, 0)
+    (again,), _ = stream.take(10**6)
+
+    assert [delta.target_bytes for delta in [*deltas, again]] == [[b"d", b"e"], None, [b"d", b"e"]]
+    assert [each.values() for delta in deltas for each in delta.target_logprobs] == [[-1.5, -2.5]] * 2
 
 
 def test_without_logprobs_none_are_emitted():

@@ -242,6 +242,9 @@ def _either(words: Sequence[str]) -> str:
     return ", ".join(words[:-1]) + f" or {words[-1]}"
 
 
+_LATER_FIELDS: dict[str, object] = {"targets": None, "logprobs_mode": None, "target_bytes": False}  # and defaults
+
+
 def fingerprint(requests: Sequence[wire.Request]) -> str:
     """Hash a whole submission in its canonical form: JSON and msgpack of one request have the same fingerprint.
 
@@ -253,8 +256,9 @@ def fingerprint(requests: Sequence[wire.Request]) -> str:
         fields = msgspec.structs.asdict(request)
         if isinstance(request, wire.Score) and request.prompt is None:
             del fields["prompt"]
-        if fields.get("targets", ()) is None:
-            del fields["targets"]
+        for name, default in _LATER_FIELDS.items():
+            if fields.get(name, ()) is default:
+                del fields[name]
         body = wire.encode({"type": wire.kind_of(request), **fields})
         digest.update(len(body).to_bytes(8, "big") + body)
     return digest.hexdigest()

@@ -290,7 +290,7 @@ def test_a_write_goes_on_where_redis_was_lost(redis: Redis, redis_url: str, leas
         with pytest.raises(RedisError):
             writer.write(jobs, None, WorkerStatus.IDLE)
         hole.join()
-        assert link.num_bytes_up > 1_000_000
+        assert link.num_bytes_up > 500_000  # in the midst of it
         link.restore()
         for _ in range(5):  # connections of the hole stay half-open
             with suppress(RedisError):

@@ -146,8 +146,12 @@ class LingeringTransport:
         if self.is_closing() or not self._is_amid_request() or not self._transport.can_write_eof():
             self._transport.close()
             return
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has reset the connection
+            self._transport.close()
+            return
         self._is_lingering = True
-        self._transport.write_eof()
         self._transport.resume_reading()
         self._loop.call_later(LINGER_S, self._transport.close)
 

@@ -5,19 +5,21 @@ On bare sockets. A second client's requests are answered meanwhile.
 
 import asyncio
 import contextlib
+import errno
 import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 import uvicorn
 
 from scorepool.api.http import protocol
-from scorepool.api.http.protocol import FREE_CHUNKS, MAX_HEAD_BYTES, MAX_HEADERS, Protocol
+from scorepool.api.http.protocol import FREE_CHUNKS, MAX_HEAD_BYTES, MAX_HEADERS, LingeringTransport, Protocol
 
 LARGE = 30 * 2**20  # more than the kernel's buffers take
 paths: list[str] = []  # of the requests that reached the application
@@ -183,6 +185,18 @@ def test_a_client_that_is_still_sending_reads_the_whole_reply(name: str, address
     status, body = (b"200", b"0") if name == "unread" else (b"400", b"exclude each other.")
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert answer.endswith(body)
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_its_client_has_reset_is_closed():
+    """The socket then has no end to send, and says so."""
+    transport = Mock(asyncio.Transport)
+    transport.is_closing.return_value = False
+    transport.write_eof.side_effect = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    LingeringTransport(transport, lambda: True, asyncio.get_running_loop()).close()
+
+    transport.close.assert_called_once_with()
 
 
 def test_a_client_that_never_ends_its_body_is_closed(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch):

@@ -300,7 +300,8 @@ def error_of_job(job: wire.Job, waited_s: float, *, is_kept: bool = False) -> Ap
         case "timeout":
             return Unavailable(failure.message)
         case _:
-            return Failed(f"{failure.code}: {failure.message}")
+            message = f"{failure.code}: {failure.message}" if failure.field is None else failure.message
+            return Failed(message, failure.field)
 
 
 def name_field(error: ApiError, requests: Sequence[wire.Request], index: int) -> ApiError:

@@ -39,7 +39,11 @@ class InvalidRequest(EngineError):
 
 
 class ContextLengthExceeded(EngineError):
-    pass
+    """`field` is the part of the request that is too long, if it has several."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class NonFiniteLogits(EngineError):

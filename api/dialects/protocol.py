@@ -72,15 +72,21 @@ class Endpoint(ABC, Generic[Body]):
 
     name: ClassVar[str]  # with `summary`, `description` and `tag`: those of the operation in /openapi.json
     path: ClassVar[str]
+    other_paths: ClassVar[Sequence[str]] = ()  # where the same route is too
     summary: ClassVar[str]
     description: ClassVar[str]
     tag: ClassVar[str] = ""  # empty: the dialect's
     example: ClassVar[Mapping[str, object] | None] = None  # a body to try
     body_type: type[Body]
-    reply_type: ClassVar[Any]
+    reply_type: ClassVar[Any]  # a tuple: any of these types
     chunk_type: ClassVar[Any] = None  # of a stream; None: the endpoint does not stream
     foreign_fields: ClassVar[Mapping[str, object]] = {}  # fields of other servers, with the defaults that pass
     has_large_replies: ClassVar[bool] = False  # `to_reply` may take a second, so it runs in a thread
+
+    @property
+    def body_types(self) -> Any:
+        """Return the type of a body; a tuple: any of these."""
+        return self.body_type
 
     def parse(self, body: bytes, message_format: wire.Format = "json") -> Body:
         """Parse a body. A field that only other servers have passes with its default. Raise wire.Invalid."""
@@ -97,7 +103,7 @@ class Endpoint(ABC, Generic[Body]):
         """Return the number of jobs, and the field that decides it."""
         return JobCount(1)
 
-    def texts_to_encode(self, body: Body) -> Iterable[str]:
+    def texts_to_encode(self, body: Body, served_model: wire.ServedModel) -> Iterable[str]:
         """Yield the texts that `to_requests` needs as token ids: a worker encodes them first."""
         return ()
 

@@ -81,7 +81,7 @@ class ApiError(Exception):
         """Replace the field's name, also at the start of the message."""
         if self.field is not None:
             field, self.field = self.field, map_field(self.field)
-            if self.message.startswith(f"{field}:"):
+            if self.message.startswith((f"{field}:", f"{field} ")):
                 self.message = self.field + self.message.removeprefix(field)
 
 

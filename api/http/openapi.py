@@ -49,7 +49,12 @@ def _floats(message_type: type) -> dict[str, Any]:
 
 
 def _schema(message_type: Any) -> dict[str, Any]:
-    """Return a reference to the type's schema, or an inline schema of references. `_document` adds the schemas."""
+    """Return a reference to the type's schema, or an inline schema of references. `_document` adds the schemas.
+
+    A tuple of types stands for any of them: msgspec has no union of structs without a tag.
+    """
+    if isinstance(message_type, tuple):
+        return {"anyOf": [_schema(each) for each in message_type]}
     _types[repr(message_type)] = message_type
     (schema,), _ = msgspec.json.schema_components([message_type], schema_hook=_floats, ref_template=_REF)
     return schema

@@ -51,16 +51,19 @@ def router_of(dialect: Dialect) -> APIRouter:
     router = APIRouter(dependencies=[Depends(known_query)])
     for endpoint in dialect.endpoints:
         events = () if endpoint.chunk_type is None else openapi.stream_events(endpoint.chunk_type)
+        handler = _handler(endpoint, dialect.error_codes)
+        for path in endpoint.other_paths:
+            router.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
         router.add_api_route(
             endpoint.path,
-            _handler(endpoint, dialect.error_codes),
+            handler,
             methods=["POST"],
             name=endpoint.name,
             tags=[endpoint.tag or dialect.tag],
             summary=endpoint.summary,
             description=endpoint.description,
             responses=openapi.responses({200: endpoint.reply_type}, SYNCHRONOUS_ERRORS, events=events),
-            openapi_extra=openapi.request_body(endpoint.body_type, endpoint.example),
+            openapi_extra=openapi.request_body(endpoint.body_types, endpoint.example),
         )
     return router
 
@@ -108,7 +111,7 @@ async def _run(
     limit_s = submission.time_limit_s
     texts = (
         wire.Tokenize(model=served_model.id, prompt=text, priority="high", timeout_s=limit_s)
-        for text in endpoint.texts_to_encode(body)
+        for text in endpoint.texts_to_encode(body, served_model)
     )
     tokenizes = await submission.build(texts, count.field)
     encoded = await submission.submit_and_wait(request, owner, tokenizes, held, field_name) if tokenizes else []

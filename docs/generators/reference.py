@@ -29,7 +29,9 @@ TAGS = {  # sections of routes.md
     "openai": "OpenAI's routes",
     "tokens": "Tokens",
     "trl": "TRL's route",
+    "vllm": "vLLM's routes",
     "sglang": "SGLang's routes",
+    "openrlhf": "OpenRLHF's route",
     "webhooks": "Webhooks",
     "operations": "Operations",
 }

@@ -12,16 +12,19 @@ from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
+from redis import Redis
 
 import scorepool.api.http.bodies
 import scorepool.api.repositories.files
+from scorepool import wire
 from scorepool.api.app import DIALECTS, create_app
 from scorepool.api.http import held_bytes, large_replies
 from scorepool.api.repositories.webhook_deliveries import MAX_ASKED_FOR
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
 from scorepool.store import Settings
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score, trickle
-from tests.api.fake_worker import COMPLETED, RESULT, FakeWorker
+from tests.api.fake_worker import CLASSIFIED, COMPLETED, RESULT, FakeWorker
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 45
+    assert len(operations) == 49
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -262,9 +265,44 @@ async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
         await call(method, route, query="?unknown=1")
 
 
+# Bodies for a classifier of one label, with the results of their jobs.
+REWARDED = replace(
+    CLASSIFIED,
+    labels=["good"],
+    classifications=[
+        wire.Classification(label="good", logits=wire.Floats([1.5]), probs=wire.Floats([0.8]), num_tokens=3)
+    ],
+)
+OF_CLASSIFIERS: dict[str, tuple[dict[str, Any], wire.Result]] = {
+    "/classify": ({"model": "rm", "input": "a"}, REWARDED),
+    "/score": ({"model": "rm", "text_1": "a", "text_2": ["b"]}, REWARDED),
+    "/rerank": ({"model": "rm", "query": "a", "documents": ["b"]}, REWARDED),
+    "/get_reward": ({"model": "rm", "query": ["a"]}, REWARDED),
+}
+
+
+async def call_synchronous(
+    call: Any, routes: dict[str, tuple[dict[str, Any], wire.Result]], worker: FakeWorker
+) -> None:
+    """Ask routes that answer with a job's result in every way, except beside a full queue."""
+    for route, (body, result) in routes.items():
+        await call("POST", route, json=body, key=None)
+        await call("POST", route, json=body | {"unknown": 1})
+        await call("POST", route, json=body | {"model": "none"})
+        await call("POST", route, content=b"", headers={"Content-Type": "text/plain"})
+        await call("POST", route, content=b" " * 6000, headers={"Content-Type": "application/json"})
+        for end in (lambda id_, result=result: worker.end(id_, result), worker.cancel):
+            before = worker.waiting()
+            calling = asyncio.create_task(call("POST", route, json=body))
+            await eventually(lambda before=before: worker.waiting() - before)
+            [id_] = worker.waiting() - before
+            end(id_)
+            await calling
+
+
 @pytest.mark.anyio
 async def test_every_reply_is_declared_and_every_declared_reply_occurs(
-    serving: Serving, worker: FakeWorker, document: dict[str, Any]
+    serving: Serving, worker: FakeWorker, redis: Redis, document: dict[str, Any]
 ):
     """Send a request for every status that a route declares, except 500 and 503, and validate the reply."""
     absent, none = "0" * 32, {"Accept": "text/html"}
@@ -367,24 +405,19 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
             "/v1/score": ({"model": "demo", "query": [1], "items": [[1]], "label_token_ids": [2]}, RESULT),
             "/get_sequence_logprobs/": ({"sequences": [[1, 2]], "prompt_lengths": [0]}, RESULT),
         }
-        for route, (body, result) in synchronous.items():
-            await call("POST", route, json=body, key=None)
-            await call("POST", route, json=body | {"unknown": 1})
-            await call("POST", route, json=body | {"model": "none"})
-            await call("POST", route, content=b"", headers={"Content-Type": "text/plain"})
-            await call("POST", route, content=b" " * 6000, headers={"Content-Type": "application/json"})
-            for end in (lambda id_, result=result: worker.end(id_, result), worker.cancel):
-                before = worker.waiting()
-                calling = asyncio.create_task(call("POST", route, json=body))
-                await eventually(lambda before=before: worker.waiting() - before)
-                [id_] = worker.waiting() - before
-                end(id_)
-                await calling
+        await call_synchronous(call, synchronous, worker)
         await call("POST", "/v1/jobs/bulk", json=[score()] * 5)
         await call("POST", "/v1/jobs/bulk", json=[score(priority="high")] * 6)
         for route, body in (("/v1/jobs", score()), ("/v1/jobs/bulk", [score()])):
             await call("POST", route, json=body)
         for route, (body, _) in synchronous.items():
+            await call("POST", route, json=body)
+        other = FakeWorker(redis, model="rm", name="w2")
+        other.register(classifier=wire.Classifier(labels=["good"], activation="sigmoid"))
+        classify = {"type": "classify", "model": "rm", "items": [{"prompt": "a"}]}
+        await call_synchronous(call, OF_CLASSIFIERS, other)
+        await call("POST", "/v1/jobs/bulk", json=[classify] * 6)
+        for route, (body, _) in OF_CLASSIFIERS.items():
             await call("POST", route, json=body)
 
     async with serving() as http:

@@ -253,7 +253,7 @@ async def test_jobs_are_built_until_they_are_larger_than_a_body():
 
     def texts() -> Iterator[wire.Request]:
         nonlocal num_built
-        for text in SCORE.texts_to_encode(body):
+        for text in SCORE.texts_to_encode(body, None):  # type: ignore[arg-type]
             num_built += 1
             yield wire.Tokenize(model="demo", prompt=text)
 

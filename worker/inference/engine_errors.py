@@ -29,8 +29,8 @@ def map_engine_error(error: BaseException, has_items: bool = False) -> BaseExcep
     match error:
         case InvalidRequest(message=message):
             return JobError(Failure(code="invalid", message=message))
-        case ContextLengthExceeded(message=message):
-            return JobError(Failure(code="too_long", message=message))
+        case ContextLengthExceeded(message=message, field=field):
+            return JobError(Failure(code="too_long", message=message, field=field))
         case NonFiniteLogits(message=message, index=int(index)) if has_items:
             return JobError(Failure(code="numeric", message=f"items[{index}]: {message}", field=f"items[{index}]"))
         case NonFiniteLogits(message=message):

@@ -196,14 +196,20 @@ def check_length(texts: Items[str], tokenizer: Tokenizer, max_tokens: int, what:
             num_characters = sum(map(len, texts))
             raise ContextLengthExceeded(
                 f"{what} has {num_characters} characters, of which the first {size} are already more than "
-                f"{max_tokens} tokens, the most that fit"
+                f"{max_tokens} tokens, the most that fit",
+                _item_field(what),
             )
 
 
 def check_num_tokens(num_tokens: int, max_tokens: int, what: str) -> None:
     """Check the tokens of a text. Raises ContextLengthExceeded."""
     if num_tokens > max_tokens:
-        raise ContextLengthExceeded(f"{what} has {num_tokens} tokens; at most {max_tokens} fit")
+        raise ContextLengthExceeded(f"{what} has {num_tokens} tokens; at most {max_tokens} fit", _item_field(what))
+
+
+def _item_field(what: str) -> str | None:
+    """Return what is too long as a field, if it is an item. Otherwise it is the request's only text."""
+    return what if what.startswith("items[") else None
 
 
 def _to_generated(

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -101,11 +101,12 @@ def _softmax(logprobs: Sequence[float]) -> list[float]:
 
 
 class ScoreEndpoint(Endpoint[ScoringRequest]):
-    name = "score"
+    """Take the bodies of `/v1/score` that are SGLang's: see api/dialects/v1_score.py."""
+
+    name = "score_labels"
     path = "/v1/score"
     summary = "Probabilities of next tokens"
     description = "The probability of each label after each item, or, with `apply_softmax`, among the labels."
-    example: ClassVar = {"model": "demo", "query": [1], "items": [[2], [3]], "label_token_ids": [4, 5]}
     body_type = ScoringRequest
     reply_type = ScoringResponse
     foreign_fields = foreign_fields.SCORE
@@ -114,7 +115,7 @@ class ScoreEndpoint(Endpoint[ScoringRequest]):
     def job_count(self, body: ScoringRequest) -> JobCount:
         return JobCount(len(body.item_list), "items", "items")
 
-    def texts_to_encode(self, body: ScoringRequest) -> Iterable[str]:
+    def texts_to_encode(self, body: ScoringRequest, served_model: wire.ServedModel) -> Iterable[str]:
         return (prompt for prompt in body.prompts() if isinstance(prompt, str))
 
     def to_requests(self, body: ScoringRequest, context: Context) -> Iterable[wire.Request]:

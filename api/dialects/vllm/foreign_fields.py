@@ -1,6 +1,7 @@
-"""List fields of `/inference/v1/generate` that this server does not have, with their defaults. Data only.
+"""List fields of vLLM's routes that this server does not have, with their defaults. Data only.
 
-Null always passes. Read from vLLM's token_in_token_out/protocol.py and sampling_params.py (0.20 to 0.30).
+Null always passes. Read from vLLM's token_in_token_out/protocol.py and sampling_params.py (0.20 to 0.30), and from
+those of its classify and scoring routes.
 """
 
 from scorepool.api.dialects.unsupported import ANY
@@ -26,4 +27,22 @@ GENERATE: dict[str, object] = {
     "sampling_params.structured_outputs": None,
     "sampling_params.thinking_token_budget": None,
     "sampling_params.trace_decode_token_ids": None,
+}
+
+# Of `/classify`, `/score` and `/rerank`.
+POOLING: dict[str, object] = {
+    "activation": True,
+    "cache_salt": ANY,
+    "chat_template": None,
+    "chat_template_kwargs": None,
+    "media_io_kwargs": None,
+    "max_tokens_per_doc": 0,
+    "max_tokens_per_query": 0,
+    "mm_processor_kwargs": None,
+    "padding": None,
+    "request_id": ANY,
+    "softmax": True,
+    "truncate_prompt_tokens": None,
+    "truncation_side": None,
+    "user": ANY,
 }

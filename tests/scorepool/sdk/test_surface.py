@@ -28,7 +28,11 @@ LEFT_OUT = {
     "POST /inference/v1/generate": "vLLM's: for trainers' clients",
     "POST /get_sequence_logprobs/": "TRL's",
     "POST /generate": "SGLang's",
-    "POST /v1/score": "SGLang's",
+    "POST /v1/score": "SGLang's and vLLM's",
+    "POST /classify": "vLLM's: classify() submits a job",
+    "POST /score": "vLLM's",
+    "POST /rerank": "vLLM's",
+    "POST /get_reward": "OpenRLHF's",
 }
 # A value for each parameter of the methods, or of one method.
 GIVEN: dict[str, Any] = {

@@ -48,6 +48,7 @@ bench: .venv/dev
 	$(BIN)/python -m bench.through_queue --runs 3
 	$(BIN)/python -m bench.latency
 	$(BIN)/python -m bench.job_queue
+	$(BIN)/python -m bench.client_decoding
 	$(BIN)/python -m bench.linearity --runs 3 --out build/bench
 	$(BIN)/python -m bench.profile
 

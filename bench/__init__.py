@@ -1,6 +1,7 @@
 """Comparisons of scorepool with other systems. Run `python -m bench.NAME` in the checkout; `--help` explains each.
 
 agreement       logprobs against transformers, alone and in batches
+client_decoding  a client's time to read results, packed and not
 generate        generation against mlx_lm.batch_generate, and beside scoring
 job_queue       the cost of a job that computes nothing, against RQ, arq, dramatiq and celery
 latency         streamed completions against mlx_lm.server

@@ -30,6 +30,7 @@ class ScoreOptions(JobOptions, total=False):
     temperature: float
     rank: bool
     entropy: bool
+    packed: bool
 
 
 class GenerateOptions(JobOptions, SamplingOptions, total=False):
@@ -55,6 +56,7 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     rank: bool
     recompute: bool
     stream: bool
+    packed: bool
 
 
 class ClassifyOptions(JobOptions, total=False):

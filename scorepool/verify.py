@@ -129,7 +129,7 @@ def on_server(client: Client, timeout_s: float) -> Recompute:
 
 def verify(job: wire.Job, recompute: Recompute, request: wire.Request | None = None) -> Verdict:
     """Compute the job's logprobs again and compare them. Raises CannotTell."""
-    result = _result_of(job)
+    result = _result_of(job).unpacked()
     if unpredicted := _unpredicted_with_logprob(result):
         return Verdict("different", f"different at {unpredicted}: no token comes before it, so it has no logprob")
     claimed = [_claimed(index, sequence, request) for index, sequence in enumerate(result.sequences)]

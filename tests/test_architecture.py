@@ -15,8 +15,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": set(),
     "wire.columns": set(),
     "wire.extras": set(),
-    "wire.result": {"wire.arrays", "wire.columns", "wire.extras"},
-    "wire.arrays": {"wire.columns"},
+    "wire.result": {"wire.arrays", "wire.columns", "wire.extras", "wire.packed"},
+    "wire.packed": {"wire.columns"},
+    "wire.arrays": {"wire.columns", "wire.packed"},
     "wire.tables": {"wire.columns"},
     "store": {"wire"},
     # engine

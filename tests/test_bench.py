@@ -26,7 +26,15 @@ SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
 @pytest.mark.parametrize(
     "name",
     [
-        *("shared_prefix", "unique_prompts", "generate", "speculation", "through_queue", "job_queue"),
+        *(
+            "shared_prefix",
+            "unique_prompts",
+            "generate",
+            "speculation",
+            "through_queue",
+            "job_queue",
+            "client_decoding",
+        ),
         *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW),
     ],
 )

@@ -50,6 +50,7 @@ from scorepool.wire.comparison import (
 )
 from scorepool.wire.crosscheck import Computation, Crosscheck, CrosscheckMessage, CrosscheckNotice
 from scorepool.wire.file import DeletedFile, ExpiresAfter, FileObject, FilePage, Purpose
+from scorepool.wire.packed import PackedColumns, join_packed
 from scorepool.wire.quote import cut, quote
 from scorepool.wire.reply import (
     Accepted,
@@ -187,6 +188,7 @@ __all__ = [
     "Model",
     "ModelList",
     "Outcome",
+    "PackedColumns",
     "Priority",
     "Provenance",
     "Purpose",
@@ -236,6 +238,7 @@ __all__ = [
     "decode_request",
     "encode",
     "encode_json",
+    "join_packed",
     "kind_of",
     "mode_conflict",
     "on_one_line",

@@ -64,6 +64,13 @@ RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 StopStrings = Annotated[list[StopString], Meta(max_length=64)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
+Packed = Annotated[
+    bool,
+    Meta(
+        description="Report the columns of all sequences together, as `packed` of the result: arrays, without the "
+        "texts and bytes of tokens."
+    ),
+]
 TemplateKwargs = Annotated[
     dict[
         Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$(?!\n)")],
@@ -161,6 +168,7 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
     temperature: ScoreTemperature = 1.0
     rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
     entropy: Annotated[bool, Meta(description="Report the entropy, in nats, of each token's distribution.")] = False
+    packed: Packed = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -399,6 +407,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         Meta(description="Score the generated tokens again, as a score job would, and report these logprobs as well."),
     ] = False
     stream: Annotated[bool, Meta(description="Stream tokens: see `GET /v1/jobs/{id}/events`.")] = False
+    packed: Packed = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -417,6 +426,9 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         for name in ("top_logprobs", "targets", "rank", "recompute"):
             if getattr(self, name) and not self.logprobs:
                 raise ValueError(f"`{name}` needs `logprobs`: true")
+        for name in ("stream", "recompute", "target_bytes", "tools"):
+            if self.packed and getattr(self, name):
+                raise ValueError(f"`packed` does not go with `{name}`")
         if self.target_bytes and self.targets is None:
             raise ValueError("`target_bytes` needs `targets`")
         if self.stream and len(self.targets or ()) > MAX_SHOWN_TARGETS:

@@ -3,9 +3,11 @@
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from scorepool.wire.columns import Floats, LogprobsMode, StreamedColumns
 from scorepool.wire.extras import import_for
+from scorepool.wire.packed import PackedColumns, unpacked_columns
 
 if TYPE_CHECKING:
     import pandas
@@ -187,6 +189,10 @@ class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True
     classifications: Annotated[list[Classification], Meta(description="One per item of a classify job.")] = field(
         default_factory=list
     )
+    packed: Annotated[
+        PackedColumns | None,
+        Meta(description="The columns of all sequences, if the request said `packed`. `sequences` then have none."),
+    ] = None
     temperature: Annotated[
         float,
         Meta(description="The request's. Processed logprobs, and `sampled_logprobs`, are those at this temperature."),
@@ -209,6 +215,30 @@ class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True
         count = f"{len(self.sequences)} sequence{'' if len(self.sequences) == 1 else 's'}"
         return f"<Result of {self.stamp.model}: {count}{shown}{rest}>"
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of reported tokens of all sequences."""
+        return sum(self.packed.lengths if self.packed else (len(sequence.token_ids) for sequence in self.sequences))
+
+    def unpacked(self) -> "Result":
+        """Return the result with its columns in `sequences`. Tokens of a packed result have no text and no bytes."""
+        if self.packed is None:
+            return self
+        pairs = zip(self.sequences, unpacked_columns(self.packed), strict=True)
+        return replace(self, sequences=[replace(sequence, **columns) for sequence, columns in pairs], packed=None)
+
+    def arrays(self) -> "dict[str, Array]":
+        """Return the columns of all sequences as arrays [rows, tokens] or [rows, tokens, K], by name. Needs numpy.
+
+        `lengths` has the reported tokens of each row; rows are filled up at their end with NaN, ids with -1 and ranks
+        with 0. Ids and ranks are int32, the others float32. Of a packed result whose rows have one length they are its
+        own memory, without a copy; torch reads them with `from_numpy` or `from_dlpack`. Raises ImportError.
+        """
+        arrays: dict[str, Array] = import_for("arrays()", "scorepool.wire.arrays", "numpy").result_arrays(
+            self.packed, self.sequences
+        )
+        return arrays
+
     def to_arrow(self) -> "pyarrow.Table":
         """Return a table with one row per sequence and a column per field of SequenceResult. Needs pyarrow.
 
@@ -219,7 +249,11 @@ class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True
         ImportError.
         """
         tables = import_for("to_arrow()", "scorepool.wire.tables", "pyarrow")
-        return tables.label_table(self.classifications) if self.classifications else tables.arrow_table(self.sequences)
+        return (
+            tables.label_table(self.classifications)
+            if self.classifications
+            else tables.arrow_table(self.unpacked().sequences)
+        )
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return `to_arrow()` as a data frame without the columns that are null in every row. Needs pandas.

@@ -144,7 +144,8 @@ async def compare(
             {"id": job_id, "sequence": sequence, "result": first},
             {"id": other_id.strip(), "sequence": second_sequence, "result": second},
         ]
-        shown = compare_sequences(first.sequences[sequence], second.sequences[second_sequence], start)
+        one, other = first.unpacked().sequences[sequence], second.unpacked().sequences[second_sequence]
+        shown = compare_sequences(one, other, start)
         return html(
             "compare.html",
             viewer=viewer,
@@ -154,7 +155,10 @@ async def compare(
             logprob_legend=legend_of("logprob"),
         )
 
-    num_tokens = len(first.sequences[sequence].token_ids) + len(second.sequences[second_sequence].token_ids)
+    num_tokens = sum(
+        result.num_tokens if result.packed else len(result.sequences[place].token_ids)
+        for result, place in ((first, sequence), (second, second_sequence))
+    )
     return await held.rendered(render, is_large=num_tokens > MAX_INLINE_TOKENS)
 
 

@@ -103,11 +103,12 @@ async def job(
         delivery = await deliveries.read(viewer.owner, Keys.delivery(job_id))
     except NotFound:
         delivery = None
-    sequences = found.result.sequences if found.result else []
-    if sequences and sequence >= len(sequences):
-        raise BadRequest(f"sequence: expected 0 to {len(sequences) - 1}, found {sequence}", "sequence")
+    num_sequences = len(found.result.sequences) if found.result else 0
+    if num_sequences and sequence >= num_sequences:
+        raise BadRequest(f"sequence: expected 0 to {num_sequences - 1}, found {sequence}", "sequence")
 
     def render_page() -> Response:
+        sequences = found.result.unpacked().sequences if found.result else []
         return html(
             "job.html",
             viewer=viewer,
@@ -116,7 +117,7 @@ async def job(
             delivery=delivery,
             has_ended=found.status in ENDED,
             sequence_number=sequence,
-            num_sequences=len(sequences),
+            num_sequences=num_sequences,
             by=by,
             classified=found.result.classifications[:MAX_CLASSIFIED] if found.result else [],
             num_classified=len(found.result.classifications) if found.result else 0,
@@ -126,7 +127,7 @@ async def job(
             rows_per_page=ROWS_PER_PAGE,
         )
 
-    num_tokens = sum(len(each.token_ids) for each in sequences)
+    num_tokens = found.result.num_tokens if found.result else 0
     return await held.rendered(render_page, is_large=num_tokens > MAX_INLINE_TOKENS)
 
 

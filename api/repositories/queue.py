@@ -242,7 +242,8 @@ def _either(words: Sequence[str]) -> str:
     return ", ".join(words[:-1]) + f" or {words[-1]}"
 
 
-_LATER_FIELDS: dict[str, object] = {"targets": None, "logprobs_mode": None, "target_bytes": False}  # and defaults
+# With their defaults.
+_LATER_FIELDS: dict[str, object] = {"targets": None, "logprobs_mode": None, "target_bytes": False, "packed": False}
 
 
 def fingerprint(requests: Sequence[wire.Request]) -> str:

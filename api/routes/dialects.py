@@ -132,12 +132,8 @@ async def _run(
         events = streaming.submit_and_stream(owner, requests, ids, held, field_name, key)
         return await _stream(request, events, ids, endpoint.to_events(body, ids, context))
     results = await submission.submit_and_wait(request, owner, requests, held, field_name, key) if requests else []
-    is_large = endpoint.has_large_replies or sum(map(_num_tokens, results)) > MAX_INLINE_TOKENS
+    is_large = endpoint.has_large_replies or sum(result.num_tokens for result in results) > MAX_INLINE_TOKENS
     return await held.reply(lambda: endpoint.to_reply(body, results, context), "json", is_large=is_large)
-
-
-def _num_tokens(result: wire.Result) -> int:
-    return sum(len(sequence.token_ids) for sequence in result.sequences)
 
 
 async def _stream(

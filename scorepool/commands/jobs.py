@@ -116,7 +116,7 @@ def _describe(job: wire.Job) -> list[str]:
         fields += [("computed by", f"{job.result.stamp.model}, {job.result.stamp.dtype}, {job.result.stamp.mode}")]
     lines = [aligned(fields)]
     if job.result is not None and job.result.sequences:
-        lines += ["", *_describe_sequences(job.result.sequences)]
+        lines += ["", *_describe_sequences(job.result.unpacked().sequences)]
     if job.result is not None and job.result.classifications:
         lines += ["", *_describe_classifications(job.result)]
     return lines

@@ -138,7 +138,9 @@ def join(jobs: Sequence[wire.Job], url: str) -> wire.Result:
         sequences=[sequence for result in results for sequence in result.sequences],
         labels=first.labels,
         classifications=[one for result in results for one in result.classifications],
+        packed=wire.join_packed([result.packed for result in results if result.packed]) if first.packed else None,
         temperature=first.temperature,
+        logprobs_mode=first.logprobs_mode,
         usage=wire.Usage(
             prompt_tokens=sum(result.usage.prompt_tokens for result in results),
             completion_tokens=sum(result.usage.completion_tokens for result in results),

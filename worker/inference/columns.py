@@ -45,27 +45,28 @@ def _changes_distribution(sampling: Sampling) -> bool:
     return sampling.temperature != 1 or has_filter or sampling.needs_logits_processing or sampling.min_tokens > 0
 
 
-def _each(values: Iterable[float | None], clamp: Clamp) -> Floats:
+def clamped(values: Iterable[float | None], clamp: Clamp) -> Floats:
+    """Return values as a column, each as `clamp` leaves it."""
     if isinstance(values, array) and isfinite(sum(values)):  # then each is, and there is nothing to clamp
         return Floats.unpack(values.tobytes())
     return Floats(map(clamp, values))
 
 
 COLUMNS = {  # by the name of the field
-    "logprobs": Column(lambda _: True, lambda columns, _, clamp: _each(columns.logprobs, clamp)),
+    "logprobs": Column(lambda _: True, lambda columns, _, clamp: clamped(columns.logprobs, clamp)),
     "top_ids": Column(_has_top, lambda columns, *_: [*map(list, columns.top_ids)]),
     "top_bytes": Column(
         _has_top, lambda columns, token_bytes, _: [[*map(token_bytes, top_ids)] for top_ids in columns.top_ids]
     ),
-    "top_logprobs": Column(_has_top, lambda columns, _, clamp: [_each(top, clamp) for top in columns.top_logprobs]),
+    "top_logprobs": Column(_has_top, lambda columns, _, clamp: [clamped(top, clamp) for top in columns.top_logprobs]),
     "target_logprobs": Column(
         lambda sequence: sequence.targets is not None,
-        lambda columns, _, clamp: [_each(values, clamp) for values in columns.target_logprobs],
+        lambda columns, _, clamp: [clamped(values, clamp) for values in columns.target_logprobs],
     ),
     "ranks": Column(lambda sequence: sequence.rank, lambda columns, *_: columns.ranks),
-    "entropies": Column(lambda sequence: sequence.entropy, lambda columns, _, clamp: _each(columns.entropies, clamp)),
+    "entropies": Column(lambda sequence: sequence.entropy, lambda columns, _, clamp: clamped(columns.entropies, clamp)),
     "sampled_logprobs": Column(
-        _samples_other_distribution, lambda columns, _, clamp: _each(columns.sampled_logprobs, clamp), True
+        _samples_other_distribution, lambda columns, _, clamp: clamped(columns.sampled_logprobs, clamp), True
     ),
 }
 _STREAMED = {name: column for name, column in COLUMNS.items() if name in wire.StreamedColumns.__struct_fields__}

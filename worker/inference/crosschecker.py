@@ -99,7 +99,7 @@ class Crosschecker:
         if sum(map(len, token_ids)) > MAX_TOKENS:
             return
         first = [each.sequence.score_from or 0 for each in prepared]
-        logprobs = [sequence.logprobs or Floats() for sequence in result.sequences]
+        logprobs = [sequence.logprobs or Floats() for sequence in result.unpacked().sequences]
         mine = Computation(worker=self._mail.worker, stamp=result.stamp, logprobs=logprobs)
         job.on_recorded = partial(
             self._offered.append, partial(self._send, job.id, temperature, token_ids, first, mine)

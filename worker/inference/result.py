@@ -1,9 +1,7 @@
 """Build a wire.Result from sequences that are done. Pure: no engine, no Redis, no clock."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
-from math import fsum, isnan
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, Sequence, Tokenizer
@@ -11,8 +9,9 @@ from scorepool.wire import Floats
 from scorepool.worker.inference.chat_answer import channels_and_calls, parse_answer
 from scorepool.worker.inference.classified import to_classified
 from scorepool.worker.inference.columns import CountingClamp, result_columns
+from scorepool.worker.inference.packed import to_packed
+from scorepool.worker.inference.summary import about, summary
 from scorepool.worker.inference.translate import PreparedSequence
-from scorepool.worker.rq.errors import JobError
 
 
 def to_result(
@@ -29,11 +28,15 @@ def to_result(
     else:
         prompt_tokens = prepared[0].num_prompt_tokens  # the n sequences share it
         with_logprobs = request.logprobs
+    first = [_first_reported(request, each.sequence) for each in prepared]
+    if request.packed:
+        sequences, packed = to_packed(prepared, first, with_logprobs)
+    else:
+        pairs = zip(prepared, first, strict=True)
+        sequences, packed = [_to_sequence_result(each, start, codec, with_logprobs) for each, start in pairs], None
     return wire.Result(
-        sequences=[
-            _to_sequence_result(each, _first_reported(request, each.sequence), codec, with_logprobs)
-            for each in prepared
-        ],
+        sequences=sequences,
+        packed=packed,
         temperature=request.temperature,
         logprobs_mode=_logprobs_mode(request),
         usage=wire.Usage(
@@ -76,23 +79,14 @@ def _first_reported(request: wire.Score | wire.Generate, sequence: Sequence) -> 
 def _to_sequence_result(
     prepared: PreparedSequence, first: int, codec: ChatCodec, with_logprobs: bool
 ) -> wire.SequenceResult:
-    sequence, num_prompt_tokens = prepared.sequence, prepared.num_prompt_tokens
-    if sequence.constraint is not None and sequence.constraint.error is not None:
-        raise JobError(wire.Failure(code="invalid", message=f"the answer's grammar: {sequence.constraint.error}"))
+    sequence = prepared.sequence
     tokenizer = codec.tokenizer
     token_ids = sequence.token_ids[first:]
-    num_reported_prompt_tokens = max(0, num_prompt_tokens - first)
-    stop_reason = sequence.stop_reason
-    fields: dict[str, object] = {
+    num_reported_prompt_tokens = max(0, prepared.num_prompt_tokens - first)
+    fields: dict[str, object] = about(prepared, first) | {
         "token_ids": token_ids,
         "token_bytes": [tokenizer.token_bytes(token_id) for token_id in token_ids],
         "text": _text(prepared, first, tokenizer),
-        "num_prompt_tokens": num_prompt_tokens,
-        "num_reported_prompt_tokens": num_reported_prompt_tokens,
-        "prompt_token_ids": sequence.token_ids[:num_prompt_tokens] if prepared.is_prompt_text else None,
-        "bos_added": prepared.bos_added,
-        "finish_reason": sequence.finish_reason,
-        "stop_reason": stop_reason.decode() if isinstance(stop_reason, bytes) else stop_reason,
         "skipped": indices_of(prepared.skipped_ids, sequence.token_ids[sequence.num_input_tokens :]),
     }
     if prepared.chat_prompt is not None:
@@ -103,7 +97,7 @@ def _to_sequence_result(
         fields |= result_columns(sequence, len(token_ids), tokenizer.token_bytes, clamp)
         fields["clamped"] = clamp.count
         fields["target_bytes"] = target_bytes(prepared, tokenizer)
-        fields |= _summary(sequence, fields["logprobs"], num_reported_prompt_tokens)  # type: ignore[arg-type]
+        fields |= summary(sequence, fields["logprobs"], num_reported_prompt_tokens)  # type: ignore[arg-type]
         if prepared.recomputed is not None:
             fields |= _recomputed(sequence, prepared.recomputed)
     return wire.SequenceResult(**fields)  # type: ignore[arg-type]
@@ -143,31 +137,6 @@ def target_bytes(prepared: PreparedSequence, tokenizer: Tokenizer) -> list[bytes
     if targets is None or not prepared.names_targets:
         return None
     return [tokenizer.token_bytes(token_id) for token_id in targets.at(0)]
-
-
-def _summary(sequence: Sequence, logprobs: Floats, num_prompt_entries: int) -> dict[str, object]:
-    """Return the fields that summarise the completion: its logprobs' sum, and whether it is greedy."""
-    fields: dict[str, object] = {}
-    logprob_sum = fsum(logprobs[num_prompt_entries:])
-    if not isnan(logprob_sum):  # a missing logprob is NaN in Floats
-        fields["logprob_sum"] = logprob_sum
-    columns = sequence.columns
-    if sequence.rank:
-        ranks = columns.ranks[num_prompt_entries:]
-        fields["is_greedy"] = _all_known(None if rank is None else rank == 1 for rank in ranks)
-    elif sequence.top_logprobs:
-        top_ids = columns.top_ids[num_prompt_entries:]
-        token_ids = sequence.token_ids[len(sequence.token_ids) - len(top_ids) :]
-        fields["is_greedy"] = _all_known(
-            top[0] == token_id if top else None for token_id, top in zip(token_ids, top_ids, strict=True)
-        )
-    return fields
-
-
-def _all_known(values: Iterable[bool | None]) -> bool | None:
-    """Return whether all are true, or None if one is not known."""
-    known = list(values)
-    return None if None in known else all(known)
 
 
 def _recomputed(sequence: Sequence, recomputed: Sequence) -> dict[str, object]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.api.dialects.detokenizer import IncrementalDetokenizer, content_bytes, emitted_bytes
+from scorepool.api.dialects.detokenizer import IncrementalDetokenizer, content_bytes, emitted_bytes, generated_text
 
 
 class Diverged(Exception):
@@ -128,3 +128,18 @@ def columns_from(sequence: wire.SequenceResult, start: int, end: int | None = No
     channels = None if sequence.channels is None else sequence.channels[start:end]
     columns = sequence.columns(start, end)
     return wire.SequenceResult(text="", channels=channels, target_bytes=sequence.target_bytes, **columns)
+
+
+def without_prompt(sequence: wire.SequenceResult) -> wire.SequenceResult:
+    """Return a sequence without the tokens of its prompt, and without the columns that no delta has."""
+    split = sequence.num_reported_prompt_tokens
+    if not split:
+        return sequence
+    return replace(
+        sequence,
+        text=generated_text(sequence),
+        num_reported_prompt_tokens=0,
+        ranks=None,
+        entropies=None,
+        **sequence.columns(split),
+    )

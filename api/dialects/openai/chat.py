@@ -7,6 +7,7 @@ from msgspec import Meta
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.messages import ChatMessage, ChatTool
+from scorepool.api.dialects.openai.prompt_logprobs import most_top
 from scorepool.api.dialects.openai.sampling import NoEffect, SamplingRequest, sampling_fields
 from scorepool.api.dialects.openai.structured_outputs import (
     NamedToolChoice,
@@ -18,7 +19,7 @@ from scorepool.api.dialects.openai.structured_outputs import (
 )
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.batch import Metadata
-from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, check_num_calls
+from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, TopLogprobs, check_num_calls
 
 MaxTokens = Annotated[int, Meta(ge=1, le=MAX_NUM_TOKENS)]
 field_name = map_field(
@@ -47,6 +48,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[ChatTool], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
@@ -98,10 +100,18 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             if name not in offered:
                 raise ValueError(f"`tool_choice` names {wire.quote(name)}, which is none of the `tools`")
 
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("`prompt_logprobs` cannot be streamed")
+
     @property
     def has_token_logprobs(self) -> bool:
         """True if the reply has the logprobs of generated tokens."""
         return bool(self.logprobs)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """True if the reply has logprobs."""
+        return self.has_token_logprobs or self.prompt_logprobs is not None
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -123,8 +133,10 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
         max_tokens=body.max_new_tokens,
         skip_special_tokens=False if body.skip_special_tokens is False else None,
         n=body.num_choices,
-        logprobs=bool(body.logprobs),
-        top_logprobs=0 if body.logprob_token_ids else body.top_logprobs or 0,
+        logprobs=body.has_logprobs,
+        prompt_logprobs=body.prompt_logprobs is not None,
+        top_logprobs=most_top(0 if body.logprob_token_ids else body.top_logprobs or 0, body.prompt_logprobs or 0),
+        rank=body.prompt_logprobs is not None,
     )
 
 

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
-from scorepool.api.dialects.deltas import ChoiceStream, Delta
+from scorepool.api.dialects.deltas import ChoiceStream, Delta, without_prompt
 from scorepool.api.dialects.detokenizer import token_text
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chunks import ChunkWriter
 from scorepool.api.dialects.openai.messages import ChatToolCall, FunctionCall
+from scorepool.api.dialects.openai.prompt_logprobs import PromptLogprobs, to_prompt_logprobs
 from scorepool.api.dialects.openai.responses import ResponseRequest
 from scorepool.api.dialects.openai.sampling import (
     ChunkUsage,
@@ -90,6 +91,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     logprobs_mode: ModeIfLogprobs = UNSET
     prompt_token_ids: TokenIdsIfAsked = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatToolCallDelta(ChatToolCall, frozen=True, kw_only=True):
@@ -133,7 +135,8 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
 
 def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str, created: int) -> ChatCompletion:
     """Build the reply. `created` is in unix s. Each choice is a stream of one delta."""
-    deltas = [ChoiceStream(index).end(sequence) for index, sequence in enumerate(result.sequences)]
+    [first, *_] = result.sequences
+    deltas = [ChoiceStream(index).end(without_prompt(each)) for index, each in enumerate(result.sequences)]
     return ChatCompletion(
         id=reply_id,
         created=created,
@@ -142,7 +145,8 @@ def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str, cr
         usage=usage_of_results([result]),
         system_fingerprint=system_fingerprint(result.stamp),
         logprobs_mode=result.logprobs_mode if body.has_logprobs else UNSET,
-        prompt_token_ids=(result.sequences[0].prompt_token_ids or []) if body.return_token_ids else UNSET,
+        prompt_token_ids=first.prompt_token_ids or [] if body.return_token_ids else UNSET,
+        prompt_logprobs=UNSET if body.prompt_logprobs is None else to_prompt_logprobs(first, body.prompt_logprobs),
     )
 
 

@@ -7,17 +7,17 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.api.dialects.deltas import Delta, columns_from
+from scorepool.api.dialects.deltas import Delta, columns_from, without_prompt
 from scorepool.api.dialects.detokenizer import (
     echoed_bytes,
     generated_text,
     logprobs_by_text,
     text_offsets,
     token_text,
-    top_tokens,
 )
 from scorepool.api.dialects.openai.chunks import ChunkWriter
 from scorepool.api.dialects.openai.completions import CompletionRequest
+from scorepool.api.dialects.openai.prompt_logprobs import PromptLogprobs, to_prompt_logprobs
 from scorepool.api.dialects.openai.sampling import (
     ChunkUsage,
     CompletionUsage,
@@ -32,7 +32,6 @@ from scorepool.api.dialects.openai.sampling import (
     usage_of_results,
 )
 from scorepool.api.dialects.protocol import StreamEvent
-from scorepool.wire.request import WHOLE_VOCABULARY
 
 
 class CompletionLogprobs(Struct, frozen=True, kw_only=True):
@@ -58,14 +57,6 @@ class CompletionChoiceChunk(Struct, frozen=True, kw_only=True):
     token_ids: TokenIdsIfAsked = UNSET
 
 
-class PromptLogprob(Struct, frozen=True, kw_only=True):
-    """Report a token of the prompt, or one of the most likely tokens in its place, as vLLM does."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
 class CompletionChoice(Struct, frozen=True, kw_only=True):
     """Give one completion of a prompt."""
 
@@ -74,10 +65,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     stop_reason: StopReason
-    prompt_logprobs: Annotated[
-        list[dict[str, PromptLogprob] | None] | UnsetType,
-        Meta(description="Present if asked for: one entry per token of the prompt, by token id."),
-    ] = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: TokenIdsIfAsked = UNSET
     token_ids: TokenIdsIfAsked = UNSET
 
@@ -149,7 +137,7 @@ class CompletionChunkWriter(ChunkWriter[CompletionChunk]):
             return []
         if event.id in self._held and isinstance(event, wire.Job):  # `max_tokens` is 0: the one job reports the prompt
             assert event.result is not None
-            generated = [_without_prompt(sequence) for sequence in event.result.sequences]
+            generated = [without_prompt(sequence) for sequence in event.result.sequences]
             self._held[event.id].append(replace(event, result=replace(event.result, sequences=generated)))
             return self._echo(self._job_ids.index(event.id), event)
         return super().add(event)
@@ -260,18 +248,6 @@ def _echoed_prompt(
     return text, _to_logprobs(body, columns_from(sequence, 0, split), text_offsets(tokens), target_ids=None)
 
 
-def _without_prompt(sequence: wire.SequenceResult) -> wire.SequenceResult:
-    """Return a sequence without the tokens of its prompt."""
-    return replace(
-        columns_from(sequence, sequence.num_reported_prompt_tokens),
-        text=generated_text(sequence),
-        skipped=sequence.skipped,
-        finish_reason=sequence.finish_reason,
-        stop_reason=sequence.stop_reason,
-        prompt_token_ids=sequence.prompt_token_ids,
-    )
-
-
 def _prompt_ids(prompt: str | list[int], encoded: list[int] | None) -> list[int]:
     """Return the ids of a prompt, which the worker reports if the prompt was text."""
     return prompt if isinstance(prompt, list) else encoded or []
@@ -312,32 +288,3 @@ def _to_logprobs(
         top_logprobs=by_text,
         text_offset=offsets,
     )
-
-
-def to_prompt_logprobs(sequence: wire.SequenceResult, k: int) -> list[dict[str, PromptLogprob] | None]:
-    """Return the actual token and the k most likely ones of each entry, by token id; null for the first token.
-
-    The actual token is the first key, as in vLLM: inspect-ai takes the first for the actual one.
-    """
-    assert sequence.logprobs is not None
-    assert sequence.ranks is not None
-    logprobs = sequence.logprobs.values()
-    found: list[dict[str, PromptLogprob] | None] = []
-    for entry in range(sequence.num_reported_prompt_tokens):
-        logprob, rank = logprobs[entry], sequence.ranks[entry]
-        if logprob is None or rank is None:
-            found.append(None)
-            continue
-        actual = (sequence.token_ids[entry], sequence.token_bytes[entry], logprob, rank)
-        top = top_tokens(sequence, entry)[: None if k == WHOLE_VOCABULARY else k]
-        ranked = [(*token, number) for number, token in enumerate(top, start=1)]
-        found.append(
-            {
-                str(token_id): PromptLogprob(
-                    logprob=value, rank=number, decoded_token=token_text(token_id, token_bytes)
-                )
-                for token_id, token_bytes, value, number in [actual, *(top for top in ranked if top[0] != actual[0])]
-                if value is not None
-            }
-        )
-    return found

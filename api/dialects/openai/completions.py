@@ -12,10 +12,10 @@ from msgspec import Meta
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
+from scorepool.api.dialects.openai.prompt_logprobs import most_top
 from scorepool.api.dialects.openai.sampling import SamplingRequest, sampling_fields
 from scorepool.wire.request import (
     MAX_LIST_LENGTH,
-    WHOLE_VOCABULARY,
     NumChoices,
     NumTokens,
     Text,
@@ -100,8 +100,6 @@ def to_requests(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Genera
 def _generates(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Generate]:
     """Build the request that generates, for each prompt."""
     num_top = 0 if body.logprob_token_ids and not body.echo else body.logprobs or 0
-    of_prompt = body.prompt_logprobs or 0
-    top_logprobs = of_prompt if of_prompt == WHOLE_VOCABULARY else max(num_top, of_prompt)
     num_sequences = max(body.num_choices, body.best_of or 1)
     wants_logprobs = body.has_logprobs or num_sequences > body.num_choices
     for prompt in body.prompts:
@@ -114,7 +112,7 @@ def _generates(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Generat
             skip_special_tokens=body.skip_special_tokens is not False,
             prompt_logprobs=(bool(body.echo) and not body.echoes_in_stream) or body.prompt_logprobs is not None,
             logprobs=wants_logprobs,
-            top_logprobs=top_logprobs,
+            top_logprobs=most_top(num_top, body.prompt_logprobs or 0),
             rank=body.prompt_logprobs is not None,
         )
 

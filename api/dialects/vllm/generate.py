@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
+from scorepool.api.dialects.openai.prompt_logprobs import most_top
 from scorepool.api.dialects.openai.sampling import (
     NoEffect,
     SamplingParameters,
@@ -14,7 +15,7 @@ from scorepool.api.dialects.openai.sampling import (
     sampling_options,
 )
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import WHOLE_VOCABULARY, ModelName, NumTokens, TokenIds, TopLogprobs
+from scorepool.wire.request import ModelName, NumTokens, TokenIds, TopLogprobs
 
 PRIORITIES: dict[int, wire.Priority] = {-1: "high", 0: "normal", 1: "low"}
 
@@ -48,8 +49,7 @@ class GenerateTokensParams(SamplingParameters, frozen=True, forbid_unknown_field
     @property
     def num_top(self) -> int:
         """The number of most likely tokens that the job reports, of the prompt and of generated tokens."""
-        wanted = (0 if self.logprob_token_ids else self.logprobs or 0, self.prompt_logprobs or 0)
-        return WHOLE_VOCABULARY if WHOLE_VOCABULARY in wanted else max(wanted)
+        return most_top(0 if self.logprob_token_ids else self.logprobs or 0, self.prompt_logprobs or 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ from scorepool import wire
 from scorepool.api.dialects.deltas import Delta, columns_from
 from scorepool.api.dialects.detokenizer import generated_text, token_text
 from scorepool.api.dialects.openai.chunks import ChunkWriter
-from scorepool.api.dialects.openai.completion_reply import PromptLogprob, to_prompt_logprobs
+from scorepool.api.dialects.openai.prompt_logprobs import PromptLogprob, to_prompt_logprobs
 from scorepool.api.dialects.openai.sampling import (
     ChunkUsage,
     CompletionUsage,

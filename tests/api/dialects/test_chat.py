@@ -145,3 +145,31 @@ def test_unsupported_and_wrong_values_are_refused_by_name(
 
     assert caught.value.param == param
     assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"logprobs": True, "top_logprobs": 5}, {"n": 2, "seed": 1, "temperature": 0.9}]
+)
+def test_the_logprobs_of_a_chats_prompt(sdk: OpenAI, native: Client, k: int, options: dict[str, object]):
+    extra = {"prompt_logprobs": k, "return_token_ids": True}
+    with_prompt = chat(sdk, max_completion_tokens=6, extra_body=extra, **options)
+    without = chat(sdk, max_completion_tokens=6, extra_body={"return_token_ids": True}, **options)
+
+    assert [choice.message for choice in with_prompt.choices] == [choice.message for choice in without.choices]
+    assert [choice.logprobs for choice in with_prompt.choices] == [choice.logprobs for choice in without.choices]
+    assert [choice.token_ids for choice in with_prompt.choices] == [choice.token_ids for choice in without.choices]
+    token_ids = with_prompt.prompt_token_ids
+    assert token_ids == native.tokenize("demo", messages=[wire.Message(**message) for message in MESSAGES]).token_ids
+    [scored] = native.score("demo", [(token_ids[:1], token_ids[1:])], top_logprobs=k, rank=True).sequences
+    first, *entries = with_prompt.prompt_logprobs
+    assert first is None
+    for place, (entry, token_id) in enumerate(zip(entries, token_ids[1:], strict=True)):
+        own = entry[str(token_id)]
+        assert next(iter(entry)) == str(token_id)
+        assert own["logprob"] == pytest.approx(scored.logprobs[place], abs=1e-4)
+        assert own["rank"] == scored.ranks[place]
+        if k:
+            assert set(map(int, entry)) == {token_id, *scored.top_ids[place]}
+    assert with_prompt.logprobs_mode == "raw_logprobs"
+    assert "prompt_logprobs" not in without.model_dump()

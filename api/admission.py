@@ -134,11 +134,15 @@ def _check_tokens(request: wire.Request, served: Sequence[wire.ServedModel], whe
         )
     _check_parameter_ids(request, vocab_size, where)
     for field, ids in _id_lists(request):
+        if _is_reported(request, field):
+            continue
         if max(ids) >= vocab_size:
             index = next(index for index, token_id in enumerate(ids) if token_id >= vocab_size)
             full = f"{where}{field}[{index}]"
             raise BadRequest(f"{full}: expected a token id below {vocab_size}, found {ids[index]}", full)
     for field, num_ids in _lengths(request):
+        if _is_reported(request, field) or getattr(request, "truncate", None):
+            continue
         if num_ids > context_length:
             full = f"{where}{field}"
             raise BadRequest(
@@ -150,6 +154,11 @@ def _check_tokens(request: wire.Request, served: Sequence[wire.ServedModel], whe
                 f"the model's context being {context_length}, found {request.max_tokens}",
                 f"{where}max_tokens",
             )
+
+
+def _is_reported(request: wire.Request, field: str) -> bool:
+    """True if the error of an item goes into the job's result."""
+    return getattr(request, "on_item_error", "fail") == "report" and field.startswith("items[")
 
 
 def _check_parameter_ids(request: wire.Request, vocab_size: int, where: str) -> None:

@@ -234,9 +234,14 @@ class EngineCore:
         self._read_at = now
 
     def _fail(self, sequence: Sequence, error: EngineError) -> None:
-        """End the group of a sequence that cannot continue, unless it has ended in this step already."""
+        """End a sequence that cannot continue, with its group unless it fails alone. It may have ended already."""
         if group := self._groups.get(sequence):
             error.index = group.sequences.index(sequence)
+            if sequence.fails_alone:
+                sequence.error = error
+                self.scheduler.remove([sequence])
+                self.runner.release([sequence])
+                return
             self._forget(group.sequences)
             group.fail(error)
 

@@ -71,6 +71,10 @@ class Engine:
             raise
         atexit.register(self.close)  # mlx aborts an interpreter that ends in the middle of a step
 
+    def check(self, sequences: list[Sequence]) -> None:
+        """Check what sequences ask for. Raises InvalidRequest, ContextLengthExceeded."""
+        check(sequences, self.model_info)
+
     def add(
         self, sequences: list[Sequence], on_step: Callable[[list[Sequence]], None] | None = None
     ) -> Future[list[Sequence]]:
@@ -83,7 +87,7 @@ class Engine:
         Raises InvalidRequest or ContextLengthExceeded if a sequence asks for what the model cannot do, EngineClosed or
         EngineDeadError if the engine has ended.
         """
-        check(sequences, self.model_info)
+        self.check(sequences)
         group = Group(sequences, Future(), on_step)
         with self._changed:
             self._refuse_if_ended()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from secrets import randbits
 from typing import Literal, Protocol
 
+from scorepool.engine.errors import EngineError
 from scorepool.engine.model_info import ModelInfo
 
 
@@ -152,6 +153,7 @@ class Sequence:
     constraint: Constraint | None = None  # of what is sampled
     share: Share = Share()
     classify: bool = False  # then nothing else is asked for, and the model is a classifier
+    fails_alone: bool = False  # if it cannot continue, it has an `error`, and the others of its group go on
     num_input_tokens: int = field(init=False)
 
     columns: TokenColumns = field(default_factory=TokenColumns)
@@ -159,6 +161,7 @@ class Sequence:
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: bytes | int | None = None  # which of the caller's `stop` and `stop_token_ids` ended the text
     class_logits: list[float] | None = None  # one per label, if it is classified
+    error: EngineError | None = None  # of one that failed alone; its values are of no use
     num_proposed: int = field(init=False, default=0)  # tokens that speculation proposed
     num_accepted: int = field(init=False, default=0)  # of the proposed ones, those that were generated
     model_info: ModelInfo | None = None  # the model that computed the last token of the group; set when it is done
@@ -225,7 +228,9 @@ class Sequence:
 
     @property
     def is_done(self) -> bool:
-        """True if every value was computed."""
+        """True if every value was computed, or if it failed alone."""
+        if self.error is not None:
+            return True
         if self.classify:
             return self.class_logits is not None
         if self.sampling:

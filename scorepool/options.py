@@ -31,6 +31,8 @@ class ScoreOptions(JobOptions, total=False):
     rank: bool
     entropy: bool
     packed: bool
+    on_item_error: Literal["fail", "report"]
+    truncate: Literal["left", "right"] | None
 
 
 class GenerateOptions(JobOptions, SamplingOptions, total=False):
@@ -63,6 +65,8 @@ class ClassifyOptions(JobOptions, total=False):
     """Options of `Client.classify`."""
 
     add_special_tokens: bool
+    on_item_error: Literal["fail", "report"]
+    truncate: Literal["left", "right"] | None
 
 
 class TokenizeOptions(JobOptions, total=False):

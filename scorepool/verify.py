@@ -132,7 +132,9 @@ def verify(job: wire.Job, recompute: Recompute, request: wire.Request | None = N
     result = _result_of(job).unpacked()
     if unpredicted := _unpredicted_with_logprob(result):
         return Verdict("different", f"different at {unpredicted}: no token comes before it, so it has no logprob")
-    claimed = [_claimed(index, sequence, request) for index, sequence in enumerate(result.sequences)]
+    claimed = [
+        _claimed(index, sequence, request) for index, sequence in enumerate(result.sequences) if not sequence.failure
+    ]
     temperature = result.temperature if job.kind == "score" else 1.0
     again, stamp = _rescore(job.model, claimed, temperature, recompute)
     stamps = wire.stamp_differences(result.stamp, stamp)

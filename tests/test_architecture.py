@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # engine
     "engine": set(),
     "engine.errors": set(),
-    "engine.sequence": {"engine.model_info"},
+    "engine.sequence": {"engine.errors", "engine.model_info"},
     "engine.speculation": set(),
     "engine.settings": set(),
     "engine.model_info": set(),

@@ -103,6 +103,7 @@ from scorepool.wire.result import (
     ToolCallResult,
     Usage,
     Verification,
+    map_failures,
 )
 from scorepool.wire.token_delta import MissingTokens, TokenDelta, TokenDeltas
 from scorepool.wire.webhook import (
@@ -240,6 +241,7 @@ __all__ = [
     "encode_json",
     "join_packed",
     "kind_of",
+    "map_failures",
     "mode_conflict",
     "on_one_line",
     "parse",

@@ -73,15 +73,19 @@ def unpack_ints(packed: bytes | bytearray | memoryview) -> list[int]:
 
 
 def join_packed(parts: Sequence[PackedColumns]) -> PackedColumns:
-    """Return the columns of several results in their order. They have the same columns.
+    """Return the columns of several results in their order. They have the same columns, or no tokens.
 
     Rows of targets are filled up to the longest.
     """
     num_targets = max(part.num_targets for part in parts)
     widened = [_with_targets(part, num_targets) for part in parts]
-    columns = {name: bytearray().join(getattr(part, name) for part in widened) for name, _ in parts[0].columns()}
-    lengths = [length for part in parts for length in part.lengths]
-    return PackedColumns(lengths=lengths, num_top=parts[0].num_top, num_targets=num_targets, **columns)
+    names = dict.fromkeys(name for part in parts for name, _ in part.columns())
+    return PackedColumns(
+        lengths=[length for part in parts for length in part.lengths],
+        num_top=max(part.num_top for part in parts),
+        num_targets=num_targets,
+        **{name: bytearray().join(getattr(part, name) or b"" for part in widened) for name in names},
+    )
 
 
 def _with_targets(part: PackedColumns, num_targets: int) -> PackedColumns:

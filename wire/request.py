@@ -109,6 +109,22 @@ def _defaults(kind: type[Submission]) -> tuple[tuple[str, object], ...]:
     return tuple((each.name, each.default) for each in fields(kind) if isinstance(each.default, int | float | str))
 
 
+OnItemError = Annotated[
+    Literal["fail", "report"],
+    Meta(
+        description="`fail`: if an item cannot be answered, the job fails, or is refused, and names it. `report`: the "
+        "item has a `failure` in the result, and the others are answered."
+    ),
+]
+Truncate = Annotated[
+    Literal["left", "right"] | None,
+    Meta(
+        description="Cut items that are longer than the model's context. `left`: the first tokens of the prompt. "
+        "`right`: the last tokens of the item. null: such an item is an error."
+    ),
+]
+
+
 class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Give a completion to score after a prompt, its own or the job's. Both are text, or both are token ids.
 
@@ -169,6 +185,8 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
     rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
     entropy: Annotated[bool, Meta(description="Report the entropy, in nats, of each token's distribution.")] = False
     packed: Packed = False
+    on_item_error: OnItemError = "fail"
+    truncate: Truncate = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,6 +203,8 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
         lists = item.target_lists
         if lists is None:
             return
+        if self.truncate is not None:
+            raise ValueError(f"`items[{index}].targets` with a list for each token does not go with `truncate`")
         prompt = (self.prompt or item.prompt or ()) if self.score == "all" else ()
         num_tokens = len(prompt) + len(item.completion)
         if len(lists) != num_tokens:
@@ -518,7 +538,7 @@ class Classify(Submission, tag="classify", frozen=True, kw_only=True):
     """Report what a classifier, such as a reward model, says about texts. Such a model takes no other job but tokenize.
 
     The last token that is not padding is classified, as transformers does. If one item fails, the job fails and names
-    it.
+    it, unless `on_item_error` is `report`.
     """
 
     items: Annotated[list[ClassifyItem], Meta(min_length=1, max_length=1024)]
@@ -526,6 +546,8 @@ class Classify(Submission, tag="classify", frozen=True, kw_only=True):
         bool,
         Meta(description="Begin and end a text as the model's tokenizer does. A chat has what its template writes."),
     ] = True
+    on_item_error: OnItemError = "fail"
+    truncate: Truncate = None
 
 
 Request = Score | Generate | Tokenize | Classify

@@ -1,5 +1,6 @@
 """Define outcomes: a job ends in a Result or in a Failure, never in anything else."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -31,6 +32,14 @@ FAILURE_CODES = (
 )
 Channel = Literal["content", "reasoning", "tool_call", "markup"]
 CHANNELS = "`markup`: separators, special tokens and the token that ends the turn, which are in no other channel."
+
+
+class Failure(Struct, tag="failure", frozen=True, kw_only=True, omit_defaults=True):
+    """Report why a job has no result."""
+
+    code: Annotated[FailureCode, Meta(description=FAILURE_CODES)]
+    message: Annotated[str, Meta(description="A sentence that names the field, the value and what is expected.")]
+    field: Annotated[str | None, Meta(description="The field of the request that is at fault.")] = None
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,10 +138,16 @@ class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=T
         list[Channel] | None, Meta(description=f"One entry per generated token of a chat. {CHANNELS}")
     ] = None
     tool_calls: list[ToolCallResult] = field(default_factory=list)
+    truncated: Annotated[int, Meta(description="Number of tokens that `truncate` cut.")] = 0
+    failure: Annotated[
+        Failure | None, Meta(description="The reason why the item has no tokens here, with `on_item_error` `report`.")
+    ] = None
 
     def __repr__(self) -> str:
         """Show the text's beginning and the numbers of the whole, never the columns."""
         cut = "..." if len(self.text) > SHOWN_CHARACTERS else ""
+        if self.failure is not None:
+            return f"<SequenceResult failure={self.failure.message!r}>"
         shown = [f"{self.text[:SHOWN_CHARACTERS] + cut!r}", f"{len(self.token_ids)} tokens"]
         if self.logprob_sum is not None:
             shown.append(f"logprob_sum={self.logprob_sum:.4f}")
@@ -158,10 +173,10 @@ def _default_mode() -> LogprobsMode:
     return "raw_logprobs"
 
 
-class Classification(Struct, frozen=True, kw_only=True):
+class Classification(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Report what a classifier says about one item. Logits and probabilities have the order of the result's labels."""
 
-    label: Annotated[str, Meta(description="The label with the highest logit.")]
+    label: Annotated[str, Meta(description="The label with the highest logit. Empty if the item failed.")]
     logits: Annotated[Floats, Meta(description="The output of the model's head. A reward model's reward.")]
     probs: Annotated[
         Floats | None,
@@ -171,6 +186,10 @@ class Classification(Struct, frozen=True, kw_only=True):
         ),
     ]
     num_tokens: Annotated[int, Meta(description="Tokens of the item.")]
+    truncated: Annotated[int, Meta(description="Number of tokens that `truncate` cut.")] = 0
+    failure: Annotated[
+        Failure | None, Meta(description="The reason why the item has no logits, with `on_item_error` `report`.")
+    ] = None
 
 
 class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True):
@@ -265,12 +284,16 @@ class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True
         return table.select([name for name in table.column_names if table[name].null_count < len(table)]).to_pandas()
 
 
-class Failure(Struct, tag="failure", frozen=True, kw_only=True, omit_defaults=True):
-    """Report why a job has no result."""
-
-    code: Annotated[FailureCode, Meta(description=FAILURE_CODES)]
-    message: Annotated[str, Meta(description="A sentence that names the field, the value and what is expected.")]
-    field: Annotated[str | None, Meta(description="The field of the request that is at fault.")] = None
-
-
 Outcome = Result | Failure
+
+
+def map_failures(result: Result, rename: Callable[[Failure], Failure]) -> Result:
+    """Return a result with the failures of its items as `rename` returns them."""
+    sequences, classifications = result.sequences, result.classifications
+    return replace(
+        result,
+        sequences=[replace(each, failure=rename(each.failure)) if each.failure else each for each in sequences],
+        classifications=[
+            replace(each, failure=rename(each.failure)) if each.failure else each for each in classifications
+        ],
+    )

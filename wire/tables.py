@@ -13,6 +13,7 @@ from scorepool.wire.columns import Floats, StreamedColumns
 
 _INTS, _FLOATS, _BYTES = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.binary())
 _CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.string()), ("entry", pa.int32())])
+_FAILURE = pa.struct([("code", pa.string()), ("message", pa.string()), ("field", pa.string())])
 SCHEMA = pa.schema(
     [
         ("text", pa.string()),
@@ -41,9 +42,20 @@ SCHEMA = pa.schema(
         ("skipped", _INTS),
         ("channels", pa.list_(pa.string())),
         ("tool_calls", pa.list_(_CALL)),
+        ("truncated", pa.int32()),
+        ("failure", _FAILURE),
     ]
 )
-LABEL_SCHEMA = pa.schema([("label", pa.string()), ("logits", _FLOATS), ("probs", _FLOATS), ("num_tokens", pa.int32())])
+LABEL_SCHEMA = pa.schema(
+    [
+        ("label", pa.string()),
+        ("logits", _FLOATS),
+        ("probs", _FLOATS),
+        ("num_tokens", pa.int32()),
+        ("truncated", pa.int32()),
+        ("failure", _FAILURE),
+    ]
+)
 
 
 def arrow_table(sequences: Sequence[StreamedColumns]) -> pa.Table:
@@ -65,6 +77,8 @@ def _plain(field: pa.Field, value: Any) -> Any:
     """Convert a value to what Arrow reads as the type of its field."""
     if isinstance(value, Floats):
         return value.values()
+    if isinstance(value, Struct):
+        return to_builtins(value)
     if isinstance(value, int) and field.type == pa.string():
         return str(value)
     if isinstance(value, list) and value and isinstance(value[0], Floats | Struct):

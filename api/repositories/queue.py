@@ -243,7 +243,14 @@ def _either(words: Sequence[str]) -> str:
 
 
 # With their defaults.
-_LATER_FIELDS: dict[str, object] = {"targets": None, "logprobs_mode": None, "target_bytes": False, "packed": False}
+_LATER_FIELDS: dict[str, object] = {
+    "targets": None,
+    "logprobs_mode": None,
+    "target_bytes": False,
+    "packed": False,
+    "on_item_error": "fail",
+    "truncate": None,
+}
 
 
 def fingerprint(requests: Sequence[wire.Request]) -> str:

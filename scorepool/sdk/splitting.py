@@ -1,7 +1,8 @@
 """Divide the items of `score` and `classify` into jobs, and join their results. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -104,11 +105,13 @@ class Division:
     def join(self, jobs: Sequence[wire.Job], url: str) -> wire.Result:
         """Return one result with the sequences of all jobs. Raises JobFailed, MixedResults."""
         for index, job in enumerate(jobs):
-            if failure := job.failure:
-                message, field = self._renamed(failure.message, index), self._renamed(failure.field or "", index)
-                failure = wire.Failure(code=failure.code, message=message, field=field or None)
-                raise JobFailed(job.id, failure, url)
-        return join(jobs, url)
+            if job.failure:
+                raise JobFailed(job.id, self._named(index, job.failure), url)
+        return join(jobs, url, self._named)
+
+    def _named(self, job: int, failure: wire.Failure) -> wire.Failure:
+        message, field = self._renamed(failure.message, job), self._renamed(failure.field or "", job)
+        return wire.Failure(code=failure.code, message=message, field=field or None)
 
     def _renamed(self, text: str, job: int) -> str:
         return _ITEM.sub(lambda match: f"items[{self._starts[job] + int(match[1])}]", text)
@@ -124,9 +127,16 @@ def result_of(job: wire.Job, url: str) -> wire.Result:
     return job.result
 
 
-def join(jobs: Sequence[wire.Job], url: str) -> wire.Result:
-    """Return one result with the sequences of all jobs. Raises JobFailed, MixedResults."""
+def join(
+    jobs: Sequence[wire.Job], url: str, name_failure: Callable[[int, wire.Failure], wire.Failure] | None = None
+) -> wire.Result:
+    """Return one result with the sequences of all jobs. Raises JobFailed, MixedResults.
+
+    `name_failure` names the failures of items, given the number of their job.
+    """
     results = [result_of(job, url) for job in jobs]
+    if name_failure is not None:
+        results = [wire.map_failures(result, partial(name_failure, index)) for index, result in enumerate(results)]
     first = results[0]
     for job, other in zip(jobs, results, strict=True):
         if differences := wire.stamp_differences(first.stamp, other.stamp):

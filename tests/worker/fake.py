@@ -26,7 +26,7 @@ from scorepool.engine.errors import EngineDeadError
 from scorepool.engine.text.chat.chat_format import ChatFormat
 from scorepool.worker import BatchWorker, Job, Queue, WebhookWorker
 from scorepool.worker.inference import crosschecker
-from scorepool.worker.inference.translate import Steps
+from scorepool.worker.inference.text_lengths import Steps
 from scorepool.worker.machine import keep_awake
 from scorepool.worker.rq.clock import REDIS_CLOCK
 

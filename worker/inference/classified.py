@@ -6,19 +6,19 @@ from math import exp, fsum
 from scorepool import wire
 from scorepool.engine import Classifier
 from scorepool.wire import Floats
-from scorepool.worker.inference.translate import PreparedSequence
+from scorepool.worker.inference.prepared import PreparedSequence
 
 
 def to_classified(prepared: Items[PreparedSequence], provenance: wire.Provenance) -> wire.Result:
     """Return the job's result. Raises ValueError for a sequence that was not classified."""
-    model_info = prepared[-1].sequence.model_info
-    if model_info is None or model_info.classifier is None:
+    computed = [each.sequence.model_info for each in prepared if each.failure is None]
+    classifier = computed[-1].classifier if computed and computed[-1] else None
+    if computed and classifier is None:
         raise ValueError("the sequences of a classify job were not computed by a classifier")
-    classifier = model_info.classifier
     num_tokens = sum(each.num_prompt_tokens for each in prepared)
     return wire.Result(
         sequences=[],
-        labels=list(classifier.labels),
+        labels=list(classifier.labels) if classifier else [],
         classifications=[_to_classification(each, classifier) for each in prepared],
         temperature=1.0,
         usage=wire.Usage(prompt_tokens=num_tokens, completion_tokens=0),
@@ -26,7 +26,9 @@ def to_classified(prepared: Items[PreparedSequence], provenance: wire.Provenance
     )
 
 
-def _to_classification(prepared: PreparedSequence, classifier: Classifier) -> wire.Classification:
+def _to_classification(prepared: PreparedSequence, classifier: Classifier | None) -> wire.Classification:
+    if prepared.failure is not None or classifier is None:
+        return wire.Classification(label="", logits=Floats(), probs=None, num_tokens=0, failure=prepared.failure)
     logits = prepared.sequence.class_logits
     if logits is None:
         raise ValueError("a sequence of a classify job has no logits")
@@ -36,6 +38,7 @@ def _to_classification(prepared: PreparedSequence, classifier: Classifier) -> wi
         logits=Floats(logits),
         probs=None if classifier.activation == "none" else Floats(probabilities(logits, classifier.activation)),
         num_tokens=prepared.num_prompt_tokens,
+        truncated=prepared.num_truncated,
     )
 
 

@@ -36,8 +36,8 @@ from scorepool.wire import (
 )
 from scorepool.worker.inference.columns import clamp_logprob
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail, is_chosen
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.provenance import provenance_of
-from scorepool.worker.inference.translate import PreparedSequence
 from scorepool.worker.rq.job import Job
 
 POLL_S = 1.0
@@ -95,11 +95,14 @@ class Crosschecker:
         """Have a score job checked once its result is recorded, if it belongs to the share. Runs on the main thread."""
         if not is_chosen(job.id, self.status.share):
             return
+        prepared = [each for each in prepared if each.failure is None]
         token_ids = [each.sequence.token_ids for each in prepared]
-        if sum(map(len, token_ids)) > MAX_TOKENS:
+        if not token_ids or sum(map(len, token_ids)) > MAX_TOKENS:
             return
         first = [each.sequence.score_from or 0 for each in prepared]
-        logprobs = [sequence.logprobs or Floats() for sequence in result.unpacked().sequences]
+        logprobs = [
+            sequence.logprobs or Floats() for sequence in result.unpacked().sequences if sequence.failure is None
+        ]
         mine = Computation(worker=self._mail.worker, stamp=result.stamp, logprobs=logprobs)
         job.on_recorded = partial(
             self._offered.append, partial(self._send, job.id, temperature, token_ids, first, mine)

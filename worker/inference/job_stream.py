@@ -18,8 +18,8 @@ from scorepool import wire
 from scorepool.engine import ChatCodec, Sequence, TokenColumns
 from scorepool.worker.inference.chat_answer import ParsedSlice, channels_and_calls
 from scorepool.worker.inference.columns import delta_columns
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.result import indices_of, target_bytes
-from scorepool.worker.inference.translate import PreparedSequence
 
 TOKEN_BYTES = 24  # of a token in a delta, about, without its top logprobs
 TOP_LOGPROB_BYTES = 16  # of one of them, about

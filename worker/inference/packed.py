@@ -9,8 +9,8 @@ from scorepool.engine import Sequence
 from scorepool.wire import Floats
 from scorepool.wire.packed import NO_RANK, NO_TOKEN, pack_ints
 from scorepool.worker.inference.columns import COLUMNS, Clamp, CountingClamp, clamped
-from scorepool.worker.inference.summary import about, summary
-from scorepool.worker.inference.translate import PreparedSequence
+from scorepool.worker.inference.prepared import PreparedSequence
+from scorepool.worker.inference.summary import about, failed_item, summary
 
 
 def to_packed(
@@ -23,8 +23,11 @@ def to_packed(
     num_top = max(each.sequence.top_logprobs for each in prepared) if with_logprobs else 0
     num_targets = max(_most_targets(each.sequence) for each in prepared) if with_logprobs else 0
     sequences = []
-    packed: dict[str, bytearray] = defaultdict(bytearray)
+    packed: dict[str, bytearray] = defaultdict(bytearray, token_ids=bytearray())
     for each, start in zip(prepared, first, strict=True):
+        if each.failure is not None:
+            sequences.append(failed_item(each.failure))
+            continue
         fields = about(each, start)
         sequence, num_tokens = each.sequence, len(each.sequence.token_ids) - start
         packed["token_ids"] += pack_ints(sequence.token_ids[start:])
@@ -38,7 +41,7 @@ def to_packed(
             _check_length("logprobs", 4 * len(logprobs), num_tokens)
             fields |= summary(sequence, logprobs, max(0, each.num_prompt_tokens - start)) | {"clamped": clamp.count}
         sequences.append(wire.SequenceResult(token_ids=[], token_bytes=[], text="", **fields))  # type: ignore[arg-type]
-    lengths = [len(each.sequence.token_ids) - start for each, start in zip(prepared, first, strict=True)]
+    lengths = [max(0, len(each.sequence.token_ids) - start) for each, start in zip(prepared, first, strict=True)]
     return sequences, wire.PackedColumns(lengths=lengths, num_top=num_top, num_targets=num_targets, **packed)
 
 

@@ -10,8 +10,8 @@ from scorepool.worker.inference.chat_answer import channels_and_calls, parse_ans
 from scorepool.worker.inference.classified import to_classified
 from scorepool.worker.inference.columns import CountingClamp, result_columns
 from scorepool.worker.inference.packed import to_packed
-from scorepool.worker.inference.summary import about, summary
-from scorepool.worker.inference.translate import PreparedSequence
+from scorepool.worker.inference.prepared import PreparedSequence
+from scorepool.worker.inference.summary import about, failed_item, summary
 
 
 def to_result(
@@ -79,6 +79,8 @@ def _first_reported(request: wire.Score | wire.Generate, sequence: Sequence) -> 
 def _to_sequence_result(
     prepared: PreparedSequence, first: int, codec: ChatCodec, with_logprobs: bool
 ) -> wire.SequenceResult:
+    if prepared.failure is not None:
+        return failed_item(prepared.failure)
     sequence = prepared.sequence
     tokenizer = codec.tokenizer
     token_ids = sequence.token_ids[first:]

@@ -19,12 +19,13 @@ from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.owner_turns import OwnerThread
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.structured_outputs import invalid_grammar
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.inference.tokenizing import TokenizingQueue
-from scorepool.worker.inference.translate import PreparedSequence, num_characters, to_sequences, with_seed
+from scorepool.worker.inference.translate import num_characters, to_sequences, with_seed
 from scorepool.worker.rq.errors import JobError
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
@@ -91,6 +92,11 @@ class InferenceRunner:
         self.tokenizing.close()
         self.large_results.close()
         self.publisher.close()
+
+
+def reports_items(request: wire.Request) -> bool:
+    """True if an item that fails is reported beside the others."""
+    return isinstance(request, wire.Score | wire.Classify) and request.on_item_error == "report"
 
 
 def num_rows(request: wire.Request) -> int:
@@ -183,6 +189,11 @@ class InferenceRun:
 
     def _enter(self, prepared: list[PreparedSequence]) -> None:
         """Add the sequences to the engine. Raises engine.EngineError."""
+        if reports_items(self.request):
+            prepared = [self._checked(index, each) for index, each in enumerate(prepared)]
+            if all(each.failure for each in prepared):
+                self._end(prepared)
+                return
         with self._lock:
             if self._is_canceled:
                 return
@@ -190,9 +201,19 @@ class InferenceRun:
         self._sequences = [each.sequence for each in prepared]
         self._added.add_done_callback(partial(self._on_done, prepared))
 
+    def _checked(self, index: int, prepared: PreparedSequence) -> PreparedSequence:
+        """Return an item with its failure, if the model cannot do what it asks for."""
+        if prepared.failure is not None:
+            return prepared
+        try:
+            self._engine.check([prepared.sequence])
+        except EngineError as error:
+            return prepared.with_error(index, error)
+        return prepared
+
     def _add(self, prepared: list[PreparedSequence]) -> "Future[list[Sequence]]":
         request = self.request
-        sequences = [each.sequence for each in prepared]
+        sequences = [each.sequence for each in prepared if each.failure is None]
         for sequence in sequences:
             sequence.share = Share(self._job.owner, self._job.weight)
         if not isinstance(request, wire.Generate) or not request.stream:
@@ -238,7 +259,9 @@ class InferenceRun:
         elif isinstance(self.request, wire.Generate) and self.request.recompute and prepared[0].recomputed is None:
             self._recompute([each.with_recompute() for each in prepared])
         else:
-            self._end(prepared)  # the engine has filled the sequences that it was given
+            # The engine has filled the sequences that it was given.
+            errors = ((each, each.sequence.error) for each in prepared)
+            self._end([each.with_error(index, error) if error else each for index, (each, error) in enumerate(errors)])
 
     def _end(self, prepared: list[PreparedSequence]) -> None:
         """End the job with these sequences. A large result is built on a thread of its own before."""

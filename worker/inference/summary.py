@@ -6,7 +6,7 @@ from math import fsum, isnan
 from scorepool import wire
 from scorepool.engine import Sequence
 from scorepool.wire import Floats
-from scorepool.worker.inference.translate import PreparedSequence
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.rq.errors import JobError
 
 
@@ -24,9 +24,15 @@ def about(prepared: PreparedSequence, first: int) -> dict[str, object]:
         "num_reported_prompt_tokens": max(0, num_prompt_tokens - first),
         "prompt_token_ids": sequence.token_ids[:num_prompt_tokens] if prepared.is_prompt_text else None,
         "bos_added": prepared.bos_added,
+        "truncated": prepared.num_truncated,
         "finish_reason": sequence.finish_reason,
         "stop_reason": stop_reason.decode() if isinstance(stop_reason, bytes) else stop_reason,
     }
+
+
+def failed_item(failure: wire.Failure) -> wire.SequenceResult:
+    """Return the place of an item that has no tokens."""
+    return wire.SequenceResult(token_ids=[], token_bytes=[], text="", failure=failure)
 
 
 def summary(sequence: Sequence, logprobs: Floats, num_prompt_entries: int) -> dict[str, object]:

@@ -6,53 +6,30 @@ context is refused by its beginning, before all of it is encoded.
 To add a kind of job, add a branch to `to_sequences` and one to `to_result` in result.py.
 """
 
-import dataclasses
 import hashlib
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, Sampling, Sequence, Targets, Tokenizer
-from scorepool.engine.errors import ContextLengthExceeded
 from scorepool.worker.inference.chat_answer import ChatPrompt
+from scorepool.worker.inference.items import to_classified, to_scored
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
 from scorepool.worker.inference.template_messages import to_template_messages, to_template_tool
-from scorepool.worker.rq.errors import JobError
+from scorepool.worker.inference.text_lengths import (
+    MAX_TOKENIZED,
+    Steps,
+    check_length,
+    check_num_tokens,
+    invalid_request,
+    rendering_size,
+)
 
-T = TypeVar("T")
-Steps = Generator[int, None, T]  # yields before each step how many characters it encodes, at most
-
-MAX_TOKENIZED = 500_000  # of a tokenize job, or the context if it is longer; each costs the tokenizer 350 bytes
 DEFAULT_MAX_TOKENS = 4096  # of a generation that does not set max_tokens, if the context has room
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedSequence:
-    """A sequence, and what the result reports about it that the engine does not know."""
-
-    sequence: Sequence
-    num_prompt_tokens: int
-    is_prompt_text: bool  # then the result returns the ids that were used
-    bos_added: bool
-    chat_prompt: ChatPrompt | None = None  # of a sequence that answers a chat
-    skipped_ids: AbstractSet[int] = frozenset()  # tokens that the text leaves out
-    names_targets: bool = False  # the result has the bytes of its targets
-    recomputed: Sequence | None = None  # the generated tokens, to be scored again
-
-    def with_recompute(self) -> "PreparedSequence":
-        sequence = self.sequence
-        recomputed = Sequence(
-            token_ids=list(sequence.token_ids),
-            score_from=sequence.num_input_tokens,
-            temperature=sequence.temperature,
-            share=sequence.share,
-        )
-        return dataclasses.replace(self, recomputed=recomputed)
 
 
 def num_characters(request: wire.Request) -> int:
@@ -93,9 +70,9 @@ def to_sequences(
         token_ids, bos_added, _ = yield from _encode_prompt(request, codec, max(context_length, MAX_TOKENIZED))
         return [PreparedSequence(Sequence(token_ids=token_ids), len(token_ids), False, bos_added)]
     if isinstance(request, wire.Classify):
-        return (yield from _to_classified(request, codec, context_length))
+        return (yield from to_classified(request, codec, context_length))
     if isinstance(request, wire.Score):
-        prepared = yield from _to_scored(request, codec.tokenizer, context_length)
+        prepared = yield from to_scored(request, codec.tokenizer, context_length)
     else:
         prepared = yield from _to_generated(request, codec, context_length, owner)
     num_tokens = [_num_reported(each.sequence) for each in prepared]
@@ -105,7 +82,7 @@ def to_sequences(
         if each.sequence.targets
     )
     if excess := wire.report_excess(request, sum(num_tokens), num_targets):
-        raise _invalid(*excess)
+        raise invalid_request(*excess)
     return prepared
 
 
@@ -115,109 +92,13 @@ def _num_reported(sequence: Sequence) -> int:
     return num_given + (sequence.sampling.max_tokens if sequence.sampling else 0)
 
 
-def _to_scored(request: wire.Score, tokenizer: Tokenizer, context_length: int) -> Steps[list[PreparedSequence]]:
-    prepared = []
-    for index, pair in enumerate(request.pairs()):
-        what = f"items[{index}]"
-        each = yield from _to_scored_sequence(request, pair, tokenizer, context_length, what)
-        check_num_tokens(len(each.sequence.token_ids), context_length, what)
-        each.sequence.targets = _targets(request, request.items[index])
-        prepared.append(each)
-    return prepared
-
-
-def _to_scored_sequence(
-    request: wire.Score,
-    pair: tuple[str | list[int], str | list[int]],
-    tokenizer: Tokenizer,
-    context_length: int,
-    what: str,
-) -> Steps[PreparedSequence]:
-    prompt, completion = pair
-    if isinstance(prompt, str) and isinstance(completion, str):
-        yield from check_length((prompt, completion), tokenizer, context_length, what)
-        yield 2 * len(prompt) + len(completion)
-        token_ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(prompt, completion)
-    elif isinstance(prompt, list) and isinstance(completion, list):
-        token_ids, num_prompt_tokens, bos_added = prompt + completion, len(prompt), False
-    else:
-        raise TypeError("wire.ScoreItem accepted a prompt and a completion of different types")
-    sequence = Sequence(
-        token_ids=token_ids,
-        score_from=0 if request.score == "all" else num_prompt_tokens,
-        top_logprobs=request.top_logprobs,
-        rank=request.rank,
-        entropy=request.entropy,
-        temperature=request.temperature,
-    )
-    return PreparedSequence(sequence, num_prompt_tokens, isinstance(prompt, str), bos_added)
-
-
-def _to_classified(request: wire.Classify, codec: ChatCodec, context_length: int) -> Steps[list[PreparedSequence]]:
-    prepared = []
-    for index, item in enumerate(request.items):
-        what = f"items[{index}]"
-        token_ids = yield from _encode_classified(request, item, codec, context_length, what)
-        check_num_tokens(len(token_ids), context_length, what)
-        if not token_ids:
-            raise _invalid(f"{what}.prompt", "it has no token for this model; give at least one character")
-        prepared.append(PreparedSequence(Sequence(token_ids=token_ids, classify=True), len(token_ids), False, False))
-    return prepared
-
-
-def _encode_classified(
-    request: wire.Classify, item: wire.ClassifyItem, codec: ChatCodec, context_length: int, what: str
-) -> Steps[list[int]]:
-    """Return the token ids of an item. Raises engine.InvalidRequest, ContextLengthExceeded."""
-    if isinstance(item.prompt, list):
-        return list(item.prompt)
-    text, adds_special_tokens = item.prompt, request.add_special_tokens
-    if text is None:
-        yield _rendering_size(item.messages or (), [])
-        text, adds_special_tokens = codec.template.render_given(to_template_messages(item.messages or ())), False
-    yield from check_length([text], codec.tokenizer, context_length, what)
-    yield len(text)
-    return codec.tokenizer.encode_whole(text) if adds_special_tokens else codec.tokenizer.encode(text, False)[0]
-
-
-def _targets(request: wire.Score, item: wire.ScoreItem) -> Targets | None:
-    if lists := item.target_lists:
-        return Targets([*lists], is_shared=False)
-    ids = request.targets if item.targets is None else item.targets
-    return None if ids is None else Targets([[each for each in ids if isinstance(each, int)]], is_shared=True)
-
-
-def check_length(texts: Items[str], tokenizer: Tokenizer, max_tokens: int, what: str) -> Steps[None]:
-    """Check that the joined texts can have at most `max_tokens` tokens. Raises ContextLengthExceeded."""
-    for size in tokenizer.head_sizes(sum(map(len, texts)), max_tokens):
-        yield size
-        head = "".join(texts)[:size]
-        if tokenizer.is_longer(head, max_tokens):
-            num_characters = sum(map(len, texts))
-            raise ContextLengthExceeded(
-                f"{what} has {num_characters} characters, of which the first {size} are already more than "
-                f"{max_tokens} tokens, the most that fit",
-                _item_field(what),
-            )
-
-
-def check_num_tokens(num_tokens: int, max_tokens: int, what: str) -> None:
-    """Check the tokens of a text. Raises ContextLengthExceeded."""
-    if num_tokens > max_tokens:
-        raise ContextLengthExceeded(f"{what} has {num_tokens} tokens; at most {max_tokens} fit", _item_field(what))
-
-
-def _item_field(what: str) -> str | None:
-    """Return what is too long as a field, if it is an item. Otherwise it is the request's only text."""
-    return what if what.startswith("items[") else None
-
-
 def _to_generated(
     request: wire.Generate, codec: ChatCodec, context_length: int, owner: str
 ) -> Steps[list[PreparedSequence]]:
     prompt_ids, bos_added, chat_prompt = yield from _encode_prompt(request, codec, context_length)
     if not prompt_ids:
-        raise _invalid("prompt", "it is empty, and this model's texts begin without BOS; give at least one character")
+        sentence = "it is empty, and this model's texts begin without BOS; give at least one character"
+        raise invalid_request("prompt", sentence)
     max_tokens = request.max_tokens
     if max_tokens is None:
         max_tokens = max(1, min(max(DEFAULT_MAX_TOKENS, request.min_tokens), context_length - len(prompt_ids)))
@@ -270,11 +151,11 @@ def _sampling(request: wire.Generate, index: int, max_tokens: int) -> Sampling:
 def _check_min_tokens(request: wire.Generate, max_tokens: int, tokenizer: Tokenizer) -> None:
     """Check that `min_tokens` can be generated. Raises JobError."""
     if request.min_tokens > max_tokens:
-        raise _invalid(
+        raise invalid_request(
             "min_tokens", f"expected at most {max_tokens}, which is what the context holds, found {request.min_tokens}"
         )
     if request.min_tokens and len(tokenizer.eos_ids.union(request.stop_token_ids)) >= tokenizer.vocab_size:
-        raise _invalid(
+        raise invalid_request(
             "stop_token_ids", "they are all tokens of the model, so no token can be generated before `min_tokens`"
         )
 
@@ -318,7 +199,7 @@ def _encode_chat(
         tools = [to_template_tool(tool) for tool in request.tools]
         may_call = [to_template_tool(tool) for tool in callable_tools(request)]
         variables, keep_special_tokens = request.chat_template_kwargs, request.skip_special_tokens is False
-    yield _rendering_size(messages, tools)
+    yield rendering_size(messages, tools)
     text, generation_prompt = codec.template.render(template_messages, tools, variables)
     yield from check_length([text], codec.tokenizer, max_tokens, "the rendered chat")
     yield len(text)
@@ -328,26 +209,13 @@ def _encode_chat(
     return token_ids, token_ids[:1] == [codec.tokenizer.bos_id], chat_prompt
 
 
-def _rendering_size(messages: Items[wire.Message], tools: Items[object]) -> int:
-    """Return about as many characters as are encoded in the time in which a template renders the chat.
-
-    Some templates look at all messages for each of them.
-    """
-    num_calls = sum(len(message.tool_calls) for message in messages)
-    return len(messages) ** 2 + 64 * num_calls + 1024 * len(tools)
-
-
 def _check_template(request: wire.Generate, codec: ChatCodec) -> None:
     """Check that the template uses everything it would be given. Raises engine.InvalidRequest, JobError."""
     if request.tools and (reason := codec.tools_unsupported_reason(may_call=request.tool_choice != "none")):
-        raise _invalid("tools", reason)
+        raise invalid_request("tools", reason)
     for name in request.chat_template_kwargs:
         if not codec.template.accepts_variable(name):
-            raise _invalid(
+            raise invalid_request(
                 f"chat_template_kwargs.{name}",
                 "the model's chat template has no variable of this name that a request may set",
             )
-
-
-def _invalid(field: str, message: str) -> JobError:
-    return JobError(wire.Failure(code="invalid", message=f"{field}: {message}", field=field))

@@ -86,7 +86,7 @@ def test_a_line_gets_the_answer_of_a_single_request(sdk: OpenAI):
 
 def test_autobatcher_reads_the_first_answers_before_the_batch_ends(stack: Stack):
     """Send what autobatcher 0.12 sends: see tests/soak/test_autobatcher.py, where it runs itself."""
-    lines = [chat_line(i, stream=False, max_tokens=4 if i < 24 else 200, ignore_eos=True) for i in range(30)]
+    lines = [chat_line(i, stream=False, max_tokens=4 if i < 24 else 900, ignore_eos=True) for i in range(30)]
     content = "\n".join(map(json.dumps, lines)).encode()  # no end of line after the last
     headers = {"Authorization": "Bearer unused"}
     with httpx.Client(base_url=f"{stack.url}/v1", headers=headers, timeout=60) as http:

@@ -15,8 +15,9 @@ from scorepool.api.dialects.openai.chat import ChatRequest, to_request
 from scorepool.api.dialects.openai.chat_reply import ChatChoice, ChatChoiceChunk, to_chat_completion, to_chunk
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.job_stream import JobStream
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.translate import PreparedSequence, to_sequences
+from scorepool.worker.inference.translate import to_sequences
 from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, chat_codec_of, ids_of
 from tests.worker.fake import finish
 

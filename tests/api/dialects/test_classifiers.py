@@ -68,7 +68,7 @@ def test_a_reward_model_gives_each_text_its_reward(client: Client, served: Serve
         assert list(one.probs) == pytest.approx([torch.tensor(expected).sigmoid().item()], abs=1e-4)
         assert one.num_tokens == len(served.tokenizer(text).input_ids)
     assert result.usage.prompt_tokens == sum(one.num_tokens for one in result.classifications)
-    assert result.to_arrow().column_names == ["label", "logits", "probs", "num_tokens"]
+    assert result.to_arrow().column_names == ["label", "logits", "probs", "num_tokens", "truncated", "failure"]
 
 
 def test_labels_have_their_names_and_probabilities(client: Client, served: Served):

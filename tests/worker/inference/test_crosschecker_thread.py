@@ -17,8 +17,8 @@ from scorepool.wire import Computation, Crosscheck, CrosscheckNotice, Crosscheck
 from scorepool.worker.inference import crosschecker
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import MAX_TOKENS, Crosschecker
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.provenance import provenance_of
-from scorepool.worker.inference.translate import PreparedSequence
 from scorepool.worker.rq.job import Job
 from tests.worker.conftest import until
 from tests.worker.fake import FakeEngine

@@ -8,7 +8,7 @@ from scorepool import wire
 from scorepool.engine import Sampling, Sequence, Targets
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.job_stream import JobStream, PartialStop
-from scorepool.worker.inference.translate import PreparedSequence
+from scorepool.worker.inference.prepared import PreparedSequence
 from tests.worker.fake import FakeChatCodec, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()

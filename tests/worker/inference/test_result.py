@@ -7,9 +7,10 @@ import pytest
 
 from scorepool import wire
 from scorepool.engine import TokenColumns
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.translate import PreparedSequence, to_sequences
+from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
 from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer, finish
 from tests.worker.inference.test_translate import BOS, CODEC, generate, score, translate

@@ -13,8 +13,8 @@ from scorepool.engine import Sampling, Sequence
 from scorepool.local.redis_server import RedisServer
 from scorepool.worker.inference import token_publisher
 from scorepool.worker.inference.job_stream import JobStream
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.token_publisher import TokenPublisher
-from scorepool.worker.inference.translate import PreparedSequence
 from tests.fleet.link import Link
 from tests.worker.conftest import Workers, submit, until
 from tests.worker.fake import FakeChatCodec, FakeTokenizer

@@ -7,7 +7,8 @@ import pytest
 from scorepool import wire
 from scorepool.engine import Targets
 from scorepool.engine.errors import ContextLengthExceeded
-from scorepool.worker.inference.translate import PreparedSequence, to_sequences, with_seed
+from scorepool.worker.inference.prepared import PreparedSequence
+from scorepool.worker.inference.translate import to_sequences, with_seed
 from scorepool.worker.rq.errors import JobError
 from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer, finish
 

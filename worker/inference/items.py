@@ -1,0 +1,145 @@
+"""Translate the items of score and classify jobs into the engine's Sequences, text by text. Pure.
+
+An item that cannot be run fails its job, or has its failure beside the others, as the request says.
+"""
+
+from typing import Literal
+
+from scorepool import wire
+from scorepool.engine import ChatCodec, Sequence, Targets, Tokenizer
+from scorepool.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest
+from scorepool.worker.inference.engine_errors import map_engine_error
+from scorepool.worker.inference.prepared import PreparedSequence
+from scorepool.worker.inference.template_messages import to_template_messages
+from scorepool.worker.inference.text_lengths import (
+    MAX_TOKENIZED,
+    Steps,
+    check_length,
+    check_num_tokens,
+    invalid_request,
+    rendering_size,
+)
+from scorepool.worker.rq.errors import JobError
+
+
+def to_scored(request: wire.Score, tokenizer: Tokenizer, context_length: int) -> Steps[list[PreparedSequence]]:
+    prepared = []
+    for index, pair in enumerate(request.pairs()):
+        what = f"items[{index}]"
+        try:
+            each = yield from _to_scored_sequence(request, pair, tokenizer, context_length, what)
+        except _ITEM_ERRORS as error:
+            prepared.append(_failed(request, error))
+            continue
+        each.sequence.targets = _targets(request, request.items[index])
+        prepared.append(each)
+    return prepared
+
+
+_ITEM_ERRORS = (InvalidRequest, ContextLengthExceeded, JobError)
+
+
+def _failed(request: wire.Score | wire.Classify, error: EngineError | JobError) -> PreparedSequence:
+    """Return the place of an item that cannot be run. Raises the error if the job fails with it."""
+    if request.on_item_error == "fail":
+        raise error
+    mapped = map_engine_error(error)
+    assert isinstance(mapped, JobError)
+    return PreparedSequence(Sequence(token_ids=[]), 0, False, False, failure=mapped.failure)
+
+
+def _to_scored_sequence(
+    request: wire.Score,
+    pair: tuple[str | list[int], str | list[int]],
+    tokenizer: Tokenizer,
+    context_length: int,
+    what: str,
+) -> Steps[PreparedSequence]:
+    prompt, completion = pair
+    if isinstance(prompt, str) and isinstance(completion, str):
+        yield from check_length((prompt, completion), tokenizer, _most_encoded(request, context_length), what)
+        yield 2 * len(prompt) + len(completion)
+        token_ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(prompt, completion)
+    elif isinstance(prompt, list) and isinstance(completion, list):
+        token_ids, num_prompt_tokens, bos_added = prompt + completion, len(prompt), False
+    else:
+        raise TypeError("wire.ScoreItem accepted a prompt and a completion of different types")
+    kept = _kept(request.truncate, len(token_ids), num_prompt_tokens, context_length, what)
+    num_truncated = len(token_ids) - len(kept)
+    token_ids, num_prompt_tokens = token_ids[kept.start : kept.stop], max(0, num_prompt_tokens - kept.start)
+    sequence = Sequence(
+        token_ids=token_ids,
+        score_from=0 if request.score == "all" else num_prompt_tokens,
+        fails_alone=request.on_item_error == "report",
+        top_logprobs=request.top_logprobs,
+        rank=request.rank,
+        entropy=request.entropy,
+        temperature=request.temperature,
+    )
+    return PreparedSequence(
+        sequence, num_prompt_tokens, isinstance(prompt, str), bos_added and not kept.start, num_truncated=num_truncated
+    )
+
+
+def _most_encoded(request: wire.Score | wire.Classify, context_length: int) -> int:
+    """Return how many tokens of an item are encoded at most."""
+    return context_length if request.truncate is None else max(context_length, MAX_TOKENIZED)
+
+
+def _kept(
+    truncate: Literal["left", "right"] | None, num_tokens: int, num_prompt_tokens: int, max_tokens: int, what: str
+) -> range:
+    """Return the positions of an item that are kept. Raises ContextLengthExceeded if it is too long.
+
+    A token of the prompt stays if there is one, which predicts the first of the completion, and a token to report.
+    """
+    excess = max(0, num_tokens - max_tokens)
+    if truncate is None:
+        check_num_tokens(num_tokens, max_tokens, what)
+    most = num_prompt_tokens - 1 if truncate == "left" else num_tokens - num_prompt_tokens - 1
+    if excess and excess > most:
+        part = "completion" if truncate == "left" else "prompt"
+        raise ContextLengthExceeded(f"{what}: its {part} alone has too many tokens; at most {max_tokens} fit", what)
+    return range(excess, num_tokens) if truncate == "left" else range(num_tokens - excess)
+
+
+def to_classified(request: wire.Classify, codec: ChatCodec, context_length: int) -> Steps[list[PreparedSequence]]:
+    prepared = []
+    for index, item in enumerate(request.items):
+        what = f"items[{index}]"
+        try:
+            token_ids = yield from _encode_classified(request, item, codec, context_length, what)
+            if request.truncate is None:
+                check_num_tokens(len(token_ids), context_length, what)
+            if not token_ids:
+                raise invalid_request(f"{what}.prompt", "it has no token for this model; give at least one character")
+        except _ITEM_ERRORS as error:
+            prepared.append(_failed(request, error))
+            continue
+        kept = token_ids[-context_length:] if request.truncate == "left" else token_ids[:context_length]
+        sequence = Sequence(token_ids=kept, classify=True, fails_alone=request.on_item_error == "report")
+        num_truncated = len(token_ids) - len(kept)
+        prepared.append(PreparedSequence(sequence, len(kept), False, False, num_truncated=num_truncated))
+    return prepared
+
+
+def _encode_classified(
+    request: wire.Classify, item: wire.ClassifyItem, codec: ChatCodec, context_length: int, what: str
+) -> Steps[list[int]]:
+    """Return the token ids of an item. Raises engine.InvalidRequest, ContextLengthExceeded."""
+    if isinstance(item.prompt, list):
+        return list(item.prompt)
+    text, adds_special_tokens = item.prompt, request.add_special_tokens
+    if text is None:
+        yield rendering_size(item.messages or (), [])
+        text, adds_special_tokens = codec.template.render_given(to_template_messages(item.messages or ())), False
+    yield from check_length([text], codec.tokenizer, _most_encoded(request, context_length), what)
+    yield len(text)
+    return codec.tokenizer.encode_whole(text) if adds_special_tokens else codec.tokenizer.encode(text, False)[0]
+
+
+def _targets(request: wire.Score, item: wire.ScoreItem) -> Targets | None:
+    if lists := item.target_lists:
+        return Targets([*lists], is_shared=False)
+    ids = request.targets if item.targets is None else item.targets
+    return None if ids is None else Targets([[each for each in ids if isinstance(each, int)]], is_shared=True)

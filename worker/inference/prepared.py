@@ -1,0 +1,49 @@
+"""Hold a sequence on its way through the engine, with what its result says beside it."""
+
+import dataclasses
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from scorepool import wire
+from scorepool.engine import Sequence
+from scorepool.engine.errors import EngineError
+from scorepool.worker.inference.chat_answer import ChatPrompt
+from scorepool.worker.inference.engine_errors import map_engine_error
+from scorepool.worker.rq.errors import JobError
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSequence:
+    """A sequence, and what the result reports about it that the engine does not know."""
+
+    sequence: Sequence
+    num_prompt_tokens: int
+    is_prompt_text: bool  # then the result returns the ids that were used
+    bos_added: bool
+    chat_prompt: ChatPrompt | None = None  # of a sequence that answers a chat
+    skipped_ids: AbstractSet[int] = frozenset()  # tokens that the text leaves out
+    names_targets: bool = False  # the result has the bytes of its targets
+    recomputed: Sequence | None = None  # the generated tokens, to be scored again
+    num_truncated: int = 0  # tokens that were cut
+    failure: wire.Failure | None = None  # of an item that is reported beside the others; then `sequence` is not run
+
+    def with_error(self, index: int, error: EngineError) -> "PreparedSequence":
+        """Return item number `index`, which the engine refused or could not continue, with its failure."""
+        mapped = map_engine_error(error)
+        if not isinstance(mapped, JobError):
+            raise mapped
+        field = f"items[{index}]"
+        failure = replace(mapped.failure, message=f"{field}: {mapped.failure.message}", field=field)
+        return dataclasses.replace(self, sequence=Sequence(token_ids=[]), num_prompt_tokens=0, failure=failure)
+
+    def with_recompute(self) -> "PreparedSequence":
+        sequence = self.sequence
+        recomputed = Sequence(
+            token_ids=list(sequence.token_ids),
+            score_from=sequence.num_input_tokens,
+            temperature=sequence.temperature,
+            share=sequence.share,
+        )
+        return dataclasses.replace(self, recomputed=recomputed)

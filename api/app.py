@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from scorepool.api.batches.driver import Driver
 from scorepool.api.batches.services import BatchServices
-from scorepool.api.dialects import openai, openrlhf, sglang, trl, v1_score, vllm
+from scorepool.api.dialects import anthropic, openai, openrlhf, sglang, trl, v1_score, vllm
 from scorepool.api.http import errors, openapi
 from scorepool.api.http.loopback import LoopbackOnly
 from scorepool.api.http.middleware import HeadAsGet, RequestId, ShutdownMiddleware
@@ -40,7 +40,15 @@ from scorepool.api.trace_context import TraceContext
 from scorepool.store import Settings
 
 WEBHOOKS = (webhook_endpoints, webhook_secrets, webhook_deliveries)
-DIALECTS = (openai.DIALECT, vllm.DIALECT, trl.DIALECT, sglang.DIALECT, v1_score.DIALECT, openrlhf.DIALECT)
+DIALECTS = (
+    openai.DIALECT,
+    anthropic.DIALECT,
+    vllm.DIALECT,
+    trl.DIALECT,
+    sglang.DIALECT,
+    v1_score.DIALECT,
+    openrlhf.DIALECT,
+)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:

@@ -10,7 +10,7 @@ from typing import Annotated
 from urllib.request import parse_http_list
 
 from fastapi import Depends, Query
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from redis.asyncio import Redis
 from starlette.requests import Request
 
@@ -40,6 +40,11 @@ from scorepool.api.submission import Submission
 from scorepool.store import Settings
 
 _bearer = HTTPBearer(auto_error=False, description="An API key. Not asked for by a server without keys.")
+_api_key = APIKeyHeader(
+    name="x-api-key",
+    auto_error=False,
+    description="The same key, as Anthropic's clients send it: in place of the other.",
+)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
@@ -119,11 +124,20 @@ async def streaming(request: Request) -> Streaming:
     return _state(request).streaming
 
 
-async def owner(request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
+async def owner(
+    request: Request,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    api_key: Annotated[str | None, Depends(_api_key)],
+) -> str:
     """Return the owner that the API key stands for. Raises Unauthorized."""
-    if len(request.headers.getlist("authorization")) > 1:  # a proxy may have checked the other one
-        raise Unauthorized("there are several Authorization headers: send one")
-    return _state(request).keyring.owner(credentials.credentials if credentials else None)
+    for name in ("Authorization", "x-api-key"):  # a proxy may have checked the other one
+        if len(request.headers.getlist(name)) > 1:
+            raise Unauthorized(f"there are several {name} headers: send one")
+    bearer = credentials.credentials if credentials else None
+    keyring = _state(request).keyring
+    if keyring and None not in (bearer, api_key) and bearer != api_key:
+        raise Unauthorized("there are two API keys, in `Authorization` and in `x-api-key`: send one")
+    return keyring.owner(bearer or api_key)
 
 
 async def reply_format(request: Request) -> wire.Format:
@@ -136,7 +150,8 @@ async def reply_format(request: Request) -> wire.Format:
 
 async def known_query(request: Request) -> None:
     """Refuse query parameters that the route does not have or that are given twice. Raises BadRequest."""
-    known = {parameter.alias for parameter in request.scope["route"].dependant.query_params}
+    dependant = request.scope["route"].dependant
+    known = {parameter.alias for each in (dependant, *dependant.dependencies) for parameter in each.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in known:
@@ -144,6 +159,12 @@ async def known_query(request: Request) -> None:
             raise BadRequest(f"{wire.cut(name)}: unknown query parameter; {expected}", wire.cut(name))
         if names.count(name) > 1:
             raise BadRequest(f"{name}: given {names.count(name)} times, expected once", name)
+
+
+async def beta(
+    beta: Annotated[bool, Query(description="Has no effect. The beta clients of Anthropic's SDK send it.")] = False,
+) -> None:
+    """Accept the query parameter of beta clients. Fields of betas are refused by name."""
 
 
 async def idempotency_key(request: Request) -> str | None:

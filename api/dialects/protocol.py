@@ -10,7 +10,7 @@ api/routes/dialects.py runs any Endpoint over HTTP; api/batches runs those of ba
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -141,3 +141,4 @@ class Dialect(Struct, frozen=True, kw_only=True):
     tag: str  # the tag of its routes in /openapi.json
     endpoints: tuple[Endpoint[Any], ...]
     error_codes: dict[str, str] = {}  # the dialect's names of error codes, by our names
+    form: Literal["openai", "anthropic"] = "openai"  # of its errors and streams (api/http/error_forms.py)

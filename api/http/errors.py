@@ -44,13 +44,12 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from scorepool import wire
+from scorepool.api.http.error_forms import AnthropicErrorReply, anthropic_error, form_of, openai_error
 from scorepool.api.http.formats import accepted_format, reply
-from scorepool.wire.reply import ErrorBody
 
 logger = logging.getLogger(__name__)
 
 METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
-OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 RESULT_RETRY_S = 5  # Retry-After of a large result beside too many others
 UPLOAD_RETRY_S = 5  # Retry-After of an upload beside too many others
 REDIS_RETRY_S = 2  # Retry-After while Redis does not answer
@@ -244,16 +243,20 @@ def bad_parameter(error: RequestValidationError) -> BadRequest:
 
 
 def error_reply(error: ApiError) -> wire.ErrorReply:
-    """Build the body of an error."""
-    openai_type = OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return wire.ErrorReply(
-        error=ErrorBody(code=error.code, message=error.message, type=openai_type, field=error.field, param=error.field)
-    )
+    """Build the body of an error in OpenAI's form."""
+    return openai_error(error.status, error.code, error.message, error.field)
+
+
+def error_reply_to(request: Request, error: ApiError) -> wire.ErrorReply | AnthropicErrorReply:
+    """Build the body of an error in the form of the request's route."""
+    if form_of(request.url.path) == "anthropic":
+        return anthropic_error(error.status, error.message, error.field, request_id(request))
+    return error_reply(error)
 
 
 def error_response(request: Request, error: ApiError) -> Response:
     """Build the reply in the format that the request accepts; JSON if it accepts neither format."""
-    body = error_reply(error)
+    body = error_reply_to(request, error)
     try:
         reply_format = accepted_format(request.headers.getlist("accept"))
     except ValueError:

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scorepool.api.http.error_forms import form_of
 from scorepool.api.http.errors import error_response, server_stopping
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # what is taken over from a client
@@ -35,7 +36,10 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if form_of(scope["path"]) == "anthropic":
+                    headers["request-id"] = request_id  # the name that Anthropic's SDK reads
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from scorepool import wire
+from scorepool.api.http.error_forms import ERROR_TYPES, Form
 from scorepool.api.http.formats import MEDIA_TYPES
 
 try:
@@ -78,11 +79,11 @@ def _event(name: str, message_type: Any) -> dict[str, Any]:
 
 
 def responses(
-    replies: Mapping[int, Any], errors: Sequence[int], events: Sequence[SseEvent] = ()
+    replies: Mapping[int, Any], errors: Sequence[int], events: Sequence[SseEvent] = (), form: Form = "openai"
 ) -> dict[int | str, dict[str, Any]]:
-    """Build the `responses` of a route: types by status, statuses with a wire.ErrorReply, the events of a stream."""
+    """Build the `responses` of a route: types by status, statuses of errors in this form, the events of a stream."""
     declared: dict[int | str, dict[str, Any]] = {}
-    for status, message_type in [*replies.items(), *((status, wire.ErrorReply) for status in (*errors, 500))]:
+    for status, message_type in [*replies.items(), *((status, ERROR_TYPES[form]) for status in (*errors, 500))]:
         declared[status] = {"description": HTTPStatus(status).phrase, "content": _content(message_type)}
         declared[status]["headers"] = {
             name: {"description": text, "schema": {"type": "string"}}
@@ -94,8 +95,10 @@ def responses(
     return declared
 
 
-def stream_events(message_type: Any) -> list[SseEvent]:
-    """List the events of a stream in OpenAI's dialect, which ends with `[DONE]`."""
+def stream_events(message_type: Any, form: Form = "openai") -> list[SseEvent]:
+    """List the events of a stream. OpenAI's ends with `[DONE]`, Anthropic's have the `type` of their data as names."""
+    if form == "anthropic":
+        return [("message", message_type), ("error", ERROR_TYPES[form])]
     return [("message", message_type), ("message", wire.ErrorReply), ("message", "[DONE]")]
 
 

@@ -11,7 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from scorepool import wire
 from scorepool.api.http.bodies import while_connected
-from scorepool.api.http.errors import ApiError, error_reply, internal_error, redis_unanswered, request_id
+from scorepool.api.http.error_forms import AnthropicErrorReply
+from scorepool.api.http.errors import ApiError, error_reply_to, internal_error, redis_unanswered, request_id
 from scorepool.api.http.large_replies import send_body
 
 logger = logging.getLogger(__name__)
@@ -59,25 +60,26 @@ class EventStream(Response):
         except ClientDisconnect:
             raise
         except ApiError as error:
-            await send(_error_event(error))
+            await send(self._error_event(error))
             return
         except RedisError as error:
             logger.error("%s: Redis failed during a stream of events: %s", request_id(self._request), error)
-            await send(_error_event(redis_unanswered()))
+            await send(self._error_event(redis_unanswered()))
             return
         except Exception:
             logger.exception("%s: a stream of events ended early", request_id(self._request))
-            await send(_error_event(internal_error()))
+            await send(self._error_event(internal_error()))
             return
         await send(_body(self._last))
+
+    def _error_event(self, error: ApiError) -> Message:
+        body = error_reply_to(self._request, error)
+        name = b"event: error\n" if isinstance(body, AnthropicErrorReply) else b""
+        return _body(name + encode_event(wire.encode_json(body)))
 
 
 def _body(data: bytes) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": True}
-
-
-def _error_event(error: ApiError) -> Message:
-    return _body(encode_event(wire.encode_json(error_reply(error))))
 
 
 def _encode(message: object | None) -> bytes:

@@ -26,6 +26,7 @@ from scorepool.api.dependencies import (
     SettingsDep,
     StreamingDep,
     SubmissionDep,
+    beta,
     known_query,
 )
 from scorepool.api.dialects.deltas import Diverged
@@ -48,9 +49,9 @@ AnyEndpoint = Endpoint[Any]
 
 def router_of(dialect: Dialect) -> APIRouter:
     """Build the routes of a dialect."""
-    router = APIRouter(dependencies=[Depends(known_query)])
+    router = APIRouter(dependencies=[Depends(known_query), *([Depends(beta)] if dialect.form == "anthropic" else ())])
     for endpoint in dialect.endpoints:
-        events = () if endpoint.chunk_type is None else openapi.stream_events(endpoint.chunk_type)
+        events = () if endpoint.chunk_type is None else openapi.stream_events(endpoint.chunk_type, dialect.form)
         handler = _handler(endpoint, dialect.error_codes)
         for path in endpoint.other_paths:
             router.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
@@ -62,7 +63,7 @@ def router_of(dialect: Dialect) -> APIRouter:
             tags=[endpoint.tag or dialect.tag],
             summary=endpoint.summary,
             description=endpoint.description,
-            responses=openapi.responses({200: endpoint.reply_type}, SYNCHRONOUS_ERRORS, events=events),
+            responses=openapi.responses({200: endpoint.reply_type}, SYNCHRONOUS_ERRORS, events, dialect.form),
             openapi_extra=openapi.request_body(endpoint.body_types, endpoint.example),
         )
     return router

@@ -54,18 +54,19 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 49
+    assert len(operations) == 51
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
 
 def test_every_operation_declares_its_errors_and_its_authentication(document: dict[str, Any]):
     for path, methods in document["paths"].items():
+        name = "/AnthropicErrorReply" if path.startswith("/v1/messages") else "/ErrorReply"
         for operation in methods.values():
             assert "422" not in operation["responses"]
             for status, reply in operation["responses"].items():
                 if int(status) >= 400:
-                    assert reply["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorReply")
+                    assert reply["content"]["application/json"]["schema"]["$ref"].endswith(name)
             if path not in ("/healthz", "/readyz", "/health", "/metrics"):
                 assert {"400", "401", "503", "500"} <= set(operation["responses"])
                 assert operation["security"]
@@ -398,6 +399,14 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
             "/v1/completions": ({"model": "demo", "prompt": "a"}, COMPLETED),
             "/v1/chat/completions": ({"model": "demo", "messages": [{"role": "user", "content": "a"}]}, COMPLETED),
             "/v1/responses": ({"model": "demo", "input": "a"}, COMPLETED),
+            "/v1/messages": (
+                {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+                COMPLETED,
+            ),
+            "/v1/messages/count_tokens": (
+                {"model": "demo", "messages": [{"role": "user", "content": "a"}]},
+                RESULT,
+            ),
             "/inference/v1/generate": ({"token_ids": [1], "sampling_params": {"max_tokens": 1}}, COMPLETED),
             "/tokenize": ({"model": "demo", "prompt": "a"}, RESULT),
             "/detokenize": ({"model": "demo", "tokens": [1]}, RESULT),

@@ -59,9 +59,31 @@ async def test_two_keys_in_one_request_are_refused(serving: Serving):
             assert (await http.get("/v1/jobs", headers=headers)).status_code == 401
 
 
+async def test_a_key_may_come_as_anthropics_clients_send_it(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS) as http:
+        body = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+        for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/none"):
+            reply = await http.post(path, json=body, headers={"x-api-key": "no"})
+            if path.endswith("none"):
+                assert reply.status_code == 404
+                continue
+            assert reply.status_code == 401
+            assert reply.json()["error"]["type"] == "authentication_error"
+            assert reply.json()["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
+        assert (await http.get("/v1/jobs", headers={"x-api-key": ALICE})).status_code == 200
+        assert (await http.get("/v1/jobs", headers={"x-api-key": ALICE} | bearer(ALICE))).status_code == 200
+        assert (await http.get("/v1/jobs", headers={"x-api-key": ALICE} | bearer(BOB))).status_code == 401
+        assert (await http.get("/v1/jobs", headers=[("x-api-key", ALICE)] * 2)).status_code == 401
+
+
 async def test_without_keys_any_authorization_is_ignored(serving: Serving, worker: FakeWorker):
     async with serving() as http:
-        for headers in ({"Authorization": "Bearer "}, {"Authorization": "Basic x"}, bearer("anything")):
+        for headers in (
+            {"Authorization": "Bearer "},
+            {"Authorization": "Basic x"},
+            bearer("anything"),
+            {"x-api-key": "a"},
+        ):
             assert (await http.get("/v1/jobs", headers=headers)).status_code == 200
 
 

@@ -7,7 +7,6 @@ To add a kind of job, add a branch to `to_sequences` and one to `to_result` in r
 """
 
 import hashlib
-from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -189,18 +188,16 @@ def _encode_prompt(
 def _encode_chat(
     request: wire.Generate | wire.Tokenize, messages: Items[wire.Message], codec: ChatCodec, max_tokens: int
 ) -> Steps[tuple[list[int], bool, ChatPrompt]]:
+    _check_template(request, codec)
     template_messages = to_template_messages(messages)
-    tools: list[dict[str, Any]] = []
+    tools = [to_template_tool(tool) for tool in request.tools]
     may_call: list[dict[str, Any]] = []
-    variables: Mapping[str, bool | int | float | str | None] = {}
     keep_special_tokens = False
     if isinstance(request, wire.Generate):
-        _check_template(request, codec)
-        tools = [to_template_tool(tool) for tool in request.tools]
         may_call = [to_template_tool(tool) for tool in callable_tools(request)]
-        variables, keep_special_tokens = request.chat_template_kwargs, request.skip_special_tokens is False
+        keep_special_tokens = request.skip_special_tokens is False
     yield rendering_size(messages, tools)
-    text, generation_prompt = codec.template.render(template_messages, tools, variables)
+    text, generation_prompt = codec.template.render(template_messages, tools, request.chat_template_kwargs)
     yield from check_length([text], codec.tokenizer, max_tokens, "the rendered chat")
     yield len(text)
     token_ids, prompt_ids = codec.encode_rendered(text, generation_prompt)
@@ -209,9 +206,10 @@ def _encode_chat(
     return token_ids, token_ids[:1] == [codec.tokenizer.bos_id], chat_prompt
 
 
-def _check_template(request: wire.Generate, codec: ChatCodec) -> None:
+def _check_template(request: wire.Generate | wire.Tokenize, codec: ChatCodec) -> None:
     """Check that the template uses everything it would be given. Raises engine.InvalidRequest, JobError."""
-    if request.tools and (reason := codec.tools_unsupported_reason(may_call=request.tool_choice != "none")):
+    may_call = isinstance(request, wire.Generate) and request.tool_choice != "none"
+    if request.tools and (reason := codec.tools_unsupported_reason(may_call=may_call)):
         raise invalid_request("tools", reason)
     for name in request.chat_template_kwargs:
         if not codec.template.accepts_variable(name):

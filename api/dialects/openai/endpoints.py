@@ -137,6 +137,8 @@ class TokenizeEndpoint(Endpoint[TokenizeRequest]):
                 model=context.served_model.id,
                 prompt=body.prompt,
                 messages=None if body.messages is None else [message.to_wire() for message in body.messages],
+                tools=[tool.to_wire() for tool in body.tools or ()],
+                chat_template_kwargs=body.chat_template_kwargs or {},
                 add_bos=body.add_special_tokens is not False,
                 priority="high",
                 timeout_s=context.timeout_s,

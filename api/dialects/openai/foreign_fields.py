@@ -122,10 +122,8 @@ COMPLETIONS: dict[str, object] = COMMON | {
 TOKENIZE: dict[str, object] = {
     # vLLM
     "chat_template": None,
-    "chat_template_kwargs": None,
     "media_io_kwargs": None,
     "mm_processor_kwargs": None,
-    "tools": None,
     # SGLang
     "reasoning_effort": None,
     "tool_choice": None,

@@ -6,9 +6,9 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.detokenizer import token_text
-from scorepool.api.dialects.openai.messages import ChatMessage
+from scorepool.api.dialects.openai.messages import ChatMessage, ChatTool
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import AnyTokenIds, ModelName, Text
+from scorepool.wire.request import AnyTokenIds, ModelName, TemplateKwargs, Text
 
 OptionalModel = Annotated[ModelName | None, Meta(description="Needed if several models are served.")]
 
@@ -19,6 +19,8 @@ class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     model: OptionalModel = None
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)] | None = None
+    tools: Annotated[list[ChatTool], Meta(max_length=128)] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -28,6 +30,9 @@ class TokenizeRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         check_supported(self, {"add_generation_prompt": True, "continue_final_message": False})
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(self, name) and self.messages is None:
+                raise ValueError(f"`{name}` needs `messages`")
 
 
 class TokenizeReply(Struct, frozen=True, kw_only=True):

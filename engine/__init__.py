@@ -6,6 +6,7 @@ knows nothing of jobs, queues or HTTP.
 
 from scorepool.engine.control import SetBudget
 from scorepool.engine.engine import Engine
+from scorepool.engine.engines import open_engines
 from scorepool.engine.errors import (
     ContextLengthExceeded,
     EngineClosed,
@@ -49,4 +50,5 @@ __all__ = [
     "TokenColumns",
     "Tokenizer",
     "Verification",
+    "open_engines",
 ]

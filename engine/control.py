@@ -51,6 +51,18 @@ class SetBudget:
         core.set_budget(self.share)
 
 
+@dataclass(frozen=True, slots=True)
+class SetMemory:
+    """Let weights and caches take this memory. The engine must have no groups."""
+
+    memory_bytes: int
+    prefix_cache_bytes: int  # of them
+
+    def apply(self, core: EngineCore) -> None:
+        """Change the room for caches, now and when the weights are loaded again."""
+        core.set_memory(self.memory_bytes, self.prefix_cache_bytes)
+
+
 @dataclass(eq=False, slots=True)
 class ControlCall(Generic[T]):
     """A control message that waits for its turn."""

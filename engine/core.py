@@ -8,7 +8,7 @@ Knows no tensors (model/runner.py), and no other thread (engine.py).
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from scorepool.engine.errors import EngineError, LoadError, ReloadError, as_load_error
@@ -101,6 +101,11 @@ class EngineCore:
         return self._launched is not None or self.scheduler.has_work
 
     @property
+    def is_busy(self) -> bool:
+        """True if there is a group, or a step in flight."""
+        return bool(self._groups) or self.has_work
+
+    @property
     def groups(self) -> list[Group]:
         """All groups that are not done, in order of arrival."""
         return list(dict.fromkeys(self._groups.values()))
@@ -131,10 +136,11 @@ class EngineCore:
         for group in canceled:  # last, because a future that was notified cannot be failed if `_forget` raises
             group.future.set_running_or_notify_cancel()
 
-    def step(self) -> None:
+    def step(self, may_wait: bool = True) -> None:
         """Schedule and launch a step, then commit the step before it, so that neither host nor device waits.
 
-        Where the next step depends on the tokens of the step before, that is committed first.
+        Where the next step depends on the tokens of the step before, that is committed first. `may_wait`: sleep for a
+        moment if there is nothing to compute.
         """
         if self.scheduler.awaits_commit:
             self.drain()
@@ -142,7 +148,7 @@ class EngineCore:
         output = self.scheduler.schedule(may_propose=self._launched is None)
         previous, self._launched = self._launched, self._launch(output, began_at)
         self._commit(previous)
-        if output.is_empty and previous is None:
+        if output.is_empty and previous is None and may_wait:
             self._wait_for_paused()
 
     def set_budget(self, share: float) -> None:
@@ -151,9 +157,22 @@ class EngineCore:
         self.scheduler.max_batch_tokens = max(1, int(self._settings.max_batch_tokens * share))
         self.scheduler.kv_budget = KVBudget(rows, self.scheduler.kv_budget.max_cached_tokens)
 
+    def set_memory(self, memory_bytes: int, prefix_cache_bytes: int) -> None:
+        """Change the room for caches: none is left if `max_cached_tokens` of the model is 0 afterwards."""
+        self._settings = settings = replace(
+            self._settings, memory_bytes=memory_bytes, prefix_cache_bytes=prefix_cache_bytes
+        )
+        info = self.runner.model_info
+        spare = memory_bytes - info.weights_bytes - prefix_cache_bytes
+        tokens = info.cache_sizes.max_tokens(spare, settings.max_running_rows)
+        self.runner.model_info = replace(info, memory_bytes=memory_bytes, max_cached_tokens=tokens)
+        self.scheduler.kv_budget = KVBudget(self.scheduler.kv_budget.max_running, tokens)
+        if self.prefix_cache is not None:
+            self.prefix_cache.max_bytes = prefix_cache_bytes
+
     def drop_weights(self) -> None:
         """Drop the weights and all caches, unless there is a group."""
-        if not self.is_loaded or self._groups or self.has_work:
+        if not self.is_loaded or self.is_busy:
             return
         if self.prefix_cache is not None:
             self.prefix_cache.clear()

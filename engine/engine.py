@@ -1,6 +1,7 @@
-"""The engine: one thread that owns a model. Callers add groups of sequences from any thread; each gets a future.
+"""The engine: a model on the MLX thread. Callers add groups of sequences from any thread; each gets a future.
 
-Knows no steps (core.py), no tensors (model/runner.py), no jobs and no queues (the worker).
+Several engines may share the thread and the memory: see engine_loop.py and residency.py. Knows no steps (core.py), no
+tensors (model/runner.py), no jobs and no queues (the worker).
 
     add(), control() ──► inbox ──► EngineCore ──► Future
               any thread │ the MLX thread
@@ -14,14 +15,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from threading import Condition
 from typing import Any, TypeVar
 
-from scorepool.engine import mlx_thread
 from scorepool.engine.control import ClearPrefixCache, ControlCall, ControlMessage, DropWeights
 from scorepool.engine.core import EngineCore, Group, Runner
+from scorepool.engine.engine_loop import EngineLoop, Turns
 from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError, ReloadError
 from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.residency import Resident
 from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
@@ -50,26 +51,43 @@ class Engine:
     tokenizer: Tokenizer
     chat: ChatCodec
 
-    def __init__(self, settings: EngineSettings, open_runner: Callable[[EngineSettings], Runner] = open_runner) -> None:
-        """Load the model and test it; raise LoadError if it cannot be served."""
+    def __init__(
+        self,
+        settings: EngineSettings,
+        open_runner: Callable[[EngineSettings], Runner] = open_runner,
+        loop: EngineLoop | None = None,
+        num_bytes: int = 0,
+    ) -> None:
+        """Load the model and test it; raise LoadError if it cannot be served.
+
+        `loop` is shared with other engines, whose weights are dropped if there is no room for `num_bytes` beside them.
+        """
         self.step_started_at: float | None = None  # time.monotonic() of the step that runs now; None while idle
         self.load = (0, 0)  # see EngineCore.load; as of the last step
         self.stats = EngineStats()  # as of the last step
         self.is_loaded = True  # False: the weights were dropped
         self._settings = settings
-        self._changed = Condition()  # guards the four below
+        self._loop = loop or EngineLoop()
+        self.resident = Resident(size_bytes=num_bytes)  # a share of the loop's memory
+        self._changed = self._loop.changed  # guards the four below
         self._arrivals: deque[Group] = deque()
         self._control_calls: deque[ControlCall[Any]] = deque()
         self._has_canceled = False
         self._ended: EngineError | None = None  # why new work is refused
         ready: Future[None] = Future()
-        self._returned = mlx_thread.start(partial(self._main, open_runner, ready))
+        self._returned = self._loop.start(self._main(open_runner, ready))
         try:
             ready.result()
         except LoadError:
             self._returned.wait()  # the interpreter may end now, and must not while the MLX thread drops its arrays
             raise
         atexit.register(self.close)  # mlx aborts an interpreter that ends in the middle of a step
+
+    @property
+    def has_to_wait(self) -> bool:
+        """True if groups that are added now wait until the weights of another model have been dropped."""
+        residency = self._loop.residency
+        return residency is not None and not residency.may_take_work(self.resident, time.monotonic())
 
     def check(self, sequences: list[Sequence]) -> None:
         """Check what sequences ask for. Raises InvalidRequest, ContextLengthExceeded."""
@@ -92,6 +110,7 @@ class Engine:
         with self._changed:
             self._refuse_if_ended()
             self._arrivals.append(group)
+            self.resident.note_work(self.resident.is_computing, True, time.monotonic())
             self._changed.notify()
         return group.future
 
@@ -138,8 +157,10 @@ class Engine:
         if self._ended is not None:
             raise type(self._ended)(self._ended.message)
 
-    def _main(self, open_runner: Callable[[EngineSettings], Runner], ready: Future[None]) -> None:
+    def _main(self, open_runner: Callable[[EngineSettings], Runner], ready: Future[None]) -> Turns:
         """Load the model, serve it, and end the groups and messages that still wait. Runs on the MLX thread."""
+        self._make_room()
+        started_at = time.monotonic()
         try:
             core = EngineCore(open_runner, self._settings)
         except EngineError as error:
@@ -147,9 +168,10 @@ class Engine:
             ready.set_exception(error)
             return
         self.model_info, self.tokenizer, self.chat = core.runner.model_info, core.runner.tokenizer, core.runner.chat
+        self._join_residents(core, time.monotonic() - started_at)
         ready.set_result(None)
         try:
-            self._serve(core)
+            yield from self._serve(core)
         except ReloadError as error:
             self._end(core, error)
         except BaseException as error:
@@ -158,34 +180,42 @@ class Engine:
         else:
             self._end(core, EngineClosed("the engine was closed"))
 
-    def _serve(self, core: EngineCore) -> None:
-        """Take groups and control messages from callers and run steps, until the engine is closed."""
-        while self._wait_for_work(core):
+    def _serve(self, core: EngineCore) -> Turns:
+        """Take groups and control messages from callers and run a step in each turn, until the engine is closed."""
+        while True:
+            is_alone = yield partial(self._has_work, core)
+            if self._ended is not None:
+                return
             self.step_started_at = time.monotonic()
             self._take_arrivals(core)
             self._run_control_calls(core)
             if core.has_work and not core.is_loaded:
                 self._load_weights(core)
-            core.step()
+            core.step(may_wait=is_alone)
             core.stats = replace(core.stats, busy_s=core.stats.busy_s + time.monotonic() - self.step_started_at)
             self.load, self.stats = core.load, core.stats
             self.step_started_at = None
+            self._note_work(core)
 
-    def _wait_for_work(self, core: EngineCore) -> bool:
-        """Sleep until there is work. Return False if the engine must end."""
+    def _has_work(self, core: EngineCore) -> bool:
+        """True if there is something to do in a turn, or the engine must end. Called with the lock."""
+        may_begin = bool(self._arrivals) and not self.has_to_wait
+        return bool(core.has_work or may_begin or self._control_calls or self._has_canceled or self._ended)
+
+    def _note_work(self, core: EngineCore) -> None:
+        """Tell the models that share the memory whether this one has work."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: core.has_work or self._arrivals or self._control_calls or self._has_canceled or self._ended
-            )
-            return self._ended is None
+            self.resident.note_work(core.is_busy, core.is_busy or bool(self._arrivals), time.monotonic())
 
     def _take_arrivals(self, core: EngineCore) -> None:
-        """Add new groups to the core, and drop canceled ones."""
+        """Add new groups to the core if there is memory for the weights, and drop canceled ones."""
         with self._changed:
-            arrived = list(self._arrivals)
-            self._arrivals.clear()
+            may_begin = not self.has_to_wait
             # Cleared before the futures are checked, so that a cancellation during the check wakes the loop again.
             has_canceled, self._has_canceled = self._has_canceled, False
+            arrived = [group for group in self._arrivals if may_begin or group.future.cancelled()]
+            for group in arrived:
+                self._arrivals.remove(group)
         for group in arrived:
             core.add(group)
         if has_canceled:
@@ -202,16 +232,41 @@ class Engine:
 
         if self.is_loaded and not core.is_loaded:
             log.info("idle: dropped the weights, %.0f MiB", self.model_info.weights_bytes / 2**20)
-        self.is_loaded = core.is_loaded
+        self.is_loaded = self.resident.is_loaded = core.is_loaded
 
     def _load_weights(self, core: EngineCore) -> None:
         """Load weights that were dropped. Raises ReloadError."""
         self.step_started_at = None  # the watchdog times steps, and this may take longer
+        self._make_room()
         started_at = time.monotonic()
         core.load_weights()
         self.is_loaded, self.model_info = True, core.runner.model_info
         self.step_started_at = time.monotonic()
+        self.resident.note_load(self.step_started_at, self.step_started_at - started_at)
         log.info("loaded the weights again in %.1f s", self.step_started_at - started_at)
+
+    def _make_room(self) -> None:
+        """Drop the weights of other models that leave no room for this one. They compute nothing."""
+        residency = self._loop.residency
+        for other in [] if residency is None else residency.in_the_way(self.resident):
+            other.drop()
+
+    def _join_residents(self, core: EngineCore, load_s: float) -> None:
+        """Share the memory with the other models of the loop."""
+        self.resident.drop = partial(self._drop_for_another, core)
+        self.resident.note_load(time.monotonic(), load_s)
+        if self._loop.residency is not None:
+            self._loop.residency.residents.append(self.resident)
+
+    def _drop_for_another(self, core: EngineCore) -> None:
+        """Drop the weights, because another model needs the memory."""
+        core.drop_weights()
+        self.is_loaded = self.resident.is_loaded = core.is_loaded
+        self._note_work(core)
+        log.info(
+            "dropped the weights of %s, %.0f MiB: another model needs the memory",
+            *(self._settings.model, self.model_info.weights_bytes / 2**20),
+        )
 
     def _end(self, core: EngineCore, reason: EngineError) -> None:
         """Refuse new work, and end every group and message that waits."""
@@ -221,5 +276,8 @@ class Engine:
             self._arrivals.clear()
             self._control_calls.clear()
         self.step_started_at = None
+        self.resident.drop = lambda: None  # it holds the core, whose arrays must be dropped on this thread
+        if self._loop.residency is not None:
+            self._loop.residency.residents.remove(self.resident)
         for one in waiting:
             one.fail(reason)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from scorepool.engine.cache_room import CacheSizes
+
 Activation = Literal["softmax", "sigmoid", "none"]
 
 
@@ -43,6 +45,8 @@ class ModelInfo:
     vocab_size: int  # rows of logits; token ids run from 0 to vocab_size - 1
     self_test: str  # "passed", or what failed and what the engine does about it
     weights_bytes: int = 0
+    memory_bytes: int = 0  # for weights and caches
+    cache_sizes: CacheSizes = field(default_factory=CacheSizes)
     surveyed: bool = False  # the survey compared every setting of the model's type with transformers: see surveyed.py
     speculation: str = "off"  # "ngram", "off", or "unsupported" by the architecture's caches; changes no number
     verification: Verification = field(default_factory=Verification)

@@ -53,6 +53,7 @@ def _open_model(settings: EngineSettings) -> ModelRunner | ClassifierRunner:
     context_length = _context_length(config, position_limit)
     speculates = settings.speculation != "off"
     batch, self_test = choose_batch(model, split, vocab_size, settings.mode, context_length, speculates)
+    cache_sizes = memory_budget.cache_sizes(model)
     model_info = ModelInfo(
         fingerprint=checkpoint.fingerprint(folder),
         dtype=checkpoint.weights_dtype(model),
@@ -62,10 +63,12 @@ def _open_model(settings: EngineSettings) -> ModelRunner | ClassifierRunner:
         backend=_backend(),
         versions={name: installed_version(name) for name in ("mlx", "mlx-lm")},
         context_length=context_length,
-        max_cached_tokens=memory_budget.max_cached_tokens(model, settings),
+        max_cached_tokens=memory_budget.max_cached_tokens(model, settings, cache_sizes),
         vocab_size=vocab_size,
         self_test=self_test,
         weights_bytes=memory_budget.weights_bytes(model),
+        memory_bytes=memory_budget.memory_bytes(settings),
+        cache_sizes=cache_sizes,
         surveyed=is_surveyed,
         speculation="unsupported" if speculates and not batch.can_speculate else settings.speculation,
         classifier=classified,

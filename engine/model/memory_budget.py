@@ -7,29 +7,38 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from scorepool.engine.cache_room import CacheSizes
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model import kv_cache
 from scorepool.engine.settings import EngineSettings
 
 CACHE_LIMIT_BYTES = 2**29  # buffers that mlx keeps for reuse
-_UNLIMITED_TOKENS = 2**31  # for a model whose cache does not grow
 
 
-def max_cached_tokens(model: Any, settings: EngineSettings) -> int:
-    """Return how many tokens' keys and values fit beside the weights; raise LoadError if none do."""
+def cache_sizes(model: Any) -> CacheSizes:
+    """Return what the model's KV caches take."""
     cache = kv_cache.new(model)
     model(mx.array([[0]]), cache=cache)  # lazy: shapes are enough
-    bytes_per_token, bytes_per_sequence = kv_cache.cost(cache)
-    memory = settings.memory_bytes or _available_bytes() * 4 // 5
-    weights = weights_bytes(model)
-    spare = memory - weights - settings.prefix_cache_bytes - settings.max_running_rows * bytes_per_sequence
-    if spare < bytes_per_token:
+    return CacheSizes(*kv_cache.cost(cache))
+
+
+def memory_bytes(settings: EngineSettings) -> int:
+    """Return the memory that weights and caches may take."""
+    return settings.memory_bytes or _available_bytes() * 4 // 5
+
+
+def max_cached_tokens(model: Any, settings: EngineSettings, sizes: CacheSizes | None = None) -> int:
+    """Return how many tokens' keys and values fit beside the weights; raise LoadError if none do."""
+    memory, weights, sizes = memory_bytes(settings), weights_bytes(model), sizes or cache_sizes(model)
+    spare = memory - weights - settings.prefix_cache_bytes
+    tokens = sizes.max_tokens(spare, settings.max_running_rows)
+    if not tokens:
         raise LoadError(
             f"no memory is left for KV caches: of {memory} bytes the weights take {weights}, the prefix cache "
-            f"{settings.prefix_cache_bytes}, and {settings.max_running_rows} running sequences {bytes_per_sequence} "
+            f"{settings.prefix_cache_bytes}, and {settings.max_running_rows} running sequences {sizes.bytes_per_row} "
             "each; lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
         )
-    return spare // bytes_per_token if bytes_per_token else _UNLIMITED_TOKENS
+    return tokens
 
 
 def weights_bytes(model: Any) -> int:

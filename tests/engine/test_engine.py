@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from scorepool.engine import (
     NonFiniteLogits,
     Sampling,
     Sequence,
-    mlx_thread,
 )
+from scorepool.engine.engine_loop import EngineLoop, Turns
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 
 MODEL_INFO = ModelInfo(
@@ -115,15 +115,15 @@ def test_a_failed_load_raises_only_after_the_mlx_thread_is_idle(monkeypatch: pyt
     """Otherwise the process may end while the thread drops MLX's arrays, which aborts it."""
     returned = threading.Event()
 
-    def start_slowly(work: Callable[[], None]) -> threading.Event:
-        work()
+    def start_slowly(loop: EngineLoop, turns: Turns) -> threading.Event:
+        assert next(turns, None) is None
         threading.Timer(0.2, returned.set).start()
         return returned
 
     def fails(settings: EngineSettings) -> FakeRunner:
         raise RuntimeError("a\nlong story")
 
-    monkeypatch.setattr(mlx_thread, "start", start_slowly)
+    monkeypatch.setattr(EngineLoop, "start", start_slowly)
     with pytest.raises(LoadError, match="'fake' cannot be loaded: RuntimeError: a long story"):
         Engine(EngineSettings(model="fake"), fails)
     assert returned.is_set()

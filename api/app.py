@@ -27,6 +27,7 @@ from scorepool.api.routes import (
     events,
     files,
     jobs,
+    message_batches,
     models,
     operations,
     tokens,
@@ -88,7 +89,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.scorepool = state
     app.state.live_fragments = LiveFragments(lambda: state.waiting.is_closing)
-    for route in (jobs, events, models, files, batches, tokens, *WEBHOOKS, operations):
+    for route in (jobs, events, models, files, batches, message_batches, tokens, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
         app.include_router(page.router)

@@ -351,6 +351,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "BATCH_ID_": BATCH_ID,
     "BATCH_": Keys.batch(""),
     "BATCH_TURNS": Keys.batch_turns,
+    "BATCHES_OF_": Keys.batches_of(""),
     "LIVE_BATCHES_OF_": Keys.live_batches_of(""),
     "DELIVERY_BYTES": DELIVERY_BYTES,
     "LIST_LENGTH": LIST_LENGTH,

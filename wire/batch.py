@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool.wire.file import FILE_KEPT_S, ExpiresAfter, LastId
 from scorepool.wire.quote import quote
@@ -13,7 +13,7 @@ from scorepool.wire.result import Result
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
-LineEndpoint = Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"]
+LineEndpoint = Literal["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
@@ -70,6 +70,12 @@ class RequestCounts(Struct, frozen=True, kw_only=True):
     total: int = 0
     completed: Annotated[int, Meta(description="Lines in the output file.")] = 0
     failed: Annotated[int, Meta(description="Lines in the error file, also those that were not run in time.")] = 0
+    cancelled: Annotated[
+        int | UnsetType, Meta(description="Those of `failed` that a cancellation kept from running, if any.")
+    ] = UNSET
+    expired: Annotated[int | UnsetType, Meta(description="Those of `failed` that were not run in time, if any.")] = (
+        UNSET
+    )
 
 
 class InputTokensDetails(Struct, frozen=True, kw_only=True):

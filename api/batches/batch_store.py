@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from msgspec import UNSET
 from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
@@ -167,10 +168,14 @@ def file_id_of(batch_id: str, kind: OutputKind) -> str:
 
 def _add_counts(counts: RequestCounts, ended: Sequence[EndedLine]) -> RequestCounts:
     num_completed = sum(line.usage is not None for line in ended)
+    num_cancelled = (counts.cancelled or 0) + sum(line.ending == "cancelled" for line in ended)
+    num_expired = (counts.expired or 0) + sum(line.ending == "expired" for line in ended)
     return RequestCounts(
         total=counts.total,
         completed=counts.completed + num_completed,
         failed=counts.failed + len(ended) - num_completed,
+        cancelled=num_cancelled or UNSET,
+        expired=num_expired or UNSET,
     )
 
 

@@ -39,6 +39,7 @@ class EndedLine(NamedTuple):
 
     text: bytes  # as it is written
     usage: BatchUsage | None = None
+    ending: Ending | None = None  # why it was not run
 
 
 class LineInProgress(NamedTuple):
@@ -72,7 +73,7 @@ def beginning(text: bytes) -> tuple[bytes, ...]:
     found = decode.message(bytes(line.body), LineBeginning, "json") if line else None
     if found is None:
         return ()
-    prompt = (found.instructions, found.messages, found.input, found.prompt)
+    prompt = (found.instructions, found.system, found.messages, found.input, found.prompt)
     return tuple(map(bytes, (found.model, found.tools, *prompt)))
 
 
@@ -137,7 +138,8 @@ def refused_line(text: bytes, error: wire.Invalid | ApiError, unique_id: str) ->
 def unexecuted_line(text: bytes, ending: Ending, unique_id: str) -> EndedLine:
     """Build the error line of a request that was not run."""
     error = LineError(code=f"batch_{ending}", message=_MESSAGES[ending])
-    return EndedLine(_encode(BatchOutputLine(id=f"batch_req_{unique_id}", custom_id=_custom_id(text), error=error)))
+    line = BatchOutputLine(id=f"batch_req_{unique_id}", custom_id=_custom_id(text), error=error)
+    return EndedLine(_encode(line), ending=ending)
 
 
 def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | None) -> EndedLine:

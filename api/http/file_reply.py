@@ -26,13 +26,15 @@ class FileReply(Response):
         request: Request,
         first: bytes,
         pieces: AsyncGenerator[bytes],
-        num_bytes: int,
+        num_bytes: int | None,
         headers: Mapping[str, str],
     ) -> None:
-        """`pieces` are those after the first."""
-        super().__init__(
-            headers={**headers, "Content-Length": str(num_bytes)}
-        )  # the length shows a client that the file was cut off
+        """`pieces` are those after the first. `num_bytes` is None if their length is not known."""
+        # The length shows a client that the file was cut off. Without it, the last chunk does.
+        length = {} if num_bytes is None else {"Content-Length": str(num_bytes)}
+        super().__init__(headers={**headers, **length})
+        if num_bytes is None:
+            del self.headers["Content-Length"]
         self._request = request
         self._first = first
         self._pieces = pieces
@@ -55,5 +57,6 @@ class FileReply(Response):
                 num_sent += len(piece)
         except (ApiError, RedisError, OSError) as error:
             logger.warning("%s: a file is cut off: %r", request_id(self._request), error)
-        if num_sent == self._num_bytes:
+            return
+        if self._num_bytes in (None, num_sent):
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -102,9 +102,11 @@ def stream_events(message_type: Any, form: Form = "openai") -> list[SseEvent]:
     return [("message", message_type), ("message", wire.ErrorReply), ("message", "[DONE]")]
 
 
-def request_body(message_type: Any, example: Any = None) -> dict[str, Any]:
+def request_body(
+    message_type: Any, example: Any = None, formats: Sequence[wire.Format] = ("json", "msgpack")
+) -> dict[str, Any]:
     """Build the part of an operation that declares its body. The example is what a reader sends first."""
-    content = _content(message_type)
+    content = {MEDIA_TYPES[each]: {"schema": _schema(message_type)} for each in formats}
     if example is not None:
         content[MEDIA_TYPES["json"]]["example"] = example
     return {"requestBody": {"required": True, "content": content}}

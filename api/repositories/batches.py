@@ -18,7 +18,7 @@ from scorepool.api.repositories.pages import add_to_list, page_after
 from scorepool.api.repositories.queue import idempotency_key_reused
 from scorepool.api.repositories.quota import Quota, refusal
 from scorepool.store.scripts import load
-from scorepool.wire.batch import Batch, BatchStatus, CreateBatch
+from scorepool.wire.batch import Batch, BatchStatus, CreateBatch, LineEndpoint, RequestCounts
 from scorepool.wire.file import FILE_KEPT_S, FileObject
 
 LIVE_RETRY_S = 60  # Retry-After of a name that has too many batches
@@ -76,11 +76,13 @@ class Batches:
         self._max_live = max_live  # batches of one owner that have not ended
         self._add_live = redis.register_script(load("add_live_batch.lua"))
         self._count_batch = redis.register_script(load("count_batch.lua"))
+        self._delete_batch = redis.register_script(load("delete_batch.lua"))
 
-    async def create(self, owner: str, body: CreateBatch, unique_id: str) -> Batch:
+    async def create(self, owner: str, body: CreateBatch, unique_id: str, num_lines: int = 0) -> Batch:
         """Create a batch that is due at once, or return the one that the same body made under this id.
 
-        `unique_id` is 32 hex characters. Raise NotFound, BadRequest, QueueFull; Conflict if another body made it.
+        `unique_id` is 32 hex characters, `num_lines` how many lines the file has if that is known. Raise NotFound,
+        BadRequest, QueueFull; Conflict if another body made it.
         """
         files.check_file_id(body.input_file_id, "input_file_id")
         now = await decode.now_s(self._redis)
@@ -91,6 +93,7 @@ class Batches:
             completion_window=body.completion_window,
             created_at=int(now),
             expires_at=int(now) + body.window_s,
+            request_counts=RequestCounts(total=num_lines),
             metadata=body.metadata,
         )
         ttl_s = FILE_KEPT_S if body.output_expires_after is None else body.output_expires_after.seconds
@@ -146,13 +149,26 @@ class Batches:
             raise _batch_not_found(batch_id)
         return batch
 
-    async def page(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
-        """Return a page of the owner's batches, and True if more follow. Raise BadRequest."""
+    async def page(
+        self,
+        owner: str,
+        after: str | None,
+        limit: int,
+        *,
+        endpoint: LineEndpoint | None = None,
+        newest_first: bool = True,
+    ) -> tuple[list[Batch], bool]:
+        """Return a page of the owner's batches, of one endpoint or all, and True if more follow. Raise BadRequest."""
 
         async def read(ids: Sequence[str]) -> list[Batch | None]:
-            return await self._read(owner, ids)
+            found = await self._read(owner, ids)
+            return [batch if batch and endpoint in (None, batch.endpoint) else None for batch in found]
 
-        return await page_after(self._redis, store.Keys.batches_of(owner), after, limit, read)
+        return await page_after(self._redis, store.Keys.batches_of(owner), after, limit, read, newest_first)
+
+    async def delete(self, owner: str, batch_id: str) -> None:
+        """Delete the record of a batch that has ended."""
+        await self._delete_batch(args=[batch_id, owner])
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Cancel a batch: no more lines are started, and its jobs are canceled. Raise NotFound, Conflict."""

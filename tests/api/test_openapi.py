@@ -54,7 +54,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 51
+    assert len(operations) == 57
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -266,6 +266,41 @@ async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
         await call(method, route, query="?unknown=1")
 
 
+async def call_message_batches(call: Callable[..., Awaitable[Any]]) -> None:
+    """Send the requests of the routes of batches of messages, with and without a key."""
+    path, one = "/v1/messages/batches", "/v1/messages/batches/{id}"
+    params = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    body = {"requests": [{"custom_id": "a", "params": params}]}
+    made = (await call("POST", path, json=body))["id"]
+    await call("GET", path)
+    await call("GET", one, made)
+    await call("GET", one + "/results", made)  # 409
+    await call("DELETE", one, made)  # 409
+    await call("POST", one + "/cancel", made)
+    async with asyncio.timeout(60):
+        while (await call("GET", one, made))["processing_status"] != "ended":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await call("POST", one + "/cancel", made)  # 409
+    await call("GET", one + "/results", made)
+    with pytest.MonkeyPatch.context() as patch, large_replies.held_results("alice") as held:
+        patch.setattr(held_bytes, "FREE_BYTES", -1)
+        held.add(10**9)
+        await call("GET", path)
+        await call("GET", one + "/results", made)
+    await call("DELETE", one, made)
+    unserved = {"requests": [{"custom_id": "a", "params": params | {"model": "none"}}]}
+    await call("POST", path, json=unserved)
+    await call("POST", path, json={"requests": []})
+    await call("POST", path, content=b"", headers={"Content-Type": "text/plain"})
+    await call("POST", path, content=b" " * 6000, headers={"Content-Type": "application/json"})
+    await call("GET", path, query="?limit=0")
+    for method, route in [("POST", path), ("GET", path), ("GET", one), ("DELETE", one), ("POST", one + "/cancel"),
+                          ("GET", one + "/results")]:  # fmt: skip
+        await call(method, route, key=None, json=body if (method, route) == ("POST", path) else None)
+        await call(method, route)
+        await call(method, route, query="?unknown=1")
+
+
 # Bodies for a classifier of one label, with the results of their jobs.
 REWARDED = replace(
     CLASSIFIED,
@@ -372,6 +407,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
                 await call(method, route, headers=none)
         await call_webhooks(call, worker)
         await call_batches(call)
+        await call_message_batches(call)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scorepool.api.http.bodies, "BODY_GRACE_S", 0.05)
             for path, methods in document["paths"].items():
@@ -383,6 +419,8 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
                         await call(method, path, content=content, headers={"Content-Type": kind})
             patch.setattr(scorepool.api.repositories.files, "MAX_UPLOADS_OF_OWNER", 0)
             await call("POST", "/v1/files", files={"file": ("a", b"")}, data={"purpose": "batch"})
+            params = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+            await call("POST", "/v1/messages/batches", json={"requests": [{"custom_id": "a", "params": params}]})  # 429
         for route, wrap in (("/v1/jobs", lambda one: one), ("/v1/jobs/bulk", lambda one: [one])):
             key = {"Idempotency-Key": "k"}
             await call("POST", route, json=wrap(score()), headers=key)
@@ -456,9 +494,9 @@ async def test_the_body_to_try_of_each_route_is_accepted(
 ):
     tried = examples(document)
     endpoints = {endpoint.path: endpoint for dialect in DIALECTS for endpoint in dialect.endpoints}
-    assert tried.keys() == {"/v1/jobs", "/v1/jobs/bulk", *endpoints}
+    assert tried.keys() == {"/v1/jobs", "/v1/jobs/bulk", "/v1/messages/batches", *endpoints}
     for route, endpoint in endpoints.items():
         endpoint.parse(json.dumps(tried[route]).encode())
     async with serving() as http:
-        for route in ("/v1/jobs", "/v1/jobs/bulk"):
-            assert (await http.post(route, json=tried[route])).status_code == 202
+        for route, status in (("/v1/jobs", 202), ("/v1/jobs/bulk", 202), ("/v1/messages/batches", 200)):
+            assert (await http.post(route, json=tried[route])).status_code == status

@@ -55,6 +55,10 @@ async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Rou
     read += ["/metrics", "/v1/webhooks/endpoints", f"/v1/webhooks/endpoints/{endpoint}", "/v1/webhooks/deliveries"]
     read += [f"/v1/webhooks/deliveries/{delivery}", "/v1/files", f"/v1/files/{file}", f"/v1/files/{file}/content"]
     read += ["/v1/batches", f"/v1/batches/{batch}"]
+    params = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    many = {"requests": [{"custom_id": "a", "params": params}]}
+    messages = f"/v1/messages/batches/{(await http.post('/v1/messages/batches', json=many)).json()['id']}"
+    read += ["/v1/messages/batches", messages]
     write = [
         ("PATCH", f"/v1/webhooks/endpoints/{endpoint}", {"description": "x"}),
         ("POST", f"/v1/webhooks/endpoints/{endpoint}/secret", None),
@@ -63,6 +67,9 @@ async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Rou
         ("POST", "/v1/webhooks/deliveries/replay", {"since": 0}),
         ("POST", "/v1/batches", create),
         ("POST", f"/v1/batches/{batch}/cancel", None),
+        ("GET", f"{messages}/results", None),
+        ("POST", f"{messages}/cancel", None),
+        ("DELETE", messages, None),
         ("POST", "/v1/jobs", score()),
         *(("POST", f"{job}/cancel", None) for job in jobs),
         *(("DELETE", path, None) for path in (*jobs, f"/v1/files/{file}", f"/v1/webhooks/endpoints/{endpoint}")),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from scorepool.api.dialects.anthropic.endpoints import MESSAGES
 from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, RESPONSES
 from scorepool.api.dialects.protocol import Endpoint
 from scorepool.wire.batch import LineEndpoint
@@ -38,6 +39,7 @@ class LineBeginning(Struct, frozen=True):
     model: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
@@ -71,4 +73,5 @@ LINE_ENDPOINTS: dict[LineEndpoint, Endpoint[Any]] = {
     "/v1/completions": COMPLETIONS,
     "/v1/chat/completions": CHAT,
     "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
 }

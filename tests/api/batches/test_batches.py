@@ -102,7 +102,7 @@ async def test_lines_that_are_not_answered_in_the_window_are_expired(
         good, bad = [await lines_of(http, batch[name]) for name in ("output_file_id", "error_file_id")]
 
     assert batch["expired_at"] is not None
-    assert batch["request_counts"] == {"total": 5, "completed": 2, "failed": 3}
+    assert batch["request_counts"] == {"total": 5, "completed": 2, "failed": 3, "expired": 3}
     assert (set(good), set(bad)) == ({"2", "4"}, {"1", "3", "5"})
     assert {one["error"]["code"] for one in bad.values()} == {"batch_expired"}
     assert worker.waiting() == set()
@@ -612,7 +612,7 @@ async def test_a_cancelled_batch_leaves_nothing_in_a_shared_queue(serving: Servi
         await eventually(lambda: (len(worker.waiting()), redis.zcard(f"rq:deferred:{low}")) == (4, 16))
         await http.post(f"/v1/batches/{batch_id}/cancel")
         batch = await until(http, batch_id, has("cancelled"))
-        assert batch["request_counts"] == {"total": 20, "completed": 0, "failed": 20}
+        assert batch["request_counts"] == {"total": 20, "completed": 0, "failed": 20, "cancelled": 20}
         assert len(await lines_of(http, batch["error_file_id"])) == 20
         http.headers.update(bearer(BOB))
         batch_id = await start(http, jsonl(2))

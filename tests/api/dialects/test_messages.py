@@ -1,6 +1,7 @@
 """`/v1/messages` as Anthropic's own SDK sees it, on the demo model and on a scripted one that reasons and calls."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -346,3 +347,26 @@ def test_tools_and_variables_are_tokenized_as_the_chat_has_them(scripted: Stack,
     assert reply.json()["count"] == counted.input_tokens
     refused = httpx.post(f"{scripted.url}/tokenize", json=body | {"chat_template_kwargs": {"none": 1}})
     assert refused.json()["error"]["field"] == "chat_template_kwargs.none"
+
+
+def test_a_batch_of_messages(claude: Anthropic):
+    asked: Any = [
+        {"custom_id": f"r{length}", "params": {"model": "demo", "max_tokens": length, "messages": QUESTION}}
+        for length in (1, 4)
+    ]
+    batch = claude.messages.batches.create(requests=asked)
+    assert batch.request_counts.processing == 2
+    while (batch := claude.messages.batches.retrieve(batch.id)).processing_status != "ended":
+        time.sleep(0.05)
+    lengths = {}
+    for result in claude.messages.batches.results(batch.id):
+        assert result.result.type == "succeeded"
+        lengths[result.custom_id] = result.result.message.usage.output_tokens
+    assert lengths == {"r1": 1, "r4": 4}
+    assert batch.request_counts.succeeded == 2
+    assert batch.id in [each.id for each in claude.messages.batches.list(limit=1)]
+    with pytest.raises(anthropic.ConflictError):
+        claude.messages.batches.cancel(batch.id)
+    assert claude.messages.batches.delete(batch.id).id == batch.id
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.batches.retrieve(batch.id)

@@ -1,4 +1,4 @@
-"""Encode the events of a job as server-sent events: `tokens`, `restart` and `end`."""
+"""Encode the events of a job as server-sent events: `tokens`, `progress`, `restart` and `end`."""
 
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -15,17 +15,19 @@ class Restart(Struct, frozen=True, forbid_unknown_fields=True):
     """Make all tokens sent so far void."""
 
 
-EVENTS = [("tokens", wire.TokenDelta), ("restart", Restart), ("end", wire.Job)]
+EVENTS = [("tokens", wire.TokenDelta), ("progress", wire.Progress), ("restart", Restart), ("end", wire.Job)]
 
 
 async def encode_events(
-    events: AsyncGenerator[CursorEvent | wire.Job | None], cursor: EventCursor, held: HeldResults
+    events: AsyncGenerator[CursorEvent | wire.Progress | wire.Job | None], cursor: EventCursor, held: HeldResults
 ) -> AsyncGenerator[bytes | None]:
-    """Write each event with its name and its id."""
+    """Write each event with its name and its id. Progress has none: every connection begins with the latest."""
     try:
         async for event in events:
             if event is None:
                 yield None
+            elif isinstance(event, wire.Progress):
+                yield b"event: progress\ndata: " + wire.encode_json(event) + b"\n\n"
             elif isinstance(event, CursorEvent):
                 yield await held.run(partial(_cursor_event, event))  # the last may have a result's tokens
             elif event.status in ENDED:

@@ -22,7 +22,7 @@ ASK_AGAIN_S = 3.0  # after a request for missing tokens to which none came
 
 # Deltas that a slow client does not take are dropped. Later ones then leave a gap, for which their worker is asked, and
 # the result has them all.
-Events = UnsentEvents[wire.TokenDelta | wire.Job]
+Events = UnsentEvents[wire.TokenDelta | wire.Progress | wire.Job]
 
 
 class Streaming:
@@ -66,6 +66,8 @@ class Streaming:
                 yield None
                 while num_running:
                     event = await _next_event(events)
+                    if isinstance(event, wire.Progress):
+                        continue
                     if isinstance(event, wire.TokenDelta) and not orders[event.id].admit(event):
                         await gaps[event.id].fill(orders[event.id].missing)
                         event = None
@@ -83,28 +85,36 @@ class Streaming:
 
     async def follow(
         self, owner: str, job: wire.Job, cursor: EventCursor, held: HeldResults
-    ) -> AsyncGenerator[CursorEvent | wire.Job | None]:
+    ) -> AsyncGenerator[CursorEvent | wire.Progress | wire.Job | None]:
         """Yield the events of a job after `cursor`: past ones that Redis still holds, then new ones, then the job.
+
+        Of past progress the latest is yielded.
 
         The job has not ended if the server's longest wait is over first. None is yielded for a delta that has nothing
         to send, and after KEEP_ALIVE_S without one.
         """
         gaps = Gaps(self._waiting, job.id)
-        with unsent_events(owner) as events, self._waiting.subscribe([job.id], events.put_or_drop):
+        with (
+            unsent_events(owner) as events,
+            self._waiting.subscribe([job.id], events.put_or_drop),
+            self._waiting.progress.subscribe(job.id, events.put_or_drop),
+        ):
             wait = asyncio.create_task(self._put_end(events, owner, job.id, held))
             try:
                 if job.status not in ENDED:
+                    if progress := self._waiting.progress.latest(job.id):
+                        yield progress
                     async with aclosing(self._waiting.backfill(owner, job.id, job.created_at or 0.0)) as past:
                         async for delta in past:
                             for cursor_event in cursor.advance(delta):
                                 yield cursor_event
                     await gaps.fill(cursor.missing)
                 while not isinstance(event := await _next_event(events), wire.Job):
-                    cursor_events = [] if event is None else cursor.advance(event)
-                    for cursor_event in cursor_events:
-                        yield cursor_event
-                    if not cursor_events:
-                        yield None
+                    if isinstance(event, wire.TokenDelta) and (cursor_events := cursor.advance(event)):
+                        for cursor_event in cursor_events:
+                            yield cursor_event
+                    else:
+                        yield event if isinstance(event, wire.Progress) else None
                     await gaps.fill(cursor.missing)
                 if event.result is not None and event.kind == "generate":
                     for cursor_event in cursor.finish(event.id, event.result):
@@ -140,7 +150,7 @@ class Gaps:
             )
 
 
-async def _next_event(events: Events) -> wire.TokenDelta | wire.Job | None:
+async def _next_event(events: Events) -> wire.TokenDelta | wire.Progress | wire.Job | None:
     """Return the next event, or None after KEEP_ALIVE_S of silence. Raise it if it is an exception."""
     try:
         async with asyncio.timeout(KEEP_ALIVE_S):

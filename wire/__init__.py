@@ -7,6 +7,7 @@
     file.py           files of batches                   batch.py          batches
     quote.py          values in errors                    free_form.py      sizes of schemas and arguments
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
+    progress.py       how far running jobs are
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
 in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
@@ -51,6 +52,7 @@ from scorepool.wire.comparison import (
 from scorepool.wire.crosscheck import Computation, Crosscheck, CrosscheckMessage, CrosscheckNotice
 from scorepool.wire.file import DeletedFile, ExpiresAfter, FileObject, FilePage, Purpose
 from scorepool.wire.packed import PackedColumns, join_packed
+from scorepool.wire.progress import Progress, Progresses
 from scorepool.wire.quote import cut, quote
 from scorepool.wire.reply import (
     Accepted,
@@ -191,6 +193,8 @@ __all__ = [
     "Outcome",
     "PackedColumns",
     "Priority",
+    "Progress",
+    "Progresses",
     "Provenance",
     "Purpose",
     "Ready",

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from scorepool import wire
-from scorepool.api.dependencies import Cursor, JobsDep, QueueDep, SubmissionDep, WebhookDeliveriesDep
+from scorepool.api.dependencies import Cursor, JobsDep, QueueDep, SubmissionDep, WaitingDep, WebhookDeliveriesDep
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.page.live import LiveDep, live_reply
 from scorepool.api.page.rendering import HEADERS, PageRoute, html, render
@@ -90,6 +90,7 @@ async def job(
     jobs: JobsDep,
     deliveries: WebhookDeliveriesDep,
     held: ViewerResultsDep,
+    waiting: WaitingDep,
     sequence: Annotated[int, Query(ge=0)] = 0,
     start: Annotated[int, Query(ge=0)] = 0,
     by: Annotated[Scale, Query()] = "logprob",
@@ -116,6 +117,7 @@ async def job(
             request=None if request is None else shown_request(request),
             delivery=delivery,
             has_ended=found.status in ENDED,
+            progress=waiting.progress.latest(job_id),
             sequence_number=sequence,
             num_sequences=num_sequences,
             by=by,
@@ -138,6 +140,7 @@ async def events(
     viewer: JobViewerDep,
     jobs: JobsDep,
     live: LiveDep,
+    waiting: WaitingDep,
     session_goes_on: SessionCheckDep,
 ) -> Response:
     """Send the part of the page that changes until the job has ended. The browser loads the page again then."""
@@ -145,7 +148,8 @@ async def events(
 
     async def fragment() -> tuple[str, bool]:
         job = await jobs.read_state(viewer.owner, job_id)
-        return render("job_state.html", viewer=viewer, job=job, has_ended=job.status in ENDED), job.status in ENDED
+        has_ended, progress = job.status in ENDED, waiting.progress.latest(job_id)
+        return render("job_state.html", viewer=viewer, job=job, has_ended=has_ended, progress=progress), has_ended
 
     key = (job_id, viewer.owner, viewer.query)
     return live_reply(request, live.changes("job", key, fragment, session_goes_on))

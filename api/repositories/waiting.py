@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from scorepool import store, wire
 from scorepool.api.http import tasks
 from scorepool.api.http.turns import Turns
+from scorepool.api.repositories.progress import ProgressBoard
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Waiting:
         self._on_ended = on_ended
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self.progress = ProgressBoard()
         self._subscribers: dict[str, set[OnDelta]] = {}
         self._backfills = Turns()
         self._positions: dict[str, str] = {}  # by stream: id of the last entry that was seen
@@ -145,7 +147,12 @@ class Waiting:
         except (RedisError, OSError) as error:
             logger.warning("missing tokens of %s cannot be requested: %r", missing[0].id, error)
 
+    def _end(self, job_id: str) -> None:
+        self.progress.forget(job_id)
+        self._wake(job_id)
+
     def _publish(self, fields: Mapping[bytes, bytes]) -> None:
+        self.progress.publish(fields)
         if self._subscribers:
             deltas = _deltas(fields)
             for delta in deltas:
@@ -208,7 +215,7 @@ class Waiting:
             for entry_id, fields in entries:
                 self._positions[stream.decode()] = entry_id.decode()
                 if b"id" in fields:
-                    self._wake(fields[b"id"].decode(errors="replace"))
+                    self._end(fields[b"id"].decode(errors="replace"))
                 else:
                     self._publish(fields)
             if stream == store.DONE.encode():

@@ -33,8 +33,9 @@ async def events(
 ) -> Response:
     """Send server-sent events until the job has ended.
 
-    `tokens` (a TokenDelta): new tokens of a job that was submitted with `stream`. `restart`: all tokens sent so far are
-    void, because the worker died and the next one generated others. `end` (the Job): the job has ended.
+    `tokens` (a TokenDelta): new tokens of a job that was submitted with `stream`. `progress` (a Progress): how many
+    items and tokens of a score or classify job are done, about once a second while it runs. `restart`: all tokens sent
+    so far are void, because the worker died and the next one generated others. `end` (the Job): the job has ended.
 
     If the server's longest wait is over first, the stream ends without `end`: reconnect with `Last-Event-ID`.
     """

@@ -19,7 +19,7 @@ SECTIONS = {  # of jobs.md; what these messages hold comes after them
     "The job": ("Accepted", "Job", "JobPage"),
     "Results": ("Result",),
     "Failures": ("Failure",),
-    "Streams": ("TokenDelta", "Restart"),
+    "Streams": ("TokenDelta", "Progress", "Restart"),
     "Webhooks": ("JobEvent",),
     "Refused requests": ("ErrorReply",),
 }

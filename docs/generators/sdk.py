@@ -35,6 +35,7 @@ MESSAGES = (
     wire.Classification,
     wire.Job,
     wire.TokenDelta,
+    wire.Progress,
     wire.Failure,
     wire.Usage,
     wire.Provenance,

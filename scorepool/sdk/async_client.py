@@ -18,7 +18,7 @@ from scorepool.sdk.async_batches import AsyncBatches
 from scorepool.sdk.async_models import AsyncModels
 from scorepool.sdk.async_webhooks import AsyncWebhooks
 from scorepool.sdk.chats import with_structs
-from scorepool.sdk.connection import RETRY_S, AsyncConnection, events_of, url_and_key
+from scorepool.sdk.connection import RETRY_S, AsyncConnection, Event, events_of, url_and_key
 from scorepool.sdk.errors import JobTimeout, NotScorepool, ScorepoolError, TokensRestarted, Unreachable
 from scorepool.sdk.splitting import ClassifyInput, Division, Item, classify_requests, result_of, score_requests
 from scorepool.sdk.window import Window, cancel_tasks
@@ -69,6 +69,13 @@ class AsyncJobHandle:
 
     def __aiter__(self) -> AsyncIterator[wire.TokenDelta]:
         return self._client.events(self.id)
+
+    def progress(self, timeout_s: float | None = None) -> AsyncIterator[wire.Progress]:
+        """Yield how many items of a score or classify job are done, about once a second until it ends.
+
+        Raises JobFailed if the job fails; JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
+        """
+        return self._client.progress(self.id, timeout_s=timeout_s)
 
 
 class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
@@ -396,7 +403,29 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         Raises JobFailed if the job fails; TokensRestarted if it began again with other tokens; ScorepoolError;
         JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
-        job_id, last_event_id, deadline = _id_of(job), "", self._deadline(timeout_s)
+        async with aclosing(self._events(_id_of(job), timeout_s)) as events:
+            async for event in events:
+                if event.name == "tokens":
+                    yield wire.parse(event.data, wire.TokenDelta, "json")
+                elif event.name == "restart":
+                    raise TokensRestarted(_id_of(job), self.url)
+
+    async def progress(
+        self, job: AsyncJobHandle | str, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[wire.Progress]:
+        """Yield how many items of a score or classify job are done, about once a second until it ends.
+
+        A job that takes less than a second yields nothing. Raises JobFailed if the job fails; ScorepoolError;
+        JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
+        """
+        async with aclosing(self._events(_id_of(job), timeout_s)) as events:
+            async for event in events:
+                if event.name == "progress":
+                    yield wire.parse(event.data, wire.Progress, "json")
+
+    async def _events(self, job_id: str, timeout_s: float | None) -> AsyncGenerator[Event]:
+        """Yield the events of a job until it has ended, over as many connections as it takes. Raises its failure."""
+        last_event_id, deadline = "", self._deadline(timeout_s)
         while True:
             call = calls.events(job_id, last_event_id)
             async with AsyncExitStack() as stack:
@@ -406,14 +435,11 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
                 events = await stack.enter_async_context(aclosing(events_of(reply)))
                 while event := await self._in_time(anext(events, None), job_id, deadline, timeout_s):
                     last_event_id = event.id or last_event_id
-                    if event.name == "tokens":
-                        yield wire.parse(event.data, wire.TokenDelta, "json")
-                    elif event.name == "restart":
-                        raise TokensRestarted(job_id, self.url)
-                    elif event.name == "end":
+                    if event.name == "end":
                         self.detach(job_id)
                         result_of(wire.parse(event.data, wire.Job, "json"), self.url)
                         return
+                    yield event
             await asyncio.sleep(RECONNECT_S)
 
     async def _in_time(self, work: Awaitable[T], job_id: str, deadline: float, timeout_s: float | None) -> T:

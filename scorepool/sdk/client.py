@@ -58,6 +58,13 @@ class JobHandle:
     def __iter__(self) -> Iterator[wire.TokenDelta]:
         return self._client.events(self.id)
 
+    def progress(self, timeout_s: float | None = None) -> Iterator[wire.Progress]:
+        """Yield how many items of a score or classify job are done, about once a second until it ends.
+
+        Raises JobFailed if the job fails; JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
+        """
+        return self._client.progress(self.id, timeout_s=timeout_s)
+
 
 class Client(Models, Batches, Webhooks):
     """A connection to one API, safe to share between threads.
@@ -274,6 +281,14 @@ class Client(Models, Batches, Webhooks):
         JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
         return self._iterate(self._async.events(_id_of(job), timeout_s=timeout_s))
+
+    def progress(self, job: JobHandle | str, *, timeout_s: float | None = None) -> Iterator[wire.Progress]:
+        """Yield how many items of a score or classify job are done, about once a second until it ends.
+
+        A job that takes less than a second yields nothing. Raises JobFailed if the job fails; ScorepoolError;
+        JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
+        """
+        return self._iterate(self._async.progress(_id_of(job), timeout_s=timeout_s))
 
 
 def _client(kind: type[Client], url: str, api_key: str | None, retry_s: float) -> Client:

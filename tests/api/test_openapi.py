@@ -87,7 +87,7 @@ def test_exactly_the_events_of_a_job_are_declared(document: dict[str, Any]):
     for event in content["text/event-stream"]["schema"]["anyOf"]:
         data = event["properties"]["data"]["contentSchema"]["$ref"].rpartition("/")[2]
         kinds[event["properties"]["event"]["const"]] = document["components"]["schemas"][data]
-    assert set(kinds) == {"tokens", "restart", "end"}
+    assert set(kinds) == {"tokens", "progress", "restart", "end"}
     assert (kinds["restart"]["properties"], kinds["restart"]["additionalProperties"]) == ({}, False)
 
 

@@ -17,6 +17,7 @@ from scorepool import wire
 from scorepool.engine import Engine, EngineError, InvalidRequest, Sequence, Share
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
+from scorepool.worker.inference.job_progress import JobProgress
 from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.owner_turns import OwnerThread
 from scorepool.worker.inference.prepared import PreparedSequence
@@ -216,13 +217,29 @@ class InferenceRun:
         sequences = [each.sequence for each in prepared if each.failure is None]
         for sequence in sequences:
             sequence.share = Share(self._job.owner, self._job.weight)
-        if not isinstance(request, wire.Generate) or not request.stream:
-            return self._engine.add(sequences)
-        return self._add_streamed(prepared, request.logprobs)
+        added: Future[list[Sequence]]
+        if isinstance(request, wire.Generate) and request.stream:
+            added = self._add_streamed(prepared, request.logprobs)
+        else:
+            added = self._engine.add(sequences)
+        if isinstance(request, wire.Score | wire.Classify):
+            self._report_progress(
+                JobProgress(self._job.id, sequences, len(prepared) - len(sequences), self._run), added
+            )
+        return added
+
+    @property
+    def _run(self) -> int:
+        return int(self._job.leased_at * 1e6)  # by Redis's clock
+
+    def _report_progress(self, progress: JobProgress, added: "Future[list[Sequence]]") -> None:
+        running = self._publisher.running_jobs
+        running.add(progress)
+        self._publisher.notify()
+        added.add_done_callback(lambda _: running.remove(progress))
 
     def _add_streamed(self, prepared: list[PreparedSequence], with_logprobs: bool) -> "Future[list[Sequence]]":
-        run = int(self._job.leased_at * 1e6)  # by Redis's clock
-        stream = JobStream(self._job.id, prepared, with_logprobs, self._engine.chat, run)
+        stream = JobStream(self._job.id, prepared, with_logprobs, self._engine.chat, self._run)
 
         def on_step(advanced: list[Sequence]) -> None:
             stream.on_step(advanced)

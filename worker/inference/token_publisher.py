@@ -1,4 +1,4 @@
-"""Publish the tokens of jobs that stream to Redis, while the jobs run.
+"""Publish the tokens of jobs that stream, and the progress of jobs of many items, to Redis while the jobs run.
 
     engine's thread         put: notes that a stream has new tokens, and returns
     publisher's own thread  takes the tokens of all streams that were not written yet, and writes them to Redis
@@ -6,7 +6,8 @@
 A slow or unavailable Redis delays no step of the engine. What could not be written stays in its JobStream and is
 written when Redis answers again. A write whose reply was lost is repeated: deltas carry the index of their first token,
 so the API drops what it has. With its reply, a write gets the requests of API processes that missed deltas, and those
-are written again. The tokens of a job that has ended come with its result.
+are written again. The tokens of a job that has ended come with its result. Progress that cannot be written is dropped:
+a second later there is newer.
 """
 
 import logging
@@ -21,6 +22,7 @@ from redis.exceptions import RedisError
 
 from scorepool import store, wire
 from scorepool.store.scripts import load
+from scorepool.worker.inference.job_progress import RunningJobs
 from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.stream_connection import StreamConnection
 
@@ -33,14 +35,19 @@ MAX_ENTRY_BYTES = 64 * 2**10  # approximately
 CLOSE_TIMEOUT_S = 2.0
 ASK_EVERY_S = 0.5  # for missing tokens: the ids of 64 jobs are as long as a step's deltas
 BACKOFF_S = (0.1, 1.0)  # the first and the longest pause after a failure
+NO_DELTAS = wire.encode(wire.TokenDeltas())
 
 Entry = list[tuple[JobStream, wire.TokenDelta]]
 
 
 class TokenPublisher:
-    """Write the deltas of streams to Redis, on a thread of its own."""
+    """Write the deltas of streams to Redis, on a thread of its own.
+
+    `running_jobs` are those whose progress it writes. Call `notify` after the first was added.
+    """
 
     def __init__(self, redis: Redis) -> None:
+        self.running_jobs = RunningJobs()
         self._connection = StreamConnection(redis)
         self._changed = Condition()  # guards the three below
         self._streams: dict[JobStream, None] = {}  # those of the jobs that run
@@ -69,6 +76,11 @@ class TokenPublisher:
             self._streams.pop(stream, None)
             self._pending.pop(stream, None)
 
+    def notify(self) -> None:
+        """Find the next time at which there is progress to write."""
+        with self._changed:
+            self._changed.notify()
+
     def close(self) -> None:
         """Try once more to write what is pending, then stop. Wait for CLOSE_TIMEOUT_S at most."""
         with self._changed:
@@ -80,8 +92,9 @@ class TokenPublisher:
         backoff_s = 0.0
         while self._wait(backoff_s):
             try:
-                if entries := self._take():  # the tokens of a step may all have to wait: for a stop string, a tool call
-                    self._write(entries)
+                entries, progress = self._take(), self.running_jobs.take()
+                if entries or progress:  # the tokens of a step may all have to wait: for a stop string, a tool call
+                    self._write(entries, progress)
             except RedisError as error:
                 if not self._is_failing:
                     log.warning("token deltas cannot be written and are kept until Redis answers: %r", error)
@@ -98,12 +111,16 @@ class TokenPublisher:
         self._connection.close()
 
     def _wait(self, backoff_s: float) -> bool:
-        """Wait for the pause, then for new tokens. Return False when it is time to stop."""
+        """Wait for the pause, then for new tokens or the time of progress. Return False when it is time to stop."""
         with self._changed:
             if backoff_s:
                 self._changed.wait_for(lambda: self._is_closed, backoff_s)
-            self._changed.wait_for(lambda: self._pending or self._is_closed)
-            return bool(self._pending)
+            while not self._pending and not self._is_closed:
+                due_in_s = self.running_jobs.due_in_s
+                if due_in_s == 0.0:
+                    break
+                self._changed.wait(due_in_s)
+            return bool(self._pending) or not self._is_closed
 
     def _take(self) -> list[Entry]:
         """Take tokens for one write, in entries of at most about MAX_ENTRY_BYTES."""
@@ -130,11 +147,12 @@ class TokenPublisher:
                 self.put(stream)
         return [entry for entry in entries if entry]
 
-    def _write(self, entries: list[Entry]) -> None:
+    def _write(self, entries: list[Entry], progress: wire.Progresses) -> None:
         """Append entries to the stream of tokens, all or none. Raises RedisError: their tokens are pending again."""
         encoded = [wire.encode([delta for _, delta in entry]) for entry in entries]
-        max_length = min(MAX_STREAM_LENGTH, MAX_STREAM_BYTES // max(map(len, encoded)))
-        arguments: list[bytes | str | int] = [max_length, len(encoded), *encoded, *self._askable_ids()]
+        max_length = min(MAX_STREAM_LENGTH, MAX_STREAM_BYTES // max(map(len, encoded), default=1))
+        arguments: list[bytes | str | int] = [max_length, wire.encode(progress) if progress else b"", NO_DELTAS]
+        arguments += [len(encoded), *encoded, *self._askable_ids()]
         try:
             missing = self._connection.run_script(APPEND_DELTAS, [store.TOKENS, store.Keys.missing_tokens], arguments)
         except RedisError:

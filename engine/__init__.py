@@ -16,6 +16,7 @@ from scorepool.engine.errors import (
     LoadError,
     NonFiniteLogits,
     ReloadError,
+    WeightsReplaced,
 )
 from scorepool.engine.model_info import Classifier, ModelInfo, Verification
 from scorepool.engine.scheduling.stats import EngineStats
@@ -50,5 +51,6 @@ __all__ = [
     "TokenColumns",
     "Tokenizer",
     "Verification",
+    "WeightsReplaced",
     "open_engines",
 ]

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from scorepool.engine.core import EngineCore
 from scorepool.engine.errors import EngineDeadError, EngineError
+from scorepool.engine.model_info import ModelInfo
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -61,6 +62,38 @@ class SetMemory:
     def apply(self, core: EngineCore) -> None:
         """Change the room for caches, now and when the weights are loaded again."""
         core.set_memory(self.memory_bytes, self.prefix_cache_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class StageWeights:
+    """Load and check other weights of the same architecture beside the present ones. The result describes them."""
+
+    folder: str
+    version: int
+
+    def apply(self, core: EngineCore) -> ModelInfo:
+        """Stage the weights. Raises LoadError, and what serves goes on."""
+        return core.stage_weights(self.folder, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardStaged:
+    """Drop weights that were staged."""
+
+    def apply(self, core: EngineCore) -> None:
+        """Drop them, unless a switch to them was begun."""
+        core.discard_staged()
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSwitch:
+    """Let the staged weights serve after the groups that have begun; or restart these. See EngineCore.begin_switch."""
+
+    restart: bool
+
+    def apply(self, core: EngineCore) -> Future[ModelInfo]:
+        """Begin, and return a future that is done when they serve. Raises LoadError."""
+        return core.begin_switch(self.restart)
 
 
 @dataclass(eq=False, slots=True)

@@ -5,13 +5,15 @@
 Knows no tensors (model/runner.py), and no other thread (engine.py).
 """
 
+import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from scorepool.engine.errors import EngineError, LoadError, ReloadError, as_load_error
+from scorepool.engine.errors import EngineError, LoadError, ReloadError, WeightsReplaced, as_load_error
+from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefix_cache import PrefixCache
@@ -55,20 +57,6 @@ class Runner(Protocol):
         """Drop the weights and all caches, for good. What describes the model stays."""
 
 
-@dataclass(eq=False, slots=True)
-class Group:
-    """The sequences of one `Engine.add`."""
-
-    sequences: list[Sequence]
-    future: Future[list[Sequence]]
-    on_step: Callable[[list[Sequence]], None] | None
-
-    def fail(self, error: EngineError) -> None:
-        """End the future with an error, unless it was canceled."""
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
-
-
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
     """A step that was launched and not read yet."""
@@ -87,9 +75,10 @@ class EngineCore:
         self._settings = settings
         self.runner = runner = self._open(settings)
         self.is_loaded = True
-        self.prefix_cache = PrefixCache(settings.prefix_cache_bytes) if runner.can_share else None
-        kv_budget = KVBudget(settings.max_running_rows, runner.model_info.max_cached_tokens)
-        self.scheduler = Scheduler(settings.max_batch_tokens, kv_budget, self.prefix_cache, self._new_speculator())
+        self._staged: tuple[EngineSettings, Runner] | None = None  # weights that may replace the present ones
+        self.switch: WeightsSwitch | None = None
+        self._share = 1.0
+        self._start_scheduling(runner)
         self._groups: dict[Sequence, Group] = {}
         self._launched: InFlightStep | None = None
         self._read_at = 0.0  # time.monotonic() when the last step was read
@@ -102,13 +91,13 @@ class EngineCore:
 
     @property
     def is_busy(self) -> bool:
-        """True if there is a group, or a step in flight."""
-        return bool(self._groups) or self.has_work
+        """True if there is a group, a step in flight, or a switch to other weights that waits."""
+        return bool(self._groups) or self.has_work or self.switch is not None
 
     @property
     def groups(self) -> list[Group]:
-        """All groups that are not done, in order of arrival."""
-        return list(dict.fromkeys(self._groups.values()))
+        """All groups that are not done: those that may run in order of arrival, then those that a switch holds."""
+        return [*dict.fromkeys(self._groups.values()), *(self.switch.held if self.switch else ())]
 
     @property
     def load(self) -> tuple[int, int]:
@@ -118,6 +107,9 @@ class EngineCore:
 
     def add(self, group: Group) -> None:
         """Append a group to those that wait."""
+        if self.switch is not None:
+            self.switch.held.append(group)
+            return
         for sequence in group.sequences:
             self._groups[sequence] = group
             if sequence.score_from == 0:
@@ -133,8 +125,11 @@ class EngineCore:
         """Take canceled groups out of the batch."""
         canceled = [group for group in self.groups if group.future.cancelled()]
         self._forget([sequence for group in canceled for sequence in group.sequences])
+        if self.switch is not None:
+            self.switch.held = [group for group in self.switch.held if group not in canceled]
         for group in canceled:  # last, because a future that was notified cannot be failed if `_forget` raises
             group.future.set_running_or_notify_cancel()
+        self._switch_if_ready()
 
     def step(self, may_wait: bool = True) -> None:
         """Schedule and launch a step, then commit the step before it, so that neither host nor device waits.
@@ -150,9 +145,11 @@ class EngineCore:
         self._commit(previous)
         if output.is_empty and previous is None and may_wait:
             self._wait_for_paused()
+        self._switch_if_ready()
 
     def set_budget(self, share: float) -> None:
         """Schedule with a share of the settings' tokens and rows, at least one of each."""
+        self._share = share
         rows = max(1, int(self._settings.max_running_rows * share))
         self.scheduler.max_batch_tokens = max(1, int(self._settings.max_batch_tokens * share))
         self.scheduler.kv_budget = KVBudget(rows, self.scheduler.kv_budget.max_cached_tokens)
@@ -193,6 +190,81 @@ class EngineCore:
         runner.tokenizer, runner.chat = closed.tokenizer, closed.chat  # those that the callers use
         self.runner = runner
         self.is_loaded = True
+
+    def stage_weights(self, folder: str, version: int) -> ModelInfo:
+        """Load weights from a folder, beside the present ones, and check them. Raises LoadError.
+
+        What was staged before is dropped.
+        """
+        self.discard_staged()
+        settings = replace(self._settings, weights_folder=folder, weights_version=version, tries_load=False)
+        try:
+            runner = self._open(settings)
+        except LoadError:
+            gc.collect()  # tracebacks and modules refer to each other
+            raise
+        new_info = runner.model_info
+        present = self.runner.model_info
+        if changes := present.changes_to(replace(new_info, fingerprint=present.fingerprint)):
+            runner.close()
+            raise LoadError(f"the weights would be computed in another way than those before: {', '.join(changes)}")
+        self._staged = settings, runner
+        return new_info
+
+    def discard_staged(self) -> None:
+        """Drop weights that were staged, unless they are about to serve."""
+        if self._staged is not None and self.switch is None:
+            staged, self._staged = self._staged, None
+            staged[1].close()
+
+    def begin_switch(self, restart: bool) -> Future[ModelInfo]:
+        """Let the staged weights serve once no group is left that the present ones have begun. Raises LoadError.
+
+        Groups that have not begun wait for it. `restart` lets the others begin anew, so that nothing is waited for;
+        one with `on_step`, which was told of tokens that are gone now, ends with WeightsReplaced instead.
+        """
+        if self._staged is None or self.switch is not None:
+            raise LoadError("no weights are staged")
+        waiting = [group for group in self.groups if not group.has_begun]
+        running = [group for group in self.groups if group.has_begun and restart]
+        sequences = [sequence for group in (*waiting, *running) for sequence in group.sequences]
+        self._forget(sequences)
+        for sequence in sequences:
+            sequence.restart()
+        resumed = [group for group in running if group.on_step is None]
+        self.switch = switch = WeightsSwitch(Future(), [*resumed, *waiting])
+        for group in running:
+            if group.on_step is not None:
+                group.fail(WeightsReplaced("other weights serve from now on; add the group again"))
+        self._switch_if_ready()
+        return switch.future
+
+    def _switch_if_ready(self) -> None:
+        """Replace the model, if that was asked for and no group is left that the present one has begun."""
+        if self.switch is None or self._staged is None or self._groups:
+            return
+        self.drain()
+        switch, self.switch = self.switch, None
+        (settings, runner), self._staged = self._staged, None
+        runner.tokenizer, runner.chat = self.runner.tokenizer, self.runner.chat  # those that the callers use
+        if self.prefix_cache is not None:
+            self.prefix_cache.clear()
+        if self.is_loaded:
+            self.runner.close()
+        self.runner, self._settings, self.is_loaded = runner, settings, True
+        self._start_scheduling(runner)
+        for group in switch.held:
+            self.add(group)
+        if switch.future.set_running_or_notify_cancel():
+            switch.future.set_result(runner.model_info)
+
+    def _start_scheduling(self, runner: Runner) -> None:
+        """Begin with an empty scheduler and an empty prefix cache."""
+        settings = self._settings
+        self.prefix_cache = PrefixCache(settings.prefix_cache_bytes) if runner.can_share else None
+        kv_budget = KVBudget(settings.max_running_rows, runner.model_info.max_cached_tokens)
+        self.scheduler = Scheduler(settings.max_batch_tokens, kv_budget, self.prefix_cache, self._new_speculator())
+        self.set_budget(self._share)
 
     def _open(self, settings: EngineSettings) -> Runner:
         with as_load_error(f"the model {settings.model!r} cannot be loaded"):

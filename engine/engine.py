@@ -17,10 +17,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from scorepool.engine.control import ClearPrefixCache, ControlCall, ControlMessage, DropWeights
-from scorepool.engine.core import EngineCore, Group, Runner
+from scorepool.engine.control import (
+    BeginSwitch,
+    ClearPrefixCache,
+    ControlCall,
+    ControlMessage,
+    DiscardStaged,
+    DropWeights,
+    StageWeights,
+)
+from scorepool.engine.core import EngineCore, Runner
 from scorepool.engine.engine_loop import EngineLoop, Turns
 from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError, ReloadError
+from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.residency import Resident
 from scorepool.engine.scheduling.stats import EngineStats
@@ -145,6 +154,24 @@ class Engine:
         """
         return self.control(DropWeights())
 
+    def stage_weights(self, folder: str, version: int) -> Future[ModelInfo]:
+        """Load and check weights of the same architecture from a folder, beside those that serve.
+
+        The future gets a LoadError for weights that do not fit; those before go on serving. Steps wait meanwhile.
+        """
+        return self.control(StageWeights(folder, version))
+
+    def switch_weights(self, *, restart: bool = False) -> Future[Future[ModelInfo]]:
+        """Let the staged weights serve. The future gives another, which is done once they do.
+
+        Groups that have begun end on the weights before, or with `restart` begin anew; no group mixes two.
+        """
+        return self.control(BeginSwitch(restart))
+
+    def discard_staged(self) -> Future[None]:
+        """Drop weights that were staged."""
+        return self.control(DiscardStaged())
+
     def close(self) -> None:
         """End after the running step; groups that are not done get EngineClosed. Do not call it on the MLX thread."""
         atexit.unregister(self.close)
@@ -193,7 +220,8 @@ class Engine:
                 self._load_weights(core)
             core.step(may_wait=is_alone)
             core.stats = replace(core.stats, busy_s=core.stats.busy_s + time.monotonic() - self.step_started_at)
-            self.load, self.stats = core.load, core.stats
+            self.load, self.stats, self.model_info = core.load, core.stats, core.runner.model_info
+            self.is_loaded = self.resident.is_loaded = core.is_loaded
             self.step_started_at = None
             self._note_work(core)
 
@@ -272,7 +300,8 @@ class Engine:
         """Refuse new work, and end every group and message that waits."""
         with self._changed:
             self._ended = self._ended if isinstance(self._ended, EngineDeadError) else reason
-            waiting: list[Group | ControlCall[Any]] = [*core.groups, *self._arrivals, *self._control_calls]
+            waiting: list[Group | ControlCall[Any] | WeightsSwitch]
+            waiting = [*core.groups, *self._arrivals, *self._control_calls, *([core.switch] if core.switch else ())]
             self._arrivals.clear()
             self._control_calls.clear()
         self.step_started_at = None

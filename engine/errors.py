@@ -5,6 +5,7 @@ EngineError
 ├── InvalidRequest          a sequence asks for what the model cannot do; raised by add()
 ├── ContextLengthExceeded   a sequence has more tokens than the model's context; raised by add()
 ├── NonFiniteLogits         the model computed NaN or infinite logits for a sequence; ends its group
+├── WeightsReplaced         other weights serve from now on, and a group that reports its steps must begin anew
 ├── EngineClosed            the engine was closed; ends every group and control message, later calls raise it
 └── EngineDeadError         the engine itself failed; as EngineClosed, and the process must end
     └── ReloadError         weights that were dropped cannot be loaded again, or are others now
@@ -47,6 +48,10 @@ class ContextLengthExceeded(EngineError):
 
 
 class NonFiniteLogits(EngineError):
+    pass
+
+
+class WeightsReplaced(EngineError):
     pass
 
 

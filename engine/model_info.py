@@ -34,6 +34,7 @@ class ModelInfo:
     """The identity of the model, how it is computed, and its limits."""
 
     fingerprint: str  # sha256 of the contents of the weights, the configuration and the tokenizer
+    weights_version: int = 0  # 0: the weights that the engine was started for; others were pushed since
     dtype: str  # of the model's computation; logprobs are always float32
     quantization: str | None  # e.g. "4-bit affine, groups of 64"
     adapter: str | None
@@ -72,6 +73,6 @@ class ModelInfo:
                 f"self-test {self.self_test}",
                 f"speculation {self.speculation}",
                 "verified" if verified is None else f"unverified: {verified}",
-                f"fingerprint {self.fingerprint[:12]}",
+                f"fingerprint {self.fingerprint[:12]}, weights version {self.weights_version}",
             )
         )

@@ -64,6 +64,9 @@ class Constraint(Protocol):
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the bitmask, without a limit if it is None. Return False if it is not there in time."""
 
+    def restarted(self) -> "Constraint":
+        """Return a constraint with the same grammar, before any token."""
+
     def token_bitmask(self, generated: Ids[int]) -> bytes:
         """Return one bit per token id, lowest id first, set if the token may follow `generated`. Waits for it."""
 
@@ -236,6 +239,23 @@ class Sequence:
         if self.sampling:
             return self.finish_reason is not None
         return self.score_from is not None and len(self.columns) == self.num_input_tokens - self.score_from
+
+    @property
+    def has_begun(self) -> bool:
+        """True if a part of it was computed, or is in flight."""
+        return self.num_computed > 0 or self.num_generated > 0
+
+    def restart(self) -> None:
+        """Drop everything that was computed, so that the sequence can be added again. Its noise stays the same."""
+        del self.token_ids[self.num_input_tokens :]
+        self.columns = TokenColumns()
+        self.text_bytes = self.finish_reason = self.stop_reason = self.class_logits = self.error = None
+        self.model_info = None
+        self.num_proposed = self.num_accepted = self.num_computed = self.num_pauses = 0
+        self.held_up_s = 0.0
+        self.text = bytearray()
+        if self.constraint is not None:
+            self.constraint = self.constraint.restarted()
 
     def pool_before_padding(self, pad_id: int | None) -> None:
         """Classify the last token that is not padding, as transformers does; the first one if all are."""

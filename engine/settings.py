@@ -9,6 +9,8 @@ class EngineSettings:
     """The model to load, and the limits of its batches and caches."""
 
     model: str  # a folder in Hugging Face form, or a hub id
+    weights_folder: str | None = None  # safetensors to load instead of the model's own: see model/pushed_weights.py
+    weights_version: int = 0  # that results name; 0: the model's own weights
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on a CPU, else the checkpoint's
     mode: Literal["default", "exact"] = "default"  # exact: the same numbers to the bit in any batch; slower
     max_batch_tokens: int = 2048  # in a step: prompt tokens of its prefill, and one per decoding sequence

@@ -17,7 +17,16 @@ import mlx.core as mx
 
 from scorepool.engine import certificate
 from scorepool.engine.errors import LoadError, as_load_error
-from scorepool.engine.model import activations, checkpoint, classifier, memory_budget, rope, surveyed, windows
+from scorepool.engine.model import (
+    activations,
+    checkpoint,
+    classifier,
+    memory_budget,
+    pushed_weights,
+    rope,
+    surveyed,
+    windows,
+)
 from scorepool.engine.model.backbone import split_model
 from scorepool.engine.model.batch import SequentialBatch
 from scorepool.engine.model.batch_choice import choose_batch
@@ -36,11 +45,14 @@ log = logging.getLogger(__name__)
 def open_model(settings: EngineSettings) -> ModelRunner | ClassifierRunner:
     """Load, check, split and self-test the model; raise LoadError if its numbers cannot be trusted."""
     with as_load_error(f"{settings.model} cannot be loaded"):
-        return _open_model(settings)
+        folder = checkpoint.find_folder(settings.model)
+        if settings.weights_folder is None:
+            return _open_model(folder, settings)
+        with pushed_weights.overlay(folder, settings) as (overlaid, dtype):
+            return _open_model(overlaid, replace(settings, dtype=dtype))
 
 
-def _open_model(settings: EngineSettings) -> ModelRunner | ClassifierRunner:
-    folder = checkpoint.find_folder(settings.model)
+def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | ClassifierRunner:
     config, is_surveyed = _check_config(folder)
     classified = classifier.read_classifier(config) if classifier.is_classifier(config) else None
     chat = _load_chat_codec(folder, config, settings)
@@ -56,6 +68,7 @@ def _open_model(settings: EngineSettings) -> ModelRunner | ClassifierRunner:
     cache_sizes = memory_budget.cache_sizes(model)
     model_info = ModelInfo(
         fingerprint=checkpoint.fingerprint(folder),
+        weights_version=settings.weights_version,
         dtype=checkpoint.weights_dtype(model),
         quantization=checkpoint.quantization(config),
         adapter=None,

@@ -41,6 +41,17 @@ def max_cached_tokens(model: Any, settings: EngineSettings, sizes: CacheSizes | 
     return tokens
 
 
+def refuse_second_copy(num_bytes: int, settings: EngineSettings) -> None:
+    """Raise LoadError if weights of this size do not fit beside what is in memory."""
+    memory = settings.memory_bytes or _available_bytes() * 4 // 5
+    held = mx.get_active_memory()
+    if held + num_bytes > memory:
+        raise LoadError(
+            f"no memory is left for a second copy of the weights: of {memory} bytes {held} are in use, and the new "
+            f"weights take {num_bytes}; lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
+        )
+
+
 def weights_bytes(model: Any) -> int:
     """Return the memory that the weights take."""
     arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]

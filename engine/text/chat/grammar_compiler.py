@@ -64,6 +64,10 @@ class GrammarConstraint:
         with changed:
             return changed.wait_for(lambda: self.reply is not None or self.error is not None, timeout_s)
 
+    def restarted(self) -> "GrammarConstraint":
+        """Return a constraint with the same grammar, before any token."""
+        return GrammarConstraint(self._compiler, self._grammar, self._eos_bitmask)
+
     def token_bitmask(self, generated: Sequence[int]) -> bytes:
         """Return one bit per token id, the lowest first: 1 if the token may follow. Waits for it."""
         self.prepare(generated)

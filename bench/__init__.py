@@ -8,6 +8,7 @@ latency         streamed completions against mlx_lm.server
 linearity       time per token by length of a row and by number of rows
 memory          peak memory against mlx_lm.evaluate, mlx and transformers
 profile         the share of each function in the engine's time
+result_cache    jobs that the result cache has, has not, and that do not ask it
 shared_prefix   many completions of one prompt, against mlx_lm.evaluate, mlx and transformers
 through_queue   jobs through HTTP, Redis and a worker, against the engine in one process
 unique_prompts  prompts of mixed lengths, against mlx_lm.evaluate, mlx and transformers
@@ -20,3 +21,4 @@ from scorepool.engine.model import blas
 
 blas.load()  # before anything imports mlx, so that peers that use mlx have the same BLAS
 os.environ.setdefault("TQDM_DISABLE", "1")  # peers' progress bars would mix with the figures
+os.environ.setdefault("SCOREPOOL_RESULT_CACHE_BYTES", "0")  # jobs that are alike are computed

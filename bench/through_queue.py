@@ -37,6 +37,7 @@ class Run:
     engine_cpu_s: float  # of the process that computes
     cpu_s_by_process: dict[str, float]
     sums: list[float]  # log p of each item
+    num_cached: int = 0  # items that the result cache gave
 
 
 def main() -> None:
@@ -108,18 +109,23 @@ def run_in_process(engine: Engine, jobs: list[Job]) -> Run:
 
 
 def run_through_queue(stack: Stack, client: Client, model: str, jobs: list[Job]) -> Run:
+    return run_requests(stack, client, model, [wire.Score(model=model, items=job) for job in jobs])
+
+
+def run_requests(stack: Stack, client: Client, model: str, requests: list[wire.Score]) -> Run:
     """Submit all jobs in one request, then fetch and decode every result."""
     pids = {"client": os.getpid(), "API": stack.pid("api"), "worker": stack.pid(f"worker {model}")}
     if stack.redis is not None and stack.redis.process is not None:
         pids["Redis"] = stack.redis.process.pid
     before = {name: _cpu_s(pid) for name, pid in pids.items()}
     started = time.perf_counter()
-    job_ids = client.submit_many([wire.Score(model=model, items=job) for job in jobs])
+    job_ids = client.submit_many(requests)
     results = [client.result(job_id) for job_id in job_ids]
     wall_s = time.perf_counter() - started
     cpu_s = {name: _cpu_s(pid) - before[name] for name, pid in pids.items()}
     sums = [scored.logprob_sum or 0.0 for result in results for scored in result.sequences]
-    return Run(wall_s, cpu_s["worker"], cpu_s, sums)
+    num_cached = sum(result.stamp.cached_items for result in results)
+    return Run(wall_s, cpu_s["worker"], cpu_s, sums, num_cached)
 
 
 def _cpu_s(pid: int) -> float:

@@ -33,6 +33,8 @@ class ScoreOptions(JobOptions, total=False):
     packed: bool
     on_item_error: Literal["fail", "report"]
     truncate: Literal["left", "right"] | None
+    cache: bool
+    cache_salt: str | None
 
 
 class GenerateOptions(JobOptions, SamplingOptions, total=False):
@@ -59,6 +61,8 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     recompute: bool
     stream: bool
     packed: bool
+    cache: bool
+    cache_salt: str | None
 
 
 class ClassifyOptions(JobOptions, total=False):

@@ -263,6 +263,7 @@ def _rescore(
         temperature=temperature,
         top_logprobs=len(columns.top_ids[0]) if columns.top_ids else 0,
         rank=columns.ranks is not None,
+        cache=False,
         entropy=columns.entropies is not None,
     )
     with _explained():

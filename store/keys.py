@@ -61,11 +61,16 @@ class Keys:
     )
     missing_tokens = f"{PREFIX}:missing_tokens"  # set: wire.MissingTokens that a worker shall write again; expires
     crosscheck_counts = f"{PREFIX}:crosschecks"  # hash: how many crosschecks there were, by outcome
+    prefix_tokens = f"{PREFIX}:prefix_tokens"  # hash: given tokens of all sequences, by `cache` or `computed`; expires
     id_secret = (
         f"{PREFIX}:id_secret"  # string: from which ids that follow from an Idempotency-Key are computed; permanent
     )
     unserved = f"{PREFIX}:unserved"  # zset: queues that nobody serves, by their next check, see lua/unserved.lua
     recent_models = f"{PREFIX}:recent_models"  # zset: models by the time (unix, s) at which they were last served
+
+    result_cache = f"{PREFIX}:cache"  # hash: wire.CachedSequence by digest, and `bytes` of them all; expires
+    result_cache_uses = f"{PREFIX}:cache:uses"  # zset: the digests by the time (unix, s) of their last use; expires
+    result_cache_counts = f"{PREFIX}:cache:counts"  # hash: hits, misses, shared, evictions, refused; expires
 
     history = f"{PREFIX}:history"  # list: the points of the last hour, see api/metrics/history.py; expires
 
@@ -362,6 +367,9 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "MODELS": Keys.models,
     "SERVED_MODEL_": Keys.served_model(""),
     "CROSSCHECK_INBOX_": Keys.crosscheck_inbox(""),
+    "RESULT_CACHE": Keys.result_cache,
+    "RESULT_CACHE_USES": Keys.result_cache_uses,
+    "RESULT_CACHE_COUNTS": Keys.result_cache_counts,
     "RECENT_MODELS": Keys.recent_models,
     "RECENT_MODEL_": Keys.recent_model(""),
     # RQ's

@@ -99,6 +99,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "raw_logprobs"  # of generations that choose none
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400
+    result_cache_bytes: Annotated[int, Meta(ge=0, le=2**48)] = (
+        2**27  # of Redis's memory, for what need not be computed again; 0: everything is computed
+    )
+    result_cache_ttl_s: Count = 86_400  # after its last use, an entry of the result cache is dropped
 
     # worker
     model: str = ""  # NAME[,ALIAS...]=FOLDER_OR_HUB_ID

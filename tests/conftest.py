@@ -58,6 +58,7 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what processes remember between runs out of the user's folders, unless a test has a folder of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCOREPOOL_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("SCOREPOOL_RESULT_CACHE_BYTES", "0")  # tests of computing compute; those of the cache switch it on
         yield
 
 

@@ -32,6 +32,7 @@ SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
             "generate",
             "speculation",
             "through_queue",
+            "result_cache",
             "job_queue",
             "client_decoding",
         ),

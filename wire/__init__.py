@@ -8,6 +8,7 @@
     quote.py          values in errors                    free_form.py      sizes of schemas and arguments
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
     progress.py       how far running jobs are
+    cached.py         entries of the result cache
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
 in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
@@ -25,6 +26,7 @@ from scorepool.wire.batch import (
     LineEndpoint,
     RequestCounts,
 )
+from scorepool.wire.cached import CachedSequence
 from scorepool.wire.codec import (
     Format,
     Invalid,
@@ -45,6 +47,7 @@ from scorepool.wire.comparison import (
     TokenDifference,
     are_of_one_model,
     compare,
+    join_stamps,
     rounding_nats,
     stamp_differences,
     tolerance_nats,
@@ -145,6 +148,7 @@ __all__ = [
     "BatchPage",
     "BatchStatus",
     "BatchUsage",
+    "CachedSequence",
     "Channel",
     "Classification",
     "Classifier",
@@ -244,6 +248,7 @@ __all__ = [
     "encode",
     "encode_json",
     "join_packed",
+    "join_stamps",
     "kind_of",
     "map_failures",
     "mode_conflict",

@@ -9,6 +9,7 @@ from itertools import islice
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scorepool.wire.codec import encode
 from scorepool.wire.columns import Floats
@@ -103,6 +104,12 @@ def stamp_differences(one: Provenance, other: Provenance) -> list[str]:
     names = dict.fromkeys((*one.versions, *other.versions))
     pairs += [(f"version of {name}", one.versions.get(name), other.versions.get(name)) for name in names]
     return [f"{name} {before!r} and {after!r}" for name, before, after in pairs if before != after]
+
+
+def join_stamps(stamps: Sequence[Provenance]) -> Provenance:
+    """Return the stamp of several results together, which differ in what was cached at most."""
+    cached_items = sum(stamp.cached_items for stamp in stamps)
+    return replace(stamps[0], cached=all(stamp.cached for stamp in stamps), cached_items=cached_items)
 
 
 def compare(one: Sequence[ScoredSequence], other: Sequence[ScoredSequence], tolerance: float) -> Comparison:

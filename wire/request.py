@@ -71,6 +71,17 @@ Packed = Annotated[
         "texts and bytes of tokens."
     ),
 ]
+UseCache = Annotated[
+    bool,
+    Meta(
+        description="false: every number is computed for this job. true: scores and greedy generations that the same "
+        "weights have computed before, for the same key, may be returned again, see `cached` of the result's `stamp`."
+    ),
+]
+CacheSalt = Annotated[
+    Annotated[str, Meta(min_length=1, max_length=256)] | None,
+    Meta(description="Only jobs with the same salt get each other's cached results."),
+]
 TemplateKwargs = Annotated[
     dict[
         Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$(?!\n)")],
@@ -187,6 +198,8 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
     packed: Packed = False
     on_item_error: OnItemError = "fail"
     truncate: Truncate = None
+    cache: UseCache = True
+    cache_salt: CacheSalt = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -428,6 +441,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     ] = False
     stream: Annotated[bool, Meta(description="Stream tokens: see `GET /v1/jobs/{id}/events`.")] = False
     packed: Packed = False
+    cache: UseCache = True
+    cache_salt: CacheSalt = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

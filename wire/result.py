@@ -63,10 +63,10 @@ class Verification(Struct, frozen=True, kw_only=True, omit_defaults=True):
     certificate: Annotated[str | None, Meta(description="The first 16 digits of the certificate's digest.")] = None
 
 
-class Provenance(Struct, frozen=True, kw_only=True):
+class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Name the model, weights and software that computed a result.
 
-    Results are comparable if their stamps are equal, apart from `verification`.
+    Results are comparable if their stamps are equal, apart from `verification`, `cached` and `cached_items`.
     """
 
     model: str
@@ -77,7 +77,17 @@ class Provenance(Struct, frozen=True, kw_only=True):
     mode: Annotated[str, Meta(description='"default", "exact", or "one row at a time": see docs/numbers.md.')]
     backend: Annotated[str, Meta(description='Device and matrix library, such as "metal (Apple M2 Ultra)".')]
     versions: Annotated[dict[str, str], Meta(description="The versions of scorepool, mlx and mlx-lm.")]
-    verification: Annotated[Verification | None, Meta(description="Null in results of releases without it.")] = None
+    verification: Annotated[Verification | None, Meta(description="Absent in results of releases without it.")] = None
+    cached: Annotated[
+        bool,
+        Meta(
+            description="True if nothing was computed for this job: every number is of an earlier or a concurrent one "
+            "with the same tokens and options. Absent: false."
+        ),
+    ] = False
+    cached_items: Annotated[
+        int, Meta(description="Sequences whose numbers were not computed for this job. Absent: none.")
+    ] = 0
 
 
 class ToolCallResult(Struct, frozen=True, kw_only=True):

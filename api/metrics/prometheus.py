@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorepool import wire
 from scorepool.api.metrics.engine_gauges import engine_gauges
-from scorepool.api.metrics.queue_snapshot import QueueSnapshot
+from scorepool.api.metrics.queue_snapshot import QueueSnapshot, ResultCacheState
 
 REPLY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
@@ -108,6 +108,26 @@ class SnapshotCollector(Collector):
             "outcome",
             self.snapshot.crosschecks,
         )
+        yield _counter(
+            "prefix_tokens",
+            "Given tokens of sequences: those that a shared prefix had computed, and those that were computed.",
+            "from",
+            self.snapshot.prefix_tokens,
+        )
+        yield from _cache_metrics(self.snapshot.result_cache)
+
+
+def _cache_metrics(cache: ResultCacheState) -> Iterable[Metric]:
+    """Render the result cache: counters since they began, and its size now."""
+    text = "Sequences that were looked up in the result cache, by what they found: shared is one that runs now."
+    yield _counter("result_cache_lookups", text, "outcome", cache.uses)
+    for name, text, number in (
+        ("evictions", "Entries that the result cache dropped to make room.", cache.evictions),
+        ("refused", "Entries that were not kept because Redis had too little memory.", cache.refused),
+    ):
+        yield CounterMetricFamily(f"scorepool_result_cache_{name}", text, value=number)
+    yield GaugeMetricFamily("scorepool_result_cache_entries", "Entries of the result cache.", value=cache.entries)
+    yield GaugeMetricFamily("scorepool_result_cache_bytes", "Bytes of the result cache in Redis.", value=cache.bytes)
 
 
 def _link_gauges(links: Mapping[str, Sequence[wire.WorkerLink]]) -> Iterable[Metric]:

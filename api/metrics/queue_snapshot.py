@@ -19,8 +19,39 @@ COUNT_AT_ONCE = 200  # unserved queues in one script, which takes Redis about a 
 MAX_UNSERVED = 5000  # unserved queues whose jobs are counted; the settings allow fewer
 REGISTRIES = {"started": "wip", "finished": "finished", "failed": "failed", "canceled": "canceled"}
 DELIVERY_STATES = {"started": "wip", "waiting": "scheduled", "delivered": "finished", "failed": "failed"}
+PREFIX_SOURCES = ("cache", "computed")
 CROSSCHECK_OUTCOMES = ("agreed", "differed", "stopped")
 OUTCOMES = ("result", *get_args(wire.FailureCode))
+
+
+CACHE_USES = {"hits": "hit", "misses": "miss", "shared": "shared"}
+
+
+class ResultCacheState(Struct, frozen=True, kw_only=True):
+    """Hold how full the result cache is, and how it was used since the counters began."""
+
+    uses: dict[str, int] = {}  # sequences, by what they found
+    evictions: int = 0
+    refused: int = 0  # entries that were not written, because Redis had too little memory
+    entries: int = 0
+    bytes: int = 0
+
+    @classmethod
+    async def read(cls, redis: Redis) -> Self:
+        """Read the state. Raises RedisError."""
+        async with redis.pipeline(transaction=False) as pipeline:
+            pipeline.hgetall(store.Keys.result_cache_counts)
+            pipeline.zcard(store.Keys.result_cache_uses)
+            pipeline.hget(store.Keys.result_cache, "bytes")
+            counts, entries, size_bytes = await decode.execute(pipeline)
+        counts = counts or {}
+        return cls(
+            uses={name: decode.number(counts.get(field.encode())) for field, name in CACHE_USES.items()},
+            evictions=decode.number(counts.get(b"evictions")),
+            refused=decode.number(counts.get(b"refused")),
+            entries=entries or 0,
+            bytes=decode.number(size_bytes),
+        )
 
 
 class LiveWorker(Struct, frozen=True):
@@ -44,6 +75,8 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
     crosschecks: dict[str, int]  # by outcome
     deliveries: dict[str, int]  # by state
     outcomes: dict[str, int]  # jobs that ended, by `result` or the failure's code
+    prefix_tokens: dict[str, int] = {}  # given tokens, by whether a shared prefix had them or they were computed
+    result_cache: ResultCacheState = ResultCacheState()
     latency_ms: int = 0  # from submission to result, the sum of all that have one
 
     @property
@@ -65,6 +98,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         workers, heartbeat_age_s = await _read_workers(redis, [*models, store.WEBHOOKS], now)
         counts: Any = await redis.hgetall(store.Keys.outcome_counts)
         checks: Any = await redis.hgetall(store.Keys.crosscheck_counts)
+        prefixes: Any = await redis.hgetall(store.Keys.prefix_tokens)
         jobs_unserved, oldest_unserved_s = await _read_unserved(redis, queues, now)
         return cls(
             jobs=await _read_jobs(redis, queues) | jobs_unserved,
@@ -77,6 +111,8 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
             crosschecks={outcome: decode.number(checks.get(outcome.encode())) for outcome in CROSSCHECK_OUTCOMES},
             deliveries=await _read_deliveries(redis),
             outcomes={code: decode.number(counts.get(code.encode())) for code in OUTCOMES},
+            prefix_tokens={each: decode.number(prefixes.get(each.encode())) for each in PREFIX_SOURCES},
+            result_cache=await ResultCacheState.read(redis),
             latency_ms=decode.number(counts.get(store.LATENCY_MS.encode())),
         )
 

@@ -157,5 +157,5 @@ def join(
             proposed_tokens=sum(result.usage.proposed_tokens for result in results),
             accepted_tokens=sum(result.usage.accepted_tokens for result in results),
         ),
-        stamp=first.stamp,
+        stamp=wire.join_stamps([result.stamp for result in results]),
     )

@@ -23,8 +23,11 @@ from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.engine_rates import RateWindow
+from scorepool.worker.inference.prefix_tokens import PrefixTokens
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.registration import WorkerRegistration, configured_model, served_model_of
+from scorepool.worker.inference.result_cache.cache_store import CacheStore
+from scorepool.worker.inference.result_cache.result_cache import ResultCache
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.machine.periodic_tasks import PeriodicTask
@@ -46,6 +49,7 @@ class BatchWorker(Worker):
         self.registration: WorkerRegistration | None = None
         self.crosschecker: Crosschecker | None = None
         self.budget: Budget | None = None
+        self.prefix_tokens = PrefixTokens()
         self._rate_window = RateWindow()
 
     def open(self) -> None:
@@ -60,7 +64,7 @@ class BatchWorker(Worker):
             self.crosschecker = self.start_crosschecks(self.engine, model, registration)
         self.registration = registration  # from now on each heartbeat shows the model
         self.functions[INFER] = self.inference = InferenceRunner(
-            self.engine, model, TokenPublisher(self.connection), self.crosschecker
+            self.engine, model, TokenPublisher(self.connection), self.crosschecker, self.open_cache(self.engine)
         )
 
     def read_load(self) -> EngineLoad | None:
@@ -110,6 +114,14 @@ class BatchWorker(Worker):
         except LoadError as error:
             raise StartError(error.message) from None
 
+    def open_cache(self, engine: Engine) -> ResultCache | None:
+        """Return the result cache; None if the settings give it no room."""
+        if not self.settings.result_cache_bytes:
+            return None
+        settings = self.settings
+        store = CacheStore(self.connection, settings.result_cache_bytes, settings.result_cache_ttl_s)
+        return ResultCache(engine, store)
+
     def start_crosschecks(self, engine: Engine, model: str, registration: WorkerRegistration) -> Crosschecker:
         def fail(error: EngineDeadError) -> None:
             self._post_call(partial(raise_error, map_engine_error(error)))
@@ -143,8 +155,12 @@ class BatchWorker(Worker):
     def register(self, pipeline: Pipeline) -> None:
         if self.registration is not None:
             self.registration.renew(pipeline)
+        if self.engine is not None:
+            self.prefix_tokens.count(pipeline, self.engine.stats)
 
     def unregister(self, pipeline: Pipeline) -> None:
+        if self.engine is not None:
+            self.prefix_tokens.count(pipeline, self.engine.stats)
         if self.registration is not None:
             self.registration.remove(pipeline)
 

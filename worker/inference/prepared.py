@@ -27,6 +27,7 @@ class PreparedSequence:
     names_targets: bool = False  # the result has the bytes of its targets
     recomputed: Sequence | None = None  # the generated tokens, to be scored again
     num_truncated: int = 0  # tokens that were cut
+    cached: bool = False  # its values were not computed for this job
     failure: wire.Failure | None = None  # of an item that is reported beside the others; then `sequence` is not run
 
     def with_error(self, index: int, error: EngineError) -> "PreparedSequence":

@@ -1,5 +1,9 @@
 """Describe what computed a result's numbers."""
 
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
 from scorepool import engine
 from scorepool.engine import ModelInfo
 from scorepool.wire import Provenance, Verification
@@ -18,6 +22,12 @@ def provenance_of(model: str, model_info: ModelInfo) -> Provenance:
         versions={"scorepool": VERSION, **model_info.versions},
         verification=_verification_of(model_info.verification),
     )
+
+
+def with_cached(stamp: Provenance, cached: Iterable[bool]) -> Provenance:
+    """Return the stamp of a result, given for each sequence whether its values were not computed for this job."""
+    flags = list(cached)
+    return replace(stamp, cached=all(flags), cached_items=sum(flags)) if any(flags) else stamp
 
 
 def _verification_of(found: engine.Verification) -> Verification:

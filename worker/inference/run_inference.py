@@ -8,10 +8,13 @@ engine's thread                                                           └─
 results' thread                                             to_result, if large ──┘
 """
 
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from threading import Lock
+
+from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.engine import Engine, EngineError, InvalidRequest, Sequence, Share
@@ -21,8 +24,10 @@ from scorepool.worker.inference.job_progress import JobProgress
 from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.owner_turns import OwnerThread
 from scorepool.worker.inference.prepared import PreparedSequence
-from scorepool.worker.inference.provenance import provenance_of
+from scorepool.worker.inference.provenance import provenance_of, with_cached
 from scorepool.worker.inference.result import to_result
+from scorepool.worker.inference.result_cache.digest import may_be_cached
+from scorepool.worker.inference.result_cache.result_cache import CachedGroup, ResultCache
 from scorepool.worker.inference.structured_outputs import invalid_grammar
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.inference.tokenizing import TokenizingQueue
@@ -42,9 +47,15 @@ class InferenceRunner:
     """
 
     def __init__(
-        self, engine: Engine, model: str, publisher: TokenPublisher, crosschecker: Crosschecker | None = None
+        self,
+        engine: Engine,
+        model: str,
+        publisher: TokenPublisher,
+        crosschecker: Crosschecker | None = None,
+        cache: ResultCache | None = None,
     ) -> None:
         self.engine = engine
+        self.cache = cache
         self.model = model
         self.publisher = publisher
         self.crosschecker = crosschecker
@@ -63,7 +74,7 @@ class InferenceRunner:
         request = with_seed(wire.decode_request(job.request), job.id)
         request = wire.with_top_k(request, self.engine.model_info.vocab_size)
         job.request = None  # it may be large, and Redis has it
-        run = InferenceRun(self.engine, request, job, self.publisher, self._build, self.large_results)
+        run = InferenceRun(self.engine, request, job, self.publisher, self._build, self.large_results, self.cache)
         self.tokenizing.put(run)
         return AsyncResult(
             run.ended,
@@ -78,14 +89,17 @@ class InferenceRunner:
         last = prepared[-1].recomputed or prepared[-1].sequence
         model_info = last.model_info or self.engine.model_info  # a tokenize job is never added to the engine
         try:
-            return to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
+            result = to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
         except EngineError as error:
             raise map_engine_error(error) from error
+        stamp = with_cached(result.stamp, (each.cached for each in prepared if each.failure is None))
+        return result if stamp is result.stamp else replace(result, stamp=stamp)
 
     def _finish(self, job: Job, run: "InferenceRun", prepared: list[PreparedSequence]) -> wire.Result:
         result = run.result or self._build(run.request, prepared)
-        job.work = result.usage.prompt_tokens + result.usage.completion_tokens
-        if self.crosschecker is not None and isinstance(run.request, wire.Score):
+        job.work = max(1.0, work_of(result, prepared))
+        is_computed = not result.stamp.cached_items
+        if self.crosschecker is not None and isinstance(run.request, wire.Score) and is_computed:
             self.crosschecker.offer(job, prepared, run.request.temperature, result)
         return result
 
@@ -93,6 +107,14 @@ class InferenceRunner:
         self.tokenizing.close()
         self.large_results.close()
         self.publisher.close()
+        if self.cache is not None:
+            self.cache.close()
+
+
+def work_of(result: wire.Result, prepared: list[PreparedSequence]) -> float:
+    """Return how many tokens were read and generated for a job: those of cached sequences were not."""
+    cached = sum(len(each.sequence.token_ids) for each in prepared if each.cached)
+    return result.usage.prompt_tokens + result.usage.completion_tokens - cached
 
 
 def reports_items(request: wire.Request) -> bool:
@@ -122,6 +144,7 @@ class InferenceRun:
         publisher: TokenPublisher,
         build: BuildResult,
         large_results: OwnerThread,
+        cache: ResultCache | None = None,
     ) -> None:
         self.ended: Future[list[PreparedSequence]] = Future()  # never done if the run is canceled
         self.result: wire.Result | None = None  # a large one, built on its own thread before `ended`
@@ -129,14 +152,16 @@ class InferenceRun:
         self._engine = engine
         self._build = build
         self._large_results = large_results
+        self._cache = cache if may_be_cached(request) else None
         self._job = job
         self._publisher = publisher
         self.owner = job.owner
         self.num_characters = num_characters(request)
         self._steps = to_sequences(request, engine.chat, engine.model_info.context_length, job.owner)
         self._sequences: list[Sequence] = []
-        self._lock = Lock()  # guards the three below
+        self._lock = Lock()  # guards the four below
         self._is_canceled = False
+        self._group: CachedGroup | None = None
         self._compiled: Future[None] | None = None
         self._added: Future[list[Sequence]] | None = None
 
@@ -220,6 +245,9 @@ class InferenceRun:
         added: Future[list[Sequence]]
         if isinstance(request, wire.Generate) and request.stream:
             added = self._add_streamed(prepared, request.logprobs)
+        elif self._cache is not None and isinstance(request, wire.Score | wire.Generate):
+            self._group = self._cache.add(sequences, self._job.owner, request.cache_salt)
+            added = self._group.future
         else:
             added = self._engine.add(sequences)
         if isinstance(request, wire.Score | wire.Classify):
@@ -256,6 +284,8 @@ class InferenceRun:
 
     def has_begun(self) -> bool:
         """True if a part of it has been computed."""
+        if self._group is not None and not self.ended.done():
+            return self._group.has_begun()
         return self.ended.done() or any(
             sequence.num_computed or sequence.num_generated or sequence.columns.logprobs for sequence in self._sequences
         )
@@ -265,7 +295,9 @@ class InferenceRun:
             self._is_canceled = True
             if self._compiled is not None:
                 self._compiled.cancel()
-            if self._added is not None:
+            if self._group is not None and self._cache is not None:
+                self._cache.cancel(self._group)
+            elif self._added is not None:
                 self._engine.cancel(self._added)
 
     def _on_done(self, prepared: list[PreparedSequence], added: "Future[list[Sequence]]") -> None:
@@ -276,6 +308,8 @@ class InferenceRun:
         elif isinstance(self.request, wire.Generate) and self.request.recompute and prepared[0].recomputed is None:
             self._recompute([each.with_recompute() for each in prepared])
         else:
+            if self._group is not None and self._group.cached:
+                prepared = [dataclasses.replace(each, cached=each.sequence in self._group.cached) for each in prepared]
             # The engine has filled the sequences that it was given.
             errors = ((each, each.sequence.error) for each in prepared)
             self._end([each.with_error(index, error) if error else each for index, (each, error) in enumerate(errors)])

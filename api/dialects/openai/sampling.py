@@ -266,5 +266,5 @@ def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Us
 
 def system_fingerprint(stamp: wire.Provenance) -> str:
     """Return a fingerprint that is equal for equal weights, dtype and versions: then a seed gives the same answer."""
-    computed_by = replace(stamp, verification=None)
+    computed_by = replace(stamp, verification=None, cached=False, cached_items=0)
     return f"fp_{hashlib.blake2b(wire.encode(computed_by), digest_size=8).hexdigest()}"

@@ -1,0 +1,84 @@
+"""Say which sequences may be given again, and digest what decides their numbers. Pure.
+
+A score is a function of weights, tokens and options, and so is a greedy generation: that of temperature 0, or of
+top_k 1, which leaves one token to choose. Other generations are drawn anew for each job. A constrained one also depends
+on its grammar, and a classification is one forward of one item, so neither is kept.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from operator import attrgetter
+
+import msgspec
+
+from scorepool import wire
+from scorepool.engine import ModelInfo, Sampling, Sequence, Targets
+from scorepool.wire.packed import pack_ints
+from scorepool.worker.inference.result_cache.entry import INPUTS
+from scorepool.worker.version import VERSION
+
+FORMAT = 1  # to be raised when entries get another meaning
+DIGEST_BYTES = 32
+
+# The inputs of a sequence that decide its values are all but these, so that a new one is not forgotten.
+_NOT_OPTIONS = {
+    *("token_ids", "targets", "sampling"),  # digested in their own way
+    *("constraint", "classify"),  # such a sequence is not kept
+    *("share", "fails_alone"),  # who waits for it
+}
+OPTIONS = tuple(name for name in INPUTS if name not in _NOT_OPTIONS)
+_options = attrgetter(*OPTIONS)
+_sampling = attrgetter(*(each.name for each in fields(Sampling) if each.name != "seed"))
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def may_be_cached(request: wire.Request) -> bool:
+    """True if the request allows values that were not computed for it, and has some that may be given again."""
+    if isinstance(request, wire.Score):
+        return request.cache
+    if not isinstance(request, wire.Generate) or not request.cache:
+        return False
+    is_greedy = request.temperature == 0 or request.top_k == 1 or request.max_tokens == 0
+    return is_greedy and not request.stream and not request.recompute
+
+
+def is_kept(sequence: Sequence) -> bool:
+    """True if the sequence may be given again."""
+    if sequence.classify or sequence.constraint is not None:
+        return False
+    sampling = sequence.sampling
+    return sampling is None or sampling.temperature == 0 or sampling.top_k == 1
+
+
+def identity_of(info: ModelInfo) -> tuple[object, ...]:
+    """Return what of a model decides about its numbers, to the bit."""
+    versions = sorted({"scorepool": VERSION, **info.versions}.items())
+    names = (info.fingerprint, info.dtype, info.quantization, info.adapter, info.mode, info.backend)
+    return (*names, versions)
+
+
+def digests(
+    sequences: Iterable[Sequence], info: ModelInfo, owner: str, cache_salt: str | None
+) -> Iterator[bytes | None]:
+    """Yield the digest of each sequence that has not begun; None for one that may not be given again."""
+    common = hashlib.blake2b(_encode((FORMAT, identity_of(info), owner, cache_salt)), digest_size=DIGEST_BYTES)
+    for sequence in sequences:
+        if not is_kept(sequence):
+            yield None
+            continue
+        one = common.copy()
+        sampling = None if sequence.sampling is None else _sampling(sequence.sampling)
+        one.update(_encode((_options(sequence), sampling, len(sequence.token_ids))))
+        one.update(pack_ints(sequence.token_ids))
+        for part in _targets(sequence.targets):
+            one.update(part)
+        yield one.digest()
+
+
+def _targets(targets: Targets | None) -> Iterator[bytes | bytearray]:
+    if targets is None:
+        return
+    yield _encode((targets.is_shared, [len(ids) for ids in targets.lists]))
+    for ids in targets.lists:
+        yield pack_ints(ids)

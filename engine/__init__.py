@@ -4,10 +4,12 @@ Importing this package does not load mlx: an `Engine` loads it on its own thread
 knows nothing of jobs, queues or HTTP.
 """
 
+from scorepool.engine.adapter import Adapter
 from scorepool.engine.control import SetBudget
 from scorepool.engine.engine import Engine
 from scorepool.engine.engines import open_engines
 from scorepool.engine.errors import (
+    AdapterError,
     ContextLengthExceeded,
     EngineClosed,
     EngineDeadError,
@@ -16,6 +18,7 @@ from scorepool.engine.errors import (
     LoadError,
     NonFiniteLogits,
     ReloadError,
+    UnknownAdapter,
     WeightsReplaced,
 )
 from scorepool.engine.model_info import Classifier, ModelInfo, Verification
@@ -29,6 +32,8 @@ from scorepool.engine.text.tokenizer import Tokenizer
 __all__ = [
     "REASONING_PARSERS",
     "TOOL_PARSERS",
+    "Adapter",
+    "AdapterError",
     "ChatCodec",
     "Classifier",
     "ContextLengthExceeded",
@@ -50,6 +55,7 @@ __all__ = [
     "Targets",
     "TokenColumns",
     "Tokenizer",
+    "UnknownAdapter",
     "Verification",
     "WeightsReplaced",
     "open_engines",

@@ -12,7 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from scorepool.engine.errors import EngineError, LoadError, ReloadError, WeightsReplaced, as_load_error
+from scorepool.engine.adapter import Adapter
+from scorepool.engine.adapter_table import AdapterTable
+from scorepool.engine.errors import EngineError, LoadError, ReloadError, UnknownAdapter, WeightsReplaced, as_load_error
 from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.kv_budget import KVBudget
@@ -53,6 +55,19 @@ class Runner(Protocol):
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences. One without a cache is ignored."""
 
+    @property
+    def adapter_bytes(self) -> int:
+        """The memory that the loaded adapters take."""
+
+    def load_adapter(self, name: str, folder: str) -> Adapter:
+        """Load an adapter beside the others. Raises AdapterError."""
+
+    def drop_adapters(self, adapters: list[Adapter]) -> None:
+        """Drop adapters that no sequence has."""
+
+    def take_over_adapters(self, closed: Any) -> None:
+        """Take the adapters of a closed runner of the same model."""
+
     def close(self) -> None:
         """Drop the weights and all caches, for good. What describes the model stays."""
 
@@ -79,6 +94,8 @@ class EngineCore:
         self.switch: WeightsSwitch | None = None
         self._share = 1.0
         self._start_scheduling(runner)
+        self.adapters = AdapterTable()
+        self._adapter_bytes = 0  # in the weights' bytes of the model's info
         self._groups: dict[Sequence, Group] = {}
         self._launched: InFlightStep | None = None
         self._read_at = 0.0  # time.monotonic() when the last step was read
@@ -106,9 +123,14 @@ class EngineCore:
         return len(running), len(running) * max((sequence.num_computed for sequence in running), default=0)
 
     def add(self, group: Group) -> None:
-        """Append a group to those that wait."""
+        """Append a group to those that wait; fail it if an adapter that it names is not loaded."""
         if self.switch is not None:
             self.switch.held.append(group)
+            return
+        try:
+            self.adapters.assign(group.sequences)
+        except UnknownAdapter as error:
+            group.fail(error)
             return
         for sequence in group.sequences:
             self._groups[sequence] = group
@@ -190,6 +212,7 @@ class EngineCore:
         runner.tokenizer, runner.chat = closed.tokenizer, closed.chat  # those that the callers use
         self.runner = runner
         self.is_loaded = True
+        self._move_adapters(closed)
 
     def stage_weights(self, folder: str, version: int) -> ModelInfo:
         """Load weights from a folder, beside the present ones, and check them. Raises LoadError.
@@ -251,8 +274,9 @@ class EngineCore:
             self.prefix_cache.clear()
         if self.is_loaded:
             self.runner.close()
-        self.runner, self._settings, self.is_loaded = runner, settings, True
+        closed, self.runner, self._settings, self.is_loaded = self.runner, runner, settings, True
         self._start_scheduling(runner)
+        self._move_adapters(closed)
         for group in switch.held:
             self.add(group)
         if switch.future.set_running_or_notify_cancel():
@@ -339,8 +363,9 @@ class EngineCore:
     def _resolve(self, group: Group) -> None:
         """Give a group its result, computed by the model that is loaded now."""
         for sequence in group.sequences:
-            sequence.model_info = self.runner.model_info
+            sequence.model_info = self._model_info_of(sequence)
             del self._groups[sequence]
+        self.drop_unused_adapters()
         if group.future.set_running_or_notify_cancel():
             group.future.set_result(group.sequences)
 
@@ -352,3 +377,45 @@ class EngineCore:
         self.runner.release(sequences)
         for sequence in sequences:
             self._groups.pop(sequence, None)
+        self.drop_unused_adapters()
+
+    def _model_info_of(self, sequence: Sequence) -> ModelInfo:
+        info = self.runner.model_info
+        return info if sequence.adapter is None else replace(info, adapter=sequence.adapter.label)
+
+    def drop_unused_adapters(self) -> None:
+        """Drop the adapters that are served no more and that no sequence has. Adapters take room from KV caches."""
+        chunked = self.scheduler.chunked_prefill
+        unused = self.adapters.take_unused([*self._groups, *([chunked.sequence] if chunked else [])])
+        if unused:
+            self.runner.drop_adapters(unused)
+        for adapter in unused:
+            if self.prefix_cache is not None:
+                self.prefix_cache.forget_adapter(adapter)
+        self._give_adapters_room()
+
+    def _move_adapters(self, closed: Runner) -> None:
+        """Give the model's runner the adapters of the closed one before it."""
+        self._adapter_bytes = 0
+        if not self.adapters.is_empty:
+            self.runner.take_over_adapters(closed)
+            self._give_adapters_room()
+
+    def _give_adapters_room(self) -> None:
+        """Let adapters take their memory from that of KV caches."""
+        info, num_bytes = self.runner.model_info, self.runner.adapter_bytes if not self.adapters.is_empty else 0
+        if num_bytes != self._adapter_bytes:
+            added, self._adapter_bytes = num_bytes - self._adapter_bytes, num_bytes
+            self.runner.model_info = replace(info, weights_bytes=info.weights_bytes + added)
+            self.set_memory(info.memory_bytes, self._settings.prefix_cache_bytes)
+
+    def excess_of_adapters(self) -> str | None:
+        """Say why the adapters take too much memory: more than half of what the KV caches would have without them."""
+        info, settings = self.runner.model_info, self._settings
+        spare = info.memory_bytes - info.weights_bytes + self._adapter_bytes - settings.prefix_cache_bytes
+        if self._adapter_bytes <= max(0, spare) // 2:
+            return None
+        return (
+            f"with it, the adapters of this worker take {self._adapter_bytes} bytes, expected at most half of the "
+            f"{max(0, spare)} that weights and prefix cache leave; unload one, or give more memory"
+        )

@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from scorepool.engine.adapter import Adapter
+from scorepool.engine.adapter_messages import LoadAdapter, StageAdapter, UnloadAdapter
 from scorepool.engine.control import (
     BeginSwitch,
     ClearPrefixCache,
@@ -28,7 +30,7 @@ from scorepool.engine.control import (
 )
 from scorepool.engine.core import EngineCore, Runner
 from scorepool.engine.engine_loop import EngineLoop, Turns
-from scorepool.engine.errors import EngineClosed, EngineDeadError, EngineError, LoadError, ReloadError
+from scorepool.engine.errors import AdapterError, EngineClosed, EngineDeadError, EngineError, LoadError, ReloadError
 from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.residency import Resident
@@ -75,6 +77,7 @@ class Engine:
         self.load = (0, 0)  # see EngineCore.load; as of the last step
         self.stats = EngineStats()  # as of the last step
         self.is_loaded = True  # False: the weights were dropped
+        self.adapters: list[Adapter] = []  # that sequences can name
         self._settings = settings
         self._loop = loop or EngineLoop()
         self.resident = Resident(size_bytes=num_bytes)  # a share of the loop's memory
@@ -172,6 +175,17 @@ class Engine:
         """Drop weights that were staged."""
         return self.control(DiscardStaged())
 
+    def load_adapter(self, name: str, folder: str) -> Future[Adapter]:
+        """Load a LoRA adapter, which sequences can name from then on. The future gives it, or an AdapterError.
+
+        It replaces one of the same name. Sequences that have the other go on with it.
+        """
+        return self.control(LoadAdapter(name, folder))
+
+    def unload_adapter(self, name: str) -> Future[Adapter | None]:
+        """Take an adapter away from new sequences. The future gives it; None if there was none of the name."""
+        return self.control(UnloadAdapter(name))
+
     def close(self) -> None:
         """End after the running step; groups that are not done get EngineClosed. Do not call it on the MLX thread."""
         atexit.unregister(self.close)
@@ -190,11 +204,17 @@ class Engine:
         started_at = time.monotonic()
         try:
             core = EngineCore(open_runner, self._settings)
+            for name, folder in self._settings.adapters:
+                LoadAdapter(name, folder).apply(core)
+        except AdapterError as error:
+            ready.set_exception(LoadError(error.message))
+            return
         except EngineError as error:
             log.debug("the model cannot be loaded", exc_info=True)
             ready.set_exception(error)
             return
         self.model_info, self.tokenizer, self.chat = core.runner.model_info, core.runner.tokenizer, core.runner.chat
+        self.adapters = core.adapters.served
         self._join_residents(core, time.monotonic() - started_at)
         ready.set_result(None)
         try:
@@ -254,8 +274,11 @@ class Engine:
         while self._control_calls:
             core.drain()
             self.step_started_at = None  # the watchdog times steps, and a message may take longer
-            self._control_calls.popleft().run(core)
-            self.model_info = core.runner.model_info
+            call = self._control_calls.popleft()
+            if isinstance(call.message, LoadAdapter | StageAdapter) and not core.is_loaded:
+                self._load_weights(core)
+            call.run(core)
+            self.model_info, self.adapters = core.runner.model_info, core.adapters.served
             self.step_started_at = time.monotonic()
 
         if self.is_loaded and not core.is_loaded:

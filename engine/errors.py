@@ -2,7 +2,9 @@
 
 EngineError
 ├── LoadError               the model cannot be served; raised by Engine()
+├── AdapterError            an adapter cannot be loaded; what is served goes on
 ├── InvalidRequest          a sequence asks for what the model cannot do; raised by add()
+│   └── UnknownAdapter      a sequence names an adapter that is not loaded; ends its group
 ├── ContextLengthExceeded   a sequence has more tokens than the model's context; raised by add()
 ├── NonFiniteLogits         the model computed NaN or infinite logits for a sequence; ends its group
 ├── WeightsReplaced         other weights serve from now on, and a group that reports its steps must begin anew
@@ -35,7 +37,15 @@ class LoadError(EngineError):
     pass
 
 
+class AdapterError(EngineError):
+    pass
+
+
 class InvalidRequest(EngineError):
+    pass
+
+
+class UnknownAdapter(InvalidRequest):
     pass
 
 

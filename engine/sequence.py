@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from secrets import randbits
 from typing import Literal, Protocol
 
+from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import EngineError
 from scorepool.engine.model_info import ModelInfo
 
@@ -155,6 +156,7 @@ class Sequence:
     sampling: Sampling | None = None  # None: score only
     constraint: Constraint | None = None  # of what is sampled
     share: Share = Share()
+    adapter_name: str | None = None  # of the LoRA adapter that computes it; None: the base model alone
     classify: bool = False  # then nothing else is asked for, and the model is a classifier
     fails_alone: bool = False  # if it cannot continue, it has an `error`, and the others of its group go on
     num_input_tokens: int = field(init=False)
@@ -170,6 +172,7 @@ class Sequence:
     model_info: ModelInfo | None = None  # the model that computed the last token of the group; set when it is done
 
     # Internal state of the engine.
+    adapter: Adapter | None = None  # what `adapter_name` stood for when the engine took the sequence
     num_computed: int = field(init=False, default=0)  # leading tokens that went through the model, or are in flight
     pooled_position: int = field(init=False)  # of the token whose hidden state is classified
     num_pauses: int = field(init=False, default=0)  # steps for which its constraint was late

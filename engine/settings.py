@@ -17,6 +17,7 @@ class EngineSettings:
     max_running_rows: int = 32  # sequences that hold a KV cache between steps
     prefix_cache_bytes: int = 2**30  # for the KV caches of prompts that several sequences begin with
     memory_bytes: int | None = None  # for weights and caches; None: four fifths of the memory of the machine
+    adapters: tuple[tuple[str, str], ...] = ()  # LoRA adapters to load: name and folder of each
     speculation: Literal["off", "ngram"] = (
         "off"  # propose tokens, of which a step verifies several: same tokens, sooner
     )

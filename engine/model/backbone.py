@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from scorepool.engine.sequence import Sequence
+
 log = logging.getLogger(__name__)
 
 # Where mlx-lm's architectures keep the backbone.
@@ -32,9 +34,13 @@ class BackboneAndHead(Protocol):
 
     backbone  token ids [rows, length] to hidden states [rows, length, width]
     head      hidden states [n, width] to logits [n, vocab]
+
+    `sequences` are those of the rows, whose adapters compute them; None: the base model computes all rows.
     """
 
-    def forward_hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array: ...
+    def forward_hidden(
+        self, token_ids: mx.array, cache: list[Any] | None = None, sequences: list[Sequence] | None = None
+    ) -> mx.array: ...
     def compute_logits(self, rows: mx.array) -> mx.array: ...
 
 
@@ -44,7 +50,9 @@ class FullLogits:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def forward_hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array:
+    def forward_hidden(
+        self, token_ids: mx.array, cache: list[Any] | None = None, sequences: list[Sequence] | None = None
+    ) -> mx.array:
         logits: mx.array = self._model(token_ids, cache=cache)
         return logits
 
@@ -77,7 +85,9 @@ class BackboneTap:
         """Give the backbone its own class back."""
         self._backbone.__class__ = self._kind
 
-    def forward_hidden(self, token_ids: mx.array, cache: list[Any] | None = None) -> mx.array:
+    def forward_hidden(
+        self, token_ids: mx.array, cache: list[Any] | None = None, sequences: list[Sequence] | None = None
+    ) -> mx.array:
         return self.forward(token_ids, cache)[0]
 
     def forward(self, token_ids: mx.array, cache: list[Any] | None = None) -> tuple[mx.array, mx.array]:

@@ -114,12 +114,12 @@ class PaddedBatch:
         kv_cache.set_padding(self._cache, {slice_.start for slice_ in slices})
         # The whole cache is computed together with the hidden states.
         if not any(slice_.proposed_ids for slice_ in slices):
-            return self._backbone.forward_hidden(last_ids[:, None], self._cache).squeeze(1)
+            return self._backbone.forward_hidden(last_ids[:, None], self._cache, self._decoding).squeeze(1)
         width = max(len(slice_.proposed_ids) for slice_ in slices)
         self._num_pads = {slice_.sequence: width - len(slice_.proposed_ids) for slice_ in slices}
         rows = [[*slice_.proposed_ids, *[0] * (width - len(slice_.proposed_ids))] for slice_ in slices]
         token_ids = mx.concatenate([last_ids[:, None], mx.array(rows, dtype=last_ids.dtype)], axis=1)
-        return select_predictors(slices, self._backbone.forward_hidden(token_ids, self._cache))
+        return select_predictors(slices, self._backbone.forward_hidden(token_ids, self._cache, self._decoding))
 
     def max_proposed(self, position: int) -> int:
         """Return how many proposed tokens are taken: any number if the caches can drop them; see BatchRunner."""
@@ -206,7 +206,7 @@ class PaddedBatch:
         if not longest:
             return None
         rows = [token_ids_of(slice_) + [0] * (longest - slice_.num_tokens) for slice_ in slices]
-        return self._backbone.forward_hidden(mx.array(rows), cache)
+        return self._backbone.forward_hidden(mx.array(rows), cache, [slice_.sequence for slice_ in slices])
 
 
 class SequentialBatch:
@@ -235,7 +235,7 @@ class SequentialBatch:
         """Run one token after the other; see BatchRunner."""
         rows = zip(slices, last_ids, strict=True)
         return mx.concatenate(
-            [self._forward(last_id[None, None], self._caches[slice_.sequence])[0] for slice_, last_id in rows]
+            [self._forward(last_id[None, None], self._caches[slice_.sequence], slice_)[0] for slice_, last_id in rows]
         )
 
     def pause(self, sequences: list[Sequence]) -> None:
@@ -251,15 +251,15 @@ class SequentialBatch:
 
     def _prefill(self, slice_: Slice) -> mx.array:
         cache = self._caches.pop(slice_.sequence, None) or initial_cache(slice_, self._model)
-        hidden = self._forward(mx.array([token_ids_of(slice_)]), cache) if slice_.num_tokens else None
+        hidden = self._forward(mx.array([token_ids_of(slice_)]), cache, slice_) if slice_.num_tokens else None
         if slice_.fills_prefix and slice_.completes_prefill and hidden is not None:
             start_computing(hidden, fill_prefix(slice_.fills_prefix, cache, hidden[0, -1:]))
         elif slice_.keeps_cache:
             self._caches[slice_.sequence] = cache
         return select_predictors([slice_], hidden)
 
-    def _forward(self, token_ids: mx.array, cache: Cache) -> mx.array:
-        return start_computing(self._backbone.forward_hidden(token_ids, cache), cache)
+    def _forward(self, token_ids: mx.array, cache: Cache, slice_: Slice) -> mx.array:
+        return start_computing(self._backbone.forward_hidden(token_ids, cache, [slice_.sequence]), cache)
 
 
 class BatchInvariant:
@@ -322,7 +322,7 @@ class BatchInvariant:
         tiles: list[mx.array] = []
         while slice_.num_tokens and start < slice_.end:
             end = min(start + TILE, slice_.end)
-            tile, cache = self._run_tile(mx.array(slice_.sequence.token_ids[start:end]), start, cache)
+            tile, cache = self._run_tile(slice_.sequence, mx.array(slice_.sequence.token_ids[start:end]), start, cache)
             tiles.append(tile)
             start = end
         hidden = mx.concatenate(tiles)[None, slice_.start - first :] if tiles else None
@@ -339,12 +339,12 @@ class BatchInvariant:
         known = mx.array(sequence.token_ids[start:position], dtype=last_id.dtype)
         proposed = mx.array(slice_.proposed_ids, dtype=last_id.dtype)
         token_ids = mx.concatenate([known, last_id[None], proposed])
-        hidden, self._caches[sequence] = self._run_tile(token_ids, start, self._caches[sequence])
+        hidden, self._caches[sequence] = self._run_tile(sequence, token_ids, start, self._caches[sequence])
         return hidden[position - start : slice_.end - start]
 
-    def _run_tile(self, token_ids: mx.array, start: int, cache: Cache) -> tuple[mx.array, Cache]:
+    def _run_tile(self, sequence: Sequence, token_ids: mx.array, start: int, cache: Cache) -> tuple[mx.array, Cache]:
         """Return hidden states [TILE or what is left of the context, width], and the cache of all full tiles."""
         missing = min(TILE, self._context_length - start) - token_ids.shape[0]
         grown = kv_cache.clone(cache)
-        hidden = self._backbone.forward_hidden(mx.pad(token_ids, (0, missing))[None], grown)[0]
+        hidden = self._backbone.forward_hidden(mx.pad(token_ids, (0, missing))[None], grown, [sequence])[0]
         return (start_computing(hidden, []), cache) if missing else (start_computing(hidden, grown), grown)

@@ -9,7 +9,8 @@ from math import isfinite
 
 import mlx.core as mx
 
-from scorepool.engine.errors import NonFiniteLogits
+from scorepool.engine.adapter import Adapter
+from scorepool.engine.errors import AdapterError, NonFiniteLogits
 from scorepool.engine.model import memory_budget
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.classifier import compute_logits
@@ -32,6 +33,7 @@ class ClassifierRunner:
     """The steps of one classifier. Must be used on the thread that made the model."""
 
     can_speculate = False  # nothing is generated
+    adapter_bytes = 0
 
     def __init__(
         self, batch: BatchRunner, head: mx.array, model_info: ModelInfo, tokenizer: Tokenizer, chat: ChatCodec
@@ -66,6 +68,16 @@ class ClassifierRunner:
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences. One without a cache is ignored."""
         self._batch.release(sequences)
+
+    def load_adapter(self, name: str, folder: str) -> Adapter:
+        """Refuse: adapters of classifiers come with a head of their own."""
+        raise AdapterError("the model is a classifier, expected a language model")
+
+    def drop_adapters(self, adapters: list[Adapter]) -> None:
+        """Do nothing; see `load_adapter`."""
+
+    def take_over_adapters(self, closed: object) -> None:
+        """Do nothing; see `load_adapter`."""
 
     def close(self) -> None:
         """Drop the weights and all caches, for good. What describes the model stays."""

@@ -27,6 +27,8 @@ from scorepool.engine.model import (
     surveyed,
     windows,
 )
+from scorepool.engine.model.adapters.bank import AdapterBank
+from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import split_model
 from scorepool.engine.model.batch import SequentialBatch
 from scorepool.engine.model.batch_choice import choose_batch
@@ -58,7 +60,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     chat = _load_chat_codec(folder, config, settings)
     model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
-    split = split_model(model)
+    split = AdapterBank(model, split_model(model))
     head = None if classified is None else classifier.load_head(checkpoint.stored_tensors(folder), classified, split)
     vocab_size = count_logits(model)
     refuse_small_vocabulary(vocab_size, chat.tokenizer.token_ids)  # config.json may leave vocab_size out
@@ -90,7 +92,8 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     log.info("serves %s: %s", settings.model, model_info.summary())
     if head is not None:
         return ClassifierRunner(batch, head, model_info, chat.tokenizer, chat)
-    return ModelRunner(batch, split, model_info, chat.tokenizer, chat)
+    adapters = AdapterHost(split, model, Path(settings.weights_folder or folder))
+    return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters)
 
 
 def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> tuple[Any, Config, int | None]:

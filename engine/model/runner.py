@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from scorepool.engine.errors import NonFiniteLogits
+from scorepool.engine.adapter import Adapter
+from scorepool.engine.errors import AdapterError, NonFiniteLogits
 from scorepool.engine.model import memory_budget
+from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model_info import ModelInfo
@@ -48,13 +50,15 @@ class ModelRunner:
         model_info: ModelInfo,
         tokenizer: Tokenizer,
         chat: ChatCodec,
+        adapters: AdapterHost | None = None,
     ) -> None:
-        """Start without sequences."""
+        """Start without sequences. Without `adapters`, none can be loaded."""
         self.model_info = model_info
         self.tokenizer = tokenizer
         self.chat = chat
         self.can_share = batch.can_share
         self.can_speculate = batch.can_speculate
+        self._adapters = adapters
         self._batch = batch
         self._head = backbone_and_head
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
@@ -118,8 +122,31 @@ class ModelRunner:
         for sequence in sequences:
             self._paused_rows.pop(sequence, None)
 
+    @property
+    def adapter_bytes(self) -> int:
+        """The memory that the loaded adapters take."""
+        return 0 if self._adapters is None else self._adapters.num_bytes
+
+    def load_adapter(self, name: str, folder: str) -> Adapter:
+        """Load an adapter beside the others. Raises AdapterError."""
+        if self._adapters is None:
+            raise AdapterError("this model takes no adapters")
+        return self._adapters.load(name, folder)
+
+    def drop_adapters(self, adapters: list[Adapter]) -> None:
+        """Drop adapters that no sequence has."""
+        if self._adapters is not None:
+            self._adapters.drop(adapters)
+
+    def take_over_adapters(self, closed: "ModelRunner") -> None:
+        """Take the adapters of a closed runner of the same model."""
+        if self._adapters is not None and closed._adapters is not None:
+            self._adapters.take_over(closed._adapters)
+
     def close(self) -> None:
         """Drop the weights and all caches, for good. What describes the model stays."""
+        if self._adapters is not None:
+            self._adapters.close()
         del self._batch, self._head, self._token_ids
         self._sampled_rows.clear()
         self._paused_rows.clear()

@@ -19,7 +19,7 @@ def token_ids_of(slice_: Slice) -> list[int]:
 
 def forward_row(backbone: BackboneAndHead, slice_: Slice, cache: Cache) -> mx.array:
     """Return hidden states [1, length, width]."""
-    return backbone.forward_hidden(mx.array([token_ids_of(slice_)]), cache)
+    return backbone.forward_hidden(mx.array([token_ids_of(slice_)]), cache, [slice_.sequence])
 
 
 def initial_cache(slice_: Slice, model: Any) -> Cache:

@@ -10,11 +10,12 @@ A radix tree over the tokens that sequences begin with, up to the one that predi
 A prefix is computed once two sequences have begun with it, together or one after the other, so that a prompt seen
 once costs no memory. Computed prefixes are kept within `max_bytes`; the least recently used is evicted first. No cache
 is ever rolled back, because recurrent caches and sliding windows cannot be: a sequence continues from the end of a
-computed prefix, or computes all of it.
+computed prefix, or computes all of it. Each adapter has a tree of its own, because its caches are others.
 """
 
 from typing import Any
 
+from scorepool.engine.adapter import Adapter
 from scorepool.engine.sequence import Sequence
 
 MIN_TOKENS = 16  # a shorter prefix is not worth a forward pass of its own
@@ -77,7 +78,7 @@ class PrefixCache:
         self.max_bytes = max_bytes
         self._max_tree_tokens = max_tree_tokens
         self._num_tokens = 0
-        self._root = Prefix(None, [])
+        self._roots: dict[Adapter | None, Prefix] = {None: Prefix(None, [])}  # by adapter; None: the base model
         self._waiting: dict[Sequence, Prefix] = {}  # all tokens that the sequence may share
         # The nodes where the shareable tokens of some sequence end, least recently used first.
         self._ends: dict[Prefix, None] = {}
@@ -93,7 +94,7 @@ class PrefixCache:
         token_ids = sequence.token_ids[: sequence.first_predictor + 1]
         if len(token_ids) < MIN_TOKENS:
             return
-        end = self._add_path(token_ids)
+        end = self._add_path(self._roots.setdefault(sequence.adapter, Prefix(None, [])), token_ids)
         for prefix in end.path:
             prefix.num_sequences += 1
             prefix.num_waiting += 1
@@ -146,14 +147,25 @@ class PrefixCache:
         """Drop every cache and return the number of bytes freed. Not between `schedule` and the launch of its step."""
         return sum(self._drop(prefix) for prefix in list(self._computed))
 
+    def forget_adapter(self, adapter: Adapter) -> None:
+        """Drop the tree of an adapter that no sequence has."""
+        root = self._roots.pop(adapter, None)
+        if root is None:
+            return
+        for prefix in [prefix for prefix in self._computed if _root_of(prefix) is root]:
+            self._drop(prefix)
+        for end in [end for end in self._ends if _root_of(end) is root]:
+            del self._ends[end]
+        self._num_tokens -= _num_tokens_below(root)
+
     def _drop(self, prefix: Prefix) -> int:
         num_bytes: int = prefix.num_bytes
         del self._computed[prefix]
         prefix.is_computed, prefix.cache, prefix.last_hidden, prefix.num_bytes = False, None, None, 0
         return num_bytes
 
-    def _add_path(self, token_ids: list[int]) -> Prefix:
-        prefix, at = self._root, 0
+    def _add_path(self, root: Prefix, token_ids: list[int]) -> Prefix:
+        prefix, at = root, 0
         while at < len(token_ids):
             child = prefix.children.get(token_ids[at])
             if child is None:
@@ -178,6 +190,21 @@ class PrefixCache:
             if prefix is not oldest:
                 for above in prefix.path:
                     above.num_sequences -= num_sequences
+
+
+def _root_of(prefix: Prefix) -> Prefix:
+    while prefix.parent is not None:
+        prefix = prefix.parent
+    return prefix
+
+
+def _num_tokens_below(root: Prefix) -> int:
+    total, nodes = 0, [root]
+    while nodes:
+        node = nodes.pop()
+        total += len(node.edge)
+        nodes += node.children.values()
+    return total
 
 
 def _split(child: Prefix, at: int) -> Prefix:

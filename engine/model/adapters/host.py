@@ -1,0 +1,55 @@
+"""Load and drop the adapters of a model. Must be used on the MLX thread."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from scorepool.engine.adapter import Adapter
+from scorepool.engine.errors import AdapterError
+from scorepool.engine.model import checkpoint
+from scorepool.engine.model.adapters.bank import AdapterBank
+from scorepool.engine.model.adapters.load import read_adapter
+from scorepool.engine.model.adapters.placement import place
+
+
+class AdapterHost:
+    """The adapters of one model."""
+
+    def __init__(self, bank: AdapterBank, model: Any, folder: Path) -> None:
+        """Start without adapters. `folder` is that of the base checkpoint."""
+        self._bank = bank
+        self._model = model
+        self._folder = folder
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that all adapters take."""
+        return self._bank.num_bytes
+
+    def load(self, name: str, folder: str) -> Adapter:
+        """Load and test an adapter. Raises AdapterError; then nothing has changed."""
+        stored = checkpoint.stored_tensors(self._folder)
+        if not stored:
+            raise AdapterError(
+                f"the weights that serve now are gone from {self._folder}, expected them there: an adapter is compared "
+                "with them"
+            )
+        weights = read_adapter(folder, stored)
+        terms = place(weights, self._model, stored)
+        adapter = Adapter(name, weights.fingerprint, folder, weights.rank, weights.kind)
+        self._bank.add(adapter, terms)
+        return adapter
+
+    def drop(self, adapters: Iterable[Adapter]) -> None:
+        """Free the slots of adapters that no sequence has."""
+        for adapter in adapters:
+            self._bank.remove(adapter)
+
+    def take_over(self, other: "AdapterHost") -> None:
+        """Take the adapters of a closed host of the same architecture."""
+        self._bank.take_over(other._bank)
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._bank.close()
+        del self._model

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from scorepool.api.batches.driver import Driver
 from scorepool.api.batches.services import BatchServices
-from scorepool.api.dialects import anthropic, openai, openrlhf, sglang, trl, v1_score, vllm
+from scorepool.api.dialects import anthropic, openai, openrlhf, sglang, swift, trl, v1_score, vllm
 from scorepool.api.http import errors, openapi
 from scorepool.api.http.loopback import LoopbackOnly
 from scorepool.api.http.middleware import HeadAsGet, RequestId, ShutdownMiddleware
@@ -49,6 +49,7 @@ DIALECTS = (
     sglang.DIALECT,
     v1_score.DIALECT,
     openrlhf.DIALECT,
+    swift.DIALECT,
 )
 
 

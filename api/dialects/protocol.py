@@ -30,6 +30,14 @@ class Context(Struct, frozen=True, kw_only=True):
     encoded_texts: Sequence[list[int]] = ()  # the token ids of `texts_to_encode`
 
 
+class Chat(Struct, frozen=True, kw_only=True):
+    """Give a chat to encode, as the model's template renders it before an answer."""
+
+    messages: list[wire.Message]
+    tools: list[wire.Tool] = []
+    chat_template_kwargs: dict[str, Any] = {}
+
+
 class JobCount(NamedTuple):
     """Count the jobs of a body, for the limit of jobs in one request. An error calls the entries of `field` `noun`."""
 
@@ -103,8 +111,8 @@ class Endpoint(ABC, Generic[Body]):
         """Return the number of jobs, and the field that decides it."""
         return JobCount(1)
 
-    def texts_to_encode(self, body: Body, served_model: wire.ServedModel) -> Iterable[str]:
-        """Yield the texts that `to_requests` needs as token ids: a worker encodes them first."""
+    def texts_to_encode(self, body: Body, served_model: wire.ServedModel) -> Iterable[str | Chat]:
+        """Yield the texts and chats that `to_requests` needs as token ids: a worker encodes them first."""
         return ()
 
     @abstractmethod

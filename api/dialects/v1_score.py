@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from scorepool import wire
-from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, JobCount
+from scorepool.api.dialects.protocol import Chat, Context, Dialect, Endpoint, JobCount
 from scorepool.api.dialects.sglang.score import SCORE, ScoringRequest, ScoringResponse
 from scorepool.api.dialects.vllm.score import SCORE_PAIRS, PairScoreRequest, PairScoreResponse
 
@@ -47,7 +47,7 @@ class V1ScoreEndpoint(Endpoint[Any]):
     def job_count(self, body: Any) -> JobCount:
         return _endpoint_of(body).job_count(body)
 
-    def texts_to_encode(self, body: Any, served_model: wire.ServedModel) -> Iterable[str]:
+    def texts_to_encode(self, body: Any, served_model: wire.ServedModel) -> Iterable[str | Chat]:
         return _endpoint_of(body).texts_to_encode(body, served_model)
 
     def to_requests(self, body: Any, context: Context) -> Iterable[wire.Request]:

@@ -30,7 +30,7 @@ from scorepool.api.dependencies import (
     known_query,
 )
 from scorepool.api.dialects.deltas import Diverged
-from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
+from scorepool.api.dialects.protocol import Chat, Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body, while_connected
 from scorepool.api.http.errors import Failed, TooLarge, map_codes
@@ -110,10 +110,7 @@ async def _run(
         return endpoint.field_name(body, name)
 
     limit_s = submission.time_limit_s
-    texts = (
-        wire.Tokenize(model=served_model.id, prompt=text, priority="high", timeout_s=limit_s)
-        for text in endpoint.texts_to_encode(body, served_model)
-    )
+    texts = (_to_tokenize(text, served_model.id, limit_s) for text in endpoint.texts_to_encode(body, served_model))
     tokenizes = await submission.build(texts, count.field)
     encoded = await submission.submit_and_wait(request, owner, tokenizes, held, field_name) if tokenizes else []
     context = Context(
@@ -135,6 +132,20 @@ async def _run(
     results = await submission.submit_and_wait(request, owner, requests, held, field_name, key) if requests else []
     is_large = endpoint.has_large_replies or sum(result.num_tokens for result in results) > MAX_INLINE_TOKENS
     return await held.reply(lambda: endpoint.to_reply(body, results, context), "json", is_large=is_large)
+
+
+def _to_tokenize(text: str | Chat, model: str, timeout_s: int) -> wire.Tokenize:
+    """Build the job that encodes a text or a chat, ahead of other jobs."""
+    if isinstance(text, str):
+        return wire.Tokenize(model=model, prompt=text, priority="high", timeout_s=timeout_s)
+    return wire.Tokenize(
+        model=model,
+        messages=text.messages,
+        tools=text.tools,
+        chat_template_kwargs=text.chat_template_kwargs,
+        priority="high",
+        timeout_s=timeout_s,
+    )
 
 
 async def _stream(

@@ -32,6 +32,7 @@ TAGS = {  # sections of routes.md
     "vllm": "vLLM's routes",
     "sglang": "SGLang's routes",
     "openrlhf": "OpenRLHF's route",
+    "swift": "ms-swift's route",
     "webhooks": "Webhooks",
     "operations": "Operations",
 }

@@ -129,7 +129,7 @@ def test_classify_gives_each_text_its_label(ask: Ask, served: Served):
 
 
 def test_verl_reads_the_logit_of_a_text(ask: Ask, served: Served):
-    answer = ask("/classify", model="rm", input=TEXTS[0], use_activation=False)
+    answer = ask("/classify", model="rm", input=TEXTS[0], activation=False)
 
     assert answer["data"][-1]["probs"][-1] == pytest.approx(served.logits("rm", TEXTS[0])[0], abs=1e-4)
 

@@ -32,6 +32,7 @@ class ClassificationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
     )
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)] | None = None
     use_activation: UseActivation = None
+    activation: Annotated[bool | None, Meta(description="The name of `use_activation` before vLLM 0.11.2.")] = None
     add_special_tokens: Annotated[bool | None, Meta(description="null: true for texts, false for a chat.")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -39,6 +40,8 @@ class ClassificationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def __post_init__(self) -> None:
         check_supported(self, {"add_generation_prompt": False, "continue_final_message": False})
+        if None not in (self.use_activation, self.activation) and self.use_activation != self.activation:
+            raise ValueError("`activation` is an older name of `use_activation`: give one of them")
         if (self.input is None) == (self.messages is None):
             raise ValueError("give exactly one of `input` and `messages`")
         if isinstance(self.input, list) and len({type(each) for each in self.input}) > 1:
@@ -46,6 +49,11 @@ class ClassificationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
         if self.messages is not None:
             check_supported(self, {"add_special_tokens": False})
             check_num_calls(len(message.tool_calls or ()) for message in self.messages)
+
+    @property
+    def is_activated(self) -> bool:
+        """True if the reply has what the model's head makes of the logits."""
+        return self.use_activation is not False and self.activation is not False
 
     @property
     def has_list(self) -> bool:
@@ -88,9 +96,9 @@ class ClassificationResponse(Struct, frozen=True, kw_only=True):
     usage: CompletionUsage
 
 
-def shown_values(one: wire.Classification, use_activation: bool | None) -> list[float]:
+def shown_values(one: wire.Classification, is_activated: bool) -> list[float]:
     """Return the probabilities of a text, or its logits: those of a regression are what its head makes of them."""
-    return list(map(float, one.logits if use_activation is False or one.probs is None else one.probs))
+    return list(map(float, one.probs if is_activated and one.probs is not None else one.logits))
 
 
 class ClassifyEndpoint(Endpoint[ClassificationRequest]):
@@ -101,7 +109,7 @@ class ClassifyEndpoint(Endpoint[ClassificationRequest]):
     example: ClassVar = {"model": "rm", "input": ["The sky is blue.", "The sky is a fish."]}
     body_type = ClassificationRequest
     reply_type = ClassificationResponse
-    foreign_fields = foreign_fields.POOLING
+    foreign_fields = foreign_fields.CLASSIFY
 
     def job_count(self, body: ClassificationRequest) -> JobCount:
         return JobCount(
@@ -126,7 +134,7 @@ class ClassifyEndpoint(Endpoint[ClassificationRequest]):
             ClassifiedText(
                 index=index,
                 label=one.label,
-                probs=shown_values(one, body.use_activation),
+                probs=shown_values(one, body.is_activated),
                 num_classes=len(one.logits),
             )
             for index, one in enumerate(classify_jobs.classifications(results))

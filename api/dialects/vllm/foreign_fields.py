@@ -46,3 +46,4 @@ POOLING: dict[str, object] = {
     "truncation_side": None,
     "user": ANY,
 }
+CLASSIFY = {name: default for name, default in POOLING.items() if name != "activation"}

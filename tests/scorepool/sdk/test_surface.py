@@ -33,6 +33,15 @@ LEFT_OUT = {
     "POST /score": "vLLM's",
     "POST /rerank": "vLLM's",
     "POST /get_reward": "OpenRLHF's",
+    "POST /infer/": "ms-swift's",
+    "POST /v1/messages": "Anthropic's: for Anthropic's SDK",
+    "POST /v1/messages/count_tokens": "Anthropic's: for Anthropic's SDK",
+    "POST /v1/messages/batches": "Anthropic's: for Anthropic's SDK",
+    "GET /v1/messages/batches": "Anthropic's: for Anthropic's SDK",
+    "GET /v1/messages/batches/{id}": "Anthropic's: for Anthropic's SDK",
+    "DELETE /v1/messages/batches/{id}": "Anthropic's: for Anthropic's SDK",
+    "POST /v1/messages/batches/{id}/cancel": "Anthropic's: for Anthropic's SDK",
+    "GET /v1/messages/batches/{id}/results": "Anthropic's: for Anthropic's SDK",
 }
 # A value for each parameter of the methods, or of one method.
 GIVEN: dict[str, Any] = {

@@ -30,6 +30,7 @@ from scorepool.api.routes import (
     message_batches,
     models,
     operations,
+    responses,
     tokens,
     webhook_deliveries,
     webhook_endpoints,
@@ -90,7 +91,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.scorepool = state
     app.state.live_fragments = LiveFragments(lambda: state.waiting.is_closing)
-    for route in (jobs, events, models, files, batches, message_batches, tokens, *WEBHOOKS, operations):
+    for route in (jobs, events, models, files, batches, message_batches, responses, tokens, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
         app.include_router(page.router)

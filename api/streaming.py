@@ -41,6 +41,7 @@ class Streaming:
         held: HeldResults,
         map_field: Callable[[str], str],
         idempotency_key: str | None = None,
+        kept_body: bytes = b"",
     ) -> AsyncGenerator[wire.TokenDelta | wire.Job | None]:
         """Yield None when the jobs are accepted, then their deltas, and each job when it ends.
 
@@ -56,7 +57,13 @@ class Streaming:
         ):
             is_bulk = len(requests) > 1
             await self._submission.submit(
-                owner, requests, idempotency_key, job_ids, is_bulk=is_bulk, is_synchronous=True
+                owner,
+                requests,
+                idempotency_key,
+                job_ids,
+                is_bulk=is_bulk,
+                is_synchronous=True,
+                kept_body=kept_body,
             )
             waits = [asyncio.create_task(self._put_end(events, owner, job_id, held)) for job_id in job_ids]
             num_running = len(job_ids)

@@ -108,8 +108,11 @@ class Submission:
         *,
         is_bulk: bool,
         is_synchronous: bool = False,
+        kept_body: bytes = b"",
     ) -> list[Submitted]:
         """Check the requests and put them on the queue, all or none. Fields of a bulk begin with `[index].` in errors.
+
+        `kept_body` is kept with each job, whose result is then kept as long as that of any job.
 
         A submission that was accepted before under the same key is answered again even if it would be refused now: its
         model may have left since. Raises ApiError.
@@ -127,7 +130,8 @@ class Submission:
             job_ids,
             fingerprint(requests),
             is_synchronous=is_synchronous,
-            ttl_s=ANSWER_TTL_S if is_synchronous and idempotency_key is None else None,
+            ttl_s=ANSWER_TTL_S if is_synchronous and idempotency_key is None and not kept_body else None,
+            kept_body=kept_body,
         )
         if len(submitted) == 1:
             store.logs.set_about(job=submitted[0].id, model=requests[0].model)
@@ -143,6 +147,7 @@ class Submission:
         *,
         is_synchronous: bool = False,
         ttl_s: int | None = None,
+        kept_body: bytes = b"",
     ) -> list[Submitted]:
         """Put checked requests on their models' queues, all or none.
 
@@ -162,6 +167,7 @@ class Submission:
                 context_lengths=self._models.context_lengths(),
                 is_synchronous=is_synchronous,
                 traceparent=traceparent,
+                kept_body=kept_body,
             )
         for job, request in zip(submitted, requests, strict=True):
             if job.is_replay:
@@ -194,6 +200,8 @@ class Submission:
         held: HeldResults,
         map_field: Callable[[str], str] = str,
         idempotency_key: str | None = None,
+        job_ids: Sequence[str] | None = None,
+        kept_body: bytes = b"",
     ) -> list[wire.Result]:
         """Return the results of all requests, in order, as soon as the last is there. They count in `held`.
 
@@ -203,7 +211,13 @@ class Submission:
         """
         with map_field_names(map_field):
             submitted = await self.submit(
-                owner, requests, idempotency_key, is_bulk=len(requests) > 1, is_synchronous=True
+                owner,
+                requests,
+                idempotency_key,
+                job_ids,
+                is_bulk=len(requests) > 1,
+                is_synchronous=True,
+                kept_body=kept_body,
             )
             job_ids = [job.id for job in submitted]
             try:

@@ -110,6 +110,11 @@ class Keys:
         return f"{PREFIX}:request:{job_id}"
 
     @staticmethod
+    def response(job_id: str) -> str:
+        """string: the body of the job's request in another server's dialect, if its answer can be asked for again."""
+        return f"{PREFIX}:response:{job_id}"
+
+    @staticmethod
     def outcome(job_id: str) -> str:
         """string: the job's wire.Outcome."""
         return f"{PREFIX}:outcome:{job_id}"
@@ -330,6 +335,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "MEMORY_FOR_CLAIMS": MEMORY_FOR_CLAIMS,
     # ours; a name that ends in _ is a prefix
     "REQUEST_": Keys.request(""),
+    "RESPONSE_": Keys.response(""),
     "OUTCOME_": Keys.outcome(""),
     "OUTCOME_UPLOAD_": Keys.outcome_upload(""),
     "DELIVERY_ID_": Keys.delivery(""),

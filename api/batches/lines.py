@@ -91,6 +91,13 @@ class LineCall(NamedTuple):
         body = endpoint.parse(bytes(wire.parse(text, Line).body))
         if endpoint.is_streamed(body):
             raise wire.Invalid("stream: a line of a batch is not streamed, expected false", "stream")
+        if endpoint.is_in_background(body):
+            raise wire.Invalid(
+                "background: a line of a batch is always in the background, expected false", "background"
+            )
+        if endpoint.previous_job_id(body) is not None:
+            field = "previous_response_id"
+            raise wire.Invalid(f"{field}: not supported in a line of a batch, send the items in `input`", field)
         return cls(endpoint, body, Context(unique_id=unique_id, timeout_s=LINE_TIMEOUT_S, created=batch.created_at))
 
     def to_requests(self, batch: Batch) -> Iterator[wire.Request]:

@@ -28,6 +28,7 @@ class Context(Struct, frozen=True, kw_only=True):
     created: int  # unix, s: the time that the reply shows
     served_model: wire.ServedModel | None = None  # None for a line of a batch
     encoded_texts: Sequence[list[int]] = ()  # the token ids of `texts_to_encode`
+    is_kept: bool = False  # the body is kept with its job, whose id is `unique_id`
 
 
 class Chat(Struct, frozen=True, kw_only=True):
@@ -129,6 +130,26 @@ class Endpoint(ABC, Generic[Body]):
     def idempotency_key(self, body: Body) -> str | None:
         """Return the client's name of the request, if it has one: sent again, the body gets the same jobs."""
         return None
+
+    def kept_body(self, body: Body) -> bytes:
+        """Return what is kept with the body's one job, so that its answer can be asked for again; empty for nothing."""
+        return b""
+
+    def previous_job_id(self, body: Body) -> str | None:
+        """Return the id of the job whose answer the body continues, if any."""
+        return None
+
+    def continued(self, body: Body, previous: bytes, result: wire.Result) -> Body:
+        """Return the body with what it continues, given what was kept and its answer. Raise wire.Invalid."""
+        raise NotImplementedError
+
+    def is_in_background(self, body: Body) -> bool:
+        """True if the reply comes before the answer: see `to_kept_reply`."""
+        return False
+
+    def to_kept_reply(self, body: Body, job: wire.Job) -> object:
+        """Build the reply to a body whose job has not ended."""
+        raise NotImplementedError
 
     def is_streamed(self, body: Body) -> bool:
         """True if the reply is a stream of server-sent events."""

@@ -207,6 +207,13 @@ class Jobs:
             logger.warning("the request of a job in Redis cannot be decoded")
             return None
 
+    async def read_kept_body(self, job_id: str) -> bytes | None:
+        """Return the body that is kept with a job, whose owner was checked; None if there is none."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.get(store.Keys.response(job_id))
+            [found] = await decode.execute(pipeline)
+        return found if isinstance(found, bytes) else None
+
     async def page(self, owner: str, cursor: str | None, limit: int, wanted: JobFilter | None = None) -> wire.JobPage:
         """Read a page of jobs, newest first. It may be short, even empty, if `next_cursor` is set.
 

@@ -66,13 +66,14 @@ class Queue:
         context_lengths: Mapping[str, int] | None = None,
         is_synchronous: bool = False,
         traceparent: str = "",
+        kept_body: bytes = b"",
     ) -> list[Submitted]:
         """Put all jobs on their queues or none, in one round trip.
 
         `submission_fingerprint` is the fingerprint of the submission as it came, with aliases, if they were replaced
-        since. `batch` is the id of the batch whose lines the requests are. `context_lengths` are
-        those of the models that are served; without it, all are. Raises Conflict, QueueFull, TooLarge,
-        Unavailable.
+        since. `batch` is the id of the batch whose lines the requests are. `kept_body` is kept with each job.
+        `context_lengths` are those of the models that are served; without it, all are. Raises Conflict, QueueFull,
+        TooLarge, Unavailable.
         """
         submission_fingerprint = submission_fingerprint or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
@@ -90,8 +91,9 @@ class Queue:
             body = wire.encode(request)
             is_unserved = context_lengths is not None and request.model not in context_lengths
             context_length = (context_lengths or {}).get(request.model, MAX_CONTEXT)
-            num_bytes = job_bytes(request, body, context_length, batch is not None)
-            args += (job_id, queue, int(is_unserved), submission_fingerprint, body, num_bytes, len(fields), *fields)
+            num_bytes = job_bytes(request, body, context_length, batch is not None) + len(kept_body)
+            args += (job_id, queue, int(is_unserved), submission_fingerprint, body, kept_body, num_bytes)
+            args += (len(fields), *fields)
         answer, num_replicas = await self._run_submit(args)
         match answer:
             case [b"accepted", _] if num_replicas < self._settings.redis_min_replicas:

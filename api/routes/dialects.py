@@ -1,7 +1,8 @@
 """Serve the routes of every dialect: one handler runs any Endpoint (see api/dialects/protocol.py).
 
-    body ─parse─► count ─► [texts to token ids] ─► to_requests ─► submit ─┬─ wait ────► to_reply
-                                                                          └─ stream ──► to_events
+    body ─parse─► [continue] ─► count ─► [texts to token ids] ─► to_requests ─► submit ─┬─ wait ─────► to_reply
+                                                                                        ├─ stream ───► to_events
+                                                                                        └─ to_kept_reply
 
 The jobs are counted, and their model is looked up, before the first is built.
 
@@ -21,6 +22,7 @@ from starlette.responses import Response
 from scorepool import wire
 from scorepool.api.dependencies import (
     HeldResultsDep,
+    JobsDep,
     ModelsDep,
     Owner,
     SettingsDep,
@@ -33,14 +35,17 @@ from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Chat, Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body, while_connected
-from scorepool.api.http.errors import Failed, TooLarge, map_codes
+from scorepool.api.http.errors import BadRequest, Failed, NotFound, TooLarge, map_codes, map_field_names
+from scorepool.api.http.formats import reply
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import EventStream
+from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
 
 SYNCHRONOUS_ERRORS = (400, 401, 404, 409, 413, 415, 429, 503)
+BACKGROUND_TIMEOUT_S = 3600  # of a job whose client does not wait
 MAX_INLINE_TOKENS = 4096  # of results whose reply is built on the event loop
 MAX_HELD_TOKENS = 16_384  # of one request, before its status is sent: about 30 MB with 20 top logprobs each
 
@@ -78,9 +83,11 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
         submission: SubmissionDep,
         streaming: StreamingDep,
         held: HeldResultsDep,
+        jobs: JobsDep,
     ) -> Response:
         with map_codes(error_codes):
             body = await _read(endpoint, request, owner, settings.max_body_bytes)
+            body = await _continued(endpoint, body, owner, jobs, held)
             return await _run(endpoint, body, request, owner, models, submission, streaming, held)
 
     return handle
@@ -90,6 +97,30 @@ async def _read(endpoint: AnyEndpoint, request: Request, owner: str, max_bytes: 
     """Read and parse the body. Its bytes are not kept while its jobs run."""
     async with received_body(request, owner, max_bytes) as body:
         return await body.parse(endpoint.parse)
+
+
+async def _continued(endpoint: AnyEndpoint, body: Any, owner: str, jobs: Jobs, held: HeldResults) -> Any:
+    """Return the body with what it continues, if anything. Raises BadRequest, TooManyResults."""
+    job_id = endpoint.previous_job_id(body)
+    if job_id is None:
+        return body
+    field = "previous_response_id"
+    absent = BadRequest(f"{field}: no such response; they are kept for a limited time after their end", field)
+    absent.code = "previous_response_not_found"
+    try:
+        job = await jobs.read(owner, job_id, held)
+    except NotFound:
+        raise absent from None
+    kept = await jobs.read_kept_body(job_id)
+    if kept is None:
+        raise absent
+    result = job.result
+    if result is None:
+        raise BadRequest(f"{field}: that response has no answer, it is {job.status}", field)
+    try:
+        return await held.run(lambda: endpoint.continued(body, kept, result))
+    except wire.Invalid as error:
+        raise BadRequest(error.message, error.field) from None
 
 
 async def _run(
@@ -109,7 +140,9 @@ async def _run(
     def field_name(name: str) -> str:
         return endpoint.field_name(body, name)
 
-    limit_s = submission.time_limit_s
+    is_in_background = endpoint.is_in_background(body)
+    limit_s = BACKGROUND_TIMEOUT_S if is_in_background else submission.time_limit_s
+    kept_body = endpoint.kept_body(body)
     texts = (_to_tokenize(text, served_model.id, limit_s) for text in endpoint.texts_to_encode(body, served_model))
     tokenizes = await submission.build(texts, count.field)
     encoded = await submission.submit_and_wait(request, owner, tokenizes, held, field_name) if tokenizes else []
@@ -119,17 +152,27 @@ async def _run(
         created=int(await models.now_s()),
         served_model=served_model,
         encoded_texts=[result.sequences[0].token_ids for result in encoded],
+        is_kept=bool(kept_body),
     )
     try:
         requests = await submission.build(endpoint.to_requests(body, context), count.field)
     except ReplyTooLarge as error:
         raise TooLarge(error.message, error.field) from None
     key = endpoint.idempotency_key(body)
+    ids = [context.unique_id] if kept_body else await submission.job_ids(owner, key, len(requests))
+    if is_in_background:
+        with map_field_names(field_name):
+            await submission.submit(owner, requests, None, ids, is_bulk=False, kept_body=kept_body)
+        queued = wire.Job(
+            id=ids[0], kind="generate", model=served_model.id, status="queued", created_at=float(context.created)
+        )
+        return reply(endpoint.to_kept_reply(body, queued), "json")
     if endpoint.is_streamed(body):
-        ids = await submission.job_ids(owner, key, len(requests))
-        events = streaming.submit_and_stream(owner, requests, ids, held, field_name, key)
+        events = streaming.submit_and_stream(owner, requests, ids, held, field_name, key, kept_body)
         return await _stream(request, events, ids, endpoint.to_events(body, ids, context))
-    results = await submission.submit_and_wait(request, owner, requests, held, field_name, key) if requests else []
+    results: list[wire.Result] = []
+    if requests:
+        results = await submission.submit_and_wait(request, owner, requests, held, field_name, key, ids, kept_body)
     is_large = endpoint.has_large_replies or sum(result.num_tokens for result in results) > MAX_INLINE_TOKENS
     return await held.reply(lambda: endpoint.to_reply(body, results, context), "json", is_large=is_large)
 

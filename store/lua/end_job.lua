@@ -39,7 +39,8 @@ local function record_outcome(id, body, ttl_s, keep_request)
   elseif ttl_s > 0 then
     redis.call('EXPIRE', request, ttl_s)
   end
-  local num_bytes = JOB_BYTES + #body + request_bytes
+  if ttl_s > 0 then redis.call('EXPIRE', RESPONSE_ .. id, ttl_s) end
+  local num_bytes = JOB_BYTES + #body + request_bytes + (try('string', 'STRLEN', RESPONSE_ .. id) or 0)
   write_size(owner or '', id, num_bytes, ttl_s > 0 and now_s + ttl_s + 1 or later(now_s), true)
   report_end(id, ttl_s > 0 and ttl_s or DELIVERY_KEPT_S)
 end

@@ -15,8 +15,8 @@
 -- ARGV[5]  the same, of all owners together
 -- ARGV[6]  most jobs of this owner, whether they wait or have ended; 0: no limit
 -- ARGV[7]  most bytes of this owner, see refuse_bytes
--- then for each job: id, queue, '1': nobody serves its model, fingerprint of the body, the request, bytes that
---   the job and its result may take, how many arguments its RQ hash has (name, value, name, value, ...), these
+-- then for each job: id, queue, '1': nobody serves its model, fingerprint of the body, the request, the body
+--   that is kept with it (empty: none), bytes that the job and its result may take, how many arguments its RQ hash has (name, value, name, value, ...), these
 --
 -- Returns {'accepted', {status, ...}}: '' for a job that is new, its RQ status for one that was there already;
 --      or {'conflict', index}: a job of that id came with another body;
@@ -33,6 +33,7 @@ local max_jobs, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
 local is_counted = max_jobs > 0 or max_bytes ~= 0
 local delivery_bytes = is_counted and DELIVERY_BYTES * (try('hash', 'HLEN', ENDPOINTS_OF_ .. owner) or 0) or 0  -- of a job's end
 local owned = JOBS_OF_ .. owner
+local MOST_KEPT_S = 30 * 86400  -- of a body, whatever becomes of its job; the end of the job sets the time for which it is kept
 local SWEEP_S = 60  -- until the first sweep of a new list of ids (see sweep.lua)
 
 -- Return how many of the owner's jobs wait in a shared queue.
@@ -71,7 +72,7 @@ end
 
 -- Check everything before the first job is written.
 local FIRST = 8
-local NUM_FIXED = 7
+local NUM_FIXED = 8
 local starts, statuses, new_in, unserved = {}, {}, {}, {}
 local num_new, new_bytes = 0, 0
 local i = FIRST
@@ -83,7 +84,7 @@ while i <= #ARGV do
   if not known[1] then
     statuses[#statuses + 1] = ''
     new_in[queue] = (new_in[queue] or 0) + 1
-    num_new, new_bytes = num_new + 1, new_bytes + ARGV[starts[#starts] + 5] + delivery_bytes
+    num_new, new_bytes = num_new + 1, new_bytes + ARGV[starts[#starts] + 6] + delivery_bytes
     if is_unserved == '1' then unserved[queue] = true end
   elseif known[1] == fingerprint then
     statuses[#statuses + 1] = known[2]
@@ -123,12 +124,13 @@ end
 
 for job, at in ipairs(starts) do
   if statuses[job] == '' then
-    local id, queue, _, fingerprint, body, num_bytes, num_fields = unpack(ARGV, at, at + NUM_FIXED - 1)
+    local id, queue, _, fingerprint, body, kept, num_bytes, num_fields = unpack(ARGV, at, at + NUM_FIXED - 1)
     local created_at = string.format('%d.%06d', math.floor(created / 1e6), created % 1e6)
     local iso = iso_time(created / 1e6)
     redis.call('HSET', JOB_ .. id, F_FINGERPRINT, fingerprint, F_CREATED, created_at, F_CREATED_AT, iso,
       F_ENQUEUED_AT, iso, unpack(ARGV, at + NUM_FIXED, at + NUM_FIXED - 1 + num_fields))
     redis.call('SET', REQUEST_ .. id, body)
+    if kept ~= '' then redis.call('SET', RESPONSE_ .. id, kept, 'EX', MOST_KEPT_S) end
     try('zset', 'ZADD', owned, created_at, id)
     if goes_to_backlog(queue, list_length) then
       put_in_backlog(queue, owner, id, created_at)

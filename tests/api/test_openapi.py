@@ -54,7 +54,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 58
+    assert len(operations) == 61
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -301,6 +301,26 @@ async def call_message_batches(call: Callable[..., Awaitable[Any]]) -> None:
         await call(method, route, query="?unknown=1")
 
 
+async def call_responses(call: Callable[..., Awaitable[Any]]) -> None:
+    """Send the requests of the routes of responses that are kept."""
+    one = "/v1/responses/{id}"
+    body = {"model": "demo", "input": "a", "background": True}
+    made = (await call("POST", "/v1/responses", json=body))["id"]
+    await call("GET", one, made)
+    await call("DELETE", one, made)  # 409
+    await call("POST", one + "/cancel", made)
+    with pytest.MonkeyPatch.context() as patch, large_replies.held_results("alice") as held:
+        patch.setattr(held_bytes, "FREE_BYTES", -1)
+        held.add(10**9)
+        for method, route in (("GET", one), ("POST", one + "/cancel"), ("DELETE", one)):
+            await call(method, route, made)
+    await call("DELETE", one, made)
+    for method, route in (("GET", one), ("POST", one + "/cancel"), ("DELETE", one)):
+        await call(method, route)
+        await call(method, route, key=None)
+        await call(method, route, query="?unknown=1")
+
+
 # Bodies for a classifier of one label, with the results of their jobs.
 REWARDED = replace(
     CLASSIFIED,
@@ -409,6 +429,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         await call_webhooks(call, worker)
         await call_batches(call)
         await call_message_batches(call)
+        await call_responses(call)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scorepool.api.http.bodies, "BODY_GRACE_S", 0.05)
             for path, methods in document["paths"].items():

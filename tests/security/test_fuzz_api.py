@@ -59,6 +59,10 @@ async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Rou
     many = {"requests": [{"custom_id": "a", "params": params}]}
     messages = f"/v1/messages/batches/{(await http.post('/v1/messages/batches', json=many)).json()['id']}"
     read += ["/v1/messages/batches", messages]
+    asked = {"model": "demo", "input": "a", "background": True}
+    responses = [f"/v1/responses/{(await http.post('/v1/responses', json=asked)).json()['id']}" for _ in range(2)]
+    worker.end(responses[0].rpartition("_")[2])
+    read += responses
     write = [
         ("PATCH", f"/v1/webhooks/endpoints/{endpoint}", {"description": "x"}),
         ("POST", f"/v1/webhooks/endpoints/{endpoint}/secret", None),
@@ -70,6 +74,9 @@ async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Rou
         ("GET", f"{messages}/results", None),
         ("POST", f"{messages}/cancel", None),
         ("DELETE", messages, None),
+        *(("POST", f"{path}/cancel", None) for path in responses),
+        ("POST", "/v1/responses", {"model": "demo", "input": "a", "previous_response_id": responses[0][-37:]}),
+        ("DELETE", responses[0], None),
         ("POST", "/v1/jobs", score()),
         *(("POST", f"{job}/cancel", None) for job in jobs),
         *(("DELETE", path, None) for path in (*jobs, f"/v1/files/{file}", f"/v1/webhooks/endpoints/{endpoint}")),

@@ -6,7 +6,7 @@ from redis import Redis
 from scorepool.store import Keys, RqKeys
 from scorepool.store.scripts import load
 
-JOB = ["j1", "demo", "", "fingerprint", b"request", 100, 2, "status", "queued"]
+JOB = ["j1", "demo", "", "fingerprint", b"request", b"kept", 100, 2, "status", "queued"]
 
 
 def submit(redis: Redis, list_length: int) -> list[object]:

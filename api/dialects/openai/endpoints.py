@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from scorepool import wire
-from scorepool.api.dialects.openai import chat, completions, foreign_fields, responses
+from scorepool.api.dialects.openai import chat, completions, foreign_fields, responses, responses_kept
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chat_reply import ChatChunk, ChatChunkWriter, ChatCompletion, to_chat_completion
 from scorepool.api.dialects.openai.completion_reply import (
@@ -93,8 +93,9 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
     path = "/v1/responses"
     summary = "Answer a conversation"
     description = (
-        "OpenAI's newer route. Responses are not kept: send the items of earlier answers in `input`. A client that "
-        "disconnects cancels its job. With `stream`: ResponseEvents as server-sent events."
+        "OpenAI's newer route. A response is kept as long as the result of a job, unless `store` is false. A client "
+        "that disconnects cancels its job, unless that runs in the background. With `stream`: ResponseEvents as "
+        "server-sent events."
     )
     example: ClassVar = {"model": "demo", "input": "Hello", "max_output_tokens": 16}
     body_type = ResponseRequest
@@ -107,13 +108,29 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
 
     def to_reply(self, body: ResponseRequest, results: Sequence[wire.Result], context: Context) -> ResponseObject:
         [result] = results
-        return to_response(body, result, context.unique_id, context.created)
+        return to_response(body, result, context.unique_id, context.created, is_kept=context.is_kept)
+
+    def kept_body(self, body: ResponseRequest) -> bytes:
+        return responses_kept.kept_body(body)
+
+    def previous_job_id(self, body: ResponseRequest) -> str | None:
+        previous = body.previous_response_id
+        return None if previous is None else responses_kept.job_id_of(previous)
+
+    def continued(self, body: ResponseRequest, previous: bytes, result: wire.Result) -> ResponseRequest:
+        return responses_kept.continued(body, previous, result)
+
+    def is_in_background(self, body: ResponseRequest) -> bool:
+        return bool(body.background)
+
+    def to_kept_reply(self, body: ResponseRequest, job: wire.Job) -> ResponseObject:
+        return responses_kept.to_kept_response(body, job)
 
     def is_streamed(self, body: ResponseRequest) -> bool:
         return bool(body.stream)
 
     def to_events(self, body: ResponseRequest, job_ids: Sequence[str], context: Context) -> ResponseWriter:
-        return ResponseWriter(body, context.unique_id, context.created)
+        return ResponseWriter(body, context.unique_id, context.created, is_kept=context.is_kept)
 
     def field_name(self, body: ResponseRequest, field: str) -> str:
         return responses.field_name(field)

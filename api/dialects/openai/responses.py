@@ -1,6 +1,7 @@
 """Read the body of `/v1/responses`, and translate it to one wire.Generate. Pure.
 
-A response is not kept: a client sends the whole conversation with each request, as the items of earlier answers.
+A response that is kept is continued by its id (responses_kept.py). Else a client sends the whole conversation with each
+request, as the items of earlier answers.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from scorepool.wire.batch import Metadata
 from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, Text, check_num_calls
 
 MAX_ITEMS = 4096
+MAX_MESSAGES = 1024  # of a job
 LOGPROBS = "message.output_text.logprobs"
 _field_name = map_field(
     {
@@ -31,7 +33,7 @@ _field_name = map_field(
 )
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 # The one value that is supported, by field.
-_SUPPORTED = {"n": 1, "background": False, "truncation": "disabled"}
+_SUPPORTED = {"n": 1, "truncation": "disabled"}
 
 
 class ContentPart(Struct, frozen=True, kw_only=True):
@@ -170,13 +172,21 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Annotated[bool | None, Meta(description="false: an answer holds at most one call.")] = None
     chat_template_kwargs: TemplateKwargs | None = None
-    previous_response_id: Annotated[None, Meta(description="Responses are not kept: send their items in `input`.")] = (
-        None
-    )
+    previous_response_id: (
+        Annotated[
+            str,
+            Meta(max_length=64, description="The response to continue: its input and its answer come before `input`."),
+        ]
+        | None
+    ) = None
     conversation: Annotated[None, Meta(description="Not kept: send its items in `input`.")] = None
     prompt: None = None
-    background: Annotated[bool | None, Meta(description="Only false: for true, submit a native job or a batch.")] = None
-    store: NoEffect[bool] | None = None
+    background: Annotated[
+        bool | None, Meta(description="Answer at once: `GET /v1/responses/{id}` has the answer when it is there.")
+    ] = None
+    store: Annotated[
+        bool | None, Meta(description="false: the response cannot be read or continued by its id. null is true.")
+    ] = None
     truncation: Literal["disabled", "auto"] | None = None
     max_tool_calls: NoEffect[int] | None = None
     metadata: Metadata | None = None
@@ -188,6 +198,9 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_supported(self, _SUPPORTED)
+        if self.background and (self.stream or self.store is False):
+            name, expected = ("stream", "false") if self.stream else ("store", "true")
+            raise ValueError(f"`{name}` must be {expected} with `background`")
         if not isinstance(self.input, str):
             check_num_calls((item.type == "function_call" for item in self.input), "input")
         if self.top_logprobs and not self.has_logprobs:
@@ -255,7 +268,8 @@ def to_request(body: ResponseRequest, timeout_s: int) -> wire.Generate:
 def to_messages(body: ResponseRequest) -> list[wire.Message]:
     """Translate instructions and items to messages.
 
-    The items of one answer come apart: its reasoning, its text and each of its calls. Templates want one message.
+    The items of one answer come apart: its reasoning, its text and each of its calls. Templates want one message. Raise
+    wire.Invalid for more messages than a job may have.
     """
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     messages = [] if body.instructions is None else [wire.Message(role="system", content=body.instructions)]
@@ -275,6 +289,8 @@ def to_messages(body: ResponseRequest) -> list[wire.Message]:
         else:
             assert item.role is not None
             messages.append(wire.Message(role=ROLES[item.role], content=_string(item.content)))
+    if len(messages) > MAX_MESSAGES:
+        raise wire.Invalid(f"input: expected items of at most {MAX_MESSAGES} messages, found {len(messages)}", "input")
     return messages
 
 

@@ -81,15 +81,22 @@ class IncompleteDetails(Struct, frozen=True, kw_only=True):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseError(Struct, frozen=True, kw_only=True):
+    """Say why a response in the background has no answer."""
+
+    code: Literal["server_error", "invalid_prompt"]
+    message: str
+
+
 class ResponseObject(Struct, frozen=True, kw_only=True):
     """Answer a conversation. What the request chose is repeated."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: Annotated[int, Meta(description="Unix time in seconds.")]
-    status: Literal["in_progress", "completed", "incomplete"]
-    background: Literal[False] = False
-    error: None = None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool = False
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
@@ -98,12 +105,12 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: ReasoningOptions
     safety_identifier: str | None
     service_tier: Literal["default"] = "default"
-    store: Annotated[Literal[False], Meta(description="Responses are not kept.")] = False
+    store: Annotated[bool, Meta(description="True if the response can be read and continued by its id.")]
     temperature: float
     text: TextOptions
     tool_choice: ToolChoice
@@ -134,9 +141,11 @@ class ResponseEvent(Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
-def to_response(body: ResponseRequest, result: wire.Result, unique_id: str, created: int) -> ResponseObject:
+def to_response(
+    body: ResponseRequest, result: wire.Result, unique_id: str, created: int, *, is_kept: bool = False
+) -> ResponseObject:
     """Build the reply. `created` is in unix s."""
-    writer = ResponseWriter(body, unique_id, created)
+    writer = ResponseWriter(body, unique_id, created, is_kept=is_kept)
     writer.add_delta(ChoiceStream(0).end(result.sequences[0]))
     return writer.ended(result)
 
@@ -144,8 +153,8 @@ def to_response(body: ResponseRequest, result: wire.Result, unique_id: str, crea
 class ResponseWriter:
     """Translate the events of a response's job to its events."""
 
-    def __init__(self, body: ResponseRequest, unique_id: str, created: int) -> None:
-        self._body, self._unique_id, self._created = body, unique_id, created
+    def __init__(self, body: ResponseRequest, unique_id: str, created: int, *, is_kept: bool = False) -> None:
+        self._body, self._unique_id, self._created, self._is_kept = body, unique_id, created, is_kept
         self._choice = ChoiceStream(0)
         self._items: list[OutputItem] = []  # the last one may be open
         self._is_begun = self._is_open = False
@@ -173,7 +182,7 @@ class ResponseWriter:
         """Return the whole response, after its last delta."""
         is_cut = result.sequences[0].finish_reason == "length"
         return replace(
-            self._response(),
+            self.unanswered(),
             status="incomplete" if is_cut else "completed",
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
             usage=BatchUsage.of_results([result]),
@@ -198,7 +207,7 @@ class ResponseWriter:
 
     def _begin(self) -> list[object]:
         self._is_begun = True
-        response = self._response()
+        response = self.unanswered()
         return [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
 
     def _logprobs(self, delta: Delta) -> list[TokenLogprob]:
@@ -286,7 +295,8 @@ class ResponseWriter:
         self._num_events += 1
         return b"event: " + kind.encode() + b"\ndata: " + wire.encode_json(event) + b"\n\n"
 
-    def _response(self) -> ResponseObject:
+    def unanswered(self) -> ResponseObject:
+        """Return the response as it is before its answer is complete."""
         body = self._body
         return ResponseObject(
             id=f"resp_{self._unique_id}",
@@ -298,10 +308,13 @@ class ResponseWriter:
             metadata=body.metadata or {},
             model=body.model,
             output=list(self._items),
+            background=bool(body.background),
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
             prompt_cache_key=body.prompt_cache_key,
             reasoning=body.reasoning or ReasoningOptions(),
             safety_identifier=body.safety_identifier,
+            store=self._is_kept,
             temperature=1.0 if body.temperature is None else body.temperature,
             text=body.text if body.text and body.text.format else TextOptions(format=TextFormat()),
             tool_choice=body.tool_choice or "auto",

@@ -73,7 +73,7 @@ def test_an_answer_is_that_of_a_chat(sdk: OpenAI):
         None,
         None,
         False,
-        False,
+        True,
     ]
 
 
@@ -281,9 +281,11 @@ def test_items_become_the_job_that_the_same_chat_becomes():
 @pytest.mark.parametrize(
     ("changes", "field", "says"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "null"),
         ({"conversation": "conv_1"}, "conversation", "null"),
-        ({"background": True}, "", "`background` is not supported here, expected false"),
+        ({"background": True, "stream": True}, "stream", "`stream` must be false with `background`"),
+        ({"background": True, "store": False}, "store", "`store` must be true with `background`"),
+        ({"previous_response_id": "resp_" * 20}, "previous_response_id", "length <= 64"),
+        ({"input": [{"role": "user", "content": "a"}] * 1025}, "input", "at most 1024 messages, found 1025"),
         ({"truncation": "auto"}, "", "`truncation` is not supported here"),
         ({"n": 2}, "", "`n` is not supported here, expected 1"),
         ({"input": []}, "input", "length >= 1"),

@@ -1,0 +1,78 @@
+"""Keep responses: what is kept of a body, what continues it, and how a kept response is shown. Pure.
+
+What is kept has the whole conversation up to its own input, so it can be continued when what it continued is gone.
+"""
+
+import re
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scorepool import wire
+from scorepool.api.dialects.openai.responses import MAX_ITEMS, InputItem, ResponseRequest
+from scorepool.api.dialects.openai.responses_reply import (
+    ResponseError,
+    ResponseObject,
+    ResponseWriter,
+    to_response,
+)
+
+_ID = re.compile(r"resp_([0-9a-f]{32})")
+_STATUSES: dict[wire.Status, Literal["queued", "in_progress", "failed", "cancelled"]] = {
+    "queued": "queued",
+    "started": "in_progress",
+    "failed": "failed",
+    "canceled": "cancelled",
+}
+
+
+class DeletedResponse(Struct, frozen=True, kw_only=True):
+    """Confirm that a response is deleted."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+def job_id_of(response_id: str) -> str:
+    """Return the id of a response's job; for what is no id of a response, one that no job has."""
+    match = _ID.fullmatch(response_id)
+    return match[1] if match else ""
+
+
+def kept_body(body: ResponseRequest) -> bytes:
+    """Return what is kept of a body; empty if its client asks for nothing to be kept."""
+    return b"" if body.store is False else wire.encode(body)
+
+
+def continued(body: ResponseRequest, previous: bytes, result: wire.Result) -> ResponseRequest:
+    """Return the body with the items of the conversation before it. Raise wire.Invalid."""
+    before = wire.parse(previous, ResponseRequest, "msgpack")
+    answer = to_response(before, result, "", 0)
+    answered = wire.parse(wire.encode_json(answer.output), list[InputItem])
+    items = [*_items(before), *answered, *_items(body)]
+    if len(items) > MAX_ITEMS:
+        sentence = f"the conversation has {len(items)} items; expected at most {MAX_ITEMS}"
+        raise wire.Invalid(f"previous_response_id: {sentence}", "previous_response_id")
+    try:
+        return replace(body, input=items)
+    except ValueError as error:  # too many calls together
+        raise wire.Invalid(f"previous_response_id: {error}", "previous_response_id") from None
+
+
+def to_kept_response(body: ResponseRequest, job: wire.Job) -> ResponseObject:
+    """Show a kept response in whatever state its job is."""
+    created = int(job.created_at or 0)
+    if job.result is not None:
+        return to_response(body, job.result, job.id, created, is_kept=True)
+    response = ResponseWriter(body, job.id, created, is_kept=True).unanswered()
+    error = None
+    if job.status == "failed" and job.failure is not None:
+        is_invalid = job.failure.code in ("invalid", "too_long")
+        error = ResponseError(code="invalid_prompt" if is_invalid else "server_error", message=job.failure.message)
+    return replace(response, status=_STATUSES.get(job.status, "failed"), error=error)
+
+
+def _items(body: ResponseRequest) -> list[InputItem]:
+    return [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input

@@ -1,0 +1,204 @@
+"""Responses that are kept: continued, read, canceled and deleted by their ids, also from the background."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.responses import Response
+from redis import Redis
+from rq.job import JobStatus
+
+from scorepool import store, wire
+from scorepool.api.dialects.openai import RESPONSES
+from scorepool.api.dialects.openai.responses import ResponseRequest
+from scorepool.local.stack import Stack
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
+from tests.api.dialects.test_responses import LOOK, QUESTION
+from tests.api.fake_worker import COMPLETED, FakeWorker
+
+BODY = {"model": "demo", "input": "a"}
+PATH = "/v1/responses"
+
+
+@pytest.fixture
+def scripted_sdk(scripted: Stack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{scripted.url}/v1", api_key="unused", max_retries=0) as sdk:
+        yield sdk
+
+
+def respond(sdk: OpenAI, **options: Any) -> Response:
+    return sdk.responses.create(
+        **{"model": "demo", "input": QUESTION, "temperature": 0, "max_output_tokens": 12} | options
+    )
+
+
+def test_a_response_is_read_as_it_was_answered(sdk: OpenAI):
+    made = respond(sdk, metadata={"a": "b"}, include=["message.output_text.logprobs"], instructions="Answer.")
+    assert made.store is True
+    assert sdk.responses.retrieve(made.id) == made
+    sdk.responses.delete(made.id)
+    for call in (sdk.responses.retrieve, sdk.responses.delete, sdk.responses.cancel):
+        with pytest.raises(openai.NotFoundError):
+            call(made.id)
+
+
+def test_a_streamed_response_is_kept_too(sdk: OpenAI):
+    with sdk.responses.stream(model="demo", input=QUESTION, temperature=0, max_output_tokens=4) as stream:
+        [*_, last] = stream
+    kept = sdk.responses.retrieve(last.response.id)  # type: ignore[union-attr]
+    assert (kept.output_text, kept.status) == (last.response.output_text, "incomplete")  # type: ignore[union-attr]
+
+
+def test_a_response_that_is_not_stored_is_not_there(sdk: OpenAI):
+    made = respond(sdk, store=False)
+    assert made.store is False
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.retrieve(made.id)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id: no such response") as absent:
+        respond(sdk, previous_response_id=made.id)
+    assert absent.value.code == "previous_response_not_found"
+
+
+def test_a_continued_response_is_that_of_the_whole_conversation(scripted_sdk: OpenAI):
+    options: Any = {"model": "m", "max_output_tokens": None, "tools": [LOOK]}
+    first = respond(scripted_sdk, **options, input="Is it in Zürich?", instructions="Answer.")
+    call = first.output[-1]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "Yes."}  # type: ignore[union-attr]
+    second = respond(scripted_sdk, **options, input=[output], previous_response_id=first.id)
+    third = respond(scripted_sdk, **options, input="Sure?", previous_response_id=second.id)
+
+    items: Any = [{"role": "user", "content": "Is it in Zürich?"}, *first.output, output]
+    whole = respond(scripted_sdk, **options, input=items)
+    assert second.usage.input_tokens == whole.usage.input_tokens  # type: ignore[union-attr]
+    assert second.previous_response_id == first.id
+    whole = respond(scripted_sdk, **options, input=[*items, *second.output, {"role": "user", "content": "Sure?"}])
+    assert third.usage.input_tokens == whole.usage.input_tokens  # type: ignore[union-attr]
+
+    scripted_sdk.responses.delete(first.id)  # what continues it has it all
+    again = respond(scripted_sdk, **options, input="Sure?", previous_response_id=second.id)
+    assert again.usage == third.usage
+
+
+def test_a_response_in_the_background_is_polled(sdk: OpenAI):
+    waiting = respond(sdk, background=True)
+    assert (waiting.status, waiting.background, waiting.output, waiting.usage) == ("queued", True, [], None)
+    while (response := sdk.responses.retrieve(waiting.id)).status in ("queued", "in_progress"):
+        time.sleep(0.05)
+    assert response.status == "completed" or response.incomplete_details
+    assert response.output_text == respond(sdk).output_text
+    assert sdk.responses.cancel(waiting.id) == response  # it has ended, so it stays
+
+
+def test_what_is_kept_is_what_was_asked():
+    body = {
+        "instructions": "x",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "c", "output": "b"},
+        ],
+        "tools": [LOOK],
+        "tool_choice": {"type": "function", "name": "look"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+        "reasoning": {"effort": "low"},
+        "metadata": {"a": "b"},
+        "logit_bias": {"3": 1.5},
+    }
+    parsed = RESPONSES.parse(json.dumps({"model": "m"} | body).encode())
+    assert wire.parse(RESPONSES.kept_body(parsed), ResponseRequest, "msgpack") == parsed
+
+
+async def in_background(http: Any, **options: Any) -> str:
+    reply = await http.post(PATH, json=BODY | {"background": True}, **options)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["id"]
+
+
+@pytest.mark.anyio
+async def test_the_states_of_a_response_in_the_background(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        ids = [await in_background(http) for _ in range(4)]
+        jobs = [id_.removeprefix("resp_") for id_ in ids]
+        worker.start(jobs[0])
+        worker.end(jobs[1], COMPLETED)
+        worker.end(jobs[2], wire.Failure(code="too_long", message="too long"), JobStatus.FAILED)
+        found = [(await http.get(f"{PATH}/{id_}")).json() for id_ in ids]
+        assert [one["status"] for one in found] == ["in_progress", "completed", "failed", "queued"]
+        assert found[2]["error"] == {"code": "invalid_prompt", "message": "too long"}
+        canceled = (await http.post(f"{PATH}/{ids[3]}/cancel")).json()
+        assert (canceled["status"], canceled["error"]) == ("cancelled", None)
+        assert (await http.post(f"{PATH}/{ids[3]}/cancel")).json() == canceled
+        assert (await http.delete(f"{PATH}/{ids[0]}")).status_code == 409
+        refused = await http.post(PATH, json=BODY | {"previous_response_id": ids[0]})
+        assert refused.json()["error"]["message"] == (
+            "previous_response_id: that response has no answer, it is started"
+        )
+        assert 0 < redis.ttl(store.Keys.response(jobs[3])) <= 86_400
+        assert 86_400 < redis.ttl(store.Keys.response(jobs[0])) <= 30 * 86_400
+        for id_ in ids[1:]:
+            assert (await http.delete(f"{PATH}/{id_}")).json() == {"id": id_, "object": "response", "deleted": True}
+        assert redis.keys(store.Keys.response("*")) == [store.Keys.response(jobs[0]).encode()]
+
+
+@pytest.mark.anyio
+async def test_another_owners_response_is_one_that_never_was(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS) as http:
+        id_ = await in_background(http, headers=bearer(ALICE))
+        worker.end(id_.removeprefix("resp_"), COMPLETED)
+        absent = f"resp_{'0' * 32}"
+        for method, path in (("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
+            replies = [
+                await http.request(method, f"{PATH}/{each}{path}", headers=bearer(BOB)) for each in (id_, absent, "x")
+            ]
+            assert {reply.status_code for reply in replies} == {404}
+            assert replies[0].text.replace(id_, absent) == replies[1].text
+        texts = {
+            (await http.post(PATH, json=BODY | {"previous_response_id": each}, headers=bearer(BOB))).text
+            for each in (id_, absent, "x", "")
+        }
+        assert len(texts) == 1
+        assert (await http.get(f"{PATH}/{id_}", headers=bearer(ALICE))).json()["status"] == "completed"
+
+
+@pytest.mark.anyio
+async def test_a_job_that_is_no_response_is_not_shown_as_one(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving() as http:
+        job = {"type": "generate", "model": "demo", "prompt": "a"}
+        job_id = (await http.post("/v1/jobs", json=job)).json()["id"]
+        assert (await http.get(f"{PATH}/resp_{job_id}")).status_code == 404
+        id_ = await in_background(http)
+        for damaged in (b"\x80", b""):
+            redis.set(store.Keys.response(id_.removeprefix("resp_")), damaged)
+            assert (await http.get(f"{PATH}/{id_}")).status_code == 404
+        redis.delete(store.Keys.response(id_.removeprefix("resp_")))
+        redis.hset(store.Keys.response(id_.removeprefix("resp_")), "a", "b")
+        assert (await http.get(f"{PATH}/{id_}")).status_code == 404
+
+
+@pytest.mark.anyio
+async def test_a_refused_response_leaves_nothing(serving: Serving, worker: FakeWorker, redis: Redis):
+    async with serving(max_queue_depth=1) as http:
+        await in_background(http)
+        for body in (BODY | {"background": True}, BODY, BODY | {"model": "none", "background": True}):
+            assert (await http.post(PATH, json=body)).status_code in (404, 429)
+        await eventually(lambda: len(redis.keys(store.Keys.response("*"))) == 1)
+
+
+@pytest.mark.anyio
+async def test_lines_of_batches_continue_nothing(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        bodies = [BODY | {"previous_response_id": "resp_1"}, BODY | {"background": True}]
+        lines = [{"custom_id": str(i), "method": "POST", "url": PATH, "body": b} for i, b in enumerate(bodies)]
+        text = "\n".join(map(json.dumps, lines)).encode()
+        file = (await http.post("/v1/files", files={"file": ("a", text)}, data={"purpose": "batch"})).json()["id"]
+        create = {"input_file_id": file, "endpoint": PATH, "completion_window": "24h"}
+        id_ = (await http.post("/v1/batches", json=create)).json()["id"]
+        while (batch := (await http.get(f"/v1/batches/{id_}")).json())["status"] != "completed":
+            pass
+        errors = (await http.get(f"/v1/files/{batch['error_file_id']}/content")).text
+        assert [json.loads(line)["response"]["status_code"] for line in errors.splitlines()] == [400, 400]
+        assert "previous_response_id: not supported in a line of a batch" in errors
